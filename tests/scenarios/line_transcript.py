@@ -53,6 +53,7 @@ class _Commands:
             total_epochs=_number(options.get("total_epochs", "")),
             data_digest=options.get("data", "") * 32,
             drop_last="drop_last" in options,
+            sparse="sparse" in options,
         )
         workers = int(options.get("expect", "2"))
         self.settings = LineSettings(

@@ -102,6 +102,7 @@ def plan() -> pb.RunPlan:
         total_epochs=2,
         data_digest=bytes(range(32)),
         drop_last=True,
+        sparse=True,
     )
 
 

@@ -60,6 +60,8 @@ class RunPlan:
     """SHA-256 of the training set's data, hexadecimal; empty if the worker does not say."""
     drop_last: bool = False
     """Whether an epoch ends with its last whole batch, and leaves out the positions after it."""
+    sparse: bool = False
+    """Whether a position may hold no sample."""
 
     def __post_init__(self) -> None:
         """Refuses an empty batch, and numbers that the wire can't hold."""

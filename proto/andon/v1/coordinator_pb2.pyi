@@ -229,7 +229,7 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., cores: _Optional[int] = ...) -> None: ...
 
 class RunPlan(_message.Message):
-    __slots__ = ("dataset_size", "global_batch", "seed", "total_steps", "total_epochs", "data_digest", "drop_last")
+    __slots__ = ("dataset_size", "global_batch", "seed", "total_steps", "total_epochs", "data_digest", "drop_last", "sparse")
     DATASET_SIZE_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,7 @@ class RunPlan(_message.Message):
     TOTAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     DATA_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DROP_LAST_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
     dataset_size: int
     global_batch: int
     seed: int
@@ -244,7 +245,8 @@ class RunPlan(_message.Message):
     total_epochs: int
     data_digest: bytes
     drop_last: bool
-    def __init__(self, dataset_size: _Optional[int] = ..., global_batch: _Optional[int] = ..., seed: _Optional[int] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ..., data_digest: _Optional[bytes] = ..., drop_last: bool = ...) -> None: ...
+    sparse: bool
+    def __init__(self, dataset_size: _Optional[int] = ..., global_batch: _Optional[int] = ..., seed: _Optional[int] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ..., data_digest: _Optional[bytes] = ..., drop_last: bool = ..., sparse: bool = ...) -> None: ...
 
 class CheckpointPlan(_message.Message):
     __slots__ = ("every", "folder")

@@ -243,6 +243,7 @@ def plan_to_proto(plan: RunPlan) -> coordinator_pb2.RunPlan:
         total_epochs=plan.total_epochs,
         data_digest=bytes.fromhex(plan.data_digest),
         drop_last=plan.drop_last,
+        sparse=plan.sparse,
     )
 
 
@@ -261,6 +262,7 @@ def plan_from_proto(message: coordinator_pb2.RunPlan) -> RunPlan:
             total_epochs=message.total_epochs if message.HasField("total_epochs") else None,
             data_digest=message.data_digest.hex(),
             drop_last=message.drop_last,
+            sparse=message.sparse,
         )
 
 

@@ -93,7 +93,8 @@ def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:
     share = sum(map(len, round_.shares[round_.roster.index(member.worker)]))
     # A stream of unknown length may end within the share.
     ended = report.end_of_data and core.plan.dataset_size is None
-    defect = in_ready(member.worker, report, range(0 if ended else share, share + 1))
+    fewest = 0 if ended or core.plan.sparse else share
+    defect = in_ready(member.worker, report, range(fewest, share + 1))
     if defect is not None:
         core.stop_line(defect)
         return

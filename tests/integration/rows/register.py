@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from integration.rows.features import FEATURES
+from integration.rows.orders import ORDERS
 from integration.rows.row import Row
 from integration.rows.scaled import SCALED
 from integration.rows.streams import STREAMS
@@ -10,4 +11,4 @@ from integration.rows.trainer import TRAINER
 
 __all__ = ["ROWS"]
 
-ROWS: dict[str, Row] = {**FEATURES, **SCALED, **STREAMS, **TRAINER}
+ROWS: dict[str, Row] = {**FEATURES, **ORDERS, **SCALED, **STREAMS, **TRAINER}

@@ -117,6 +117,7 @@ def _plans(**known: Any) -> st.SearchStrategy[RunPlan]:
         total_steps=st.none() | st.integers(0, COUNT_LIMIT - 1),
         total_epochs=st.none() | st.integers(0, COUNT_LIMIT - 1),
         data_digest=st.just("") | st.binary(min_size=32, max_size=32).map(bytes.hex),
+        sparse=st.booleans(),
     )
 
 

@@ -214,6 +214,13 @@ def test_a_sampler_of_ones_own_says_how_long_an_epoch_is() -> None:
     assert done["loader"].sampler is done["sampler"]
 
 
+def test_a_batch_of_a_batch_sampler_is_a_step_and_its_samples_are_counted() -> None:
+    done = run("guide/data", 2)
+
+    assert (done["line"].step, len(done["loader"])) == (8, 4)
+    assert 0 <= done["line"].accuracy <= 1
+
+
 def test_an_evaluation_sees_every_sample_once() -> None:
     done = run("guide/evaluation")
 
@@ -239,13 +246,13 @@ def test_what_all_workers_predicted_is_gathered() -> None:
 
 
 def test_a_stream_is_trained_on_in_whole_epochs() -> None:
-    done = run("guide/data", 2)
+    done = run("guide/data", 3)
 
     assert (done["line"].step, done["line"].epoch) == (2 * 13, 2)
 
 
 def test_indices_without_a_loader_are_those_of_the_order() -> None:
-    done = run("guide/data", 3)
+    done = run("guide/data", 4)
 
     assert done["line"].step == 2 * 4
     assert done["line"].epoch == 2
@@ -404,7 +411,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     # From DDP: two scripts side by side, of which one is for DDP. Halts: what to catch.
     assert {name: count for name, count in counts.items() if count} == {
         "checkpoints": 4,
-        "data": 4,
+        "data": 5,
         "evaluation": 3,
         "halts": 1,
         "losses": 1,

@@ -289,3 +289,38 @@ def test_a_loop_after_the_last_epoch_raises_run_over(line: Line) -> None:
 
     with pytest.raises(RunOver, match="every epoch"):
         next(iter(loader))
+
+
+BATCHES = [[3, 1, 4, 15, 9, 2, 6], [5, 8], [0], [7, 10, 11, 12]]
+
+
+@pytest.mark.parametrize("micro", [None, 3])
+def test_f_dp_005_each_batch_of_a_batch_sampler_is_a_step_of_its_own_samples(
+    line: Line, micro: int | None
+) -> None:
+    nets = [model(), model()]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    given = DataLoader(data(), batch_sampler=BATCHES)
+    net, optimizer, loader = line.prepare(nets[0], optimizers[0], given, micro_batch_size=micro)
+    bodies, seen = 0, []
+
+    for x, y, _ in loader:
+        optimizer.zero_grad()
+        line.backward(F.mse_loss(net(x), y), correct=len(x))
+        optimizer.step()
+        bodies += 1
+        if line.committed:
+            seen.append((line.loss, line.accuracy))
+
+    losses = []
+    for batch in BATCHES:
+        x, y, _ = data()[batch]
+        optimizers[1].zero_grad()
+        loss = F.mse_loss(nets[1](x), y)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        optimizers[1].step()
+        losses.append(loss.item())
+    assert [loss for loss, _ in seen] == pytest.approx(losses, rel=1e-5)
+    assert [accuracy for _, accuracy in seen] == [1.0] * 4
+    assert (len(loader), loader.steps, loader.batch_size) == (bodies, 4, None)
+    assert bodies == (4 if micro is None else 3 + 1 + 1 + 2)

@@ -97,6 +97,10 @@ class Feeder(Protocol):
     def drop_last(self) -> bool:
         """Whether an epoch ends with its last full batch."""
 
+    @property
+    def sparse(self) -> bool:
+        """Whether a position may hold no sample."""
+
     def open(self) -> None:
         """Starts the loading processes; call it before any gRPC channel exists."""
 
@@ -199,7 +203,7 @@ class ShardFeeder:
         self._micro_batch_size = micro_batch_size
         self.dataset_size = self.epoch_size = size
         self.batch_size = batch_size
-        self.drop_last = False
+        self.drop_last = self.sparse = False
         self._step = step
 
     def open(self) -> None:

@@ -111,6 +111,8 @@ class LoaderFeeder:
         """Number of positions in one step, over all workers."""
         self.drop_last = drop_last
         """Whether an epoch ends with its last full batch."""
+        self.sparse = isinstance(orders, BatchOrders)
+        """Whether a position may hold no sample."""
         left_out = self.dataset_size % self.batch_size if self.drop_last else 0
         self.epoch_size = self.dataset_size - left_out
         """Number of positions in an epoch."""

@@ -67,6 +67,8 @@ class StreamFeeder:
         # Without a length nobody can say beforehand which batch is the last whole one.
         self.drop_last = loader.drop_last and size is not None
         """Whether an epoch ends with the last full batch that its length allows."""
+        self.sparse = False
+        """Whether a position may hold no sample."""
         left_out = size % self.batch_size if size is not None and self.drop_last else 0
         self.epoch_size = None if size is None else size - left_out
         """Number of positions in an epoch; None: unknown."""

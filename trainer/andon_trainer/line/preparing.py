@@ -161,6 +161,7 @@ class Preparing(TrainingLoop, ManualSteps):
             feeder.batch_size,
             dataset_size=feeder.dataset_size,
             drop_last=feeder.drop_last,
+            sparse=feeder.sparse,
             data_digest=feeder.digest(self.device) if compares_data else "",
         )
         member = worker.join(plan, run, _CAPABILITIES)

@@ -258,7 +258,8 @@ class LocalStepper(LoopSteps):
         parts = self._parts(due, self._local.computed.add)
         made_of_due = len(parts)
         parts += self._parts(ahead, self._local.computed.add_ahead)
-        state = StepState.begin(assigned, self._member.doubts, None)
+        samples = self._samples_of(assigned)
+        state = StepState.begin(assigned, self._member.doubts, None, samples)
         state.digest = self._digest
         return _Round(state, parts, made_of_due)
 
@@ -457,7 +458,7 @@ class LocalStepper(LoopSteps):
             return
         self._apply(moves=averaged.total_weight > 0)
         self._round, self._committed = None, True
-        self.last_commit = self._noted(state.assigned, commit)
+        self.last_commit = commit
 
     def _start(self) -> dict[int, torch.Tensor]:
         """The line's weights, by the parameters' ids."""

@@ -13,7 +13,6 @@ finds the step over, and its gradients dropped.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import time
@@ -302,13 +301,11 @@ class LoopSteps(ABC):
         parts = divide(share.ranges, share.parts) if len(share) else iter(())
         return [part for part in parts if part and self._feeder.samples_of(share.epoch, part)]
 
-    def _noted(self, assigned: Assigned, commit: Committed) -> Committed:
-        """The commit, with the number of samples in place of positions."""
-        samples = self._feeder.samples_of(assigned.epoch, (assigned.batch,))
-        positions = len(assigned.batch)
-        if samples == positions or commit.samples != positions:
-            return commit
-        return dataclasses.replace(commit, samples=samples)
+    def _samples_of(self, assigned: Assigned) -> int:
+        """How many samples this worker's share holds."""
+        # Of a later epoch a batch may have more samples than positions.
+        positions = sum(map(len, assigned.positions))
+        return min(self._feeder.samples_of(assigned.epoch, assigned.positions), positions)
 
     def _upcoming(self, assigned: Assigned) -> Iterator[Share]:
         """The shares of the steps to come, if roster, window and split stay as they are."""

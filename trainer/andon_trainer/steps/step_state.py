@@ -79,9 +79,15 @@ class StepState:
     """When the step was begun, by `time.perf_counter`."""
 
     @classmethod
-    def begin(cls, assigned: Assigned, doubts: int, kept: Kept | None) -> StepState:
-        """The step of an assignment. If a gradient is kept, its sums are those to begin with."""
-        state = cls(assigned, sum(map(len, assigned.positions)), doubts, kept)
+    def begin(
+        cls, assigned: Assigned, doubts: int, kept: Kept | None, samples: int | None = None
+    ) -> StepState:
+        """The step of an assignment. If a gradient is kept, its sums are those to begin with.
+
+        `samples` is what its positions hold; None: one each.
+        """
+        positions = sum(map(len, assigned.positions))
+        state = cls(assigned, positions if samples is None else samples, doubts, kept)
         if kept is not None:
             state.weight, state.loss_sum, state.correct = kept.weight, kept.loss_sum, kept.correct
             state.overflow = kept.overflow

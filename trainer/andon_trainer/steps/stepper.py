@@ -129,7 +129,7 @@ class Stepper(LoopSteps):
         doubts = self._member.doubts
         if self._kept is not None and not self._kept.serves(assigned, doubts):
             self._kept = None
-        return StepState.begin(assigned, doubts, self._kept)
+        return StepState.begin(assigned, doubts, self._kept, self._samples_of(assigned))
 
     def _share_to_compute(self, state: StepState) -> Share:
         """The positions that are left to compute.
@@ -224,7 +224,7 @@ class Stepper(LoopSteps):
             self._moves += not self._accumulation.is_open
             self._kept = None
             self._averager.committed()
-            self.last_commit = self._noted(state.assigned, commit)
+            self.last_commit = commit
             if self._scaling is not None and not self._accumulation.is_open:
                 self._scaling.loss_scale.committed(overflow=self.overflowed)
         return self.committed and self._has_mean and not self.overflowed
