@@ -61,6 +61,7 @@ def result_of(process: Child) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "example",
     [
+        Example("vision.py", ("--steps", "12")),
         Example("lstm.py", ("--steps", "20")),
         Example("gan.py", ("--steps", "20")),
         Example("trainer.py", ("--epochs", "2")),
