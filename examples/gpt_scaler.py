@@ -57,12 +57,13 @@ for _ in line.epochs(options.steps):  # `total_steps` ends the run, in mid-epoch
         optimizer.zero_grad()
         with torch.autocast(line.device.type, torch.float16):
             loss = model(input_ids=tokens, labels=tokens).loss
-        line.backward(loss)  # scaled by the scaler; `line.loss` is not
+        line.backward(scaler.scale(loss), weight=tokens[:, 1:].numel())  # the mean of these
         scaler.unscale_(optimizer)
         clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
-        scheduler.step()
+        if not line.overflowed:
+            scheduler.step()
         if line.committed and line.is_main and line.step % 10 == 0:
             print(f"step {line.step}: loss {line.loss:.3f}, scale {scaler.get_scale():g}")
 if line.is_main:

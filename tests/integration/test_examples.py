@@ -67,6 +67,9 @@ def result_of(process: Child) -> list[tuple[str, str]]:
         Example("trainer.py", ("--epochs", "2")),
         Example("from_ddp/with_line.py", ()),
         pytest.param(Example("lora.py", ("--steps", "8"), "models"), marks=needs_models),
+        pytest.param(
+            Example("gpt_scaler.py", ("--steps", "14"), "models", 1e-2), marks=needs_models
+        ),
     ],
     ids=lambda example: Path(example.script).stem,
 )

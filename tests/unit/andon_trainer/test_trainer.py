@@ -62,6 +62,37 @@ def test_a_fit_computes_what_plain_pytorch_does() -> None:
     assert (report.steps, report.epochs, report.stopped) == (6, 2, "epochs")
 
 
+def test_bfloat16_learns_as_float32_does() -> None:
+    settings: Any = {"batch_size": 8, "micro_batch_size": 4, "epochs": 3, "max_grad_norm": 1.0}
+
+    whole = trainer().fit(Fit(**settings))
+    half = trainer().fit(Fit(**settings, precision="bfloat16"))
+
+    assert half.losses == pytest.approx(whole.losses, rel=0.05)
+    assert half.digest != whole.digest
+
+
+def test_a_float16_step_that_overflows_moves_neither_weights_nor_schedule() -> None:
+    rates: list[float] = []
+
+    class Rates(Callback):
+        def on_step(self, step: Any) -> None:
+            rates.append(step.learning_rate)
+
+    report = trainer(
+        loss=lambda model, batch: 50 * F.mse_loss(model(batch[0]), batch[1]),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-3),
+        scheduler="linear",
+        callbacks=[Rates()],
+    ).fit(Fit(batch_size=8, micro_batch_size=4, steps=16, max_grad_norm=9.0, precision="float16"))
+
+    overflows = rates.count(1e-3) - 1  # The rate begins to fall with the first step that moves.
+    assert 2 <= overflows < 14
+    assert rates[overflows:] == pytest.approx([1e-3 * (1 - n / 16) for n in range(16 - overflows)])
+    assert max(report.losses) < 50 * 20  # The scale is not in them.
+    assert report.losses[-1] < report.losses[0]
+
+
 class Seen(Callback):
     """Notes what it is told; stops the run after a step."""
 

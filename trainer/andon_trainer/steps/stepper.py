@@ -221,7 +221,9 @@ class Stepper(LoopSteps):
             state.overflow = commit.overflow
             self._commits += 1
             self._accumulation.committed(overflow=commit.overflow)
-            self._moves += not self._accumulation.is_open
+            # Not by an overflow: a script that spares its scheduler one (`if not line.overflowed`)
+            # must not find the scheduler moved in the next step's first loop body.
+            self._moves += not (self._accumulation.is_open or self.overflowed)
             self._kept = None
             self._averager.committed()
             self.last_commit = commit

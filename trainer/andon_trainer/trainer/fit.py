@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from safetensors.torch import save_model
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
@@ -116,10 +117,12 @@ class Trainer:
         model = self.model()
         optimizer = self.optimizer(model)
         scheduler = make_scheduler(self.scheduler, optimizer, fit, loader)
+        # Switched off for other precisions: `step` is then the optimizer's own.
+        scaler = torch.amp.GradScaler(line.device.type, enabled=fit.precision == "float16")
         bar = ProgressBar(steps_of(fit, loader), wanted=fit.progress)
         course = Course(line, fit, [*self.callbacks, bar])
-        model, optimizer, loader, *_ = line.prepare(
-            *(model, optimizer, loader, *([scheduler] if scheduler else [])),
+        model, optimizer, scaler, loader, *_ = line.prepare(
+            *(model, optimizer, scaler, loader, *([scheduler] if scheduler else [])),
             micro_batch_size=fit.micro_batch_size,
         )
         rates = LearningRates(optimizer, scheduler, fit)
@@ -135,9 +138,12 @@ class Trainer:
                         loss, weight = weighted(self.loss(model, batch), "loss")
                     line.backward(loss, weight)
                     if fit.max_grad_norm is not None:
+                        scaler.unscale_(optimizer)
                         clip_grad_norm_(model.parameters(), fit.max_grad_norm)
-                    optimizer.step()
-                    rates.after_step()
+                    scaler.step(optimizer)
+                    scaler.update()
+                    if not line.overflowed:  # then no weight moved, and no scheduler should
+                        rates.after_step()
                     if line.committed:
                         course.after_step(epoch)
                 course.after_epoch(epoch)
