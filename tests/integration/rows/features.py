@@ -104,6 +104,14 @@ def accumulated_plainly(parts: Parts, batches: list[Any], retried: bool) -> None
         waiting.clear()
 
 
+def adapter_body(parts: Parts, batch: Any, line: Any) -> None:
+    """Without a norm: torch has none of a sparse gradient, which the plain run has."""
+    x, y = batch
+    parts.optimizer.zero_grad()
+    line.backward(F.cross_entropy(parts.model(x), y))
+    parts.optimizer.step()
+
+
 class Compiled(nn.Module):
     """A part of it is compiled."""
 
@@ -114,6 +122,26 @@ class Compiled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.inner(x)
+        return out
+
+
+class Adapted(nn.Module):
+    """An adapter on a frozen layer, a sparse embedding, and a layer that is checkpointed twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(2**WIDTH, 16, sparse=True)
+        self.frozen = nn.Linear(WIDTH, 16).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 16, bias=False)
+        self.shared = nn.Linear(16, 16)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        word = ((x > 0) * 2 ** torch.arange(WIDTH)).sum(1)
+        x = self.frozen(x) + self.up(self.down(x)) + self.embedding(word)
+        for _ in range(2):
+            x = checkpoint(self.shared, torch.tanh(x), use_reentrant=True)
+        out: torch.Tensor = self.head(x)
         return out
 
 
@@ -129,5 +157,6 @@ FEATURES = {
     "frozen parameters": Row(plain_parts, freezing_body),
     "checkpointed activations": Row(lambda: plain_parts(Checkpointed()), plain_body),
     "batch norm": Row(lambda: plain_parts(normalized()), plain_body, plain=normalized_plainly),
+    "adapter": Row(lambda: plain_parts(Adapted()), adapter_body),
     "compiled": Row(lambda: plain_parts(Compiled()), plain_body),
 }

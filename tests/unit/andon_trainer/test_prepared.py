@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 from andon_trainer import Line
 from andon_trainer.steps.loop_checks import check_device
 from andon_trainer.steps.prepared import Prepared, is_on_several_devices, place, refuse_modules
-from unit.andon_trainer.solo import data, model
+from unit.andon_trainer.solo import SAMPLES, data, model
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -83,6 +84,31 @@ def test_a_sync_batch_norm_in_a_process_group_is_refused(monkeypatch: pytest.Mon
 
     with pytest.raises(ValueError, match=r"leave convert_sync_batchnorm.*--average-buffers"):
         refuse_modules([nn.SyncBatchNorm(2)])
+
+
+def test_a_sparse_gradient_becomes_dense_alone_as_it_does_on_a_line(line: Line) -> None:
+    net = nn.Sequential(nn.Embedding(SAMPLES, 2, sparse=True), nn.Linear(2, 1))
+    # Adam, and decay of weights, take dense gradients only.
+    optimizer: Any = torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.1)
+    loader: Any = DataLoader(data(), 8)
+    net, optimizer, loader = line.prepare(net, optimizer, loader, micro_batch_size=3)
+    twin = copy.deepcopy(net)
+    twin[0].sparse = False
+    plain = torch.optim.AdamW(twin.parameters(), lr=0.1, weight_decay=0.1)
+
+    for _, y, word in loader:
+        optimizer.zero_grad()
+        line.backward((net(word) - y).square().mean())
+        optimizer.step()
+    _, y, word = data().tensors
+    for start in range(0, SAMPLES, 8):
+        plain.zero_grad()
+        rows = slice(start, start + 8)
+        (twin(word[rows]) - y[rows]).square().mean().backward()
+        plain.step()
+
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("call", ["prepare", "join"])

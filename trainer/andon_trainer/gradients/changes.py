@@ -134,18 +134,21 @@ class ChangeExchange:
     def _gradients(self) -> Iterator[tuple[int, int, torch.Tensor]]:
         for block, parameters in enumerate(self._plan.parameters):
             for index, parameter in enumerate(parameters):
-                if parameter.grad is not None:
-                    yield block, index, parameter.grad
+                if parameter.grad is None:
+                    continue
+                if parameter.grad.is_sparse:
+                    # As an average is: what works on one schedule works on the other.
+                    parameter.grad = parameter.grad.to_dense()
+                yield block, index, parameter.grad
 
     def _refuse(self, block: int, index: int, gradient: torch.Tensor) -> bool:
         """Reports the first element that is not finite; False if only their sum is not."""
-        dense = gradient.to_dense() if gradient.is_sparse else gradient
-        wrong = torch.nonzero(~torch.isfinite(dense.reshape(-1)))
+        wrong = torch.nonzero(~torch.isfinite(gradient.reshape(-1)))
         if not len(wrong):
             return False
         before = sum(part.numel() for part in self._plan.parameters[block][:index])
         element = int(wrong[0])
-        value = describe_value(float(dense.reshape(-1)[element]))
+        value = describe_value(float(gradient.reshape(-1)[element]))
         self._member.report_gradient(block, before + element, value)
         self._member.await_averages()
         return True
@@ -242,6 +245,5 @@ class ChangeExchange:
 
 def _norm_of(gradient: torch.Tensor) -> torch.Tensor:
     """A gradient's L2 norm. In float64: in float32 that of finite numbers may be infinite."""
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float64)
     return norm

@@ -114,6 +114,8 @@ class SoloAverager:
                     # A line would have nothing to divide by; its reducer returns zeros.
                     parameter.grad = torch.zeros_like(parameter)
                     continue
+                if parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()  # As an average is.
                 if scale is not None:
                     parameter.grad.mul_(float(np.float32(scale)))
                 there.append((block, index, parameter.grad))
