@@ -68,6 +68,9 @@ class Replica:
     def __init__(self, weights: Floats) -> None:
         self.state = LineState(weights=weights)
 
+    def base_elements(self) -> bytes:
+        return b""
+
     def pack(self) -> bytes:
         return self.state.pack()
 

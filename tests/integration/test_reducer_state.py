@@ -112,6 +112,17 @@ def pieces_of(state: bytes, **other: Any) -> Iterator[reducer_pb2.PutStateReques
         yield piece(state[start : start + PIECE])
 
 
+def ticket_of(reducer: Reducer, worker: int) -> Ticket:
+    return Ticket(
+        address=f"127.0.0.1:{reducer.port}",
+        run_id=RUN,
+        worker=worker,
+        session_token=tokens.session_token(SECRET, RUN, worker),
+        transfer_id=1,
+        head=Key(7, 3),
+    )
+
+
 def reason(call: Future[Any]) -> tuple[grpc.StatusCode, str]:
     error = call.exception(PATIENCE_S)
     assert isinstance(error, grpc.RpcError), error
@@ -333,14 +344,7 @@ def test_an_end_whose_peer_never_comes_gets_an_error() -> None:
 def test_a_worker_that_stops_waiting_for_a_transfer_gets_an_error(
     reducer: Reducer, *, sends: bool
 ) -> None:
-    ticket = Ticket(
-        address=f"127.0.0.1:{reducer.port}",
-        run_id=RUN,
-        worker=0,
-        session_token=tokens.session_token(SECRET, RUN, 0),
-        transfer_id=1,
-        head=Key(7, 3),
-    )
+    ticket = ticket_of(reducer, 0)
     watched: Queue[Callable[[], object] | None] = Queue()
 
     def move() -> None:
@@ -357,3 +361,56 @@ def test_a_worker_that_stops_waiting_for_a_transfer_gets_an_error(
 
         assert isinstance(call.exception(PATIENCE_S), grpc.RpcError)
     assert watched.get(timeout=PATIENCE_S) is None
+
+
+BASE = STATE[-3 * PIECE // 2 :]
+
+
+@pytest.mark.parametrize(
+    ("mine", "kept", "coming"),
+    [
+        (BASE, b"", len(STATE) - len(BASE)),
+        (BASE, STATE[:PIECE], len(STATE) - len(BASE) - PIECE),
+        (BASE, STATE[:-PIECE], PIECE),
+        (b"of another model", b"", len(STATE)),
+        (b"", b"", len(STATE)),
+    ],
+    ids=["the same", "after an interruption", "after most of it came", "another", "none"],
+)
+def test_a_base_that_the_receiver_holds_does_not_come(
+    reducer: Reducer, mine: bytes, kept: bytes, coming: int
+) -> None:
+    arrived = Arrived()
+    if kept:
+        arrived.sha256 = hashlib.sha256(STATE).digest()
+        arrived.add(kept)
+    sent: list[int] = []
+
+    with ThreadPoolExecutor(2) as threads:
+        put = threads.submit(
+            send_state,
+            ticket_of(reducer, 0),
+            STATE,
+            lambda so_far, _whole: sent.append(so_far),
+            lambda _stop: None,
+            BASE,
+        )
+        get = threads.submit(
+            receive_state,
+            ticket_of(reducer, 1),
+            arrived,
+            lambda *_: None,
+            lambda _stop: None,
+            mine,
+        )
+
+        assert get.result(PATIENCE_S) == STATE
+        put.result(PATIENCE_S)
+    assert sent[-1] == len(kept) + coming
+
+
+def test_a_base_greater_than_its_state_is_refused(ends: Ends) -> None:
+    put = ends.put(iter([first(base_bytes=len(STATE) + 1)]))
+
+    code, text = reason(put)
+    assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")

@@ -122,6 +122,9 @@ def test_progress_is_told_up_to_the_whole_at_both_ends(
 
 
 class Nothing:
+    def base_elements(self) -> bytes:
+        return b""
+
     def pack(self) -> bytes:
         return b""
 

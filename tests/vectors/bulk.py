@@ -113,14 +113,23 @@ def data_plane() -> list[Message]:
             ]
         ),
         reducer_pb2.PutStateRequest(
-            **transfer, head=PARENT, size_bytes=5, sha256=hashlib.sha256(b"state").digest()
+            **transfer,
+            head=PARENT,
+            size_bytes=5,
+            sha256=hashlib.sha256(b"state").digest(),
+            base_bytes=1,
+            base_sha256=hashlib.sha256(b"e").digest(),
         ),
-        reducer_pb2.PutStateResponse(offset=2),
+        reducer_pb2.PutStateResponse(offset=2, base_bytes=1),
         reducer_pb2.GetStateRequest(
-            **transfer, head=PARENT, offset=2, sha256=hashlib.sha256(b"state").digest()
+            **transfer,
+            head=PARENT,
+            offset=2,
+            sha256=hashlib.sha256(b"state").digest(),
+            base_sha256=hashlib.sha256(b"e").digest(),
         ),
         reducer_pb2.GetStateResponse(
-            size_bytes=5, sha256=hashlib.sha256(b"state").digest(), offset=2
+            size_bytes=5, sha256=hashlib.sha256(b"state").digest(), offset=2, base_bytes=1
         ),
         offer,
         reducer_pb2.SharedMemorySlice(offset=1772, length=12, generation=5),

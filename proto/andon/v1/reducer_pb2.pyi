@@ -283,7 +283,7 @@ class CorruptChunk(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., block: _Optional[int] = ..., element: _Optional[int] = ...) -> None: ...
 
 class PutStateRequest(_message.Message):
-    __slots__ = ("run_id", "worker", "session_token", "transfer_id", "head", "size_bytes", "sha256", "payload")
+    __slots__ = ("run_id", "worker", "session_token", "transfer_id", "head", "size_bytes", "sha256", "base_bytes", "base_sha256", "payload")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +291,8 @@ class PutStateRequest(_message.Message):
     HEAD_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BASE_SHA256_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: int
@@ -299,17 +301,21 @@ class PutStateRequest(_message.Message):
     head: _record_pb2.Key
     size_bytes: int
     sha256: bytes
+    base_bytes: int
+    base_sha256: bytes
     payload: bytes
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., base_bytes: _Optional[int] = ..., base_sha256: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PutStateResponse(_message.Message):
-    __slots__ = ("offset",)
+    __slots__ = ("offset", "base_bytes")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
     offset: int
-    def __init__(self, offset: _Optional[int] = ...) -> None: ...
+    base_bytes: int
+    def __init__(self, offset: _Optional[int] = ..., base_bytes: _Optional[int] = ...) -> None: ...
 
 class GetStateRequest(_message.Message):
-    __slots__ = ("run_id", "worker", "session_token", "transfer_id", "head", "offset", "sha256")
+    __slots__ = ("run_id", "worker", "session_token", "transfer_id", "head", "offset", "sha256", "base_sha256")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +323,7 @@ class GetStateRequest(_message.Message):
     HEAD_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    BASE_SHA256_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: int
     session_token: bytes
@@ -324,16 +331,19 @@ class GetStateRequest(_message.Message):
     head: _record_pb2.Key
     offset: int
     sha256: bytes
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., offset: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+    base_sha256: bytes
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., offset: _Optional[int] = ..., sha256: _Optional[bytes] = ..., base_sha256: _Optional[bytes] = ...) -> None: ...
 
 class GetStateResponse(_message.Message):
-    __slots__ = ("size_bytes", "sha256", "offset", "payload")
+    __slots__ = ("size_bytes", "sha256", "offset", "base_bytes", "payload")
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     size_bytes: int
     sha256: bytes
     offset: int
+    base_bytes: int
     payload: bytes
-    def __init__(self, size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., offset: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., offset: _Optional[int] = ..., base_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...

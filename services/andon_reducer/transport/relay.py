@@ -24,18 +24,23 @@ class Header:
     head: tuple[int, int]
     size_bytes: int
     sha256: bytes
+    base_bytes: int = 0
+    """How many of the last bytes are weights that are not trained."""
+    base_sha256: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What the receiver asks for: the state of `head`.
 
-    After an interruption it already holds the first `offset` bytes of a state with `sha256`.
+    After an interruption it already holds the first `offset` bytes of a state with `sha256`. It may
+    hold the last bytes, too: those that no worker trains.
     """
 
     head: tuple[int, int]
     offset: int = 0
     sha256: bytes = b""
+    base_sha256: bytes = b""
 
     def start_in(self, header: Header) -> int:
         """The first byte of the sender's state that the receiver lacks."""
@@ -43,6 +48,14 @@ class Wanted:
         # holds is of use only if it is the beginning of the very same bytes.
         same = self.sha256 == header.sha256 and self.offset <= header.size_bytes
         return self.offset if same else 0
+
+    def left_out_of(self, header: Header) -> int:
+        """How many of the state's last bytes the receiver holds already."""
+        if not self.base_sha256 or self.base_sha256 != header.base_sha256:
+            return 0
+        # An earlier transfer may have brought a part of them.
+        overlaps = self.start_in(header) > header.size_bytes - header.base_bytes
+        return 0 if overlaps else header.base_bytes
 
 
 @dataclass(slots=True)
@@ -65,8 +78,8 @@ class RelayTransfer:
     _pieces: deque[bytes | None] = field(default_factory=deque)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def both(self) -> tuple[Header, int]:
-        """Waits until both ends are there. Returns the header, and the first byte to send.
+    async def both(self) -> tuple[Header, range]:
+        """Waits until both ends are there. Returns the header, and the bytes to send.
 
         Raises:
             Refused: the ends are of different heads, or one is gone, or did not come in time.
@@ -84,7 +97,8 @@ class RelayTransfer:
         if self.header.head != self.wanted.head:
             text = "the two ends of the transfer are of different heads"
             raise Refused(Reason.PEER_GONE, text)
-        return self.header, self.wanted.start_in(self.header)
+        stop = self.header.size_bytes - self.wanted.left_out_of(self.header)
+        return self.header, range(self.wanted.start_in(self.header), stop)
 
     async def put(self, piece: bytes | None) -> None:
         """Passes a piece on as soon as there is room; None after the last.

@@ -71,6 +71,9 @@ class StateServicer:
         if len(first.sha256) != _SHA256_BYTES:
             text = f"a SHA-256 is {_SHA256_BYTES} bytes, not {len(first.sha256)}"
             raise Refused(Reason.INVALID_MESSAGE, text)
+        if first.base_bytes > first.size_bytes:
+            text = f"a base of {first.base_bytes} bytes, in a state of {first.size_bytes}"
+            raise Refused(Reason.INVALID_MESSAGE, text)
         # Nothing is held for a caller before its token is verified: one small message was read.
         self._verify(first.run_id, first.worker, first.session_token)
         with self._ends.count(first.run_id, first.worker):
@@ -82,7 +85,13 @@ class StateServicer:
         context: Context,
         pieces: AsyncIterator[bytes],
     ) -> None:
-        header = Header((first.head.term, first.head.round), first.size_bytes, first.sha256)
+        header = Header(
+            (first.head.term, first.head.round),
+            first.size_bytes,
+            first.sha256,
+            first.base_bytes,
+            first.base_sha256,
+        )
         transfer = self._relay.send((first.run_id, first.transfer_id), header)
         sending = asyncio.create_task(self._send(transfer, context, pieces))
         # `sending` may wait for its client's next piece, and would not notice that the receiver is
@@ -117,15 +126,18 @@ class StateServicer:
 
     async def _get(self, request: reducer_pb2.GetStateRequest, context: Context) -> None:
         head = request.head.term, request.head.round
-        wanted = Wanted(head, request.offset, request.sha256)
+        wanted = Wanted(head, request.offset, request.sha256, request.base_sha256)
         transfer = self._relay.receive((request.run_id, request.transfer_id), wanted)
         began, moved = time.monotonic(), 0
         try:
-            header, start = await transfer.both()
+            header, coming = await transfer.both()
             response = reducer_pb2.GetStateResponse(
-                size_bytes=header.size_bytes, sha256=header.sha256, offset=start
+                size_bytes=header.size_bytes,
+                sha256=header.sha256,
+                offset=coming.start,
+                base_bytes=header.size_bytes - coming.stop,
             )
-            async with asyncio.timeout(self._config.longest_transfer_s(header.size_bytes - start)):
+            async with asyncio.timeout(self._config.longest_transfer_s(len(coming))):
                 await context.write(response.SerializeToString())
                 while (piece := await self._piece_of(transfer)) is not None:
                     # Each wait is limited, and the whole transfer is: the line stands still
@@ -165,9 +177,12 @@ class StateServicer:
     async def _send(
         self, transfer: RelayTransfer, context: Context, pieces: AsyncIterator[bytes]
     ) -> None:
-        header, start = await transfer.both()
-        await context.write(reducer_pb2.PutStateResponse(offset=start).SerializeToString())
-        left = header.size_bytes - start
+        header, coming = await transfer.both()
+        answer = reducer_pb2.PutStateResponse(
+            offset=coming.start, base_bytes=header.size_bytes - coming.stop
+        )
+        await context.write(answer.SerializeToString())
+        left = len(coming)
         async for data in pieces:
             payload_bytes, piece = _read_piece(data)
             left = _counted(left, payload_bytes)

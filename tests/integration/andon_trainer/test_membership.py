@@ -35,6 +35,9 @@ CHECKPOINT = CheckpointFacts(
 class Nothing:
     """An empty state."""
 
+    def base_elements(self) -> bytes:
+        return b""
+
     def pack(self) -> bytes:
         return b""
 

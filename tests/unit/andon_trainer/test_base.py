@@ -190,3 +190,20 @@ def test_a_base_of_a_checkpoint_that_cant_be_read_is_not_linked_to(tmp_path: Pat
 
 def test_looking_at_an_empty_base_finds_nothing() -> None:
     assert Base().digest([("weight", torch.ones(2))]) == b""
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_state_ends_with_the_base_and_is_installed_as_ever(frozen: bool) -> None:
+    model, twin = Adapted(dtype=torch.bfloat16), Adapted(seed=4, dtype=torch.bfloat16)
+    if not frozen:
+        model.requires_grad_(True)
+        twin.requires_grad_(True)
+    giver, newcomer = replica_of(model), replica_of(twin)
+
+    data, base = giver.pack(), giver.base_elements()
+    newcomer.install(data)
+
+    assert len(base) == (2 * (5 * 7 + 7) if frozen else 0)
+    assert data.endswith(base)
+    assert newcomer.base_elements() == base
+    assert newcomer.digest() == giver.digest()

@@ -1,8 +1,9 @@
 """State transfers: a replica's whole state, in pieces, through the reducer.
 
 If a transfer is cut off, the receiver keeps what came. If the next transfer is of the same bytes,
-it continues where the last one ended, whichever worker sends it. The state is installed whole,
-after its SHA-256 was checked, or not at all (rule 10).
+it continues where the last one ended, whichever worker sends it. A state ends with the weights that
+no worker trains (the base). A receiver that holds the same ones does not get them again. The state
+is installed whole, after its SHA-256 was checked, or not at all (rule 10).
 """
 
 from __future__ import annotations
@@ -123,8 +124,17 @@ class Arrived:
         self._hash = hashlib.sha256()
 
 
-def send_state(ticket: Ticket, state: bytes, progress: Progress, watch: Watch) -> None:
+def send_state(
+    ticket: Ticket, state: bytes, progress: Progress, watch: Watch, base: bytes = b""
+) -> None:
     """Sends the part of `state` that the other end lacks; returns once that has taken it.
+
+    Args:
+        ticket: of this transfer.
+        state: all of it.
+        progress: see `Progress`.
+        watch: see `Watch`.
+        base: the state's last bytes, which the other end may have of its own.
 
     Raises:
         StateCorrupt: the other end claims to hold more than there is.
@@ -132,7 +142,7 @@ def send_state(ticket: Ticket, state: bytes, progress: Progress, watch: Watch) -
     """
     # gRPC's sending thread runs `pieces`. It waits there until the receiver has said where to
     # start, or until this thread says that there is nothing to send.
-    starts: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    wanted: queue.SimpleQueue[range | None] = queue.SimpleQueue()
 
     def pieces() -> Iterator[pb.PutStateRequest]:
         yield pb.PutStateRequest(
@@ -143,28 +153,34 @@ def send_state(ticket: Ticket, state: bytes, progress: Progress, watch: Watch) -
             head=conversion.key_to_proto(ticket.head),
             size_bytes=len(state),
             sha256=hashlib.sha256(state).digest(),
+            base_bytes=len(base),
+            base_sha256=hashlib.sha256(base).digest() if base else b"",
         )
-        start = starts.get()
-        if start is None:
+        part = wanted.get()
+        if part is None:
             return
-        for begin in range(start, len(state), STATE_PIECE_BYTES):
-            yield pb.PutStateRequest(payload=state[begin : begin + STATE_PIECE_BYTES])
-            progress(min(begin + STATE_PIECE_BYTES, len(state)), len(state))
+        for begin in range(part.start, part.stop, STATE_PIECE_BYTES):
+            end = min(begin + STATE_PIECE_BYTES, part.stop)
+            yield pb.PutStateRequest(payload=state[begin:end])
+            progress(end, part.stop)
 
     with open_channel(ticket.address, ticket.tls) as channel:
         call = ReducerStub(channel).PutState(pieces())
         watch(call.cancel)
         try:
             for answer in call:
-                if answer.offset > len(state):
-                    raise StateCorrupt(f"asked for byte {answer.offset} of {len(state)}")
-                starts.put(answer.offset)
+                stop = len(state) - answer.base_bytes
+                if answer.offset > stop or answer.base_bytes not in (0, len(base)):
+                    raise StateCorrupt(f"asked for bytes {answer.offset} to {stop} of {len(state)}")
+                wanted.put(range(answer.offset, stop))
         finally:
             watch(None)
-            starts.put(None)  # Ends the sending thread, if nothing came.
+            wanted.put(None)  # Ends the sending thread, if nothing came.
 
 
-def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress, watch: Watch) -> bytes:
+def receive_state(
+    ticket: Ticket, arrived: Arrived, progress: Progress, watch: Watch, base: bytes = b""
+) -> bytes:
     """Receives the state that the other end sends, and verifies it.
 
     Args:
@@ -172,6 +188,7 @@ def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress, watch: W
         arrived: what came before; it grows, and is cleared once the state is whole or wrong.
         progress: see `Progress`.
         watch: see `Watch`.
+        base: the last bytes of the state that this worker could send itself.
 
     Raises:
         StateCorrupt: its length or its SHA-256 is not what was announced.
@@ -185,6 +202,7 @@ def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress, watch: W
         head=conversion.key_to_proto(ticket.head),
         offset=len(arrived.data),
         sha256=arrived.sha256,
+        base_sha256=hashlib.sha256(base).digest() if base else b"",
     )
     announced: pb.GetStateResponse | None = None
     with open_channel(ticket.address, ticket.tls) as channel:
@@ -195,13 +213,17 @@ def receive_state(ticket: Ticket, arrived: Arrived, progress: Progress, watch: W
                 if announced is None:
                     announced = piece
                     _continue(arrived, piece)
+                    if piece.base_bytes not in (0, len(base)):
+                        raise StateCorrupt(f"{piece.base_bytes} bytes of a base are left out")
                 arrived.add(piece.payload)
                 if len(arrived.data) > announced.size_bytes:
                     arrived.clear()
                     raise StateCorrupt(f"more than the {announced.size_bytes} bytes announced came")
-                progress(len(arrived.data), announced.size_bytes)
+                progress(len(arrived.data), announced.size_bytes - announced.base_bytes)
         finally:
             watch(None)
+    if announced is not None and announced.base_bytes:
+        arrived.add(base)
     if announced is None or len(arrived.data) != announced.size_bytes:
         raise StateCorrupt(f"{len(arrived.data)} bytes of state came, and then no more")
     state, is_right = arrived.data, arrived.is_right
@@ -225,6 +247,9 @@ class State(Protocol):
 
     def pack(self) -> bytes:
         """Packs all of it, for a newcomer."""
+
+    def base_elements(self) -> bytes:
+        """The last bytes of what `pack` packs: weights that no worker trains; empty if none."""
 
     def install(self, data: bytes) -> None:
         """Installs what `pack` packed, or raises and changes nothing."""
@@ -254,9 +279,11 @@ class StateMover:
         progress = SyncProgress(control.show, sends=asked.sends)
         try:
             if asked.sends:
-                send_state(ticket, self._packed(), progress, control.at_end)
+                state, base = self._packed()
+                send_state(ticket, state, progress, control.at_end, base)
             else:
-                data = receive_state(ticket, self._arrived, progress, control.at_end)
+                base = self._own_base()
+                data = receive_state(ticket, self._arrived, progress, control.at_end, base)
                 self._state.install(data)
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
             why = _one_line(error)
@@ -264,16 +291,25 @@ class StateMover:
             return why
         return ""
 
-    def _packed(self) -> bytes:
-        """This worker's state. If it can't be packed, the transfer fails, and this worker goes on.
+    def _packed(self) -> tuple[bytes, bytes]:
+        """This worker's state, and the base that it ends with.
+
+        If it can't be packed, the transfer fails, and this worker goes on.
 
         Raises:
             StateCorrupt: something in it can't be kept.
         """
         try:
-            return self._state.pack()
+            return self._state.pack(), self._state.base_elements()
         except (TypeError, ValueError) as error:
             raise StateCorrupt(f"this worker's state can't be given: {error}") from error
+
+    def _own_base(self) -> bytes:
+        """What this worker need not get; nothing if it can't be packed."""
+        try:
+            return self._state.base_elements()
+        except (TypeError, ValueError):
+            return b""
 
 
 def _one_line(error: Exception) -> str:

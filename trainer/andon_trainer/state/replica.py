@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -23,6 +24,8 @@ from andon_trainer.state.checkpoint_files import (
     save_checkpoint,
 )
 from andon_trainer.state.trees import (
+    concatenated,
+    elements_in,
     join_tree,
     pack_tensors,
     require_keepable,
@@ -121,10 +124,32 @@ class Replica:
         self.outer = optimizer
 
     def pack(self) -> bytes:
-        """The whole state for a new worker: the JSON's length, JSON, and safetensors; no pickle."""
+        """The whole state for a new worker: the JSON's length, JSON, and safetensors; no pickle.
+
+        The elements of the base come last.
+        """
         skeleton, tensors = split_tree(self._tree())
         text = json.dumps(skeleton).encode()
-        return len(text).to_bytes(_LENGTH_BYTES, "little") + text + pack_tensors(tensors)
+        base = self._pack_base()
+        for name in self._frozen():
+            del tensors[f"model.{name}"]
+        packed = pack_tensors(tensors)
+        packed = concatenated(packed, base) if base else packed
+        return len(text).to_bytes(_LENGTH_BYTES, "little") + text + packed
+
+    def base_elements(self) -> bytes:
+        """The elements of the base, with which what `pack` returns ends; empty if there is none."""
+        base = self._pack_base()
+        return bytes(elements_in(base)) if base else b""
+
+    def _frozen(self) -> dict[str, torch.Tensor]:
+        named = named_state(self.modules)
+        return {name: tensor for name, tensor in named if tensor in self.base}
+
+    def _pack_base(self) -> bytes:
+        # By the names that the whole state has for them: they decide their order.
+        frozen = {f"model.{name}": tensor for name, tensor in self._frozen().items()}
+        return pack_tensors(frozen) if frozen else b""
 
     def install(self, data: bytes) -> None:
         """Loads a state that `pack` made. States of objects not registered yet are kept for them.
@@ -147,9 +172,10 @@ class Replica:
             OSError: it can't be written; an older checkpoint in `folder` is still there.
         """
         tree = self._tree()
-        named = list(named_state(self.modules))
-        frozen = {name: tree["model"].pop(name) for name, tensor in named if tensor in self.base}
-        base = BaseFile(self.base.digest(named).hex(), frozen) if frozen else None
+        frozen = self._frozen()
+        for name in frozen:
+            del tree["model"][name]
+        base = BaseFile(self.base.digest(list(frozen.items())).hex(), frozen) if frozen else None
         return save_checkpoint(folder, {**tree, "rng": generators or {}}, facts, base)
 
     def load(self, folder: Path) -> tuple[CheckpointFacts, dict[str, Any]]:

@@ -19,7 +19,9 @@ import torch
 from safetensors import SafetensorError
 
 __all__ = [
+    "concatenated",
     "dtype_name",
+    "elements_in",
     "join_tree",
     "outline",
     "pack_tensors",
@@ -28,6 +30,9 @@ __all__ = [
     "split_tree",
     "unpack_tensors",
 ]
+
+_ALIGNMENT = 8
+"""Of the elements in a file; also the bytes of its header's length."""
 
 
 def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -59,6 +64,32 @@ def unpack_tensors(data: bytes) -> dict[str, torch.Tensor]:
         return safetensors.torch.load(data)
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"this is not a state in the safetensors format: {error}") from error
+
+
+def concatenated(first: bytes, second: bytes) -> bytes:
+    """Two files in the safetensors format as one: the second's elements come last."""
+    header, start = _header(first)
+    more, second_start = _header(second)
+    shift = len(first) - start
+    for entry in more.values():
+        entry["data_offsets"] = [offset + shift for offset in entry["data_offsets"]]
+    text = json.dumps({**header, **more}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    length = len(text).to_bytes(_ALIGNMENT, "little")
+    parts = memoryview(first)[start:], memoryview(second)[second_start:]
+    return b"".join((length, text, *parts))
+
+
+def elements_in(data: bytes) -> memoryview:
+    """The elements of all tensors in a file in the safetensors format, without its header."""
+    return memoryview(data)[_header(data)[1] :]
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], int]:
+    """The header of a file in the safetensors format, and where its elements begin."""
+    start = _ALIGNMENT + int.from_bytes(data[:_ALIGNMENT], "little")
+    header: dict[str, Any] = json.loads(data[_ALIGNMENT:start])
+    return header, start
 
 
 def split_tree(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
