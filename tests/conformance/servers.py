@@ -101,6 +101,7 @@ BROKEN = (
     BrokenServer(
         "averages_losses_plainly", ("commit.loss",), "the loss", ("commit.record",), workers=2
     ),
+    BrokenServer("forgets_overflows", ("commit.overflow",), "the overflow at", ("commit.record",)),
     BrokenServer("takes_any_answer", ("halt.wrong_id",), "came OK", ("halt.cord", "halt.retry")),
     BrokenServer(
         "keeps_older_streams",

@@ -222,6 +222,24 @@ async def losses_are_weighted(line: LineUnderTest) -> None:
 
 
 @check(
+    "commit.overflow",
+    "22",
+    "An overflow of one member is in every StepCommitted of its step, and in no other",
+    workers=2,
+)
+async def an_overflow_is_told_to_all(line: LineUnderTest) -> None:
+    for overflowed in (True, False):
+        round_ = await line.deal()
+        await exchange(round_)
+        *others, last = round_.players
+        for player in others:
+            await line.ready(round_, player)
+        await line.ready(round_, last, overflow=overflowed)
+        for player, committed in (await line.committed(round_)).items():
+            same(f"the overflow at {player.name}:", overflowed, committed.overflow)
+
+
+@check(
     "commit.total_weight",
     "19.15",
     "A step whose members' averages disagree on the total weight is not committed",
@@ -263,6 +281,7 @@ CHECKS: tuple[ServerCheck, ...] = (
     records_are_a_chain,
     all_must_be_ready,
     losses_are_weighted,
+    an_overflow_is_told_to_all,
     totals_are_compared,
     sizes_are_compared,
 )
