@@ -310,9 +310,9 @@ def test_random_augmentation_that_nobody_seeded_is_left_out_of_the_digest(
 
 def test_a_shuffle_that_nobody_seeded_is_refused(feeders: Callable[..., StreamFeeder]) -> None:
     class Unseeded(Counting):
-        def __iter__(self) -> Iterator[int]:
-            places = random.Random(time.perf_counter_ns())
-            return iter(places.sample(range(10**6), 30))
+        def __iter__(self) -> Iterator[Any]:
+            places = random.Random(time.perf_counter_ns()).sample(range(10**6), 30)
+            return ({"file": "a.tar", "place": place} for place in places)
 
     for workers in (0, 1):
         with pytest.raises(StreamRefused, match="yields other items each time"):

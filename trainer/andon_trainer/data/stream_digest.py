@@ -3,8 +3,8 @@
 Theory of operation. All workers must see the same items in the same order. The digest covers the
 first items, as the stream yields them under the run's seed. They are read twice: what differs
 between the two readings is drawn from generators that nobody seeded, and is left out. If everything
-differs, the order itself is drawn so. A `skip` is tried out, too: a worker that comes later, or
-reads again, relies on it.
+differs that tells one item from another, the order itself is drawn so. A `skip` is tried out, too:
+a worker that comes later, or reads again, relies on it.
 """
 
 from __future__ import annotations
@@ -51,18 +51,21 @@ def stream_digest(stream: Any, header: str, read: _Reading) -> str:
             "begin anew each time, since an epoch or a worker that joins begins again"
         )
     first, second = leaves_of(items), leaves_of(again)
-    stable = {place: content for place, content in first.items() if second.get(place) == content}
-    if first and not stable:
+    # By path over all items: some elements of a random part are equal twice.
+    unstable = {
+        path
+        for path, number in first.keys() | second.keys()
+        if first.get((path, number)) != second.get((path, number))
+    }
+    # What is the same in all items, such as the name of a file, says nothing of their order.
+    telling = {path for path, number in first if first[path, number] != first.get((path, 0))}
+    if unstable and not telling - unstable:
         raise StreamRefused(
             f"the {name} yields other items each time that it is read, so every worker would see "
             "another order: seed what shuffles it with a number, or let it use the generators of "
             "random, numpy.random or torch, which the line seeds. ANDON_CHECK_DATA=0 if all may "
             "differ"
         )
-    # By path over all items: some elements of a random part are equal twice.
-    unstable = {
-        path for path, number in first.keys() | second.keys() if (path, number) not in stable
-    }
     if callable(getattr(stream, "skip", None)) and len(items) > _SKIPPED:
         _try_skip(name, items, read, unstable)
     digest = hashlib.sha256(header.encode())
