@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import Service, Worker, on_line, start_worker
+from integration.harness import Service, Worker, on_line, start_line, start_worker
 
 pytestmark = pytest.mark.integration
 
@@ -74,3 +74,18 @@ def test_an_epoch_that_was_left_is_left_on_every_worker(tmp_path: Path) -> None:
         assert journal.ledger_faults() == []
         notes = [entry.note for entry in journal.chain() if entry.note]
     assert notes[1:] == [f"the script left epoch {epoch} at position 8" for epoch in range(3)]
+
+
+def test_an_evaluation_that_loses_a_worker_says_so_and_is_complete_when_made_again(
+    tmp_path: Path,
+) -> None:
+    with start_line(tmp_path, {}, 3, script="evaluating.py") as (_service, workers):
+        codes = [worker.wait() for worker in workers]
+
+    assert codes == [0, -9, 0], workers[0].output
+    for worker in (workers[0], workers[2]):
+        assert "8 of 23 (from 8 on, those of rank 1) are not in the mean" in worker.output
+        assert worker.seen["covered"] == [False, True, True]
+        assert worker.seen["rows"] == list(range(23))
+        assert worker.seen["error"] < 1e-6
+        assert worker.seen["step"] == 6

@@ -180,6 +180,7 @@ def test_a_mean_that_lacks_a_lost_workers_samples_names_them_once(
     assert coverage.lacks(2)
     coverage.lost([0, 2], ROUND)
 
+    assert not coverage.lacks(2)  # a gather of the same evaluation
     assert not coverage.complete
     assert len(caplog.messages) == 1
     assert "divided a loader among 3: 8 of 23 (from 8 on, those of rank 1)" in caplog.text

@@ -50,7 +50,7 @@ class Coverage:
     def __init__(self) -> None:
         """No loader was split yet."""
         self.complete = True
-        """Whether the last mean covered every share of the last split."""
+        """Whether all means since the last split covered every share of it."""
         self._ranks: tuple[int, ...] = ()
         """The ranks that have a share."""
         self._units: int | None = None
@@ -62,6 +62,7 @@ class Coverage:
 
     def place(self, rank: int, world_size: int, round_: Key | None) -> Place:
         """This worker's place among those that are left of a round's roster."""
+        self.complete = True
         known = round_ is not None and round_ == self._round and rank in self._left
         self._ranks = self._left if known else tuple(range(world_size))
         return Place(self._ranks.index(rank), len(self._ranks))
@@ -72,8 +73,10 @@ class Coverage:
 
     def lacks(self, contributors: int) -> bool:
         """Whether a mean has fewer contributors than there are shares."""
-        self.complete = contributors >= len(self._ranks)
-        return not self.complete
+        lacks = contributors < len(self._ranks)
+        # It stays so until the next split: a gather of what is left does not make it whole.
+        self.complete = self.complete and not lacks
+        return lacks
 
     def lost(self, left: Sequence[int], round_: Key | None) -> None:
         """Says which samples are not in the mean; the next split is among the ranks `left`."""

@@ -61,10 +61,11 @@ class Together(LineProperties):
 
     @property
     def covered(self) -> bool:
-        """Whether the last `line.mean` covered every sample of the `line.split` before it.
+        """Whether what followed the last `line.split` covered every sample of it.
 
-        It is False, on every worker, if one was lost in between. Evaluate again, and those that
-        are left divide all samples.
+        It becomes False, on every worker, in a `line.mean` or `line.gather` that lacks a worker's
+        samples, and stays so until the next `line.split`. Evaluate again, and the workers that are
+        left divide all samples.
         """
         return self._coverage.complete
 
