@@ -55,6 +55,21 @@ BAD_ENDS = [
     ("sys.excepthook = silent\nwatch_exit()\nfail()", 3, "LineHalted"),
     ("sys.excepthook = lambda *_: sys.exit(9)\nwatch_exit()\nfail()", 3, "LineHalted"),
 ]
+COLLECTED = """\
+import io
+ours = sys.excepthook
+
+def as_torch_distributed(*uncaught):
+    real, sys.stderr = sys.stderr, io.StringIO()
+    try:
+        ours(*uncaught)
+    finally:
+        text, sys.stderr = sys.stderr.getvalue(), real
+    sys.stderr.write(text)
+
+sys.excepthook = as_torch_distributed
+fail()
+"""
 DONE = "DONE = True\nraise SystemExit(0)"
 DROPPED = "raise WorkerDropped('dropped after step 2: why', 'alpha:7070', 2)"
 
@@ -72,7 +87,7 @@ def ended() -> Ended:
             text=True,
             env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
         )
-        for script in (*GOOD_ENDS, *(script for script, _, _ in BAD_ENDS), DONE, DROPPED)
+        for script in (*GOOD_ENDS, *(script for script, _, _ in BAD_ENDS), DONE, DROPPED, COLLECTED)
     }
     said = {script: process.communicate() for script, process in started.items()}
     return lambda script: (started[script].returncode, said[script][0].strip(), said[script][1])
@@ -101,3 +116,11 @@ def test_a_worker_that_was_dropped_ends_with_one_line(ended: Ended) -> None:
     code, _, errors = ended(DROPPED)
 
     assert (code, errors) == (5, "dropped after step 2: why\n")
+
+
+def test_the_traceback_is_seen_though_another_hook_collects_it_around_ours(ended: Ended) -> None:
+    code, _, errors = ended(COLLECTED)
+
+    assert code == 3
+    assert "Traceback" in errors
+    assert "LineHalted" in errors

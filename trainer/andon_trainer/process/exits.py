@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import io
 import sys
 import threading
 from collections.abc import Callable
@@ -122,6 +123,7 @@ class ProcessExit:
             finally:
                 # In `finally`: the previous hook may raise, or end the process itself.
                 if isinstance(error, AndonError):
+                    _write_collected()
                     raise SystemExit(error.exit_code)
 
         hook.andon = True  # type: ignore[attr-defined]  # marks our own
@@ -184,6 +186,16 @@ def watch_exit() -> ProcessExit:
     ending = _exit_of_process()
     ending.begin()
     return ending
+
+
+def _write_collected() -> None:
+    """Writes what a hook around ours collects: it is left by an exception, and would write nothing.
+
+    That of `torch.distributed` collects, to put the rank before each line.
+    """
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+        sys.__stderr__.write(sys.stderr.getvalue())
+        sys.__stderr__.flush()
 
 
 def _last_uncaught() -> BaseException | None:
