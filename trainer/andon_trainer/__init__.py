@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from andon_trainer.errors import (
         AndonError,
         CheckpointRefused,
+        HostLost,
         JoinRefused,
         LineHalted,
         LineLost,
@@ -30,6 +31,7 @@ __all__ = [
     "CheckpointRefused",
     "Evaluation",
     "Fit",
+    "HostLost",
     "JoinRefused",
     "Line",
     "LineHalted",
@@ -43,7 +45,15 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(
-        ("AndonError", "CheckpointRefused", "JoinRefused", "LineHalted", "LineLost", "RunOver"),
+        (
+            "AndonError",
+            "CheckpointRefused",
+            "HostLost",
+            "JoinRefused",
+            "LineHalted",
+            "LineLost",
+            "RunOver",
+        ),
         "errors",
     ),
     "Line": "line.line",

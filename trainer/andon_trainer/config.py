@@ -140,6 +140,8 @@ class LineConfig:
     """Whether chunks get checksums where both ends can; False is for measuring what they cost."""
     torchrun: TorchrunStore | None = None
     """Set under torchrun if there is no address."""
+    andon_run: bool = False
+    """Whether `andon run` started this process."""
 
     def __post_init__(self) -> None:
         """Refuses values that are invalid or contradict each other."""
@@ -228,6 +230,8 @@ class LineConfig:
             if "read" in each.metadata and (text := env.get(each.metadata["variable"], "").strip())
         }
         found["token"] = _token(env)
+        run_id = env.get("ANDON_RUN_ID", "")
+        found["andon_run"] = bool(run_id) and env.get("TORCHELASTIC_RUN_ID") == run_id
         if str(arguments.get("resume")) == "latest" and "resume" in found:
             # `andon run --resume` has chosen a checkpoint of the line's present history.
             arguments["resume"] = None

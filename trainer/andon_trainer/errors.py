@@ -10,6 +10,7 @@ from andon.protocol.halts import HaltEvidence
 __all__ = [
     "AndonError",
     "CheckpointRefused",
+    "HostLost",
     "JoinRefused",
     "LineHalted",
     "LineLost",
@@ -140,3 +141,10 @@ class RunOver(LineLost):
     """
 
     exit_code = 0
+
+
+class HostLost(AndonError):
+    """Another process of this host is gone, and with it the host's place on the line.
+
+    It is raised where DistributedDataParallel averages inside a host. The other hosts go on.
+    """

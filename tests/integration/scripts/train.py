@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
@@ -170,8 +171,17 @@ def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.T
     return loss
 
 
+def in_its_host(model: nn.Module, spec: dict[str, Any]) -> nn.Module:
+    """The model, wrapped if the spec says that its host has several processes."""
+    if not spec.get("ddp"):
+        return model
+    dist.init_process_group("gloo")
+    return nn.parallel.DistributedDataParallel(model)
+
+
 def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
     line = Line(seed=spec.get("seed", 0), total_steps=spec["steps"])
+    model = in_its_host(model, spec)
     optimizer = make_optimizer(model, spec)
     data: Dataset[Any] = Sentences(spec["samples"])
     if "own_split" in spec:  # as an unseeded random_split makes one on every worker
@@ -232,6 +242,7 @@ def described(halt: LineHalted) -> dict[str, Any]:
 
 def finish(model: nn.Module, seen: dict[str, Any], step: int, spec: dict[str, Any]) -> None:
     out = Path(sys.argv[2])
+    model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     save_file(dict(model.state_dict()), out.with_suffix(".safetensors"))
     seen["step"], seen["digest"] = step, weights_digest([model]).hex()
     out.write_text(json.dumps(seen))

@@ -232,7 +232,7 @@ class Wrapped(nn.parallel.DistributedDataParallel):
 @pytest.mark.parametrize(
     ("objects", "said"),
     [
-        (lambda: [Wrapped(model())], r"leave Wrapped\(\.\.\.\) out"),
+        (lambda: [nn.Sequential(Wrapped(model()))], r"leave Wrapped\(\.\.\.\) out"),
         (lambda: [nn.Sequential(nn.DataParallel(model()))], r"leave DataParallel\(\.\.\.\) out"),
         (
             lambda: [model(), DataLoader(data(), BATCH), DataLoader(data(), BATCH)],
@@ -240,7 +240,7 @@ class Wrapped(nn.parallel.DistributedDataParallel):
         ),
         (lambda: [model(), data()], "not Sequential, TensorDataset"),
     ],
-    ids=["DDP", "DataParallel inside", "two loaders", "a dataset"],
+    ids=["DDP inside", "DataParallel inside", "two loaders", "a dataset"],
 )
 def test_what_prepare_does_not_take_is_refused_with_what_to_write(
     line: Line, objects: Callable[[], list[Any]], said: str

@@ -7,6 +7,7 @@ import math
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from andon.host.manifest import checkpoint_folder, checkpoints_in, step_of
 from andon_trainer import Line
-from andon_trainer.line.gathering import MOST_BYTES, gather_bytes, pack
+from andon_trainer.line.gathering import MOST_BYTES, framed, gather_bytes, pack
 from unit.andon_trainer.solo import data, prepared
 
 
@@ -59,7 +60,7 @@ class Others:
         return value, weight * len(self.ranks), len(self.ranks)
 
     def gather(self, data: bytes) -> tuple[bytes, ...]:
-        other = data[4:] if self.instead is None else struct.pack("<I", 99) + self.instead
+        other = data[4:] if self.instead is None else struct.pack("<I", 99) + framed([self.instead])
         return tuple(struct.pack("<I", rank) + (other if rank else data[4:]) for rank in self.ranks)
 
 
@@ -72,10 +73,11 @@ def after_a_step(line: Line) -> None:
 
 
 def test_an_evaluation_that_lost_a_worker_is_made_again_by_those_that_are_left(
-    line: Line, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    line: Line, caplog: pytest.LogCaptureFixture
 ) -> None:
     after_a_step(line)
-    monkeypatch.setattr(Line, "world_size", 3)
+    member: Any = line._member
+    member.assigned = replace(member.assigned, world_size=3)
     others = Others(line, [0, 1, 2])
 
     def evaluate() -> list[int]:

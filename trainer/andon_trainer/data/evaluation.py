@@ -42,6 +42,9 @@ class Place:
 
     number: int
     workers: int
+    part: int = 0
+    """Which part of that share is this process's, if its host divides it among several."""
+    parts: int = 1
 
 
 class Coverage:
@@ -145,6 +148,7 @@ class Splitting:
         else:
             units = _samples_of(loader, seed)
         share = shard_of(PositionRange(0, len(units)), place.number, place.workers)
+        share = shard_of(share, place.part, place.parts)
         mine: Any = units[share.start : share.stop]
         if not by_batch and loader.batch_size is not None:
             mine = BatchSampler(mine, loader.batch_size, drop_last=False)
@@ -188,7 +192,8 @@ class Splitting:
     def _every_nth(self, loader: DataLoader[Any], place: Place) -> Iterator[Any]:
         """Reads a whole stream and keeps every n-th batch: a stream has no indices to divide."""
         for number, batch in enumerate(loader):
-            if number % place.workers == place.number:
+            turn, worker = divmod(number, place.workers)
+            if worker == place.number and turn % place.parts == place.part:
                 yield move_to(self._device, batch)
 
 

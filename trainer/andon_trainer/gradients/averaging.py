@@ -36,11 +36,11 @@ from andon_trainer.gradients.running_statistics import (
     RankZeroStatistics,
     StepStatistics,
 )
-from andon_trainer.gradients.staging import Factor, make_staging
+from andon_trainer.gradients.staging import Factor, Staging, make_staging
 from andon_trainer.gradients.tap import GradientTap
 from andon_trainer.membership import Membership
 
-__all__ = ["Averaged", "Averager", "LineAverager"]
+__all__ = ["Averaged", "Averager", "LineAverager", "staged_with"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,9 @@ class Averager(Protocol):
 class LineAverager:
     """Averages over the line, block by block while backward runs."""
 
+    _in_order = False
+    """Whether blocks must be staged in the layout's order."""
+
     def __init__(
         self,
         member: Membership,
@@ -140,13 +143,11 @@ class LineAverager:
         self._plan = plan
         self._modules = modules
         self._statistics = self._make_statistics()
-        staging = make_staging(
-            plan, device, lambda block: lent_by(member.exchange, block), member.timeline
-        )
         self.late = LateGradients(plan, watch=False)
         self.clock = make_clock(device, member.timeline)
         self.losses = LossReadings(HostReader())
-        self._tap = GradientTap(plan, device, staging, self.late)
+        staging = self._make_staging(plan, device)
+        self._tap = GradientTap(plan, device, staging, self.late, in_order=self._in_order)
         self._whole = False
         """Whether the buffers hold all of this worker's last gradient."""
         self._squares: float | None = None
@@ -155,6 +156,12 @@ class LineAverager:
         """The norm of the gradient in the buffers, before it was limited."""
         self._limited_by = 1.0
         """The factor that is in the buffers."""
+
+    def _make_staging(self, plan: ModelPlan, device: torch.device) -> Staging:
+        member = self._member
+        return make_staging(
+            plan, device, lambda block: lent_by(member.exchange, block), member.timeline
+        )
 
     @property
     def intact(self) -> bool:
@@ -257,13 +264,6 @@ class LineAverager:
         """What the averages are multiplied with in `p.grad`."""
         return None if self._loss_scale is None else self._loss_scale.factor
 
-    def _staged_with(self, scale: float | None) -> Factor | None:
-        """What gradients are multiplied with on their way to the line."""
-        if self._loss_scale is None:
-            return scale
-        inverse = self._loss_scale.inverse
-        return inverse if scale is None else inverse * scale
-
     def _compute(self, loss: torch.Tensor, weight: float, scale: float | None) -> None:
         if weight == 0.0:
             # Told before backward, so that the others need not wait for it. The script still gets
@@ -277,7 +277,7 @@ class LineAverager:
         self._limited_by = 1.0
         self._squares = 0.0 if limit is not None or policy.own_gradient_norm else None
         deliver = self._measure_and_send if limit is None else self._measure
-        self._tap.arm(deliver, self._staged_with(scale), loss)
+        self._tap.arm(deliver, staged_with(self._loss_scale, scale), loss)
         try:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
             self.clock.done()  # Before `finish`, which waits for copies and blocks to leave.
@@ -334,3 +334,11 @@ class LineAverager:
     def _measure_and_send(self, block: int, flat: torch.Tensor) -> None:
         self._measure(block, flat)
         self._send(block, flat)
+
+
+def staged_with(loss_scale: LossScale | None, scale: float | None) -> Factor | None:
+    """What gradients are multiplied with on their way to the line, where the loss is scaled."""
+    if loss_scale is None:
+        return scale
+    inverse = loss_scale.inverse
+    return inverse if scale is None else inverse * scale

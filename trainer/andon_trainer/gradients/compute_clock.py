@@ -147,12 +147,14 @@ class ComputeClock:
         """Samples of the micro-batch that is being computed; None if none is."""
         self._running = False
         self._micro_batches = self._samples = 0
+        self.others = 0
+        """Samples that other processes of this worker's host computed meanwhile."""
 
     def begin(self) -> None:
         """An attempt begins: forgets the one before, however it ended."""
         self._stopwatch.reset()
         self._held, self._running, self._taken_at = None, False, None
-        self._micro_batches = self._samples = 0
+        self._micro_batches = self._samples = self.others = 0
 
     def take(self, samples: int) -> None:
         """The loop body gets a micro-batch."""
@@ -186,12 +188,18 @@ class ComputeClock:
             self._samples += self._held
             self._held = None
 
+    @property
+    def counted(self) -> int:
+        """Samples of this attempt that are computed, or being computed."""
+        return self._samples + (self._held or 0)
+
     def read(self) -> Busy:
         """All micro-batches of this attempt that went backward.
 
         Call it after the step's last backward: on a GPU it waits until that is over.
         """
-        return Busy(self._stopwatch.seconds(), self._micro_batches, self._samples)
+        samples = self._samples + self.others
+        return Busy(self._stopwatch.seconds(), self._micro_batches, samples)
 
 
 def make_clock(device: torch.device, timeline: Timeline | None = None) -> ComputeClock:

@@ -47,7 +47,7 @@ class LoneSamples:
             id(layer): (prefix + (name or type(layer).__name__), layer)
             for prefix, module in zip(module_prefixes(modules), modules, strict=True)
             for name, layer in named_modules(module)
-            if isinstance(layer, _BatchNorm)
+            if isinstance(layer, _BatchNorm) and not _is_shared(layer)
         }
         self._layers = [] if wanted else list(found.values())
         self._evaluating: dict[str, _BatchNorm] = {}
@@ -107,6 +107,16 @@ class LoneSamples:
             "batch_size greater, or use a layer that needs no batch, such as GroupNorm",
             name,
         )
+
+
+def _is_shared(layer: nn.Module) -> bool:
+    """Whether a layer's statistics are those of several processes, which wait for each other."""
+    distributed = torch.distributed
+    return (
+        isinstance(layer, nn.SyncBatchNorm)
+        and distributed.is_available()
+        and distributed.is_initialized()
+    )
 
 
 def _not_compiled() -> AbstractContextManager[Any]:

@@ -237,6 +237,7 @@ class CudaStaging:
         self._done[block] = done
         with torch.cuda.stream(self._side), torch.no_grad():
             _gather(flat, gradients, self._shapes[block], scale)
+            self._gathered(block, flat, gradients)
             pinned.copy_(flat, non_blocking=True)
             done.record(self._side)
         for gradient in gradients:
@@ -244,6 +245,11 @@ class CudaStaging:
             # must not hand its memory out until then.
             for part in _parts(gradient):
                 part.record_stream(self._side)
+
+    def _gathered(
+        self, block: int, flat: torch.Tensor, gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """A block's gradients are in one vector on the device; a subclass may change it there."""
 
     def _vector(self, block: int) -> torch.Tensor:
         """Pinned memory for a block's gradients."""

@@ -35,7 +35,7 @@ from andon_trainer.gradients.missing import MissingGradients
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.staging import Factor, Staging, make_staging
 
-__all__ = ["Deliver", "GradientTap", "put_average"]
+__all__ = ["Deliver", "GradientTap", "dense_gradient", "put_average"]
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,8 @@ class GradientTap:
         device: torch.device,
         staging: Staging | None = None,
         late: LateGradients | None = None,
+        *,
+        in_order: bool = False,
     ) -> None:
         """Puts hooks on the parameters.
 
@@ -75,11 +77,14 @@ class GradientTap:
             device: the model's.
             staging: how blocks reach the host; None: what suits the device.
             late: is told of gradients that are added while the tap is not armed.
+            in_order: whether blocks are staged in their order, and each once. Else a block is
+                staged when it is complete, and again if it grows.
         """
         self._plan = plan
         self._staging = staging or make_staging(plan, device)
         self._missing = MissingGradients(plan)
         self._late = late
+        self._in_order = in_order
         self._lock = threading.Lock()
         self._armed: _ArmedBackward | None = None
         self._reentrant: bool | None = None
@@ -220,7 +225,7 @@ class GradientTap:
         return added
 
     def _added(self, armed: _ArmedBackward, block: int, index: int) -> None:
-        if block < armed.delivered:
+        if block < armed.delivered or (self._in_order and block in armed.staged):
             # Checkpointing that the first loss's graph did not show.
             name = self._plan.layout.blocks[block].components[index].name
             raise RuntimeError(
@@ -231,7 +236,10 @@ class GradientTap:
         if armed.at_end:
             return
         armed.missing[block].discard(index)
-        if not armed.missing[block]:
+        if self._in_order:
+            while (block := len(armed.staged)) < len(armed.missing) and not armed.missing[block]:
+                self._stage(armed, block)
+        elif not armed.missing[block]:
             # A second time if a gradient grew after the block was staged, and before its delivery.
             self._stage(armed, block)
         self._deliver(armed, wait=False)
@@ -300,14 +308,14 @@ def put_average(
     for index in absent:
         parameters[index].grad = None
     targets: list[torch.Tensor | None] = [
-        None if index in absent else _dense_gradient(parameter)
+        None if index in absent else dense_gradient(parameter)
         for index, parameter in enumerate(parameters)
     ]
     staging.put(block, targets, flat)
     return [target for target in targets if target is not None]
 
 
-def _dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
+def dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
     """The parameter's gradient; a new one if it has none that a dense average fits into."""
     gradient = parameter.grad
     if gradient is None or gradient.is_sparse or gradient.dtype != parameter.dtype:

@@ -64,6 +64,21 @@ def gather_bytes(member: RunMember, rank: int, data: bytes) -> dict[int, bytes]:
     return {each: found[each] for each in sorted(found)}
 
 
+def framed(parts: Sequence[bytes]) -> bytes:
+    """What the processes of one worker give, as one: a worker may be a host with several."""
+    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def unframed(data: bytes) -> list[bytes]:
+    """What `framed` was given."""
+    parts, at = [], 0
+    while at < len(data):
+        start = at + _LENGTH.size
+        at = start + _LENGTH.unpack_from(data, at)[0]
+        parts.append(data[start:at])
+    return parts
+
+
 def pack(value: Any) -> bytes:
     """A number, a tensor, or a structure of such, as bytes.
 

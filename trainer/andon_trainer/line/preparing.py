@@ -23,6 +23,10 @@ from andon_trainer.gradients.model_layout import ModelPlan, plan_model
 from andon_trainer.gradients.running_statistics import MeanStatistics
 from andon_trainer.gradients.solo_averaging import SoloAverager
 from andon_trainer.gradients.wrappers import unwrapped
+from andon_trainer.hosts.averaging import FollowerAverager, LeaderAverager
+from andon_trainer.hosts.member import FollowerMember, LeaderMember
+from andon_trainer.hosts.opening import group_of, refuse_stream, switch_off
+from andon_trainer.hosts.steps import HostStepper
 from andon_trainer.line.loop import TrainingLoop
 from andon_trainer.line.manual import ManualSteps
 from andon_trainer.member import SoloMember
@@ -46,6 +50,8 @@ __all__ = ["Preparing"]
 
 _CAPABILITIES = (BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY)
 """What a loop over a loader can do. Manual steps can't: the line does not see their samples."""
+_OF_HOSTS = (BALANCE_CAPABILITY, CADENCE_CAPABILITY)
+"""What it can do in a host whose processes average by DistributedDataParallel."""
 
 
 class Preparing(TrainingLoop, ManualSteps):
@@ -61,7 +67,8 @@ class Preparing(TrainingLoop, ManualSteps):
         the same objects; their `step()` acts only when the line commits a step. So does a
         GradScaler, which scales what `line.backward` is given; its state is kept. The loader is
         replaced by one that yields this worker's samples. Without a loader the worker joins when
-        `line.shards` is first called.
+        `line.shards` is first called. A model that is wrapped in DistributedDataParallel makes the
+        processes of its group one worker.
 
         ```python
         model, optimizer, loader = line.prepare(model, optimizer, loader, micro_batch_size=8)
@@ -78,8 +85,8 @@ class Preparing(TrainingLoop, ManualSteps):
 
         Raises:
             RuntimeError: `prepare` or `join` was called before.
-            TypeError: an object is none of these, or a model is wrapped in DataParallel or
-                DistributedDataParallel.
+            TypeError: an object is none of these, or a model is wrapped in DataParallel, or in
+                DistributedDataParallel under `andon run`.
             ValueError: an optimizer trains a parameter of no prepared model or can't work with
                 averaged gradients, or the loader's sampler can't be followed.
             JoinRefused: the line does not accept this worker.
@@ -89,6 +96,8 @@ class Preparing(TrainingLoop, ManualSteps):
         self._require_first()
         self._micro_batch_size = micro_batch_size
         given = Prepared.sort(objects)
+        self._worker.host = group_of(given.wrapped, self._worker.config)
+        self._undo.append(switch_off(given.wrapped))
         refuse_optimizers(given.models, given.optimizers)
         # Moved before anything looks at the parameters: `to` may replace them.
         for model in given.models:
@@ -150,9 +159,11 @@ class Preparing(TrainingLoop, ManualSteps):
     def _join(self, feeder: Feeder) -> None:
         """Joins with a loop over a feeder's samples."""
         # Loading processes are forked before any channel exists: a child that inherits one hangs.
+        worker = self._worker
+        if worker.host is not None:
+            refuse_stream(feeder)
         feeder.open()
         self._feeder = feeder
-        worker = self._worker
         plan = plan_model(worker.replica.modules)
         assert self._audit is not None
         self._audit.open(plan)
@@ -164,7 +175,7 @@ class Preparing(TrainingLoop, ManualSteps):
             sparse=feeder.sparse,
             data_digest=feeder.digest(self.device) if compares_data else "",
         )
-        member = worker.join(plan, run, _CAPABILITIES)
+        member = worker.join(plan, run, _CAPABILITIES if worker.host is None else _OF_HOSTS)
         parts = LoopParts(
             member=member,
             accumulated=AccumulatedGradients(plan),
@@ -177,14 +188,22 @@ class Preparing(TrainingLoop, ManualSteps):
         self._stepper = self._gate.stepper = self._stepper_for(member, plan, parts)
 
     def _stepper_for(
-        self, member: SoloMember | Membership, plan: ModelPlan, parts: LoopParts
+        self, member: SoloMember | Membership | FollowerMember, plan: ModelPlan, parts: LoopParts
     ) -> LoopSteps:
         """The loop of the line's schedule."""
         scale = None if parts.scaling is None else parts.scaling.loss_scale
+        host, modules = self._worker.host, parts.replica.modules
+        if host is not None:
+            averager: LeaderAverager | FollowerAverager
+            if isinstance(member, LeaderMember):
+                averager = LeaderAverager(host, member, plan, self.device, modules, scale)
+            else:
+                averager = FollowerAverager(host, plan, self.device, modules, scale)
+            return HostStepper(host, parts, averager)
+        assert not isinstance(member, FollowerMember)
         if isinstance(member, SoloMember):
             return Stepper(parts, SoloAverager(member, plan, self.device, loss_scale=scale))
         if not member.policy.local_steps:
-            modules = parts.replica.modules
             return Stepper(parts, LineAverager(member, plan, self.device, modules, scale))
         assert self._audit is not None
         outer = outer_optimizer(plan, member.policy.outer)
@@ -215,6 +234,7 @@ class Preparing(TrainingLoop, ManualSteps):
         plan = plan_model(worker.replica.modules)
         # One position of the run is one step: the line assigns no samples.
         member = worker.join(plan, worker.plan_run(1))
+        assert not isinstance(member, FollowerMember)
         collectives: SoloCollectives | LineCollectives
         if isinstance(member, SoloMember):
             collectives = SoloCollectives(SoloAverager(member, plan, self.device))

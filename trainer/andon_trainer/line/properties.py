@@ -47,19 +47,26 @@ class LineProperties:
     def rank(self) -> int:
         """This worker's rank, from 0; it can change between steps, as workers come and go.
 
-        Before the worker has joined it is the launcher's `RANK`, or 0.
+        Before the worker has joined it is the launcher's `RANK`, or 0. In a host whose processes
+        average by DistributedDataParallel each process has a rank of its own, and every host must
+        have as many processes.
         """
-        assigned = self._worker.assigned
-        return assigned.rank if assigned else self._worker.config.launch_slot or 0
+        assigned, host = self._worker.assigned, self._worker.host
+        if assigned is None:
+            return self._worker.config.launch_slot or 0
+        return assigned.rank if host is None else assigned.rank * host.size + host.rank
 
     @property
     def world_size(self) -> int:
         """Number of workers in the current step; it can change between steps.
 
-        Before the worker has joined it is the launcher's `WORLD_SIZE`, or 1.
+        Before the worker has joined it is the launcher's `WORLD_SIZE`, or 1. Processes of a host
+        that average by DistributedDataParallel count each.
         """
-        assigned = self._worker.assigned
-        return assigned.world_size if assigned else self._worker.config.launch_size
+        assigned, host = self._worker.assigned, self._worker.host
+        if assigned is None:
+            return self._worker.config.launch_size
+        return assigned.world_size if host is None else assigned.world_size * host.size
 
     @property
     def is_main(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
@@ -11,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from andon.protocol.order import splitmix64
 from andon_trainer.data.evaluation import Coverage
-from andon_trainer.line.gathering import concatenate, gather_bytes, pack, unpack
+from andon_trainer.hosts.member import answer_in_host
+from andon_trainer.line.gathering import concatenate, framed, gather_bytes, pack, unframed, unpack
 from andon_trainer.line.properties import LineProperties
 from andon_trainer.state.best import BEST, BestSoFar
 
@@ -53,7 +55,9 @@ class Together(LineProperties):
         if assigned is None:
             place = self._coverage.place(0, 1, None)
         else:
-            place = self._coverage.place(self.rank, self.world_size, assigned.key)
+            place = self._coverage.place(assigned.rank, assigned.world_size, assigned.key)
+            if (host := self._worker.host) is not None:
+                place = replace(place, part=host.rank, parts=host.size)
         seed = splitmix64(self.seed) ^ self.step
         units, batches = self._splitting.split(loader, place, seed=seed)
         self._coverage.divided(units)
@@ -198,14 +202,29 @@ class Together(LineProperties):
         """What each worker gave, by rank; numbers as tensors."""
         if self._member.assigned is None:
             return [unpack(pack(value))]  # See `split`: it evaluates everything.
-        found = gather_bytes(self._member, self.rank, pack(value))
+        found = self._gather_bytes(pack(value))
         if self._coverage.lacks(len(found)):
             self._coverage.lost(list(found), self._member.assigned.key)
-        return [unpack(each) for each in found.values()]
+        return [unpack(each) for parts in found.values() for each in parts]
+
+    def _gather_bytes(self, data: bytes) -> dict[int, list[bytes]]:
+        """What the processes of each worker gave, by the worker's rank."""
+        assigned, host = self._member.assigned, self._worker.host
+        rank = assigned.rank if assigned else 0
+        if host is None:
+            found = gather_bytes(self._member, rank, framed([data]))
+        else:
+            found = answer_in_host(
+                host,
+                "line.gather",
+                data,
+                lambda given: gather_bytes(self._member, rank, framed(given)),
+            )
+        return {each: unframed(parts) for each, parts in found.items()}
 
     def _ranks_left(self) -> list[int]:
         """The ranks that still take part."""
-        return list(gather_bytes(self._member, self.rank, b""))
+        return list(self._gather_bytes(b""))
 
     def _require_between_steps(self, what: str) -> None:
         steps = self._manual or self._stepper

@@ -21,6 +21,9 @@ from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Digest, LeaveReport
 from andon_trainer.errors import AndonError, LineHalted, RunOver
 from andon_trainer.gradients.model_layout import ModelPlan, warn_of_rounding
+from andon_trainer.hosts.group import HostGroup
+from andon_trainer.hosts.member import FollowerMember, LeaderMember, failing_together
+from andon_trainer.hosts.opening import agree_on_plan, config_of_host, located_by_leader
 from andon_trainer.member import RunMember, SoloMember
 from andon_trainer.membership import Membership
 from andon_trainer.process.device import counters_of, describe
@@ -44,6 +47,8 @@ class Worker:
         self.device = device
         self.replica = Replica([])
         self.checkpoints = WorkerCheckpoints(config, device)
+        self.host: HostGroup | None = None
+        """The processes that are one worker together with this one; None: it is a worker alone."""
         self.member: RunMember | None = None
         """Its place on the line, or alone; None before it has joined."""
         self.crash: BaseException | None = None
@@ -73,8 +78,8 @@ class Worker:
 
     def join(
         self, plan: ModelPlan, run: RunPlan, capabilities: tuple[str, ...] = ()
-    ) -> SoloMember | Membership:
-        """Takes this worker's place: on the line of the configuration, or alone.
+    ) -> SoloMember | Membership | FollowerMember:
+        """Takes this worker's place: on the line of the configuration, in its host, or alone.
 
         Args:
             plan: the blocks of its models.
@@ -88,11 +93,33 @@ class Worker:
         """
         self.checkpoints.check(run)
         self._run = run
+        self.replica.mark(plan)
+        host = self.host
+        if host is not None:
+            agree_on_plan(host, plan.layout, run)
+            if host.rank:
+                return self._follow(host)
+            self.config = config_of_host(self.config, host)
+            with failing_together(host):
+                return self._take_place(plan, run, capabilities)
+        return self._take_place(plan, run, capabilities)
+
+    def _follow(self, host: HostGroup) -> FollowerMember:
+        """Takes a follower's place in its host."""
+        self.member = member = FollowerMember(host, self.replica)
+        # The leader leaves once its step is over, and tells this process.
+        self._termination.install(member.ask_to_leave)
+        self.config = located_by_leader(self.config, member.join())
+        return member
+
+    def _take_place(
+        self, plan: ModelPlan, run: RunPlan, capabilities: tuple[str, ...]
+    ) -> SoloMember | Membership:
+        """Takes a worker's place on the line, or alone."""
         if not self.config.solo:
             self.config = locate(self.config)
         self._open_timeline()
         config = self.config
-        self.replica.mark(plan)
         if config.solo:
             self.member = alone = SoloMember(run, self.checkpoints.origin, self._timeline)
             return alone
@@ -105,11 +132,18 @@ class Worker:
             capabilities=capabilities,
         )
         self._telemetry = Telemetry(config, self._timeline)
-        self.member = member = Membership(config, candidate, self._telemetry)
+        member: Membership
+        if self.host is None:
+            member = Membership(config, candidate, self._telemetry)
+        else:
+            member = LeaderMember(self.host, config, candidate, self._telemetry)
+        self.member = member
         # Before joining: a SIGTERM that comes while this worker waits for its weights must end the
         # wait, and `ask_to_leave` is what does that.
         self._termination.install(member.ask_to_leave)
         member.join()
+        if isinstance(member, LeaderMember):
+            member.host_joined((config.address, config.run_id, config.run_dir))
         warn_of_rounding(plan.layout)
         return member
 
@@ -185,7 +219,8 @@ class Worker:
             LineHalted: they differ.
         """
         try:
-            if isinstance(self.member, Membership) and not self._left and self._ends_well:
+            on_line = isinstance(self.member, Membership | FollowerMember)
+            if on_line and not self._left and self._ends_well:
                 self.compare_ends()
         except BaseException as error:
             self.crash = error  # `leave` reports it.
@@ -196,6 +231,9 @@ class Worker:
         if isinstance(self.member, Membership) and not self._left:
             self._left = True
             self.member.leave(self._departure(self.member))
+        self._left = True
+        if self.host is not None:
+            self.host.close()
         if self._telemetry is not None:
             self._telemetry.close()
         if self._timeline is not None:

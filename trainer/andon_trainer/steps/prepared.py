@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,12 @@ from torch.optim import Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from andon_trainer.gradients.wrappers import named_modules, named_parameters, unwrapped
+from andon_trainer.gradients.wrappers import (
+    named_modules,
+    named_parameters,
+    original_of,
+    unwrapped,
+)
 
 __all__ = [
     "Prepared",
@@ -45,6 +50,8 @@ class Prepared:
     schedulers: list[LRScheduler]
     loader: DataLoader[Any] | None
     scaler: torch.amp.GradScaler | None = None
+    wrapped: Sequence[DistributedDataParallel] = ()
+    """Wrappers of models, which say what processes average inside this host."""
 
     @classmethod
     def sort(cls, objects: Sequence[Any]) -> Prepared:
@@ -55,15 +62,22 @@ class Prepared:
                 model is wrapped in something that averages gradients itself.
             ValueError: a part of a model can't train on a line; see `refuse_modules`.
         """
-        refuse_modules([thing for thing in objects if isinstance(thing, nn.Module)])
+        modules = [thing for thing in objects if isinstance(thing, nn.Module)]
+        # The line averages in their place: see `hosts`.
+        wrapped = [
+            ddp for each in modules if isinstance(ddp := original_of(each), DistributedDataParallel)
+        ]
+        refuse_modules(each for each in modules if original_of(each) not in wrapped)
+        refuse_modules((each.module for each in wrapped), in_host=True)
         loaders = [thing for thing in objects if isinstance(thing, DataLoader)]
         scalers = [thing for thing in objects if isinstance(thing, torch.amp.GradScaler)]
         found = cls(
-            [unwrapped(thing) for thing in objects if isinstance(thing, nn.Module)],
+            [unwrapped(module) for module in modules],
             [thing for thing in objects if isinstance(thing, Optimizer)],
             [thing for thing in objects if isinstance(thing, LRScheduler)],
             loaders[0] if loaders else None,
             scalers[0] if scalers else None,
+            wrapped,
         )
         if len(loaders) > 1:
             raise TypeError(
@@ -135,8 +149,13 @@ def numbered_parameters(optimizer: Optimizer) -> Iterator[tuple[str, nn.Paramete
             yield f"parameter {index} of group {group}", part
 
 
-def refuse_modules(modules: Sequence[nn.Module]) -> None:
+def refuse_modules(modules: Iterable[nn.Module], *, in_host: bool = False) -> None:
     """Refuses models with a part that can't train on a line.
+
+    Args:
+        modules: models.
+        in_host: whether the processes of a host go forward together, as under
+            DistributedDataParallel.
 
     Raises:
         TypeError: a part is wrapped for several workers or devices.
@@ -145,7 +164,8 @@ def refuse_modules(modules: Sequence[nn.Module]) -> None:
     """
     for module in modules:
         for name, part in named_modules(module):
-            _refuse_part(name or type(part).__name__, part)
+            if not (in_host and isinstance(part, nn.SyncBatchNorm)):
+                _refuse_part(name or type(part).__name__, part)
         for name, tensor in (*named_parameters(module), *module.named_buffers()):
             if tensor.is_meta:
                 raise ValueError(

@@ -152,10 +152,14 @@ class Stepper(LoopSteps):
     def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
         """Runs the step's last backward, averages and reports."""
         self._accumulation.refuse_other_bodies()
-        weight, scale = self._weigh(state, whole=whole)
         # Whatever raises below (the script's own backward, a halt), the step is then over.
         state.phase = StepPhase.VOID
         self._kept = None
+        weighed = self._weigh(state, whole=whole)
+        if weighed is None:
+            self._accumulated.drop()
+            return
+        weight, scale = weighed
         if state.kept is not None and state.borrowed:
             averaged = self._averager.resend(scalar, weight)
         else:
@@ -177,10 +181,11 @@ class Stepper(LoopSteps):
         busy = self._averager.clock.read()
         self._member.report(state.report(averaged, busy, self.stop_wanted))
 
-    def _weigh(self, state: StepState, *, whole: bool) -> tuple[float, float | None]:
+    def _weigh(self, state: StepState, *, whole: bool) -> tuple[float, float | None] | None:
         """The weight of this worker's gradient, and the factor that makes its sum a mean.
 
-        The factor is None if the gradient is a mean already.
+        Returns:
+            The factor is None if the gradient is a mean already. None: the step is void.
         """
         return state.weight, None if whole or not state.weight else state.unit / state.weight
 

@@ -1,0 +1,302 @@
+"""Averaging in a host: its processes add up their gradients, and the leader exchanges the sum.
+
+Theory of operation. Before a step's last backward the processes agree on the host's weight W (see
+`steps`). Each scales its gradient to its part of W, so that the sum over the host is the host's
+mean, and blocks are summed while backward runs. The leader sends each sum as a worker sends its
+gradient, with weight W. What comes back, the mean over all hosts, goes to the others' `p.grad`.
+
+The leader tells the others twice in a step: whether the round was begun, since they add up blocks
+only if it was, and what came of it. Whatever else goes wrong in between, in any process, closes the
+group: the others may wait in a sum that this process will never take part in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from andon_trainer.exchange.path import lent_by
+from andon_trainer.gradients.averaging import Averaged, LineAverager, staged_with
+from andon_trainer.gradients.broadcast import NormBuffers
+from andon_trainer.gradients.compute_clock import make_clock
+from andon_trainer.gradients.guards import LateGradients
+from andon_trainer.gradients.loss_scale import LossScale
+from andon_trainer.gradients.model_layout import ModelPlan
+from andon_trainer.gradients.readings import HostReader, LossReadings
+from andon_trainer.gradients.staging import Staging
+from andon_trainer.gradients.tap import GradientTap, dense_gradient
+from andon_trainer.hosts.group import HostGroup
+from andon_trainer.hosts.member import BACKWARD, Refused, failing_together, meet, told_by_leader
+from andon_trainer.hosts.sums import HostSums
+from andon_trainer.membership import Membership
+
+__all__ = ["Agreed", "FollowerAverager", "LeaderAverager"]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What the processes of a host agreed on before a step's last backward."""
+
+    takes_part: bool
+    """Whether this process's weight is above 0."""
+    sends_again: bool
+    """Whether the host sends what it kept, and nobody's gradient is needed."""
+    samples_of_others: int
+    """What the other processes computed in this attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What came of a round."""
+
+    averaged: Averaged | None
+    """None: the round is void."""
+    intact: bool
+    """Whether the leader has the host's gradient, to send it again."""
+    missing: tuple[tuple[int, ...], ...] = ()
+    """For each block, the parameters that no worker has a gradient for."""
+
+
+_BEGUN = "begun"
+
+
+class _Passing:
+    """Brings the leader's tensors to the others: the mean, and BatchNorm's statistics."""
+
+    def __init__(self, group: HostGroup, plan: ModelPlan, modules: Sequence[nn.Module]) -> None:
+        self._group = group
+        self._plan = plan
+        self._statistics = NormBuffers(modules)
+
+    def missing(self) -> tuple[tuple[int, ...], ...]:
+        """For each block the parameters that have no gradient."""
+        return tuple(
+            tuple(index for index, part in enumerate(parameters) if part.grad is None)
+            for parameters in self._plan.parameters
+        )
+
+    def mean(self, missing: tuple[tuple[int, ...], ...]) -> None:
+        """Makes every process's `p.grad` the leader's, bit for bit."""
+        for parameters, absent in zip(self._plan.parameters, missing, strict=True):
+            present = [part for index, part in enumerate(parameters) if index not in absent]
+            for index in absent:
+                parameters[index].grad = None
+            targets = [dense_gradient(part) for part in present]
+            # By dtype: no rounding on the way.
+            for dtype in dict.fromkeys(target.dtype for target in targets):
+                self._pass([each for each in targets if each.dtype == dtype])
+
+    def statistics(self) -> None:
+        """Makes every process's running statistics the leader's."""
+        flat = self._statistics.read()
+        for values in flat.values():
+            self._group.broadcast(values)
+        if self._group.rank:
+            self._statistics.write(flat)
+
+    def _pass(self, tensors: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            flat = torch.cat([each.reshape(-1).to(tensors[0].device) for each in tensors])
+            self._group.broadcast(flat)
+            if self._group.rank:
+                pieces = torch.split(flat, [each.numel() for each in tensors])
+                for target, piece in zip(tensors, pieces, strict=True):
+                    target.copy_(piece.view(target.shape))
+
+
+class LeaderAverager(LineAverager):
+    """Averages over the line, for its host."""
+
+    _in_order = True
+
+    def __init__(
+        self,
+        group: HostGroup,
+        member: Membership,
+        plan: ModelPlan,
+        device: torch.device,
+        modules: Sequence[nn.Module],
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        """Puts hooks on the parameters; see `LineAverager`."""
+        self._group = group
+        super().__init__(member, plan, device, modules, loss_scale)
+        self._passing = _Passing(group, plan, modules)
+        self._kept_by_all = False
+
+    def _make_staging(self, plan: ModelPlan, device: torch.device) -> Staging:
+        member = self._member
+        self._sums = HostSums(
+            self._group, plan, device, lambda block: lent_by(member.exchange, block)
+        )
+        return self._sums
+
+    @property
+    def intact(self) -> bool:
+        """See `Averager`: as the others were told."""
+        return self._kept_by_all
+
+    def agreed(self, on: Agreed) -> None:
+        """Notes what the step's last backward is for."""
+        self._sums.takes_part = on.takes_part
+        self.clock.others = on.samples_of_others
+
+    def refuse_loss(self, value: float) -> None:
+        """Reports this process's loss, and waits for the halt that follows."""
+        self.halt(first_refused(meet(self._group, BACKWARD, Refused(value))))
+
+    def halt(self, value: float) -> None:
+        """Reports a loss of this host, and waits for the halt that follows."""
+        with failing_together(self._group):
+            super().refuse_loss(value)
+        self._tell(None)
+
+    def committed(self) -> None:
+        """Sets the running statistics that came with the mean, in all processes."""
+        super().committed()
+        self._passing.statistics()
+
+    def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
+        begun = False
+
+        def begin_and_send() -> None:
+            nonlocal begun
+            begun = True
+            self._group.tell(_BEGUN)
+            with closing_if_raising(self._group):
+                send()
+
+        with failing_together(self._group):
+            averaged = super()._average(weight, begin_and_send)
+        missing = self._passing.missing() if averaged is not None else ()
+        self._tell(averaged, missing)
+        if averaged is not None:
+            self._passing.mean(missing)
+        return averaged
+
+    def _tell(self, averaged: Averaged | None, missing: tuple[tuple[int, ...], ...] = ()) -> None:
+        self._kept_by_all = super().intact
+        self._group.tell(_Outcome(averaged, self._kept_by_all, missing))
+
+
+class FollowerAverager:
+    """Adds this process's gradients to its host's, and takes over the mean."""
+
+    def __init__(
+        self,
+        group: HostGroup,
+        plan: ModelPlan,
+        device: torch.device,
+        modules: Sequence[nn.Module],
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        """Puts hooks on the parameters; `loss_scale` as the leader has it."""
+        self._loss_scale = loss_scale if loss_scale is not None and loss_scale.enabled else None
+        self.overflowed = False
+        """Never: the leader finds it in the sum, and the commit says it."""
+        self._group = group
+        self._blocks = range(len(plan.parameters))
+        self._passing = _Passing(group, plan, modules)
+        self._sums = HostSums(group, plan, device)
+        self.late = LateGradients(plan, watch=False)
+        self.clock = make_clock(device)
+        self.losses = LossReadings(HostReader())
+        self._tap = GradientTap(plan, device, self._sums, self.late, in_order=True)
+        self._sends_again = False
+        self.intact = False
+        """Whether the leader has the host's gradient."""
+
+    def begin(self, *, kept: bool) -> None:
+        """Does nothing: running statistics come with the commit."""
+
+    def put_away(self) -> None:
+        """Does nothing: the leader's state is the line's."""
+
+    def agreed(self, on: Agreed) -> None:
+        """Notes what the step's last backward is for."""
+        self._sums.takes_part = on.takes_part
+        self._sends_again = on.sends_again
+
+    def refuse_loss(self, value: float) -> None:
+        """Has this process's loss reported, and waits for the halt that follows."""
+        self.halt(first_refused(meet(self._group, BACKWARD, Refused(value))))
+
+    def halt(self, value: float) -> None:
+        """Waits for the halt that the leader waits for."""
+        told_by_leader(self._group)
+
+    def run(
+        self,
+        loss: torch.Tensor,
+        weight: float,
+        scale: float | None,
+    ) -> Averaged | None:
+        """Runs backward for a host of weight `weight`, adds up, and takes over the mean."""
+        self.clock.pause()
+        self.intact = False
+        told = told_by_leader(self._group)
+        if isinstance(told, _Outcome):
+            return self._take(told)  # Void before it began.
+        self.clock.resume()
+        with closing_if_raising(self._group):
+            self._compute(loss, scale, sums=weight > 0 and not self._sends_again)
+        outcome = told_by_leader(self._group)
+        assert isinstance(outcome, _Outcome)
+        return self._take(outcome)
+
+    def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
+        """There is nothing new in this process: its part is in what the leader kept."""
+        return self.run(loss, weight, None)
+
+    def recall(self, weight: float) -> None:
+        """Does nothing: the leader recalls the host's gradient."""
+
+    def committed(self) -> None:
+        """Takes over the leader's running statistics."""
+        self._passing.statistics()
+
+    def close(self) -> None:
+        """Removes the hooks from the parameters; a second call does nothing."""
+        self._tap.close()
+        self.late.close()
+
+    def _compute(self, loss: torch.Tensor, scale: float | None, *, sums: bool) -> None:
+        if not sums:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+            self.clock.done()
+            return
+        self._tap.arm(lambda _block, _flat: None, staged_with(self._loss_scale, scale), loss)
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+            self.clock.done()
+            self._tap.finish()
+        except BaseException:
+            self._tap.disarm()
+            raise
+
+    def _take(self, outcome: _Outcome) -> Averaged | None:
+        self.intact = outcome.intact
+        if outcome.averaged is not None:
+            self._passing.mean(outcome.missing)
+            self.late.averaged(self._blocks)
+        return outcome.averaged
+
+
+def first_refused(called: Sequence[Any]) -> float:
+    """The loss of the first process whose loss is not finite."""
+    return next(each.given.value for each in called if isinstance(each.given, Refused))
+
+
+@contextmanager
+def closing_if_raising(group: HostGroup) -> Iterator[None]:
+    """Ends the group if this process fails where the others may wait for its gradients."""
+    try:
+        yield
+    except BaseException:
+        group.close()
+        raise

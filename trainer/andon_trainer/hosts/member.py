@@ -1,0 +1,498 @@
+"""A host's membership: the leader's is the line's, and its followers have theirs from it.
+
+Theory of operation. The processes of a host run the same script, and so the same steps, in
+lockstep. Where a step asks the line (for work, a commit, a mean), the leader asks and tells the
+followers the answer, together with where the line stands now. An answer may be an exception: the
+followers raise the same one. If the leader got the line's state by a transfer, it is passed on
+before the answer is used.
+
+Calls that a script makes by itself (a loop, `line.mean`) begin with a meeting: each process says
+what it calls, and if these differ all of them raise, instead of waiting for each other.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from andon.protocol.halts import HaltEvidence
+from andon.protocol.records import Cursor, Key
+from andon_trainer.candidate import Candidate
+from andon_trainer.config import LineConfig
+from andon_trainer.core.events import Assigned, Committed, TransferAsked
+from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport
+from andon_trainer.errors import (
+    HostLost,
+    JoinRefused,
+    LineHalted,
+    LineLost,
+    RunOver,
+    WorkerDropped,
+)
+from andon_trainer.exchange.transfer import State
+from andon_trainer.hosts.group import HostGroup
+from andon_trainer.member import RunMember
+from andon_trainer.membership import Membership
+from andon_trainer.telemetry import Telemetry
+from andon_trainer.termination import Terminated
+from andon_trainer.timeline import Timeline
+
+__all__ = [
+    "BACKWARD",
+    "Failure",
+    "FollowerMember",
+    "LeaderMember",
+    "Leadership",
+    "Refused",
+    "answer_in_host",
+    "failing_together",
+    "meet",
+    "refuse_other_weights",
+    "told_by_leader",
+]
+
+BACKWARD = "line.backward"
+"""What the processes call with the last micro-batch of a step."""
+_T = TypeVar("_T")
+_NEXT = "the next step of the loader"
+_OVER = "the end of an epoch"
+_MEAN = "line.mean"
+_END = "the end of the run"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of one process, to be raised by the others of its host."""
+
+    kind: str
+    message: str = ""
+    facts: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """What the others are told of `error`."""
+        match error:
+            case LineHalted():
+                return cls("LineHalted", facts=(error.evidence,))
+            case JoinRefused():
+                facts = (error.reason, error.component, error.mine, error.theirs)
+                return cls("JoinRefused", str(error), facts)
+            case LineLost():
+                return cls(type(error).__name__, str(error), (error.address, error.last_step))
+            case Terminated():
+                return cls("Terminated")
+        return cls("", f"{type(error).__name__}: {error}")
+
+    def error(self) -> BaseException:
+        """The exception to raise."""
+        match self.kind, self.facts:
+            case "LineHalted", (HaltEvidence() as evidence,):
+                return LineHalted(evidence)
+            case "JoinRefused", (reason, component, mine, theirs):
+                return JoinRefused(reason, self.message, component, mine, theirs)
+            case "Terminated", _:
+                return Terminated()
+            case kind, (address, last_step) if kind in _LOST:
+                return _LOST[kind](self.message, address, last_step)
+        return HostLost(f"another process of this host failed, and so its host: {self.message}")
+
+
+_LOST: dict[str, type[LineLost]] = {
+    each.__name__: each for each in (LineLost, RunOver, WorkerDropped)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A process's loss that is not finite."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """What one process calls, and with what."""
+
+    name: str
+    given: Any
+    terminated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Where the leader stands on the line."""
+
+    head: Key | None = None
+    cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
+    step: int = 0
+    assigned: Assigned | None = None
+    stop_reason: str = ""
+    doubts: int = 0
+    installed_from: TransferAsked | None = None
+    pacing: bytes = b""
+    digest_every: int = 0
+
+    @classmethod
+    def of(cls, member: RunMember) -> _Facts:
+        return cls(
+            member.head,
+            member.cursor,
+            member.step,
+            member.assigned,
+            member.stop_reason,
+            member.doubts,
+            member.installed_from,
+            member.pacing,
+            member.digest_every,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The leader's answer to a call; with `has_state` a state follows."""
+
+    result: Any
+    facts: _Facts
+    has_state: bool = False
+
+
+def meet(group: HostGroup, name: str, given: Any, *, terminated: bool = False) -> list[Any]:
+    """What each process gives to the call `name`, which all of them must make.
+
+    Raises:
+        RuntimeError: they make different calls.
+        HostLost: one of them failed.
+    """
+    called = group.meet(_Called(name, given, terminated))
+    for each in called:
+        if isinstance(each, Failure):
+            raise each.error()
+    for number, each in enumerate(called):
+        if each.name != called[0].name:
+            raise RuntimeError(
+                "the processes of this host do not run the same loop: process 0 calls "
+                f"{called[0].name}, process {number} calls {each.name}. Under "
+                "DistributedDataParallel all of them make the same calls in the same order: leave "
+                "the loop, and call line.mean, by what is the same on all (line.step, line.loss, a "
+                "mean), not by a process's own loss, time or rank"
+            )
+    return called
+
+
+class Leadership:
+    """What the leader adds to its own membership: the others are told all that it learns.
+
+    Each call gets `ask`, which is the membership's own method.
+    """
+
+    def __init__(self, group: HostGroup, member: RunMember, state: State) -> None:
+        """Tells nothing yet: `joined` is first."""
+        self._group = group
+        self._member = member
+        self._state = state
+        self._passed_on: TransferAsked | None = None
+
+    def joined(self, line: Any) -> None:
+        """Tells the others that the host has joined, what the line is, and gives them its state."""
+        self._passed_on = self._member.installed_from
+        self._group.tell(_Told(line, _Facts.of(self._member), has_state=True))
+        self._group.tell(self._state.pack())
+
+    def next_round(self, ask: Callable[[], Assigned]) -> Assigned:
+        """See `RunMember`."""
+        called = meet(self._group, _NEXT, None)
+        if any(each.terminated for each in called):
+            # A launcher signals all processes of a host. If one alone was signalled, all leave by
+            # the signal's own way.
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self.tell(ask)
+
+    def leave_epoch(self, ask: Callable[[], None]) -> None:
+        """See `RunMember`."""
+        meet(self._group, _OVER, None)
+        self.tell(ask)
+
+    def scalar_all_reduce(
+        self,
+        value: float,
+        weight: float,
+        ask: Callable[[float, float], tuple[float, float, int]],
+    ) -> tuple[float, float, int]:
+        """The mean over all processes of all hosts; it counts hosts."""
+        called = meet(self._group, _MEAN, (value, weight))
+        given = [each.given for each in called if each.given[1]]
+        total = math.fsum(part for _, part in given)
+        mean = math.fsum(number * (part / total) for number, part in given)
+        return self.tell(lambda: ask(mean, total))
+
+    def compare(self, digest: Digest, ask: Callable[[Digest], None]) -> None:
+        """Compares the weights inside the host, and the host's with all others'.
+
+        Raises:
+            RuntimeError: two processes of the host have other weights.
+        """
+        called = meet(self._group, _END, digest.sha256)
+        refuse_other_weights([each.given for each in called], self._member.step)
+        self.tell(lambda: ask(digest))
+
+    def stop_line(self, act: Callable[[], None]) -> None:
+        """Halts the line; the others wait in their next call meanwhile."""
+        try:
+            act()
+        except BaseException as error:
+            self._group.meet(Failure.of(error))
+            raise
+
+    def tell(self, ask: Callable[[], _T]) -> _T:
+        """Asks the line, and tells the others what it said."""
+        with failing_together(self._group):
+            result = ask()
+        transfer = self._member.installed_from
+        has_state = transfer is not self._passed_on
+        self._passed_on = transfer
+        self._group.tell(_Told(result, _Facts.of(self._member), has_state))
+        if has_state:
+            self._group.tell(self._state.pack())
+        return result
+
+
+class LeaderMember(Membership):
+    """The place on the line of a host, which process 0 holds for all of them."""
+
+    def __init__(
+        self, group: HostGroup, config: LineConfig, candidate: Candidate, telemetry: Telemetry
+    ) -> None:
+        """Opens nothing yet; `join` does."""
+        super().__init__(config, candidate, telemetry)
+        self._lead = Leadership(group, self, candidate.replica)
+
+    def host_joined(self, line: Any) -> None:
+        """Lets the others go on, with what they are to know of the line and with its state."""
+        self._lead.joined(line)
+
+    def next_round(self) -> Assigned:
+        """Asks the line for the host's work."""
+        return self._lead.next_round(super().next_round)
+
+    def leave_epoch(self) -> None:
+        """Ends the current epoch on all workers."""
+        self._lead.leave_epoch(super().leave_epoch)
+
+    def await_commit(self) -> Committed | None:
+        """Waits for the round's record."""
+        return self._lead.tell(super().await_commit)
+
+    def scalar_all_reduce(
+        self, value: float, weight: float, digest: Digest = NO_DIGEST
+    ) -> tuple[float, float, int]:
+        """The mean over all processes of all hosts."""
+        ask = super().scalar_all_reduce
+        if digest is not NO_DIGEST:
+            return ask(value, weight, digest)  # Within `compare`, which all of them call.
+        return self._lead.scalar_all_reduce(value, weight, ask)
+
+    def compare(self, digest: Digest) -> None:
+        """Compares the final weights of all processes of all hosts."""
+        self._lead.compare(digest, super().compare)
+
+    def stop_line(self, kind: str, message: str) -> None:
+        """Halts the line between two steps."""
+        ask = super().stop_line
+        self._lead.stop_line(lambda: ask(kind, message))
+
+
+class FollowerMember:
+    """The place of another process of the host: whatever the leader's is."""
+
+    def __init__(self, group: HostGroup, state: State) -> None:
+        """Knows nothing yet."""
+        self._group = group
+        self._state = state
+        self._facts = _Facts()
+        self.timeline: Timeline | None = None
+        self.terminated = False
+        """Whether this process was asked to terminate: the leader is told with the next call."""
+
+    def ask_to_leave(self) -> bool:
+        """Has the whole host leave, once its step is over; a signal handler calls it."""
+        self.terminated = True
+        return True
+
+    def join(self) -> Any:
+        """Waits until the host has joined; returns what the leader said about the line.
+
+        Raises:
+            JoinRefused, CheckpointRefused, LineLost: as the leader does.
+        """
+        return self._hear()
+
+    @property
+    def head(self) -> Key | None:
+        """The host's head."""
+        return self._facts.head
+
+    @property
+    def cursor(self) -> Cursor:
+        """The next position of the line's data."""
+        return self._facts.cursor
+
+    @property
+    def step(self) -> int:
+        """Steps committed."""
+        return self._facts.step
+
+    @property
+    def assigned(self) -> Assigned | None:
+        """The host's assignment; another process writes its checkpoint."""
+        return self._facts.assigned
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the run is over; empty if it is not."""
+        return self._facts.stop_reason
+
+    @property
+    def doubts(self) -> int:
+        """The host's."""
+        return self._facts.doubts
+
+    @property
+    def installed_from(self) -> TransferAsked | None:
+        """The transfer that brought the host's state."""
+        return self._facts.installed_from
+
+    @property
+    def pacing(self) -> bytes:
+        """The line's."""
+        return self._facts.pacing
+
+    @property
+    def digest_every(self) -> int:
+        """Compare digests every so many steps."""
+        return self._facts.digest_every
+
+    def next_round(self) -> Assigned:
+        """Waits for the host's work."""
+        assigned: Assigned = self._follow(_NEXT, None)
+        return replace(assigned, writes_checkpoint=False)
+
+    def leave_epoch(self) -> None:
+        """Ends the current epoch, with the leader."""
+        self._follow(_OVER, None)
+
+    def await_commit(self) -> Committed | None:
+        """Waits for what the leader waits for."""
+        committed: Committed | None = self._hear()
+        return committed
+
+    def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
+        """The mean over all processes of all hosts."""
+        result: tuple[float, float, int] = self._follow(_MEAN, (value, weight))
+        return result
+
+    def all_gather(self, data: bytes) -> tuple[bytes, ...]:
+        """Is never called: the leader gathers what its host's processes give."""
+        raise AssertionError("see answer_in_host")
+
+    def compare(self, digest: Digest) -> None:
+        """Has these weights compared with the leader's."""
+        self._follow(_END, digest.sha256)
+
+    def hold(self) -> bool:
+        """True: the leader holds the averages."""
+        return True
+
+    def report(self, report: StepReport) -> None:
+        """Does nothing: the leader reports the host's step."""
+
+    def abandon(self, message: str) -> None:
+        """Does nothing: a process that fails ends its host's part in the round."""
+
+    def stop_line(self, kind: str, message: str) -> None:
+        """Is never called: the leader writes the checkpoints."""
+        raise AssertionError(f"{kind}: {message}")
+
+    def wrote(self, step: int, folder: str) -> None:
+        """Is never called: the leader writes the checkpoints."""
+        raise AssertionError(folder)
+
+    def show(self, activity: str, detail: str = "") -> None:
+        """Does nothing: the leader shows what the host does."""
+
+    def leave(self, departure: LeaveReport) -> None:
+        """Does nothing: the leader leaves for the host."""
+
+    def _follow(self, name: str, given: Any) -> Any:
+        called = meet(self._group, name, given, terminated=self.terminated)
+        if name == _END:
+            refuse_other_weights([each.given for each in called], self.step)
+        return self._hear()
+
+    def _hear(self) -> Any:
+        told = told_by_leader(self._group)
+        assert isinstance(told, _Told)
+        if told.has_state:
+            self._state.install(self._group.hear())
+        facts, before = told.facts, self._facts.installed_from
+        if facts.assigned is not None:
+            assigned = replace(facts.assigned, writes_checkpoint=False)
+            facts = replace(facts, assigned=assigned)
+        if facts.installed_from == before:
+            # The same object: who waits for a transfer compares objects.
+            facts = replace(facts, installed_from=before)
+        self._facts = facts
+        return told.result
+
+
+def answer_in_host(group: HostGroup, name: str, given: Any, ask: Callable[[list[Any]], _T]) -> _T:
+    """What the leader's `ask` makes of all that the processes give to a call; in all of them."""
+    called = meet(group, name, given)
+    if group.rank:
+        answer: _T = told_by_leader(group)
+        return answer
+    with failing_together(group):
+        answer = ask([each.given for each in called])
+    group.tell(answer)
+    return answer
+
+
+def told_by_leader(group: HostGroup) -> Any:
+    """The leader's message, if it is not that it failed.
+
+    Raises:
+        LineHalted, HostLost, ...: it did.
+    """
+    told = group.hear()
+    if isinstance(told, Failure):
+        raise told.error()
+    return told
+
+
+@contextmanager
+def failing_together(group: HostGroup) -> Iterator[None]:
+    """Tells the others, who wait for the leader's answer, if it can't give one."""
+    try:
+        yield
+    except HostLost:
+        raise
+    except BaseException as error:
+        # It is raised in any case, and says more than that the others are gone as well.
+        with suppress(HostLost):
+            group.tell(Failure.of(error))
+        raise
+
+
+def refuse_other_weights(digests: list[bytes], step: int) -> None:
+    """Raises RuntimeError if a process of the host holds other weights than its leader."""
+    for number, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise RuntimeError(
+                f"after step {step} process {number} of this host holds other weights than process "
+                "0: something in the script moves them apart, such as another optimizer, learning "
+                "rate or registered object. The host leaves the line; start its processes again"
+            )

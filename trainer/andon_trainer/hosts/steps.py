@@ -1,0 +1,134 @@
+"""The steps of a host: its share is divided among its processes, whose gradients become one.
+
+Theory of operation. To the line a host is one worker: it is assigned positions, and contributes one
+gradient with one weight. Every process of the host runs the same steps, on its own part of the
+positions. Process 0 has the first part, so that it has samples if any process has: what is kept of
+a void round is the whole host's, lies at process 0, and is added to there.
+
+When a process is about to run the last backward of its part, it meets the others. They add up their
+weights, losses and counts, and learn whether one of them has a loss that is not finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+from andon.protocol.shards import Ranges, divide
+from andon_trainer.core.events import Assigned
+from andon_trainer.data.feed import Share
+from andon_trainer.hosts.averaging import Agreed, FollowerAverager, LeaderAverager
+from andon_trainer.hosts.group import HostGroup
+from andon_trainer.hosts.member import BACKWARD, Refused, meet, refuse_other_weights
+from andon_trainer.steps.loop_steps import LoopParts
+from andon_trainer.steps.step_state import StepState
+from andon_trainer.steps.stepper import Stepper
+
+__all__ = ["HostStepper"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one process brings to a step of its host."""
+
+    weight: float
+    loss_sum: float
+    correct: int | None
+    computed: int
+    """Samples that went backward in this attempt."""
+    sends_again: bool
+    """Whether it has kept a gradient, and nothing to add."""
+    stop_wanted: str
+    digest: bytes
+
+
+class HostStepper(Stepper):
+    """Steps whose gradients are averaged, with several processes in this host."""
+
+    _averager: LeaderAverager | FollowerAverager
+
+    def __init__(
+        self,
+        group: HostGroup,
+        parts: LoopParts,
+        averager: LeaderAverager | FollowerAverager,
+    ) -> None:
+        """Stands between steps."""
+        super().__init__(parts, averager)
+        self._group = group
+        self._micro_batch_size = parts.micro_batch_size
+
+    def _begin(self, assigned: Assigned) -> StepState:
+        state = super()._begin(assigned)
+        if self._group.rank:
+            # What is kept is the whole host's, and process 0 counts it.
+            state.weight, state.loss_sum, state.correct = 0.0, 0.0, 0
+        return state
+
+    def _share_to_compute(self, state: StepState) -> Share:
+        return self._part_of(super()._share_to_compute(state), state.assigned.epoch)
+
+    def _upcoming(self, assigned: Assigned) -> Iterator[Share]:
+        for share in super()._upcoming(assigned):
+            yield self._part_of(share, assigned.epoch)
+
+    def _part_of(self, share: Share, epoch: int) -> Share:
+        """This process's part of a share of the host.
+
+        All processes make as many micro-batches, as long as there are samples enough: a model may
+        wait for the other processes in forward (SyncBatchNorm).
+        """
+        parts = list(divide(share.ranges, self._group.size))
+        if share.epoch == epoch:  # To ask for samples of another epoch would begin it.
+            # Positions may hold no sample. The sort is stable.
+            parts.sort(key=lambda part: not self._feeder.samples_of(epoch, part))
+        largest = max(sum(map(len, part)) for part in parts)
+        limit = None if share.limit is None else ceil(share.limit / self._group.size)
+        least = min(self._micro_batch_size or largest, limit or largest) or 1
+        pieces = ceil(ceil(largest / share.parts) / least)
+        mine: Ranges = parts[self._group.rank]
+        return replace(share, ranges=mine, limit=limit, parts=share.parts * max(1, pieces))
+
+    def _weigh(self, state: StepState, *, whole: bool) -> tuple[float, float | None] | None:
+        """The host's weight, and this process's factor; None if the line halted meanwhile."""
+        state.collect()
+        own = state.weight
+        part = _Part(
+            weight=own,
+            loss_sum=state.loss_sum,
+            correct=state.correct,
+            computed=self._averager.clock.counted,
+            sends_again=state.kept is not None and state.borrowed,
+            stop_wanted=self.stop_wanted,
+            digest=state.digest.sha256,
+        )
+        given = [each.given for each in meet(self._group, BACKWARD, part)]
+        for each in given:
+            if isinstance(each, Refused):
+                self._averager.halt(each.value)
+                return None
+        parts: list[_Part] = given
+        refuse_other_weights([each.digest for each in parts], self._member.step)
+        total = sum(each.weight for each in parts)
+        if not self._group.rank:
+            self._count(state, parts)
+        self._averager.agreed(
+            Agreed(
+                takes_part=own > 0,
+                sends_again=parts[0].sends_again,
+                samples_of_others=sum(each.computed for each in parts[1:]),
+            )
+        )
+        if not total:
+            return 0.0, None
+        return total, (own if whole else state.unit) / total
+
+    def _count(self, state: StepState, parts: list[_Part]) -> None:
+        """Makes the leader's step the host's: its weight, its loss, and what it got right."""
+        state.weight = sum(each.weight for each in parts)
+        state.loss_sum = sum(each.loss_sum for each in parts)
+        counts = [each.correct for each in parts if each.correct is not None]
+        state.correct = sum(counts) if len(counts) == len(parts) else None
+        wanted = [each.stop_wanted for each in parts if each.stop_wanted]
+        self.stop_wanted = wanted[0] if wanted else ""

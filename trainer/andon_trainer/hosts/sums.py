@@ -1,0 +1,114 @@
+"""Sums inside a host: a block of gradients is added up as soon as backward has made it.
+
+Theory of operation. Each process stages a block of its own gradients, already times its share of
+the host's weight. The sum over the host's processes is then the host's mean, and lies where the
+leader sends it from. Blocks are summed in the layout's order, since all processes must call in the
+same order, and none waits inside backward: a model may wait for the others there (SyncBatchNorm).
+
+A process may have no part in a step's gradient: it computed borrowed samples, or its weight is 0.
+It then says of each parameter that it has none, and not a zero (see `missing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from andon_trainer.gradients.model_layout import ModelPlan
+from andon_trainer.gradients.staging import (
+    CudaStaging,
+    Factor,
+    HostStaging,
+    Lend,
+    Staging,
+    lend_nothing,
+)
+from andon_trainer.hosts.group import HostGroup, PendingSum
+
+__all__ = ["HostSums"]
+
+
+class HostSums:
+    """A staging whose vectors are the sums over the processes of a host."""
+
+    def __init__(
+        self, group: HostGroup, plan: ModelPlan, device: torch.device, lend: Lend = lend_nothing
+    ) -> None:
+        """Adds nothing up yet; `lend` returns the memory that the leader's exchange lends."""
+        self._plan = plan
+        places = {parameter.device for block in plan.parameters for parameter in block}
+        self._staging: Staging
+        self._sums: list[PendingSum | None] = [None] * len(plan.parameters)
+        """For each block the sum that was begun, until somebody has waited for it."""
+        self._on_device = device.type == "cuda" and len(places) == 1
+        if self._on_device:
+            self._staging = _CudaSums(group, plan, device, lend)
+        else:
+            self._staging = HostStaging(plan, lend)
+        self._group = group
+        self.takes_part = True
+        """Whether this process has a part in the present step's gradient."""
+        self.note = self._staging.note
+        self.put = self._staging.put
+
+    def begin(
+        self, block: int, gradients: Sequence[torch.Tensor | None], scale: Factor | None
+    ) -> None:
+        """Begins to copy a block's gradients, times `scale`, and to add them up."""
+        if not self.takes_part:
+            gradients = [None] * len(gradients)
+            # Whoever marks what is there must not find a borrowed sample's gradient.
+            for parameter in self._plan.parameters[block]:
+                parameter.grad = None
+        self._staging.begin(block, gradients, scale)
+        if not self._on_device:
+            flat = self._staging.collect(block)
+            mark_real(flat, self._plan.parameters[block], gradients)
+            self._sums[block] = self._group.start_sum(flat)
+
+    def ready(self, block: int) -> bool:
+        """Whether the sum is there."""
+        pending = self._sums[block]
+        return self._staging.ready(block) if pending is None else pending.is_completed()
+
+    def collect(self, block: int) -> torch.Tensor:
+        """The host's vector; waits for it."""
+        pending, self._sums[block] = self._sums[block], None
+        if pending is not None:
+            pending.wait()
+        return self._staging.collect(block)
+
+
+class _CudaSums(CudaStaging):
+    """Adds up on the GPUs, before the sum is copied to the host."""
+
+    def __init__(self, group: HostGroup, plan: ModelPlan, device: torch.device, lend: Lend) -> None:
+        super().__init__(plan, device, lend)
+        self._group = group
+        self._parameters = plan.parameters
+
+    def _gathered(
+        self, block: int, flat: torch.Tensor, gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """A block's gradients are in one vector, on the side stream."""
+        mark_real(flat, self._parameters[block], gradients)
+        # The side stream waits, and no thread: see `PendingSum`.
+        self._group.start_sum(flat).wait()
+
+
+def mark_real(
+    flat: torch.Tensor,
+    parameters: Sequence[nn.Parameter],
+    gradients: Sequence[torch.Tensor | None],
+) -> None:
+    """Makes the first element of each gradient that is there +0.0 if it is -0.0.
+
+    Only a missing one may be -0.0 in all elements, and so may a sum only if all are missing.
+    """
+    start = 0
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            flat[start : start + 1] += 0.0
+        start += parameter.numel()
