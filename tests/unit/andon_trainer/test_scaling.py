@@ -399,6 +399,21 @@ def test_scale_and_overflows_in_a_row_are_in_the_checkpoint(tmp_path: Path) -> N
             again.backward(F.mse_loss(net(x, numbers), y))
 
 
+def test_a_run_without_a_scaler_goes_on_with_one_that_is_switched_off(tmp_path: Path) -> None:
+    written: list[Path | None] = []
+    for scalers in ([], [torch.amp.GradScaler("cpu", enabled=False)]):
+        resume = written[0] if written else None
+        with Line(seed=3, run_dir=tmp_path, checkpoint_every=1, resume=resume) as line:
+            net: Any = model()
+            loader: Any = DataLoader(data(), BATCH)
+            net, optimizer, loader, *_ = line.prepare(net, sgd(net)[0], loader, *scalers)
+            assert line.step == len(written)
+            for _, (x, y, _numbers) in zip(range(2), loader, strict=False):
+                line.backward(F.mse_loss(net(x), y))
+                optimizer.step()
+            written.append(line.last_checkpoint)
+
+
 def test_batches_that_are_accumulated_are_skipped_together_if_one_overflows(line: Line) -> None:
     net: Any = Planted(model(), (1,))
     loader: Any = DataLoader(data(), 4)

@@ -121,16 +121,7 @@ class LossScale:
         return {"scaler": dict(self.scaler.state_dict()), "overflows": self.overflows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned.
-
-        Raises:
-            ValueError: the state is of a scaler that was switched off, and this one is not.
-        """
-        if self.enabled and not state["scaler"]:
-            raise ValueError(
-                "the state is of GradScaler(enabled=False), and this script's scaler is enabled: "
-                "use the same on every worker, and after a resume"
-            )
+        """Loads what `state_dict` returned."""
         self.scaler.load_state_dict(state["scaler"])
         self.overflows = state["overflows"]
 

@@ -109,7 +109,8 @@ class Preparing(TrainingLoop, ManualSteps):
         replica.optimizers = given.optimizers
         for index, scheduler in enumerate(given.schedulers):
             replica.register(f"scheduler.{index}", scheduler)
-        if self._scaling is not None:
+        if self._scaling is not None and self._scaling.loss_scale.enabled:
+            # One that is switched off has no state: a run goes on from checkpoints without one.
             replica.register("andon.scaler", self._scaling.loss_scale)
         self._worker.checkpoints.begin(replica)
         loader: Any = None
@@ -142,7 +143,7 @@ class Preparing(TrainingLoop, ManualSteps):
     def register(self, name: str, thing: Stateful) -> None:
         """Adds `thing`'s state to checkpoints and to what a new worker receives.
 
-        Use it for an EMA, a GradScaler, or anything else with `state_dict()` and
+        Use it for an EMA, or anything else with `state_dict()` and
         `load_state_dict()`. State that has arrived already is loaded at once.
 
         Args:
