@@ -273,3 +273,13 @@ def test_a_void_round_adds_nothing_to_the_sum() -> None:
     for first, again, whole in zip(seen[1], seen[2], expected, strict=True):
         torch.testing.assert_close(first, again)
         torch.testing.assert_close(again, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_script_with_manual_steps_adds_up_gradients_itself(line: Line) -> None:
+    line.join(model())
+
+    with (
+        pytest.raises(RuntimeError, match=r"line\.accumulate belongs to line\.prepare"),
+        line.accumulate(2),
+    ):
+        pass

@@ -373,3 +373,10 @@ def test_a_round_that_is_void_between_two_local_steps_is_left_at_once(*, overlap
     assert bench.computed == calm.computed
     assert bench.member.step == 1
     assert bench.sent[-1] == calm.sent[-1]
+
+
+def test_local_steps_average_no_gradients_that_could_be_accumulated() -> None:
+    bench = LocalBench()
+
+    with pytest.raises(RuntimeError, match="this line makes local steps"):
+        bench.stepper.accumulate(2)
