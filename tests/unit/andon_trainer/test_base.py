@@ -18,6 +18,7 @@ from andon_trainer import Line
 from andon_trainer.errors import CheckpointRefused
 from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.state.base import Base
+from andon_trainer.state.held_state import HeldState
 from andon_trainer.state.replica import Replica
 from andon_trainer.state.weights import weights_digest
 from unit.andon_trainer.solo import data
@@ -207,3 +208,18 @@ def test_a_state_ends_with_the_base_and_is_installed_as_ever(frozen: bool) -> No
     assert data.endswith(base)
     assert newcomer.base_elements() == base
     assert newcomer.digest() == giver.digest()
+
+
+def test_what_a_window_of_local_steps_may_undo_is_held_without_the_base() -> None:
+    model = Adapted()
+    held = HeldState(replica_of(model), torch.device("cpu"))
+    before = {name: part.clone() for name, part in model.named_parameters()}
+
+    held.take()
+    with torch.no_grad():
+        for part in model.parameters():
+            part.add_(1)
+    held.restore()
+
+    changed = {n for n, part in model.named_parameters() if not torch.equal(part, before[n])}
+    assert changed == {"frozen.weight", "frozen.bias"}

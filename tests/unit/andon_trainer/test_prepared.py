@@ -54,6 +54,40 @@ def test_a_model_on_several_devices_is_not_moved_and_not_missed() -> None:
     assert {part.device for part in net.parameters()} == {CPU, META}
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
+)
+def test_a_model_on_a_gpu_and_the_cpu_trains_as_on_one_device() -> None:
+    torch.manual_seed(0)
+    first, last = nn.Linear(5, 7).to("cuda"), nn.Linear(7, 1)
+    twins = copy.deepcopy(first).cpu(), copy.deepcopy(last)
+    nets: Any = nn.ModuleList([first, last])
+    parts = [*twins[0].parameters(), *twins[1].parameters()]
+    optimizer: Any = torch.optim.SGD(nets.parameters(), lr=0.1)
+    plain = torch.optim.SGD(parts, lr=0.1)
+    loader: Any = DataLoader(data(), 8)
+    line = Line(device="cuda")
+    nets, optimizer, loader = line.prepare(nets, optimizer, loader, micro_batch_size=3)
+
+    for x, y, _ in loader:
+        optimizer.zero_grad()
+        line.backward((last(torch.tanh(first(x)).cpu()) - y.cpu()).square().mean())
+        optimizer.step()
+    line.close()
+    x, y, _ = data().tensors
+    for start in range(0, SAMPLES, 8):
+        rows = slice(start, start + 8)
+        plain.zero_grad()
+        (twins[1](torch.tanh(twins[0](x[rows]))) - y[rows]).square().mean().backward()
+        plain.step()
+
+    assert {part.device.type for part in nets.parameters()} == {"cuda", "cpu"}
+    for ours, theirs in zip(nets.parameters(), parts, strict=True):
+        assert torch.allclose(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_a_mapped_model_on_another_device_says_how_to_load_it() -> None:
     with pytest.raises(RuntimeError, match=r'is on cpu.*device_map=\{"": line.device\}'):
         check_device([Mapped()], torch.device("cuda", 1))

@@ -95,4 +95,6 @@ class HeldState:
         return {id(tensor): held for tensor, held in pairs if id(tensor) in parameters}
 
     def _present(self) -> list[torch.Tensor]:
-        return [tensor for _, tensor in named_state(self._replica.modules)]
+        # No step of a worker's own moves the base, which may be much the largest part.
+        base = self._replica.base
+        return [tensor for _, tensor in named_state(self._replica.modules) if tensor not in base]
