@@ -235,6 +235,35 @@ def test_the_reported_loss_is_the_one_before_scaling(line: Line) -> None:
     assert all(reported == pytest.approx(real, rel=1e-6) for reported, real in pairs)
 
 
+def test_a_loss_of_thousands_of_terms_is_recognised(line: Line) -> None:
+    net: Any = model()
+    loader: Any = DataLoader(data(), BATCH)
+    net, optimizer, scaler, loader = line.prepare(net, sgd(net)[0], scaler_of(), loader)
+    x, y, _ = next(iter(loader))
+    one = F.mse_loss(net(x), y)
+
+    line.backward(sum((scaler.scale(one / 4096) for _ in range(4096)), torch.zeros(())))
+    body([optimizer], scaler, net, clip=False)
+
+    assert line.loss == pytest.approx(one.item(), rel=1e-4)
+
+
+def test_the_scaler_returns_what_the_optimizer_does(line: Line) -> None:
+    class Telling(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            return 7
+
+    net: Any = model()
+    loader: Any = DataLoader(data(), BATCH)
+    optimizer: Any = Telling(net.parameters(), lr=0.1)
+    net, optimizer, scaler, loader = line.prepare(net, optimizer, scaler_of(), loader)
+    x, y, _ = next(iter(loader))
+    line.backward(F.mse_loss(net(x), y))
+
+    assert scaler.step(optimizer) == 7
+
+
 def test_a_loss_of_which_a_part_is_scaled_is_refused_before_anything_happened(line: Line) -> None:
     net: Any = model()
     loader: Any = DataLoader(data(), BATCH)

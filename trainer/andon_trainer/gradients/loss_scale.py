@@ -135,28 +135,40 @@ def _tensors(things: Any) -> list[torch.Tensor]:
     return []  # A lazy iterable; its tensors are not made yet.
 
 
-def _is_scaled(node: Any) -> bool:
-    """Whether the loss of a node was scaled; a sum of losses, if all of them were.
+def _is_scaled(root: Any) -> bool:
+    """Whether the loss of a graph's node was scaled; a sum of losses, if all of them were.
 
     Raises:
         ValueError: some of them were.
     """
+    # Without recursion, and each node once: a loss may be a sum over thousands of terms.
+    found: dict[Any, bool] = {}
+    waiting = [root] if root is not None else []
+    while waiting:
+        node = waiting[-1]
+        inputs = _losses_of(node)
+        missing = [each for each in inputs if each not in found]
+        if missing and node not in found:
+            waiting += missing
+            continue
+        waiting.pop()
+        found[node] = _MARK in node.metadata or _combined(node, [found[it] for it in inputs])
+    return found.get(root, False)
+
+
+def _losses_of(node: Any) -> list[Any]:
+    """The nodes that a node's loss is made of linearly; none if it is a loss by itself."""
     name = type(node).__name__
-    inputs = [each for each, _ in getattr(node, "next_functions", ()) if each is not None]
-    if node is None or name == "AccumulateGrad":
-        return False
-    if _MARK in node.metadata:
-        return True
-    if name in _PRODUCTS:
-        return any(map(_is_scaled, inputs))
-    if name in _UNARY and len(inputs) == 1:
-        return _is_scaled(inputs[0])
-    if name not in _SUMS or not inputs:
-        return False
-    scaled = set(map(_is_scaled, inputs))
-    if len(scaled) > 1:
+    if name not in (*_SUMS, *_PRODUCTS, *_UNARY) or _MARK in node.metadata:
+        return []
+    inputs = [each for each, _ in node.next_functions if each is not None]
+    return inputs if name not in _UNARY or len(inputs) == 1 else []
+
+
+def _combined(node: Any, scaled: list[bool]) -> bool:
+    if type(node).__name__ in _SUMS and len(set(scaled)) > 1:
         raise ValueError(
             "one part of the loss is scaled by the scaler, and another is not: add the losses up "
             "first, line.backward(loss + other), which scales the sum"
         )
-    return scaled.pop()
+    return any(scaled)
