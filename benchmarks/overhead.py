@@ -53,7 +53,7 @@ class Side:
 
 WORKS = (
     Work(model="mlp", batch=64, block=200),
-    Work(model="gpt", batch=8, block=8),
+    Work(model="gpt", batch=16, block=6),
     Work(model="resnet", batch=32, block=4),
 )
 

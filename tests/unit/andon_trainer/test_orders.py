@@ -64,6 +64,26 @@ def test_shuffling_is_the_lines_own_order(options: dict[str, Any]) -> None:
     assert epoch_of(of(**options), 2) == list(Order(SEED, 2, SIZE))
 
 
+def test_shuffled_positions_may_be_asked_for_in_any_order_and_number() -> None:
+    # More than are looked up together, forwards, backwards, twice, and of another epoch.
+    size = 3000
+    orders = of(dataset=data(size), shuffle=True, batch_size=4)
+    asked = [
+        (0, 0, 4),
+        (0, 4, 8),
+        (0, 508, 516),
+        (0, 0, 4),
+        (1, 0, 4),
+        (1, 2996, 3000),
+        (0, 9, 999),
+    ]
+
+    for epoch, start, stop in asked:
+        (piece,) = orders.pieces(Share(epoch, (PositionRange(start, stop),)), None)
+        whole = Order(SEED, epoch, size)
+        assert piece.indices == [whole[place] for place in range(start, stop)]
+
+
 @pytest.mark.parametrize(
     "options",
     [{"batch_size": 4}, {"sampler": distributed(False), "batch_size": 4}],

@@ -34,13 +34,17 @@ from torch.utils.data import (
 )
 
 from andon.protocol.order import Order
+from andon.protocol.records import PositionRange
 from andon.protocol.shards import Ranges, divide
 from andon_trainer.data.draws import EpochDraws
-from andon_trainer.data.feed import Share, around, indices_of
+from andon_trainer.data.feed import Share, around
 
 __all__ = ["BatchOrders", "DatasetOrders", "DrawnOrders", "Orders", "Piece", "orders_of"]
 
 log = logging.getLogger(__name__)
+
+_AHEAD = 512
+"""Positions whose samples are looked up together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +207,22 @@ class _ShuffledOrders(_SampleOrders):
     def __init__(self, size: int, batch_size: int, seed: int) -> None:
         super().__init__(size, batch_size)
         self._order = Order(seed, 0, size)
+        self._from = 0
+        self._known: list[int] = []
+        """The samples at the positions from `_from` on: one by one they would cost more."""
 
     def _indices(self, epoch: int, positions: Ranges) -> list[Any]:
         if self._order.epoch != epoch:
             self._order = Order(self._order.seed, epoch, self.size)
-        found: list[int] = indices_of(self._order, positions).tolist()
-        return found
+            self._known = []
+        return [index for part in positions for index in self._range(part)]
+
+    def _range(self, part: PositionRange) -> list[int]:
+        if part.start < self._from or part.stop > self._from + len(self._known):
+            self._from = part.start
+            stop = min(max(part.stop, part.start + _AHEAD), self.size)
+            self._known = self._order.indices(part.start, stop).tolist()
+        return self._known[part.start - self._from : part.stop - self._from]
 
 
 class _Drawn:

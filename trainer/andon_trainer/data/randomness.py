@@ -47,7 +47,9 @@ class SeededBatch(list[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """The indices."""
-        return super().__iter__() if self.loading is None else self._seeded(self.loading)
+        if self.loading is None or self.loading.seeds_none:
+            return super().__iter__()
+        return self._seeded(self.loading)
 
     def _seeded(self, loading: SampleLoading) -> Iterator[Any]:
         loading.asking_begins()
@@ -147,6 +149,11 @@ class SampleLoading:
         """The states while no index was asked for, of a batch that is loaded at once."""
         self._mixed = False
         """Whether numbers of that batch were used between two samples, for both of them."""
+
+    @property
+    def seeds_none(self) -> bool:
+        """Whether nothing is known to use random numbers, so that no sample needs a state."""
+        return self._learned and not self._used
 
     # ------------------------------------------------------------------ in the script's process
 
