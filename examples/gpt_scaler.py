@@ -1,8 +1,8 @@
 """A GPT-2 of transformers, with random weights, learns Python's Zen in float16 with a GradScaler.
 
 Run it alone, or with `andon run --workers 2 examples/gpt_scaler.py` to the same result.
-The scaler begins far too high, so the first steps overflow. An overflow on one worker is one for
-all: the step is committed, no weight moves on any worker, and all scalers halve their scale.
+The scale begins far too high, so the first step overflows. An overflow on one worker is one for
+all: the step is committed, no weight moves on any worker, and all scalers lower their scale alike.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 scheduler = get_cosine_schedule_with_warmup(
     optimizer, num_warmup_steps=5, num_training_steps=options.steps
 )
-scaler = torch.amp.GradScaler(line.device.type, init_scale=2.0**24, growth_interval=1000)
+scaler = torch.amp.GradScaler(line.device.type, init_scale=2.0**32, backoff_factor=2.0**-20)
 windows: Any = letters().unfold(0, CONTEXT, 4)
 loader: Any = DataLoader(windows, batch_size=32, shuffle=True)
 model, optimizer, scheduler, scaler, loader = line.prepare(
