@@ -23,7 +23,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 sampler = DistributedSampler(dataset)
 loader = DataLoader(dataset, batch_size=32, sampler=sampler)
 
-for epoch in range(10):
+for epoch in range(5):
     sampler.set_epoch(epoch)
     for x, y in loader:
         x, y = x.to(device), y.to(device)

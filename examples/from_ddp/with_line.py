@@ -17,7 +17,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 loader = DataLoader(dataset, batch_size=64, shuffle=True)
 model, optimizer, loader = line.prepare(model, optimizer, loader)
 
-for epoch in line.epochs(10):
+for epoch in line.epochs(5):
     for x, y in loader:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)

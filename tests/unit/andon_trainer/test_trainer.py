@@ -349,18 +349,25 @@ def test_a_model_that_computes_its_loss_needs_no_loss_function(
 
 def test_a_loader_of_ones_own_is_taken_as_it_is_and_not_configured_twice() -> None:
     def loaders() -> Any:
-        generator = torch.Generator().manual_seed(0)
-        sampler = WeightedRandomSampler([1.0] * SAMPLES, 16, generator=generator)
+        sampler = WeightedRandomSampler([1.0] * SAMPLES, 16)
         return DataLoader(data(), batch_size=8, sampler=sampler), DataLoader(data(9), batch_size=3)
 
     with pytest.raises(ValueError, match="a DataLoader, which has its own batch_size, drop_last"):
         trainer(data=loaders).fit(Fit(batch_size=8, drop_last=True, epochs=1))
-    own = trainer(data=lambda: (DataLoader(data(), 8, shuffle=True), DataLoader(data(9), 3)))
 
-    report = own.fit(Fit(epochs=1, evaluate_every="epoch"))
+    report = trainer(data=loaders).fit(Fit(epochs=2, evaluate_every="epoch"))
 
-    assert report.steps == 3
-    assert len(report.evaluations) == 1
+    assert (report.steps, len(report.evaluations)) == (2 * 2, 2)
+
+
+def test_a_stream_without_a_length_trains_by_epochs_or_by_steps() -> None:
+    streaming = trainer(data=lambda: (Stream(), data(9)))
+
+    by_epochs = streaming.fit(Fit(batch_size=8, epochs=2, evaluate_every="epoch"))
+    by_steps = streaming.fit(Fit(batch_size=8, steps=4))
+
+    assert (by_epochs.steps, by_epochs.epochs, by_steps.steps) == (2 * 3, 2, 4)
+    assert by_steps.losses == by_epochs.losses[:4]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from andon_trainer.trainer.settings import Fit
@@ -44,9 +45,9 @@ def training_loader(data: Data, fit: Fit, collate: Collate | None) -> DataLoader
         fit.batch_size,
         # A stream has the order that it comes in.
         shuffle=None if isinstance(data, IterableDataset) else True,
-        num_workers=fit.loader_processes,
         drop_last=fit.drop_last,
         collate_fn=collate,
+        **_loading(fit),
     )
 
 
@@ -68,4 +69,13 @@ def validation_loader(
     if isinstance(data, DataLoader):
         return data
     size = fit.micro_batch_size or fit.batch_size or training.batch_size or 1
-    return DataLoader(data, size, collate_fn=collate or training.collate_fn)
+    return DataLoader(data, size, collate_fn=collate or training.collate_fn, **_loading(fit))
+
+
+def _loading(fit: Fit) -> dict[str, Any]:
+    """How samples are loaded; the processes stay from epoch to epoch."""
+    return {
+        "num_workers": fit.loader_processes,
+        "persistent_workers": fit.loader_processes > 0,
+        "pin_memory": torch.cuda.is_available(),
+    }
