@@ -380,3 +380,18 @@ def test_local_steps_average_no_gradients_that_could_be_accumulated() -> None:
 
     with pytest.raises(RuntimeError, match="this line makes local steps"):
         bench.stepper.accumulate(2)
+
+
+def test_a_local_step_makes_a_sparse_gradient_dense_as_an_average_is() -> None:
+    bench = LocalBench(max_grad_norm=1.0)
+    weight = bench.model.get_parameter("0.weight")
+    dense = torch.zeros_like(weight)
+    dense[1] = 3.0
+    weight.grad = dense.to_sparse()
+
+    assert bench.stepper._averager.settle(0.5, 1.0)
+
+    norm = torch.linalg.vector_norm(dense * 0.5)
+    assert weight.grad is not None
+    assert not weight.grad.is_sparse
+    assert torch.allclose(weight.grad, dense * 0.5 / norm)
