@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from integration.fixtures.console import andon
+from integration.harness import clean_environment
+from integration.nursery import nursery
 
 pytestmark = pytest.mark.integration
 
@@ -52,9 +52,10 @@ def test_the_demo_learns_on_two_workers_and_leaves_all_it_promises(tmp_path: Pat
 
 
 def test_the_demo_runs_alone(tmp_path: Path) -> None:
-    call = [sys.executable, str(SCRIPT), "--steps", "5", *QUICK, "--run-dir", str(tmp_path)]
+    call = [str(SCRIPT), "--steps", "5", *QUICK, "--run-dir", str(tmp_path)]
 
-    subprocess.run(call, check=True, capture_output=True, timeout=110)
+    process = nursery("trainer").start(call, clean_environment(), tmp_path / "output")
 
+    assert process.wait(110) == 0, process.output.read_text()
     assert (tmp_path / "sample.txt").read_text("utf-8").strip()
     assert (tmp_path / "loss.png").exists()

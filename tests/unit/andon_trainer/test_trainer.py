@@ -361,11 +361,16 @@ def test_a_loader_of_ones_own_is_taken_as_it_is_and_not_configured_twice() -> No
 
 
 def test_a_stream_without_a_length_trains_by_epochs_or_by_steps() -> None:
-    streaming = trainer(data=lambda: (Stream(), data(9)))
+    streaming = trainer(data=lambda: (Stream(), Stream()))
 
     by_epochs = streaming.fit(Fit(batch_size=8, epochs=2, evaluate_every="epoch"))
     by_steps = streaming.fit(Fit(batch_size=8, steps=4))
 
+    x, y = data().tensors
+    assert by_epochs.model is not None
+    with torch.no_grad():
+        expected = F.mse_loss(by_epochs.model(x), y).item()
+    assert by_epochs.evaluations[-1].loss == pytest.approx(expected, rel=1e-6)
     assert (by_epochs.steps, by_epochs.epochs, by_steps.steps) == (2 * 3, 2, 4)
     assert by_steps.losses == by_epochs.losses[:4]
 

@@ -127,7 +127,9 @@ class Trainer:
         )
         rates = LearningRates(optimizer, scheduler, fit)
         seeds = WorkerSeeds(fit.seed)
-        measure = partial(self._evaluate, line, model, evaluated, fit) if evaluated else None
+        measure = None
+        if evaluated is not None:  # A loader over a stream has no truth value.
+            measure = partial(self._evaluate, line, model, evaluated, fit)
 
         with line, bar, course.over(model, loader, rates, measure):
             for epoch in line.epochs(fit.epochs or fit.steps or 0):
