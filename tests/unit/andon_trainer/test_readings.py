@@ -60,18 +60,18 @@ def test_the_event_stands_behind_the_copy_on_the_stream_of_the_caller() -> None:
             copies_before.append((stream, waits.copies))
 
     with Waits() as waits:
-        reading = DeviceReader(lambda: Recorded([]), lambda: "a stream").begin(
+        reading = DeviceReader(lambda: Recorded([]), lambda device: f"of {device}").begin(
             torch.zeros((), device=DEVICE)
         )
 
-    assert copies_before == [("a stream", 1)]
+    assert copies_before == [("of meta", 1)]
     assert (waits.reads, reading.here, reading.number()) == ([], False, 1.0)
 
 
 def test_a_tensor_on_the_host_needs_no_event_even_if_the_model_is_on_a_gpu() -> None:
     log: list[str] = []
 
-    reading = DeviceReader(lambda: Event(log), lambda: None).begin(torch.tensor(2.0))
+    reading = DeviceReader(lambda: Event(log), lambda _device: None).begin(torch.tensor(2.0))
 
     assert (reading.here, reading.number(), log) == (True, 2.0, [])
 

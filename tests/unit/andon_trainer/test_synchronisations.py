@@ -45,7 +45,7 @@ def test_alone_a_step_reads_nothing_and_waits_once_when_backward_is_queued(
     waits = Waits(micro or BATCH)
 
     with waits:
-        member = train_alone(DeviceReader(waits.event, lambda: None), micro)
+        member = train_alone(DeviceReader(waits.event, lambda _device: None), micro)
 
     assert member.step == STEPS
     assert waits.reads == []

@@ -66,12 +66,12 @@ class HostReader:
 
 
 class DeviceReader:
-    """Reads behind the work that the current stream of a device has queued."""
+    """Reads behind the work that the current stream of a tensor's device has queued."""
 
     def __init__(
-        self, make_event: Callable[[], DeviceEvent], current_stream: Callable[[], Any]
+        self, make_event: Callable[[], DeviceEvent], current_stream: Callable[[torch.device], Any]
     ) -> None:
-        """Takes what makes an event, and what tells the calling thread's stream."""
+        """Takes what makes an event, and what tells the calling thread's stream of a device."""
         self._make_event = make_event
         self._current_stream = current_stream
 
@@ -83,7 +83,7 @@ class DeviceReader:
         # copy is done. So it is truly asynchronous.
         host = tensor.detach().to("cpu", non_blocking=True)
         done = self._make_event()
-        done.record(self._current_stream())
+        done.record(self._current_stream(tensor.device))
         return Reading(host, done)
 
 
@@ -93,7 +93,7 @@ def make_reader(device: torch.device) -> Reader:
         return HostReader()
     return DeviceReader(
         lambda: cast(DeviceEvent, torch.cuda.Event()),  # type: ignore[no-untyped-call]  # torch has no types here
-        lambda: torch.cuda.current_stream(device),
+        torch.cuda.current_stream,
     )
 
 
