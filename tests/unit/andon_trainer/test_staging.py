@@ -272,3 +272,31 @@ def test_memory_that_the_driver_refuses_is_asked_about_once() -> None:
     assert not lock.register(memory)
 
     assert driver.calls == [("register", 8)]
+
+
+def test_lent_memory_is_let_go_once_at_the_end_after_the_last_copy() -> None:
+    # A second line of the process may map other memory at the same address.
+    driver = Driver()
+    synchronized: list[int] = []
+    lock = PinnedMemory(driver, lambda: synchronized.append(len(driver.calls)))
+    lock.register(np.zeros(8, np.uint8))
+
+    lock.close()
+    lock.close()
+
+    assert driver.calls == [("register", 8), ("unregister", 0)]
+    assert synchronized == [1]
+
+
+def test_closing_a_tap_closes_its_staging() -> None:
+    closed: list[bool] = []
+
+    class Closed(HostStaging):
+        def close(self) -> None:
+            closed.append(True)
+
+    model = model_on("cpu")
+    plan = plan_model([model])
+    GradientTap(plan, torch.device("cpu"), Closed(plan)).close()
+
+    assert closed == [True]

@@ -84,7 +84,8 @@ class ChangeExchange:
         """Whether the scaled gradients of the last local step overflowed."""
 
     def close(self) -> None:
-        """Does nothing: no parameter has a hook."""
+        """Lets go of lent memory."""
+        self._staging.close()
 
     # ------------------------------------------------------------------ a local step
 

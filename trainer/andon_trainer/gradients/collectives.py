@@ -34,6 +34,9 @@ class Collectives(Protocol):
     late: LateGradients
     """Gradients that were added after the call that averaged them."""
 
+    def close(self) -> None:
+        """Undoes what it did to the process; a second call does nothing."""
+
     def run(self, call: Call, weight: float) -> Averaged | None:
         """Makes a call together with all workers; None if the round is void.
 
@@ -60,6 +63,11 @@ class LineCollectives:
             plan, device, lambda block: lent_by(member.exchange, block), member.timeline
         )
         self._missing = MissingGradients(plan)
+
+    def close(self) -> None:
+        """Ends the watch for late gradients, and lets go of lent memory."""
+        self.late.close()
+        self._staging.close()
 
     def run(self, call: Call, weight: float) -> Averaged | None:
         """Sends, waits for the answer and puts it in place."""
@@ -125,6 +133,10 @@ class SoloCollectives:
         """Uses the averager's checks of values."""
         self._averager = averager
         self.late = averager.late
+
+    def close(self) -> None:
+        """Ends the watch for late gradients."""
+        self.late.close()
 
     def run(self, call: Call, weight: float) -> Averaged | None:
         """Checks the gradients for non-finite values, as a line would."""

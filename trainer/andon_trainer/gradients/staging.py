@@ -76,6 +76,9 @@ class Staging(Protocol):
         Later work of the calling thread's stream sees it.
         """
 
+    def close(self) -> None:
+        """Lets go of lent memory, once no copy into it is under way; a second call does nothing."""
+
 
 def make_staging(
     plan: ModelPlan,
@@ -190,6 +193,9 @@ class HostStaging:
                 if gradient is not None:
                     gradient.copy_(view)
 
+    def close(self) -> None:
+        """Does nothing: lent memory is only used."""
+
 
 class CudaStaging:
     """The CUDA path: one side stream, pinned host memory, events."""
@@ -297,6 +303,10 @@ class CudaStaging:
         # What the script queues next (clipping, the optimizer) reads the averages.
         present.wait_event(free)
 
+    def close(self) -> None:
+        """Lets the driver forget lent memory, which is unmapped when the line is closed."""
+        self._pin.close()
+
     def _on_device(self) -> torch.Tensor:
         if self._scratch is None:
             # On the side stream, so that the allocator knows which stream uses it.
@@ -328,6 +338,7 @@ class TracedStaging:
         self._timeline = timeline
         self.note = staging.note
         self.ready = staging.ready
+        self.close = staging.close
 
     def begin(
         self, block: int, gradients: Sequence[torch.Tensor | None], scale: Factor | None
@@ -386,6 +397,10 @@ class PinnedMemory:
             return False
         self._memory = memory
         return True
+
+    def close(self) -> None:
+        """Ends what `register` began; a second call does nothing."""
+        self._unregister()
 
     def _unregister(self) -> None:
         if self._memory is not None:

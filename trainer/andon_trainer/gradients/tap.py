@@ -201,8 +201,9 @@ class GradientTap:
                 parameter.grad = None
 
     def close(self) -> None:
-        """Removes the hooks; a second call does nothing."""
+        """Removes the hooks, and lets go of lent memory; a second call does nothing."""
         self.disarm()
+        self._staging.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

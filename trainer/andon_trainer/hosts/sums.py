@@ -80,6 +80,10 @@ class HostSums:
             pending.wait()
         return self._staging.collect(block)
 
+    def close(self) -> None:
+        """Lets go of lent memory."""
+        self._staging.close()
+
 
 class _CudaSums(CudaStaging):
     """Adds up on the GPUs, before the sum is copied to the host."""

@@ -109,7 +109,7 @@ class ManualStepper:
 
     def close(self) -> None:
         """Removes the hook on optimizers; a second call does nothing."""
-        self._collectives.late.close()
+        self._collectives.close()
 
     @property
     def midway(self) -> bool:
