@@ -42,7 +42,7 @@ def main() -> None:
         return
     figures: dict[str, Any] = {"machine": {**describe_machine(), "gpus": _gpus(options.device)}}
     if options.tests:
-        figures["tests"] = _run_tests()
+        figures["tests"] = _run_tests(options.tests)
     figures["training"] = [
         {"devices": devices, **_trained(options, devices)} for devices in _placements(options)
     ]
@@ -89,30 +89,24 @@ def _trained(options: argparse.Namespace, devices: list[str]) -> dict[str, Any]:
     return training.measure(shape, 2, options.steps, devices)
 
 
-def _run_tests() -> dict[str, Any]:
-    """Runs all tests that are marked `cuda`; returns how they ended."""
+def _run_tests(paths: list[str]) -> dict[str, Any]:
+    """Runs the tests there that are marked `cuda`; returns how they ended."""
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", f"--junitxml={report}"]
-        subprocess.run([*command, "tests"], cwd=_ROOT, check=False)
+        command = [sys.executable, "-m", "pytest", "-q", "-c", "pyproject.toml", "-m", "cuda"]
+        subprocess.run([*command, f"--junitxml={report}", *paths], cwd=_ROOT, check=False)
         return _ends_in(report)
 
 
 def _ends_in(report: Path) -> dict[str, Any]:
     """How the tests of a report in JUnit's format ended."""
-    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    names = {case: f"{case.get('classname')}::{case.get('name')}" for case in cases}
-    failed = [
-        names[case]
-        for case in cases
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-    skipped = [names[case] for case in cases if case.find("skipped") is not None]
-    return {
-        "passed": len(cases) - len(failed) - len(skipped),
-        "failed": failed,
-        "skipped": skipped,
-    }
+    ends: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        kinds = {child.tag for child in case}
+        end = "failed" if kinds & {"failure", "error"} else "passed"
+        name = ".".join(filter(None, (case.get("classname"), case.get("name"))))
+        ends["skipped" if "skipped" in kinds else end].append(name)
+    return {**ends, "passed": len(ends["passed"])}
 
 
 def _arguments() -> argparse.Namespace:
@@ -121,7 +115,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--no-tests", dest="tests", action="store_false", help="figures only")
+    parser.add_argument("--tests", nargs="*", default=["tests"], help="where; none: figures only")
     parser.add_argument("--steps", type=int, default=20, help="of each side that count")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)

@@ -17,6 +17,15 @@ MEMORY_MIB, MEMORY_STEPS = 4, 200
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
+_MADE_UP = """
+import pytest
+pytestmark = pytest.mark.cuda
+def test_good(): pass
+def test_bad(): raise ValueError
+@pytest.mark.skip(reason="made up")
+def test_absent(): pass
+"""
+
 
 def test_the_exchange_benchmark_writes_a_row_beside_its_machine(tmp_path: Path) -> None:
     out = tmp_path / "results" / "exchange.json"
@@ -156,15 +165,25 @@ def test_the_recovery_benchmark_writes_each_part_of_a_recovery(tmp_path: Path) -
 def test_what_runs_on_gpus_measures_on_the_cpu_as_well(tmp_path: Path) -> None:
     out = tmp_path / "results" / "gpu.json"
     tiny = ["--layers", "1", "--width", "64", "--context", "8", "--samples", "1", "--steps", "2"]
-    tiny += ["--models", "mlp", "--pairs", "1", "--block", "2", "--no-tests"]
+    tiny += ["--models", "mlp", "--pairs", "1", "--block", "2"]
+    tests = tmp_path / "test_made_up.py"
+    tests.write_text(_MADE_UP)
 
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", *tiny]
     ran = subprocess.run(
-        [*command, "--json", str(out)], env=clean_environment(), capture_output=True, text=True
+        [*command, "--tests", str(tests), "--json", str(out)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
     )
 
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 1, "a test failed"
     figures = json.loads(out.read_text())
+    assert figures["tests"] == {
+        "passed": 1,
+        "failed": ["test_bad"],
+        "skipped": ["test_absent"],
+    }
     (trained,), (alone,) = figures["training"], figures["overhead"]
     assert trained["devices"] == ["cpu"]
     assert min(trained[side] for side in ("ours_s", "ddp_s", "solo_s")) > 0
