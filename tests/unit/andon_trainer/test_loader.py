@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset, WeightedRandomSampler
 
-from andon_trainer.data.loader import LineLoader, move_to
+from andon_trainer.data.loader import LineLoader, loading_options, move_to, rebuild_loader
 
 SIZE = 23
 
@@ -85,3 +85,12 @@ def test_what_has_a_to_of_its_own_moves_itself() -> None:
     moved = move_to(torch.device("cpu"), [packed])
 
     assert isinstance(moved[0], torch.nn.utils.rnn.PackedSequence)
+
+
+def test_batches_of_training_come_in_order_and_others_as_the_script_wants_them() -> None:
+    given = DataLoader(as_dataset(), batch_size=2, num_workers=2, in_order=False)
+
+    rebuilt = rebuild_loader(given, BatchSampler(range(4), 2, False), 0)
+
+    assert rebuilt.in_order
+    assert not loading_options(given)["in_order"]

@@ -317,7 +317,8 @@ class LoaderFeeder:
         """The batch in pinned memory, if the script's loader wants that and there is a GPU."""
         if not (self._given.pin_memory and torch.cuda.is_available()):
             return batch
-        return pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
+        device = self._given.pin_memory_device or None
+        return pin_memory(batch, device)  # type: ignore[no-untyped-call]  # torch's own
 
     def _open_loader(self) -> DataLoader[Any]:
         if self._loader is None:

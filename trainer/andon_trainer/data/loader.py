@@ -94,6 +94,8 @@ def rebuild_loader(
 ) -> DataLoader[Any]:
     """The script's loader over another batch sampler, with loading processes that stay."""
     options = loading_options(loader)
+    # The line counts batches, so they must come in order.
+    options.pop("in_order", None)
     if loader.num_workers > 0:
         options["persistent_workers"] = True
     # A DataLoader draws a seed each time that it is iterated. Without a generator of its own it
@@ -112,6 +114,10 @@ def loading_options(loader: DataLoader[Any]) -> dict[str, Any]:
         # Without a GPU torch would warn at each iteration.
         "pin_memory": loader.pin_memory and torch.cuda.is_available(),
     }
+    if loader.pin_memory_device:
+        options["pin_memory_device"] = loader.pin_memory_device
+    if not getattr(loader, "in_order", True):
+        options["in_order"] = False
     if loader.num_workers > 0:
         options |= {
             "prefetch_factor": loader.prefetch_factor,

@@ -3,7 +3,7 @@
 Theory of operation. One worker and several, with any micro-batch size and any number of loading
 processes, are to see the same samples. So the generators (Python's, NumPy's and torch's for the
 CPU) are seeded before each sample, by the run's seed, the epoch and the sample's place in it, and
-once more before the batch is collated. Seeding all three takes about 6 us.
+once more before the batch is collated. Seeding all three takes 6 us.
 
 In a loading process that is all. In the script's process the generators belong to the script, and
 get their states back after each batch. Most data sets use no random numbers, and time there is
