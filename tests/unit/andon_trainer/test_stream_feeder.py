@@ -159,6 +159,20 @@ def test_a_changed_roster_costs_no_new_iteration_of_what_was_read_ahead(
     assert {begun for part in (first, second, third) for row in part for _, begun in row} == {1}
 
 
+def test_a_newcomer_costs_no_new_iteration_of_what_was_read_ahead(
+    feeders: Callable[..., StreamFeeder],
+) -> None:
+    feeder = feeders(Told(), num_workers=1)
+    alone = shares(0, 1)
+    first = [each.batch for each in feeder.batches(next(alone), lambda: alone)]
+
+    share = next(shares(0, 2, Cursor(0, 4)))
+    second = [each.batch for each in feeder.batches(share, nothing)]
+
+    assert [[item for item, _ in batch] for batch in (*first, *second)] == [[0, 1, 2, 3], [4, 5]]
+    assert len({begun for part in (first, second) for row in part for _, begun in row}) == 1
+
+
 def test_a_share_that_was_left_midway_is_read_again(feeders: Callable[..., StreamFeeder]) -> None:
     for workers in (0, 1):
         feeder = feeders(Counting(40), 1, num_workers=workers)

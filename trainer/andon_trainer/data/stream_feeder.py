@@ -87,7 +87,7 @@ class StreamFeeder:
         self._midway = False
         """Whether what the stream yields next is not the first micro-batch of its share."""
         self._keep_from: int | None = None
-        """Where the present step's batch begins, if other workers have a part of it."""
+        """Where the present step's batch begins, if its items may be asked for again."""
         self._ended: tuple[int, int] | None = None
         """An epoch, and a bound that no item of it lies at or beyond."""
         self._epochs = DatasetEpochs(loader.dataset)
@@ -153,7 +153,9 @@ class StreamFeeder:
             return
         self._enter(share.epoch)
         batch = share.batch
-        self._keep_from = batch.start if batch and len(share) < len(batch) else None
+        # With a loading process also alone: a newcomer changes shares that were read ahead.
+        again = batch is not None and (self._parallel or len(share) < len(batch))
+        self._keep_from = batch.start if batch is not None and again else None
         stream = self._at(share, upcoming)
         # A loop may leave this generator at any `yield`. Until the last micro-batch is out, the
         # stream does not stand at the beginning of a share, and the next call must restart it.
