@@ -38,18 +38,21 @@ def test_four_languages_train_one_model_and_one_is_killed_on_the_way(tmp_path: P
     assert all(lost not in entry.record.roster for entry in chain[20:])
 
 
-def test_shares_move_towards_the_faster_workers_and_all_end_with_the_same_bits(
+def test_shares_move_to_faster_workers_overflows_move_nobody_and_all_end_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
     languages = ["python", *LANGUAGES]
     more = ("--shares", "balanced", "--max-grad-norm", "0.05", "--worker-grad-norm", "1000")
     with mixed_line(tmp_path, 4, 30, *more) as line:
         for slot, language in enumerate(languages):
-            line.start(slot, language, SLOWED_S="0.02")  # only Python's worker obeys it
+            # Only Python's worker obeys these.
+            line.start(slot, language, SLOWED_S="0.02", OVERFLOWS_AT="7,12")
         end = line.ended_alike()
 
     chain = line.judge()
     assert end["step"] == 30
+    steps = [entry for entry in chain if entry.result is not None]
+    assert [entry.record.step for entry in steps if entry.result.overflow] == [7, 12]
     first, last = _samples(chain[1:2]), _samples(chain[-5:])
     assert set(first.values()) == {8}
     assert last[0] == min(last.values()) < 5 * 4
