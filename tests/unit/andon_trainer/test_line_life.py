@@ -239,3 +239,19 @@ def test_in_a_session_the_cell_that_failed_says_how_the_run_ended(
     line._close_at_exit()
 
     assert repr(line._worker.crash) == crash
+
+
+def test_a_prepare_that_was_refused_may_be_put_right_and_called_again(line: Line) -> None:
+    net, optimizer, scheduler, loader = parts = objects()
+    closures = torch.optim.LBFGS(net.parameters())
+    whole: DataLoader[Any] = DataLoader(data(), batch_size=None)
+
+    with pytest.raises(ValueError, match="one gradient"):
+        line.prepare(net, closures, scheduler, loader)
+    with pytest.raises(ValueError, match="batch_size=None"):
+        line.prepare(net, optimizer, scheduler, whole)
+    train(line, parts)
+
+    assert line.complete
+    with pytest.raises(RuntimeError, match="make a new Line in the cell that prepares"):
+        line.prepare(*parts)

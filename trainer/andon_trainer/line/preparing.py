@@ -94,16 +94,21 @@ class Preparing(TrainingLoop, ManualSteps):
             LineLost: no coordinator answers.
         """
         self._require_first()
-        self._micro_batch_size = micro_batch_size
         given = Prepared.sort(objects)
+        refuse_optimizers(given.models, given.optimizers)
+        self._scaling = self._scaling_of(given)
+        feeder = (
+            None if given.loader is None else feeder_for(given.loader, self.seed, micro_batch_size)
+        )
+        # Whoever was refused up to here may call again: a notebook's cell that was put right.
+        self._prepared = True
+        self._micro_batch_size = micro_batch_size
         self._worker.host = group_of(given.wrapped, self._worker.config)
         self._undo.append(switch_off(given.wrapped))
-        refuse_optimizers(given.models, given.optimizers)
         # Moved before anything looks at the parameters: `to` may replace them.
         for model in given.models:
             place(model, self.device)
         self._audit = Audit(given.models, given.optimizers)
-        self._scaling = self._scaling_of(given)
         replica = self._worker.replica
         replica.modules = given.models
         replica.optimizers = given.optimizers
@@ -114,8 +119,7 @@ class Preparing(TrainingLoop, ManualSteps):
             replica.register("andon.scaler", self._scaling.loss_scale)
         self._worker.checkpoints.begin(replica)
         loader: Any = None
-        if given.loader is not None:
-            feeder = feeder_for(given.loader, self.seed, micro_batch_size)
+        if given.loader is not None and feeder is not None:
             self._join(feeder)
             loader = self._loader_of(feeder, given.loader.batch_size, given.loader)
         # Gated after joining: loading a checkpoint must not meet the gates.
@@ -227,6 +231,7 @@ class Preparing(TrainingLoop, ManualSteps):
         refuse_modules(modules)
         models = [unwrapped(module) for module in modules]
         refuse_shared_parameters(models)
+        self._prepared = True
         for model in models:
             place(model, self.device)
         worker = self._worker
@@ -253,6 +258,6 @@ class Preparing(TrainingLoop, ManualSteps):
     def _require_first(self) -> None:
         if self._prepared:
             raise RuntimeError(
-                "line.prepare or line.join was called already: give it everything in one call"
+                "line.prepare or line.join was called already: give it everything in one call; in "
+                "a notebook make a new Line in the cell that prepares"
             )
-        self._prepared = True
