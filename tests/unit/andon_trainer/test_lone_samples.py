@@ -68,7 +68,7 @@ def test_a_last_batch_of_one_sample_trains_through_a_batch_norm(
     assert norm.training
     assert not norm._forward_pre_hooks
     assert [record.message.partition(",")[0] for record in caplog.records] == [
-        "a share of one sample: 1"
+        "a share of one sample: the BatchNorm '1'"
     ]
 
 

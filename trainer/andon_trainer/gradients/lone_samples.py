@@ -102,9 +102,9 @@ class LoneSamples:
             return
         self._told = True
         log.warning(
-            "a share of one sample: %s, and any other BatchNorm that gets one value per channel, "
-            "normalises it by the running statistics, as in eval mode. If that happens often, make "
-            "batch_size greater, or use a layer that needs no batch, such as GroupNorm",
+            "a share of one sample: the BatchNorm %r, and any other that gets one value per "
+            "channel, normalises it by its running statistics, as in eval mode. If that happens "
+            "often, make batch_size greater, or use a layer that needs no batch, such as GroupNorm",
             name,
         )
 
