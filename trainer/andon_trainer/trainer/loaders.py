@@ -47,7 +47,9 @@ def training_loader(data: Data, fit: Fit, collate: Collate | None) -> DataLoader
         shuffle=None if isinstance(data, IterableDataset) else True,
         drop_last=fit.drop_last,
         collate_fn=collate,
-        **_loading(fit),
+        num_workers=fit.loader_processes,
+        persistent_workers=fit.loader_processes > 0,
+        pin_memory=torch.cuda.is_available(),
     )
 
 
@@ -69,13 +71,6 @@ def validation_loader(
     if isinstance(data, DataLoader):
         return data
     size = fit.micro_batch_size or fit.batch_size or training.batch_size or 1
-    return DataLoader(data, size, collate_fn=collate or training.collate_fn, **_loading(fit))
-
-
-def _loading(fit: Fit) -> dict[str, Any]:
-    """How samples are loaded; the processes stay from epoch to epoch."""
-    return {
-        "num_workers": fit.loader_processes,
-        "persistent_workers": fit.loader_processes > 0,
-        "pin_memory": torch.cuda.is_available(),
-    }
+    # Loaded in this process: others would be forked beside the line's threads. Those of the
+    # training loader are forked before there are any.
+    return DataLoader(data, size, collate_fn=collate or training.collate_fn)

@@ -39,7 +39,7 @@ class Fit:
     micro_batch_size: int | None = None
     """The most samples in one forward; None: all of a worker's share."""
     loader_processes: int = 0
-    """Number of processes in which each worker loads samples."""
+    """Number of processes in which each worker loads training samples; they stay to the end."""
     drop_last: bool = False
     """Whether the last, short batch of an epoch is left out."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
