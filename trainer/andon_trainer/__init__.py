@@ -2,10 +2,16 @@
 
 Names are imported when they are first used, so that a program which needs the protocol alone
 (`andon_trainer.membership` and what is below it) never loads PyTorch.
+
+gRPC is loaded here, before anything else can load it, because of forks. Its handlers try to carry
+gRPC over into each forked child. A child that loads samples has no use for it, and the handlers
+abort such a child now and then. gRPC asks the environment once, as it is loaded, whether it wants
+them; a variable that the user has set stands.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -62,6 +68,24 @@ _HOMES = {
     "Fit": "trainer.settings",
     "Trainer": "trainer.fit",
 }
+
+
+_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
+
+
+def _load_grpc() -> None:
+    """Loads gRPC without its handlers of forks; the environment is as before afterwards."""
+    if _FORK_SUPPORT in os.environ:
+        import_module("grpc")
+        return
+    os.environ[_FORK_SUPPORT] = "0"
+    try:
+        import_module("grpc")
+    finally:
+        del os.environ[_FORK_SUPPORT]
+
+
+_load_grpc()
 
 
 def __getattr__(name: str) -> object:

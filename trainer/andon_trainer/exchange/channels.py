@@ -11,7 +11,8 @@ ports would stay taken. Each child therefore closes what it inherited of the lin
 
 Nothing of gRPC may run in a child either: its threads are not there, and the locks that they held
 stay locked. A child uses none of it, but collecting garbage might; so what it inherited is never
-collected.
+collected. And gRPC's own handlers of forks, which abort such children, are not there: see the
+package's `__init__`.
 """
 
 from __future__ import annotations
