@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+from collections import OrderedDict, UserDict
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -265,3 +266,37 @@ def test_a_copy_of_a_view_is_no_copy_of_all_that_it_is_a_view_of() -> None:
     assert again[0].untyped_storage().nbytes() == 40
     assert again[2:] == ({"a": [1, None]}, "text")
     assert copy_of((object(), 1)) is None
+
+
+class Shared(MutableMapping[str, Any]):
+    """A mapping whose shallow copy is the same mapping."""
+
+    def __init__(self) -> None:
+        self.inner: dict[str, Any] = {"x": 1}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.inner[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.inner[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.inner[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.inner)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+
+def test_a_copy_of_a_mapping_loses_nothing_when_the_mapping_does() -> None:
+    given = (OrderedDict(x=1), UserDict(x=1))
+
+    copies = [copy_of(each) for each in given]
+    for each in given:
+        each.pop("x")
+
+    assert [type(each) for each in copies] == [OrderedDict, UserDict]
+    assert [dict(each) for each in copies] == [{"x": 1}] * 2
+    assert copy_of(Shared()) is None  # Nobody knows how to copy it.

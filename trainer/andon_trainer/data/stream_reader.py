@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+from collections import UserDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -340,7 +341,7 @@ def copy_of(value: Any) -> Any:
         return value
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.copy()
-    if isinstance(value, Mapping) and hasattr(value, "update"):
+    if isinstance(value, dict | UserDict):  # Of another mapping a shallow copy may be the same.
         return _filled(value, {key: copy_of(part) for key, part in value.items()})
     if isinstance(value, list | tuple):
         parts = [copy_of(part) for part in value]
@@ -353,6 +354,7 @@ def copy_of(value: Any) -> Any:
 
 
 def _filled(value: Any, parts: dict[Any, Any]) -> Any:
+    """A mapping of the same class with other values; None if one of them could not be copied."""
     if any(new is None and value[key] is not None for key, new in parts.items()):
         return None
     again = copy.copy(value)  # Keeps the class and its other attributes (BatchEncoding).
