@@ -183,6 +183,14 @@ def test_long_values_come_in_pieces_and_short_ones_wait_for_them() -> None:
     assert seats.calls == 4  # of 3 KiB each
 
 
+def test_a_worker_that_gives_a_number_and_no_data_is_left_out(line: Line) -> None:
+    after_a_step(line)
+    member: Any = line._member
+    member.all_gather = lambda data: (b"", data)
+
+    assert line.gather(torch.arange(1000)).tolist() == list(range(1000))
+
+
 def test_a_worker_that_is_lost_between_two_pieces_is_left_out(line: Line) -> None:
     after_a_step(line)
     others = Others(line, [0, 1])

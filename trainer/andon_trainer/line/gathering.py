@@ -51,14 +51,15 @@ def gather_bytes(member: RunMember, rank: int, data: bytes) -> dict[int, bytes]:
     first = MAX_GIVEN_BYTES - _HEAD.size
     found: dict[int, bytes] = {}
     lengths: dict[int, int] = {}
-    for piece in member.all_gather(_HEAD.pack(rank, len(data)) + data[:first]):
+    given = member.all_gather(_HEAD.pack(rank, len(data)) + data[:first])
+    for piece in filter(None, given):  # Another implementation's worker may give nothing.
         whose, lengths[whose] = _HEAD.unpack_from(piece)
         found[whose] = piece[_HEAD.size :]
     size = MAX_GIVEN_BYTES - _RANK.size
     at = first
     while at < max(lengths[each] for each in found):
         pieces = member.all_gather(_RANK.pack(rank) + data[at : at + size])
-        came = {_RANK.unpack_from(piece)[0]: piece[_RANK.size :] for piece in pieces}
+        came = {_RANK.unpack_from(piece)[0]: piece[_RANK.size :] for piece in pieces if piece}
         found = {each: had + came[each] for each, had in found.items() if each in came}
         at += size
     return {each: found[each] for each in sorted(found)}
