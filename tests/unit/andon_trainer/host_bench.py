@@ -21,6 +21,7 @@ from andon_trainer.core.reports import Digest
 from andon_trainer.data.feed import Shard, ShardFeeder
 from andon_trainer.errors import HostLost
 from andon_trainer.gradients.guards import AccumulatedGradients
+from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.hosts.averaging import FollowerAverager, LeaderAverager
 from andon_trainer.hosts.member import FollowerMember, Leadership
@@ -28,6 +29,7 @@ from andon_trainer.hosts.steps import HostStepper
 from andon_trainer.membership import Membership
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.loop_steps import LoopParts
+from andon_trainer.steps.scaling import ScalerGate
 from unit.andon_trainer.step_bench import BATCH, ScriptedSeat, ranges
 
 __all__ = ["HostBench", "LeaderSeat", "Process", "ThreadGroup", "thread_groups"]
@@ -166,7 +168,12 @@ class Process:
     """One process of the host: its model, and its steps."""
 
     def __init__(
-        self, group: ThreadGroup, model: nn.Module, seat: LeaderSeat | None, micro: int | None
+        self,
+        group: ThreadGroup,
+        model: nn.Module,
+        seat: LeaderSeat | None,
+        micro: int | None,
+        scale: LossScale | None,
     ) -> None:
         self.group = group
         self.model = model
@@ -176,11 +183,11 @@ class Process:
         self.member: LeaderSeat | FollowerMember
         if seat is None:
             self.member = FollowerMember(group, replica)
-            averager = FollowerAverager(group, plan, device, [model])
+            averager = FollowerAverager(group, plan, device, [model], scale)
         else:
             self.member = seat
             seat.lead(group, replica)
-            averager = LeaderAverager(group, cast(Membership, seat), plan, device, [model])
+            averager = LeaderAverager(group, cast(Membership, seat), plan, device, [model], scale)
         member = self.member
         parts = LoopParts(
             member=member,
@@ -191,6 +198,7 @@ class Process:
             replica=replica,
             device=device,
             micro_batch_size=micro,
+            scaling=None if scale is None else ScalerGate(scale),
         )
         self.stepper = HostStepper(group, parts, averager)
         self.computed: list[list[int]] = []
@@ -201,11 +209,21 @@ class Process:
         self.weight: float | None = None
 
 
+def _scaled_by(scale: float) -> LossScale:
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    return LossScale(scaler, torch.device("cpu"), max_overflows=16)
+
+
 class HostBench:
     """A host, over scripted rounds; the loop body of a script."""
 
     def __init__(
-        self, size: int = 2, *, micro: int | None = None, model: nn.Module | None = None
+        self,
+        size: int = 2,
+        *,
+        micro: int | None = None,
+        model: nn.Module | None = None,
+        loss_scale: float | None = None,
     ) -> None:
         torch.manual_seed(0)
         self.model = model or nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
@@ -214,7 +232,13 @@ class HostBench:
         blocks = [block.elements for block in plan_model([self.model]).layout.blocks]
         self.seat = LeaderSeat(blocks)
         self.processes = [
-            Process(group, copy.deepcopy(self.model), None if group.rank else self.seat, micro)
+            Process(
+                group,
+                copy.deepcopy(self.model),
+                None if group.rank else self.seat,
+                micro,
+                None if loss_scale is None else _scaled_by(loss_scale),
+            )
             for group in thread_groups(size)
         ]
         self._rounds = 0

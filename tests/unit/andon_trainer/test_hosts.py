@@ -16,7 +16,8 @@ from andon.protocol.order import Order
 from andon.protocol.records import Cursor, Key
 from andon_trainer.core.events import Assigned, TransferAsked
 from andon_trainer.errors import HostLost, JoinRefused, LineHalted, RunOver
-from andon_trainer.hosts.member import Failure
+from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.hosts.calls import Failure
 from andon_trainer.termination import Terminated
 from unit.andon_trainer.host_bench import HostBench, Process
 from unit.andon_trainer.step_bench import BATCH
@@ -295,3 +296,33 @@ def test_a_process_with_other_weights_than_its_leader_ends_the_host() -> None:
 
     assert all(isinstance(end, RuntimeError) for end in ends)
     assert "process 1 of this host holds other weights than process 0" in str(ends[0])
+
+
+def test_a_scaled_loss_gives_the_same_mean_and_a_scaled_gradient_in_every_process() -> None:
+    bench = HostBench(loss_scale=1024.0)
+    bench.assign((0, 5))
+
+    assert bench.run() == [None, None]
+
+    assert_sent(bench, 0, samples(*range(5)))
+    expected = bench.mean(samples(*range(5)))
+    for process in bench.processes:
+        for block, parameters in enumerate(plan_model([process.model]).parameters):
+            flat = [p.grad.flatten() for p in parameters if p.grad is not None]
+            scaled = expected[block][-sum(map(len, flat)) :] * 1024
+            torch.testing.assert_close(torch.cat(flat), scaled, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_overflow_in_one_process_is_the_hosts_and_none_of_them_moves(rank: int) -> None:
+    bench = HostBench(loss_scale=2.0**20)
+    bench.assign((0, 4))
+    planted = torch.full((5, 3), float("inf"))
+    weight = bench.processes[rank].model.get_parameter("0.weight")
+    weight.register_hook(lambda gradient: gradient + planted)  # type: ignore[no-untyped-call]  # torch's own
+
+    assert bench.run() == [None, None]
+
+    assert bench.seat.reports[0].overflow
+    assert [each.stepper.overflowed for each in bench.processes] == [True, True]
+    assert bench.seat.exchange.weights == [4.0]

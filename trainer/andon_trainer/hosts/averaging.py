@@ -30,8 +30,8 @@ from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.readings import HostReader, LossReadings
 from andon_trainer.gradients.staging import Staging
 from andon_trainer.gradients.tap import GradientTap, dense_gradient
+from andon_trainer.hosts.calls import BACKWARD, Refused, failing_together, meet, told_by_leader
 from andon_trainer.hosts.group import HostGroup
-from andon_trainer.hosts.member import BACKWARD, Refused, failing_together, meet, told_by_leader
 from andon_trainer.hosts.sums import HostSums
 from andon_trainer.membership import Membership
 

@@ -8,7 +8,7 @@ which has the backend of the script's own group: NCCL between GPUs, Gloo between
 
 Both groups are apart from the script's, whose own collectives (SyncBatchNorm) may come between any
 two of ours. A process that dies closes its connections, which ends the others' calls with an error:
-so no call needs a time limit, and the leader may wait for the line for hours.
+so no call over Gloo needs a time limit, and the leader may wait for the line for hours.
 """
 
 from __future__ import annotations
@@ -89,9 +89,13 @@ class TorchHostGroup:
         self.rank = dist.get_rank(group)
         self.size = len(self._ranks)
         backend = dist.get_backend(group)
-        self._groups = {"messages": self._open("gloo"), "cpu": self._open("gloo")}
+        self._groups = {
+            "messages": self._open("gloo", _PATIENCE),
+            "cpu": self._open("gloo", _PATIENCE),
+        }
         if backend != "gloo":
-            self._groups["cuda"] = self._open(backend)
+            # With torch's own limit: NCCL does not notice that a process is gone.
+            self._groups["cuda"] = self._open(backend, None)
         self._of_devices = "cuda" if backend != "gloo" else "cpu"
 
     def meet(self, item: Any) -> list[Any]:
@@ -144,9 +148,9 @@ class TorchHostGroup:
             if dist.is_initialized():
                 dist.destroy_process_group(group)
 
-    def _open(self, backend: str) -> dist.ProcessGroup:
+    def _open(self, backend: str, timeout: timedelta | None) -> dist.ProcessGroup:
         group = dist.new_group(
-            self._ranks, timeout=_PATIENCE, backend=backend, use_local_synchronization=True
+            self._ranks, timeout=timeout, backend=backend, use_local_synchronization=True
         )
         assert isinstance(group, dist.ProcessGroup)
         return group

@@ -19,8 +19,8 @@ from andon.protocol.layout import Layout
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.data.feed import Feeder
+from andon_trainer.hosts.calls import meet
 from andon_trainer.hosts.group import HostGroup, TorchHostGroup
-from andon_trainer.hosts.member import meet
 
 __all__ = [
     "agree_on_plan",

@@ -19,8 +19,8 @@ from andon.protocol.shards import Ranges, divide
 from andon_trainer.core.events import Assigned
 from andon_trainer.data.feed import Share
 from andon_trainer.hosts.averaging import Agreed, FollowerAverager, LeaderAverager
+from andon_trainer.hosts.calls import BACKWARD, Refused, meet, refuse_other_weights
 from andon_trainer.hosts.group import HostGroup
-from andon_trainer.hosts.member import BACKWARD, Refused, meet, refuse_other_weights
 from andon_trainer.steps.loop_steps import LoopParts
 from andon_trainer.steps.step_state import StepState
 from andon_trainer.steps.stepper import Stepper

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from andon.protocol.order import splitmix64
 from andon_trainer.data.evaluation import Coverage
-from andon_trainer.hosts.member import answer_in_host
+from andon_trainer.hosts.calls import answer_in_host
 from andon_trainer.line.gathering import concatenate, framed, gather_bytes, pack, unframed, unpack
 from andon_trainer.line.properties import LineProperties
 from andon_trainer.state.best import BEST, BestSoFar

@@ -21,8 +21,9 @@ from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Digest, LeaveReport
 from andon_trainer.errors import AndonError, LineHalted, RunOver
 from andon_trainer.gradients.model_layout import ModelPlan, warn_of_rounding
+from andon_trainer.hosts.calls import failing_together
 from andon_trainer.hosts.group import HostGroup
-from andon_trainer.hosts.member import FollowerMember, LeaderMember, failing_together
+from andon_trainer.hosts.member import FollowerMember, LeaderMember
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, located_by_leader
 from andon_trainer.member import RunMember, SoloMember
 from andon_trainer.membership import Membership
