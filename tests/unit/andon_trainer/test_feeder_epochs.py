@@ -198,15 +198,22 @@ def test_a_sampler_that_the_script_changes_between_epochs_is_followed(
 def count_starts(worker: int) -> None:
     info = get_worker_info()
     assert info is not None
-    assert isinstance(info.dataset, Curriculum)
-    info.dataset.transform += "+init"
+    assert isinstance(info.dataset, Subset)
+    assert isinstance(info.dataset.dataset, Curriculum)
+    info.dataset.dataset.transform += "+init"
 
 
-def test_without_persistent_workers_each_epoch_has_processes_of_its_own(
-    feeders: Callable[..., LoaderFeeder],
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_without_persistent_workers_what_the_script_sets_reaches_the_processes_of_an_epoch(
+    feeders: Callable[..., LoaderFeeder], context: str
 ) -> None:
     data = Curriculum()
-    feeder = feeders(data, num_workers=2, worker_init_fn=count_starts)
+    feeder = feeders(
+        Subset(data, range(SIZE)),
+        num_workers=1,
+        worker_init_fn=count_starts,
+        multiprocessing_context=context,
+    )
 
     def script(epoch: int) -> None:
         if epoch == 1:
@@ -214,12 +221,31 @@ def test_without_persistent_workers_each_epoch_has_processes_of_its_own(
 
     seen = epochs(feeder, 2, script)
 
+    first, second = ({process for *_, process in samples} for samples in seen)
+    # Nothing may be forked while a worker is on the line.
+    stays = context == "fork"
+    assert (first == second) == stays
     assert [{name for _, _, name, _ in samples} for samples in seen] == [
         {"weak+init"},
-        {"strong+init"},
+        {"strong" if stays else "strong+init"},
     ]
-    first, second = ({process for *_, process in samples} for samples in seen)
-    assert not first & second
+
+
+def test_a_change_that_can_not_be_sent_to_the_processes_is_said(
+    feeders: Callable[..., LoaderFeeder], caplog: pytest.LogCaptureFixture
+) -> None:
+    data: Any = Curriculum()
+    feeder = feeders(data, num_workers=1)
+
+    def script(epoch: int) -> None:
+        if epoch == 1:
+            data.augment = lambda sample: sample
+            data.transform = "strong"
+
+    seen = epochs(feeder, 3, script)
+
+    assert {name for _, _, name, _ in seen[1]} == {"strong"}
+    assert caplog.text.count("augment of the dataset has changed since line.prepare") == 1
 
 
 def test_with_persistent_workers_the_processes_stay(feeders: Callable[..., LoaderFeeder]) -> None:

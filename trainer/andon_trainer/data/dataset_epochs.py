@@ -12,19 +12,28 @@ says something else, that holds from then on, until it follows the epochs again.
 from __future__ import annotations
 
 import inspect
+import logging
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 from andon_trainer.data.digest import nested_datasets
 
-__all__ = ["METHOD", "DatasetEpochs", "EpochCall", "EpochCalls"]
+log = logging.getLogger(__name__)
+
+__all__ = ["METHOD", "Changes", "DatasetEpochs", "EpochCall", "EpochCalls"]
 
 EpochCall = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of one call of `set_epoch`."""
 EpochCalls = dict[int, EpochCall]
 """A call for each dataset that has the method, by its place among `nested_datasets`."""
 
+Changes = list[tuple[int, str, Any]]
+"""Attributes that were set: the dataset's place among `nested_datasets`, name and value."""
+
 METHOD = "set_epoch"
+_MOST_BYTES = 2**16
+"""More is not sent with each batch."""
 
 
 class DatasetEpochs:
@@ -41,6 +50,40 @@ class DatasetEpochs:
         self._own: EpochCalls = {}
         """The script's last calls."""
         self._epoch: int | None = None
+        self._all = list(nested_datasets(dataset))
+        self._remembered: list[dict[str, Any]] = []
+        """The attributes of each dataset when the loading processes got theirs."""
+        self.changes = b""
+        """What the script has set since then, pickled: `Changes`; empty: nothing."""
+        self._warned: list[str] = []
+
+    def remember(self) -> None:
+        """The loading processes have the datasets as they are now."""
+        self._remembered = [dict(getattr(part, "__dict__", {})) for part in self._all]
+
+    def look_for_changes(self) -> None:
+        """Notes which attributes of the datasets have other values than in the processes."""
+        found: Changes = []
+        unseen = []
+        for place, (part, before) in enumerate(zip(self._all, self._remembered, strict=True)):
+            for name, value in getattr(part, "__dict__", {}).items():
+                if name == METHOD or before.get(name, self) is value:
+                    continue
+                if _is_small(value):
+                    found.append((place, name, value))
+                else:
+                    unseen.append(name)
+        self.changes = pickle.dumps(found) if found else b""
+        if unseen and unseen != self._warned:
+            self._warned = unseen
+            log.warning(
+                "%s of the dataset has changed since line.prepare, and can't be sent to the "
+                "loading processes (it can't be pickled, or is larger than %d bytes): they go on "
+                "with the old value. Give the DataLoader multiprocessing_context='forkserver', "
+                "which starts new ones in each epoch",
+                ", ".join(unseen),
+                _MOST_BYTES,
+            )
 
     def calls(self, epoch: int) -> EpochCalls:
         """What is to be called before a sample of this epoch is loaded."""
@@ -88,6 +131,13 @@ class DatasetEpochs:
 
     def _called(self, place: int, call: EpochCall) -> None:
         self._own[place] = _plain(self._methods[place], call)
+
+
+def _is_small(value: Any) -> bool:
+    try:
+        return len(pickle.dumps(value)) <= _MOST_BYTES
+    except Exception:  # Whatever the script's own objects raise.
+        return False
 
 
 def _call(method: Any, epoch: int) -> EpochCall | None:

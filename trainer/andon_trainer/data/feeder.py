@@ -8,10 +8,10 @@ foreseen, as far as torch prefetches. If the next share that is asked for is the
 batches are on their way already. If not (the roster changed, or a step is tried again), iterating
 the persistent loader again drains and drops what is on its way, and the same processes go on.
 
-With `persistent_workers=True` these processes stay until `close`. Without it they end with their
-epoch, as in any script, and new ones are started from what the dataset is by then; so nothing is
-loaded ahead beyond the epoch. Forked children close what they inherit of the line (see
-`exchange.channels`).
+Forked processes stay until `close`, since nothing may be forked while this process is on the line.
+Without `persistent_workers=True` a script expects new ones in each epoch, made of what the dataset
+is by then. So what it has changed of the dataset travels to them when an epoch begins, and nothing
+is loaded ahead beyond an epoch. Processes that are spawned are started anew.
 
 Random augmentation must depend neither on the worker nor on how far was prefetched: `randomness`
 sees to that, here and in the loading processes.
@@ -34,7 +34,7 @@ from andon.protocol.shards import Ranges, shard_of
 from andon_trainer.data.dataset_epochs import DatasetEpochs, EpochCalls
 from andon_trainer.data.digest import data_digest
 from andon_trainer.data.feed import MicroBatch, Share, count_loop_bodies
-from andon_trainer.data.loader import rebuild_loader
+from andon_trainer.data.loader import processes_stay, rebuild_loader
 from andon_trainer.data.loading_process import Indices
 from andon_trainer.data.orders import BatchOrders, Orders, Piece, orders_of
 from andon_trainer.data.randomness import SampleLoading
@@ -145,6 +145,7 @@ class LoaderFeeder:
         """
         if self._parallel and self._stream is None:
             self._stream = iter(self._open_loader())
+            self._epochs.remember()
         self._epochs.observe()
 
     def digest(self, device: torch.device) -> str:
@@ -235,6 +236,9 @@ class LoaderFeeder:
         self._epoch = epoch
         self._epochs.enter(epoch)
         if not self._parallel or self._stream is None or self._given.persistent_workers:
+            return
+        if processes_stay(self._given):
+            self._epochs.look_for_changes()
             return
         if self._served is not None:
             self._end_processes()
@@ -329,7 +333,9 @@ class LoaderFeeder:
         seed = splitmix64((splitmix64(self._seed) + epoch) & _U64)
         if self._salt:
             seed = splitmix64(seed ^ self._salt)
-        return Indices(piece.indices, piece.places, seed, self._epochs.calls(epoch))
+        return Indices(
+            piece.indices, piece.places, seed, self._epochs.calls(epoch), self._epochs.changes
+        )
 
 
 def _chain(share: Share, upcoming: Callable[[], Iterator[Share]]) -> Iterator[Share]:

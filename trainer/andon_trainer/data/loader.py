@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from andon_trainer.data.loading_process import Collating
 
-__all__ = ["LineLoader", "loading_options", "move_to", "rebuild_loader"]
+__all__ = ["LineLoader", "loading_options", "move_to", "processes_stay", "rebuild_loader"]
 
 
 class LineLoader:
@@ -104,6 +105,17 @@ def rebuild_loader(
     generator.manual_seed(seed)
     options["collate_fn"] = Collating(loader.collate_fn)
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=generator, **options)
+
+
+def processes_stay(loader: DataLoader[Any]) -> bool:
+    """Whether loading processes stay for the whole run, and not for an epoch.
+
+    A process that is forked while this one is on the line inherits gRPC's state, and may be killed
+    by it. So forked ones start before there is any, and stay. Others inherit nothing.
+    """
+    context = loader.multiprocessing_context or multiprocessing
+    method = context.get_start_method()
+    return bool(loader.persistent_workers) or method == "fork"
 
 
 def loading_options(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ collated.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ __all__ = ["Collating", "Indices"]
 
 _applied: EpochCalls = {}
 """The calls of `set_epoch` that this loading process has made."""
+_set = b""
+"""The attributes that were set in it."""
 _loading: SampleLoading | None = None
 """Loads in this process; None in the script's."""
 _batch: SeededBatch | None = None
@@ -33,15 +36,29 @@ class Indices(SeededBatch):
     """One batch's indices, with what a loading process must apply before it loads them."""
 
     def __init__(
-        self, indices: list[Any], places: list[int], epoch_seed: int, calls: EpochCalls
+        self,
+        indices: list[Any],
+        places: list[int],
+        epoch_seed: int,
+        calls: EpochCalls,
+        changes: bytes = b"",
     ) -> None:
-        """`calls` are those of `set_epoch` that are due; see `SeededBatch` for the others."""
+        """Describes a batch; see `SeededBatch` for the first arguments.
+
+        Args:
+            indices: of the dataset.
+            places: of the samples, in their epoch.
+            epoch_seed: the epoch's.
+            calls: those of `set_epoch` that are due.
+            changes: what the script has set of the dataset, pickled.
+        """
         super().__init__(indices, places, epoch_seed)
         self.calls = calls
+        self.changes = changes
 
     def __reduce__(self) -> tuple[Callable[..., Indices], tuple[Any, ...]]:
         """Unpickles to the same, after applying the calls in that process."""
-        return _unpickle, (list(self), self.places, self.epoch_seed, self.calls)
+        return _unpickle, (list(self), self.places, self.epoch_seed, self.calls, self.changes)
 
 
 class Collating:
@@ -58,17 +75,21 @@ class Collating:
         return self._collate(samples)
 
 
-def _unpickle(indices: list[Any], places: list[int], epoch_seed: int, calls: EpochCalls) -> Indices:
+def _unpickle(
+    indices: list[Any], places: list[int], epoch_seed: int, calls: EpochCalls, changes: bytes
+) -> Indices:
     """Unpickles a batch's indices; in a loading process, prepares it to load them."""
-    global _applied, _batch, _loading
-    batch = Indices(indices, places, epoch_seed, calls)
+    global _applied, _batch, _loading, _set
+    batch = Indices(indices, places, epoch_seed, calls, changes)
     info = get_worker_info()
     if info is not None:
-        if calls != _applied:
+        if changes != _set or calls != _applied:
             parts = list(nested_datasets(info.dataset))
+            for place, name, value in pickle.loads(changes) if changes != _set else ():
+                setattr(parts[place], name, value)
             for place, (arguments, named) in calls.items():
                 getattr(parts[place], METHOD)(*arguments, **named)
-            _applied = calls
+            _applied, _set = calls, changes
         if _loading is None:
             _loading = SampleLoading(info.dataset)
         _batch = batch

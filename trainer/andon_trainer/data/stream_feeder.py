@@ -26,6 +26,7 @@ from andon.protocol.shards import Ranges, shard_of
 from andon_trainer.data.dataset_epochs import DatasetEpochs
 from andon_trainer.data.feed import Feeder, MicroBatch, Share, count_loop_bodies
 from andon_trainer.data.feeder import LoaderFeeder
+from andon_trainer.data.loader import processes_stay
 from andon_trainer.data.stream_digest import StreamRefused
 from andon_trainer.data.stream_loading import Probe, Requests, Source, rebuild
 from andon_trainer.data.stream_reader import Wanted, copy_of
@@ -232,7 +233,7 @@ class StreamFeeder:
             return
         self._epoch = epoch
         self._epochs.enter(epoch)
-        if self._stream is None or self._given.persistent_workers:
+        if self._stream is None or processes_stay(self._given):
             return
         if self._served is not None:
             self._end_process()
@@ -293,7 +294,7 @@ class StreamFeeder:
 
     def _wanted(self, share: Share) -> list[Wanted] | None:
         """The micro-batches of a share that is asked for, or read ahead; None: it can't be yet."""
-        if share.epoch != self._epoch and not self._given.persistent_workers:
+        if share.epoch != self._epoch and not processes_stay(self._given):
             return None
         seed = splitmix64(splitmix64((splitmix64(self._seed) + share.epoch) & _U64))
         calls = self._epochs.calls(share.epoch)
