@@ -28,8 +28,7 @@ class Bars(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         row, column = torch.meshgrid(torch.arange(16), torch.arange(16), indexing="ij")
         bar = [row - 8, column - 8, row - column, row + column - 16][index % 4].abs() <= 1
-        noise = torch.randn(16, 16, generator=torch.Generator().manual_seed(index))
-        image = 2.0 * bar + noise
+        image = 2.0 * bar + torch.randn(16, 16, generator=torch.Generator().manual_seed(index))
         if self.augment:  # The line seeds these numbers by position, not by worker.
             image = image.roll(torch.randint(-3, 4, (2,)).tolist(), (0, 1))
         return image[None], index % 4
