@@ -78,7 +78,8 @@ def measure(
     """Lets the two sides take turns; returns the medians, in seconds a step, and their ratio.
 
     `overhead` is what `Line` takes more than the plain script, as a part of the plain step: the
-    median of the pairs. `added_us` is the same in microseconds a step. On a GPU `waits` says how
+    median of the pairs; `cpu_overhead` is the same of processor time, which others on the machine
+    disturb less. `added_us` is the overhead in microseconds a step. On a GPU `waits` says how
     often a step of each side waits for it, as PyTorch counts.
 
     Args:
@@ -94,6 +95,7 @@ def measure(
         for line in (False, True)
     ]
     seconds: tuple[list[float], list[float]] = ([], [])
+    worked: tuple[list[float], list[float]] = ([], [])
     try:
         for side in sides:
             _hear(side)
@@ -102,13 +104,16 @@ def measure(
         for pair in range(pairs):
             for index in (0, 1) if pair % 2 else (1, 0):
                 time.sleep(_REST_S)
-                seconds[index].append(_ask(sides[index], "time", steps) / steps)
-        waits = [_ask(side, "waits", steps) / steps for side in sides] if device != "cpu" else None
+                passed, processor = _ask(sides[index], "time", steps)
+                seconds[index].append(passed / steps)
+                worked[index].append(processor / steps)
+        waits = [_ask(side, "waits", steps)[0] / steps for side in sides if device != "cpu"]
     finally:
         for side in sides:
             side.kill()
             side.communicate()
     ratios = [line / plain for plain, line in zip(*seconds, strict=True)]
+    of_processor = [line / plain for plain, line in zip(*worked, strict=True)]
     overhead = statistics.median(ratios) - 1.0
     plain_s = statistics.median(seconds[0])
     return {
@@ -120,6 +125,7 @@ def measure(
         "line_s": round(statistics.median(seconds[1]), 7),
         "overhead": round(overhead, 5),
         "spread": [round(min(ratios) - 1.0, 5), round(max(ratios) - 1.0, 5)],
+        "cpu_overhead": round(statistics.median(of_processor) - 1.0, 5),
         "added_us": round(overhead * plain_s * 1e6, 1),
         **({"waits": waits} if waits else {}),
     }
@@ -135,12 +141,12 @@ def _start(side: Side) -> subprocess.Popen[str]:
     )
 
 
-def _ask(side: subprocess.Popen[str], what: str, steps: int) -> float:
-    """Of so many steps the seconds, or how often they wait for the GPU."""
+def _ask(side: subprocess.Popen[str], what: str, steps: int) -> list[float]:
+    """Of so many steps the seconds, and those of the processor; or how often they wait."""
     assert side.stdin is not None
     side.stdin.write(f"{what} {steps}\n")
     side.stdin.flush()
-    return float(_hear(side))
+    return [float(number) for number in _hear(side).split()]
 
 
 def _hear(side: subprocess.Popen[str]) -> str:
@@ -157,7 +163,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=models, default=models)
-    parser.add_argument("--pairs", type=int, default=15, help="blocks of each side")
+    parser.add_argument("--pairs", type=int, default=31, help="blocks of each side")
     parser.add_argument("--block", type=int, help="steps of a block; default: by the model")
     parser.add_argument("--threads", type=int, default=0, help="computing threads; 0: torch's own")
     parser.add_argument("--json", type=Path, help="write the figures here")

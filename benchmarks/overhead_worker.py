@@ -27,7 +27,8 @@ def work(side: Side) -> None:
     """Says `ready`, then trains as many steps as each line of the input says, and answers.
 
     `time 8` is answered by the seconds of 8 steps, from a batch that is asked for to weights that
-    have moved, and `waits 8` by how often they wait for the GPU, as PyTorch counts it.
+    have moved, and by those of the processor; `waits 8` by how often they wait for the GPU, as
+    PyTorch counts it.
     """
     if side.threads:
         torch.set_num_threads(side.threads)
@@ -42,20 +43,20 @@ def work(side: Side) -> None:
     for line in sys.stdin:
         what, number = line.split()
         measure = {"time": _seconds, "waits": _waits}[what]
-        print(measure(steps, int(number), side.device), flush=True)
+        print(*measure(steps, int(number), side.device), flush=True)
 
 
-def _seconds(steps: Iterator[None], number: int, device: str) -> float:
-    """How long so many steps take."""
-    began = time.perf_counter()
+def _seconds(steps: Iterator[None], number: int, device: str) -> tuple[float, float]:
+    """How long so many steps take, and the processor time of this process meanwhile."""
+    began, worked = time.perf_counter(), time.process_time()
     for _ in range(number):
         next(steps)
     if device != "cpu":
         torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - worked
 
 
-def _waits(steps: Iterator[None], number: int, _device: str) -> int:
+def _waits(steps: Iterator[None], number: int, _device: str) -> tuple[int]:
     """How often so many steps wait for the GPU."""
     torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as seen:
@@ -63,7 +64,7 @@ def _waits(steps: Iterator[None], number: int, _device: str) -> int:
         for _ in range(number):
             next(steps)
     torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing CUDA operation" in str(each.message) for each in seen)
+    return (sum("synchronizing CUDA operation" in str(each.message) for each in seen),)
 
 
 def _plain(

@@ -161,4 +161,11 @@ class LateGradients:
                 )
 
     def _hook(self, block: int, index: int) -> Callable[[torch.Tensor], None]:
-        return lambda _parameter: self.added(block, index)
+        # One call for each gradient of each step: `averaged` and `clear` keep these objects.
+        averaged, late = self._averaged, self._late
+
+        def added(_parameter: torch.Tensor) -> None:
+            if block in averaged:
+                late[block, index] = None
+
+        return added
