@@ -33,7 +33,7 @@ line = Line(seed=1, total_steps=options.steps)
 torch.manual_seed(1)
 config = GPT2Config(
     vocab_size=24, n_positions=12, n_embd=64, n_layer=2, n_head=4, num_labels=2,
-    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, pad_token_id=0,
+    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, pad_token_id=0, bos_token_id=0, eos_token_id=0,
 )  # fmt: skip
 base = GPT2ForSequenceClassification(config)  # yours comes from `from_pretrained`
 adapters = LoraConfig(task_type="SEQ_CLS", r=8, target_modules=["c_attn"], fan_in_fan_out=True)
