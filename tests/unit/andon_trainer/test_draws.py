@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -195,3 +196,12 @@ def test_a_sampler_that_can_not_be_copied_whole_is_drawn_from_its_own_generator(
 
     assert one.draw(1) == other.draw(1) != one.draw(0)
     assert sampler.generator.get_state().tolist() == before
+
+
+def test_a_sampler_without_an_end_is_refused() -> None:
+    class Endless(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return itertools.cycle(range(SIZE))
+
+    with pytest.raises(ValueError, match="has yielded 1048576 indices and does not end"):
+        EpochDraws(Endless(), data(), SEED)

@@ -37,8 +37,10 @@ _U64 = 2**64 - 1
 _SALT = 0x73616D706C657273
 """Draws use other numbers than augmentation does."""
 _CPU = torch.device("cpu")
-_MOST = 2**26
-"""A sampler that yields more than this has no end: lists of so many indices fill the memory."""
+_TIMES, _LEAST, _MOST = 8, 2**20, 2**26
+"""A sampler has no end if it yields more than `_TIMES` the dataset's samples, and more than
+`_LEAST`; or, of a dataset without a length, more than `_MOST`. What the sampler says of its own
+length is believed."""
 
 _Copy = tuple[Any, list[Any]]
 """A sampler's copy, and the parts that it consists of."""
@@ -61,6 +63,7 @@ class EpochDraws:
         self._sampler = sampler
         self._copies = _Copies(sampler, dataset)
         self._seed = seed
+        self._most = _most_of(sampler, dataset)
         self._origin: _Copy | None = None
         """The sampler as it was in the beginning, if it depends on its past."""
         self._advanced: tuple[int, _Copy] | None = None
@@ -98,7 +101,7 @@ class EpochDraws:
 
     def _draw(self, copied: _Copy, epoch: int) -> list[Any]:
         key = splitmix64((splitmix64(self._seed ^ _SALT) + epoch) & _U64)
-        return _drawn(copied, key, epoch)
+        return _drawn(copied, key, epoch, self._most)
 
 
 def draw_once(sampler: Iterable[Any], dataset: Any, seed: int) -> list[Any]:
@@ -107,10 +110,11 @@ def draw_once(sampler: Iterable[Any], dataset: Any, seed: int) -> list[Any]:
     Raises:
         ValueError: the sampler can't be drawn twice, or does not end.
     """
-    return _drawn(_Copies(sampler, dataset).of(sampler), splitmix64(seed), None)
+    copied = _Copies(sampler, dataset).of(sampler)
+    return _drawn(copied, splitmix64(seed), None, _most_of(sampler, dataset))
 
 
-def _drawn(copied: _Copy, key: int, epoch: int | None) -> list[Any]:
+def _drawn(copied: _Copy, key: int, epoch: int | None, most: int) -> list[Any]:
     sampler, parts = copied
     states = rng.capture(_CPU)
     try:
@@ -119,7 +123,7 @@ def _drawn(copied: _Copy, key: int, epoch: int | None) -> list[Any]:
             _seed(part, splitmix64((key + number) & _U64))
             if epoch is not None:
                 _set_epoch(part, epoch)
-        return _listed(sampler)
+        return _listed(sampler, most)
     finally:
         rng.restore(states, _CPU)
 
@@ -193,11 +197,18 @@ def _not_to_copy(sampler: Any, dataset: Any) -> Iterator[Any]:
                 waiting.append(value)
 
 
-def _listed(sampler: Iterable[Any]) -> list[Any]:
-    values = [_plain(value) for value in islice(sampler, _MOST + 1)]
-    if len(values) > _MOST:
+def _most_of(sampler: Any, dataset: Any) -> int:
+    said = len(sampler) if hasattr(sampler, "__len__") else 0
+    if not hasattr(dataset, "__len__"):
+        return max(_MOST, said)
+    return max(_LEAST, _TIMES * len(dataset), said)
+
+
+def _listed(sampler: Iterable[Any], most: int) -> list[Any]:
+    values = [_plain(value) for value in islice(sampler, most + 1)]
+    if len(values) > most:
         raise ValueError(
-            f"{type(sampler).__name__} has yielded {_MOST} indices and does not end: an epoch has "
+            f"{type(sampler).__name__} has yielded {most} indices and does not end: an epoch has "
             "an end, so let its __iter__ end too"
         )
     return values
