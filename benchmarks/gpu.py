@@ -46,8 +46,9 @@ def main() -> None:
     figures["training"] = [
         {"devices": devices, **_trained(options, devices)} for devices in _placements(options)
     ]
+    effort = overhead.Effort(rounds=options.rounds, pairs=options.pairs, block=options.block)
     figures["overhead"] = [
-        overhead.measure(work, options.pairs, threads=0, block=options.block, device=options.device)
+        overhead.measure(work, effort, device=options.device)
         for work in overhead.WORKS
         if work.model in options.models
     ]
@@ -122,7 +123,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=512, help="letters of a sample")
     parser.add_argument("--samples", type=int, default=8, help="a worker's share of a step")
     parser.add_argument("--models", nargs="+", choices=models, default=models, help="of overhead")
-    parser.add_argument("--pairs", type=int, default=9, help="of overhead: blocks of each side")
+    parser.add_argument("--rounds", type=int, default=3, help="of overhead: pairs of processes")
+    parser.add_argument("--pairs", type=int, default=5, help="of overhead: blocks in a round")
     parser.add_argument("--block", type=int, help="of overhead: steps of a block")
     parser.add_argument("--json", type=Path, help="write the figures here")
     return parser.parse_args()

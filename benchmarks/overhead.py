@@ -3,8 +3,8 @@
 For each model two processes take turns on the same machine: one trains with plain PyTorch, one with
 `Line` solo. Model, data, optimizer and batches are the same, and so is the loop, but for the lines
 that `Line` changes. A pair is one block of steps of each, right after one another; which of the two
-begins alternates. The figure is the median of the pairs' ratios, so that a machine whose speed
-drifts shows in the spread.
+begins alternates. After some pairs two new processes go on. The figure is the median of the pairs'
+ratios, so that a machine whose speed drifts shows in the spread.
 
     python benchmarks/overhead.py --json benchmarks/results/overhead.json
 """
@@ -13,18 +13,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from machine import describe_machine
 
-__all__ = ["WORKS", "Side", "Work", "measure"]
+__all__ = ["WORKS", "Effort", "Side", "Work", "measure"]
 
+_ALLOCATOR = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(2**32))
+"""glibc keeps the memory that was freed. Else it may give activations back to the system in each
+step, and get them again page by page; whether it does depends on the last few bytes of the heap,
+and is worth more than what is measured here."""
 _REST_S = 0.05
 """Before each block: the other process's computing threads have stopped to spin by then."""
 
@@ -37,6 +42,25 @@ class Work:
     batch: int
     block: int
     """Steps that are timed together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How often it is measured."""
+
+    rounds: int = 5
+    """Pairs of processes: where a process has its memory makes it a percent faster or slower."""
+    pairs: int = 9
+    """Of blocks, in each round."""
+    block: int | None = None
+    """Steps of a block; None: by the work."""
+
+
+class _Block(NamedTuple):
+    """What a block took."""
+
+    seconds: float
+    processor_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +78,7 @@ class Side:
 WORKS = (
     Work(model="mlp", batch=64, block=200),
     Work(model="gpt", batch=16, block=6),
-    Work(model="resnet", batch=32, block=4),
+    Work(model="resnet", batch=128, block=3),
 )
 
 
@@ -65,76 +89,86 @@ def main() -> None:
     rows = []
     for work in WORKS:
         if work.model in options.models:
-            rows.append(measure(work, options.pairs, threads=options.threads, block=options.block))
+            effort = Effort(rounds=options.rounds, pairs=options.pairs, block=options.block)
+            rows.append(measure(work, effort, threads=options.threads))
             print(json.dumps(rows[-1]), flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
 
 
-def measure(
-    work: Work, pairs: int, *, threads: int, block: int | None = None, device: str = "cpu"
-) -> dict[str, Any]:
+def measure(work: Work, effort: Effort, *, threads: int = 0, device: str = "cpu") -> dict[str, Any]:
     """Lets the two sides take turns; returns the medians, in seconds a step, and their ratio.
 
     `overhead` is what `Line` takes more than the plain script, as a part of the plain step: the
     median of the pairs; `cpu_overhead` is the same of processor time, which others on the machine
-    disturb less. `added_us` is the overhead in microseconds a step. On a GPU `waits` says how
-    often a step of each side waits for it, as PyTorch counts.
+    disturb less. `added_us` is the overhead in microseconds a step. On a GPU `waits` says how often
+    a step of each side waits for it, as PyTorch counts.
 
     Args:
         work: what is trained.
-        pairs: how many blocks each side trains.
+        effort: how often.
         threads: computing threads of each side; 0: torch's own choice.
-        block: steps of a block; None: by the work.
         device: where both compute.
     """
-    steps = block or work.block
+    steps = effort.block or work.block
     sides = [
-        _start(Side(model=work.model, batch=work.batch, threads=threads, line=line, device=device))
+        Side(model=work.model, batch=work.batch, threads=threads, line=line, device=device)
         for line in (False, True)
     ]
-    seconds: tuple[list[float], list[float]] = ([], [])
-    worked: tuple[list[float], list[float]] = ([], [])
+    rounds = [_round(sides, steps, effort.pairs) for _ in range(effort.rounds)]
+    blocks = [pair for pairs, _ in rounds for pair in pairs]
+    ratios = [line.seconds / plain.seconds for plain, line in blocks]
+    of_processor = [line.processor_s / plain.processor_s for plain, line in blocks]
+    overhead = statistics.median(ratios) - 1.0
+    plain_s = statistics.median(plain.seconds for plain, _ in blocks) / steps
+    line_s = statistics.median(line.seconds for _, line in blocks) / steps
+    return {
+        "model": work.model,
+        "batch": work.batch,
+        "steps": steps,
+        "pairs": len(blocks),
+        "plain_s": round(plain_s, 7),
+        "line_s": round(line_s, 7),
+        "overhead": round(overhead, 5),
+        "spread": [round(min(ratios) - 1.0, 5), round(max(ratios) - 1.0, 5)],
+        "cpu_overhead": round(statistics.median(of_processor) - 1.0, 5),
+        "added_us": round(overhead * plain_s * 1e6, 1),
+        **({"waits": rounds[-1][1]} if device != "cpu" else {}),
+    }
+
+
+def _round(
+    told: list[Side], steps: int, pairs: int
+) -> tuple[list[tuple[_Block, _Block]], list[float]]:
+    """Pairs of blocks of two new processes, and how often a step of each waits for the GPU."""
+    sides = [_start(side) for side in told]
+    blocks = []
     try:
         for side in sides:
             _hear(side)
         for side in sides:
             _ask(side, "time", max(3, steps // 2))  # Warm: allocator, caches, optimizer state.
         for pair in range(pairs):
+            found = {}
             for index in (0, 1) if pair % 2 else (1, 0):
                 time.sleep(_REST_S)
-                passed, processor = _ask(sides[index], "time", steps)
-                seconds[index].append(passed / steps)
-                worked[index].append(processor / steps)
-        waits = [_ask(side, "waits", steps)[0] / steps for side in sides if device != "cpu"]
+                found[index] = _Block(*_ask(sides[index], "time", steps))
+            blocks.append((found[0], found[1]))
+        on_gpu = told[0].device != "cpu"
+        waits = [_ask(side, "waits", steps)[0] / steps for side in sides if on_gpu]
     finally:
         for side in sides:
             side.kill()
             side.communicate()
-    ratios = [line / plain for plain, line in zip(*seconds, strict=True)]
-    of_processor = [line / plain for plain, line in zip(*worked, strict=True)]
-    overhead = statistics.median(ratios) - 1.0
-    plain_s = statistics.median(seconds[0])
-    return {
-        "model": work.model,
-        "batch": work.batch,
-        "steps": steps,
-        "pairs": pairs,
-        "plain_s": round(plain_s, 7),
-        "line_s": round(statistics.median(seconds[1]), 7),
-        "overhead": round(overhead, 5),
-        "spread": [round(min(ratios) - 1.0, 5), round(max(ratios) - 1.0, 5)],
-        "cpu_overhead": round(statistics.median(of_processor) - 1.0, 5),
-        "added_us": round(overhead * plain_s * 1e6, 1),
-        **({"waits": waits} if waits else {}),
-    }
+    return blocks, waits
 
 
 def _start(side: Side) -> subprocess.Popen[str]:
     script = str(Path(__file__).with_name("overhead_worker.py"))
     return subprocess.Popen(
         [sys.executable, script, json.dumps(asdict(side))],
+        env={**os.environ, **_ALLOCATOR},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -163,13 +197,14 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=models, default=models)
-    parser.add_argument("--pairs", type=int, default=31, help="blocks of each side")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of processes")
+    parser.add_argument("--pairs", type=int, default=9, help="blocks of each side in a round")
     parser.add_argument("--block", type=int, help="steps of a block; default: by the model")
     parser.add_argument("--threads", type=int, default=0, help="computing threads; 0: torch's own")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
-    if options.pairs < 1 or (options.block is not None and options.block < 1):
-        parser.error("--pairs and --block must be at least 1")
+    if min(options.rounds, options.pairs, options.block or 1) < 1:
+        parser.error("--rounds, --pairs and --block must be at least 1")
     return options
 
 

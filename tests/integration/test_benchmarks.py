@@ -165,7 +165,7 @@ def test_the_recovery_benchmark_writes_each_part_of_a_recovery(tmp_path: Path) -
 def test_what_runs_on_gpus_measures_on_the_cpu_as_well(tmp_path: Path) -> None:
     out = tmp_path / "results" / "gpu.json"
     tiny = ["--layers", "1", "--width", "64", "--context", "8", "--samples", "1", "--steps", "2"]
-    tiny += ["--models", "mlp", "--pairs", "1", "--block", "2"]
+    tiny += ["--models", "mlp", "--rounds", "1", "--pairs", "1", "--block", "2"]
     tests = tmp_path / "test_made_up.py"
     tests.write_text(_MADE_UP)
 

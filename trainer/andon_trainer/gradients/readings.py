@@ -27,9 +27,11 @@ class Reading:
 
     def __init__(self, host: torch.Tensor, done: DeviceEvent | None = None) -> None:
         """Takes host memory that is complete once `done` has happened; None: it is already."""
-        self._host = host
+        self._host: torch.Tensor | None = host
         self._done = done
-        self._numbers: list[float] | None = host.flatten().tolist() if done is None else None
+        self._numbers: list[float] | None = None
+        if done is None:
+            self._take()
 
     @property
     def here(self) -> bool:
@@ -41,8 +43,14 @@ class Reading:
         if self._numbers is None:
             assert self._done is not None
             self._done.synchronize()
-            self._numbers = self._host.flatten().tolist()
+            return self._take()
         return self._numbers
+
+    def _take(self) -> list[float]:
+        assert self._host is not None
+        self._numbers = numbers = self._host.flatten().tolist()
+        self._host = None  # A few bytes that stay may keep the heap from shrinking or growing.
+        return numbers
 
     def number(self) -> float:
         """The only number."""
