@@ -122,9 +122,8 @@ def test_the_base_may_have_any_type(dtype: torch.dtype) -> None:
     assert first.digest() == same.digest() != other.digest()
 
 
-def test_a_model_that_is_trained_as_a_whole_has_the_digest_of_all_its_elements() -> None:
-    model = nn.Linear(3, 2)
-
+@pytest.mark.parametrize("model", [nn.Linear(3, 2), Adapted()], ids=["all", "a part"])
+def test_a_script_computes_the_digest_of_the_line(model: nn.Module) -> None:
     assert replica_of(model).digest() == weights_digest([model])
 
 

@@ -61,7 +61,7 @@ def test_the_digest_is_the_documented_text() -> None:
     model.register_buffer("count", torch.tensor(7))
     model.bias = nn.Parameter(torch.tensor(3.0, dtype=torch.float64), requires_grad=False)
     text = b"weight\0float32\0001,2\0" + struct.pack("<2f", 1, 2)
-    text += b"bias\0float64\0\0" + struct.pack("<d", 3)
+    text += b"bias\0float64\0\0" + hashlib.sha256(struct.pack("<d", 3)).digest()
 
     digest = weights_digest([model])
 

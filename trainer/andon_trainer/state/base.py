@@ -11,7 +11,7 @@ which takes a fiftieth of the time of a SHA-256 and stays on the device.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ Named = Sequence[tuple[str, torch.Tensor]]
 class Base:
     """Which parameters are the base, and the SHA-256 of each. Used by one thread."""
 
-    def __init__(self, ids: Collection[int] = ()) -> None:
+    def __init__(self, ids: Iterable[int] = ()) -> None:
         """`ids`: of the parameters that no block of the layout has."""
         self._ids = frozenset(ids)
         self._known: dict[int, tuple[Any, bytes]] = {}

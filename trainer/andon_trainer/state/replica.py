@@ -33,6 +33,7 @@ from andon_trainer.state.trees import (
     unpack_tensors,
 )
 from andon_trainer.state.weights import (
+    base_beside,
     check_tensors,
     digest_and_prefixes,
     named_state,
@@ -90,13 +91,7 @@ class Replica:
     def mark(self, plan: ModelPlan) -> None:
         """Takes the layout of `plan`: what is in it gets a prefix, what is not is the base."""
         trained = {id(part) for parameters in plan.parameters for part in parameters}
-        self.base = Base(
-            {
-                id(tensor)
-                for _, tensor in named_state(self.modules)
-                if isinstance(tensor, nn.Parameter) and tensor.numel() and id(tensor) not in trained
-            }
-        )
+        self.base = base_beside(self.modules, trained)
         named = {id(tensor): None for _, tensor in named_state(self.modules)}
         parts = [part for parameters in reversed(plan.parameters) for part in parameters]
         self._marked = frozenset(map(id, parts))

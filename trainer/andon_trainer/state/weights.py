@@ -20,6 +20,7 @@ from andon_trainer.state.base import Base, head_of, raw_bytes
 from andon_trainer.state.trees import outline
 
 __all__ = [
+    "base_beside",
     "check_tensors",
     "digest_and_prefixes",
     "named_state",
@@ -51,8 +52,21 @@ def named_state(modules: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tenso
 
 
 def weights_digest(modules: Sequence[nn.Module]) -> bytes:
-    """SHA-256 of all parameters as if all were trained; 32 bytes. See `digest_and_prefixes`."""
-    return digest_and_prefixes(modules, frozenset())[0]
+    """The digest that a line has if the frozen parameters are its base; 32 bytes.
+
+    See `digest_and_prefixes`.
+    """
+    trained = {id(tensor) for _, tensor in named_state(modules) if tensor.requires_grad}
+    return digest_and_prefixes(modules, frozenset(), base=base_beside(modules, trained))[0]
+
+
+def base_beside(modules: Sequence[nn.Module], trained: Collection[int]) -> Base:
+    """The base of `modules`: their parameters whose ids are not in `trained`."""
+    return Base(
+        id(tensor)
+        for _, tensor in named_state(modules)
+        if isinstance(tensor, nn.Parameter) and tensor.numel() and id(tensor) not in trained
+    )
 
 
 def digest_and_prefixes(
