@@ -26,11 +26,11 @@ from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import cursor_after, next_batch, shard_of
-from andon_cli.book import RunBook, outcomes_of
 from andon_coordinator.core.effects import SaveRecord, SaveRun, StepContribution, StepResult
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import Store
+from andon_server.book import RunBook, outcomes_of
 
 TERM = (1_800_000_000 << 32) + 12345
 BATCH = 64

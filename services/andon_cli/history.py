@@ -4,46 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from andon.host.errors import ExitCode
-from andon_cli.book import RunBook, halt_fields
 from andon_cli.questions import HistoryConfig
 from andon_cli.texts import aligned, halted_line
 from andon_coordinator.transport.reader import RecordedHalt
-from andon_coordinator.transport.store import JournalError
-from andon_server.runs import JOURNAL, RUNS, service_of
+from andon_server.book import halt_fields
+from andon_server.past_runs import PastRun, read_runs
+from andon_server.runs import RUNS
 
-__all__ = ["PastRun", "history_json", "history_lines", "read_runs", "show_history"]
+__all__ = ["history_json", "history_lines", "show_history"]
 
 _HEADINGS = ("run", "started", "steps", "loss", "accuracy", "workers", "halts", "state")
 _HALTS_SHOWN = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastRun:
-    """One run; `state` is complete, drained, halted, running, stopped, or unreadable.
-
-    `loss` is None before the first step and where it was not a number.
-    """
-
-    run_id: str
-    folder: Path
-    state: str
-    started_unix_s: float = 0.0
-    steps: int = 0
-    loss: float | None = None
-    accuracy: float | None = None
-    """The share of correct samples in the last step, from 0 to 1; None if nobody counted."""
-    workers: int = 0
-    halts: tuple[RecordedHalt, ...] = ()
-    gaps: int = 0
-    """How often records are missing: the journal lost its end, or was replaced by an older copy."""
-    last_gap_step: int = 0
-    """The step before which they are missing last."""
-    problem: str = ""
 
 
 def show_history(config: HistoryConfig) -> int:
@@ -56,12 +30,6 @@ def show_history(config: HistoryConfig) -> int:
     else:
         print("\n".join(history_lines(runs)))
     return ExitCode.COMPLETE
-
-
-def read_runs(runs: Path) -> list[PastRun]:
-    """All runs under `runs`, newest first."""
-    found = [_read_run(journal.parent) for journal in runs.glob(f"*/{JOURNAL}")]
-    return sorted(found, key=lambda run: (run.started_unix_s, run.run_id), reverse=True)
 
 
 def history_lines(runs: list[PastRun]) -> list[str]:
@@ -86,36 +54,6 @@ def history_lines(runs: list[PastRun]) -> list[str]:
 def history_json(runs: list[PastRun]) -> str:
     """The runs as one line of JSON, newest first."""
     return json.dumps([_fields(run) for run in runs])
-
-
-def _read_run(folder: Path) -> PastRun:
-    try:
-        book = RunBook.read(folder / JOURNAL)
-    except JournalError as error:
-        return PastRun(run_id=folder.name, folder=folder, state="unreadable", problem=f"{error}")
-    return PastRun(
-        run_id=book.run.run_id,
-        folder=folder,
-        state=_state(book, folder),
-        started_unix_s=book.run.created_at_unix_s,
-        steps=book.steps,
-        loss=book.last_loss,
-        accuracy=book.last_accuracy,
-        workers=book.most_workers,
-        halts=tuple(book.halts),
-        gaps=book.gaps[0],
-        last_gap_step=book.gaps[1],
-    )
-
-
-def _state(book: RunBook, folder: Path) -> str:
-    service = service_of(folder)
-    alive = service is not None and service.alive
-    if book.complete and (book.everybody_went or not alive):
-        return "drained" if book.drained else "complete"
-    if book.unanswered:
-        return "halted"
-    return "running" if alive else "stopped"
 
 
 def _row(run: PastRun) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from andon.host.errors import CommandError, ExitCode
 from andon.host.manifest import checkpoints_in
-from andon_cli.book import dropped_workers
 from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
 from andon_cli.follower import Follower
@@ -37,6 +36,7 @@ from andon_cli.processes import (
 )
 from andon_cli.resuming import checkpoints_written
 from andon_cli.screen import Screen
+from andon_server.book import dropped_workers
 from andon_server.process import Interrupts
 from andon_server.runs import JOURNAL, RUNS, ServiceAddress, make_run_dir, worker_log
 

@@ -12,7 +12,6 @@ from typing import Any, TextIO, cast
 from andon.host.errors import ExitCode
 from andon.host.manifest import checkpoints_in
 from andon.protocol.records import accuracy_of
-from andon_cli.book import RunBook, halt_fields, outcomes_of
 from andon_cli.config import RunConfig
 from andon_cli.launch import Launch
 from andon_cli.output import RunOutput
@@ -21,6 +20,7 @@ from andon_cli.settings import as_table
 from andon_cli.texts import accuracy_text, duration
 from andon_cli.trace import TraceUnreadable, merge_run
 from andon_coordinator.transport.store import JournalError
+from andon_server.book import RunBook, halt_fields, outcomes_of
 from andon_server.process import Interrupts
 from andon_server.runs import JOURNAL, RUNS
 from andon_server.settings import ServeConfig

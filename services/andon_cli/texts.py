@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
-from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.halts import HaltEvidence
 from andon_cli.client import Hardware, LineStatus, WorkerStatus
+from andon_server.halt_words import answers_to, evidence_fields, halted_line
 
 __all__ = [
     "accuracy_text",
@@ -169,39 +168,6 @@ def _milliseconds(seconds: float) -> str:
     return f"{number:.1f} ms" if number < 9.95 else f"{grouped(number)} ms"
 
 
-_NO_OTHER_ANSWER = (
-    HaltReason.JOURNAL,
-    HaltReason.STATE_LOST,
-    HaltReason.CHECKPOINT,
-    HaltReason.TOO_FEW_WORKERS,
-)
-"""Where skipping or dropping does not help: what is missing must be restored first."""
-
-_SPIKES = (HaltReason.LOSS_SPIKE, HaltReason.GRADIENT_NORM_SPIKE)
-"""Values that an operator may accept: the step is tried again, and passes."""
-
-
-def halted_line(halt: HaltEvidence) -> str:
-    """A halt in one line."""
-    message = halt.message.rstrip(".") or halt.reason.label.replace("_", " ")
-    return f"HALTED at {halt.when}: {message}. {halt.outcome}"
-
-
-def evidence_fields(halt: HaltEvidence) -> dict[str, Any]:
-    """A halt for JSON: the reason as a name, the key as text, the place in words. `positions` are
-    the first one and the one after the last.
-    """
-    return asdict(halt) | {
-        "reason": halt.reason.label,
-        "key": None if halt.key is None else str(halt.key),
-        "element": list(halt.element),
-        "positions": (
-            None if halt.positions is None else [halt.positions.start, halt.positions.stop]
-        ),
-        "place": halt.place,
-    }
-
-
 def answer_lines(halt: HaltEvidence, *, flags: str = "") -> list[str]:
     """The possible answers, each as a command and what it does.
 
@@ -209,32 +175,9 @@ def answer_lines(halt: HaltEvidence, *, flags: str = "") -> list[str]:
         halt: the halt to answer.
         flags: names the line if the command could not find it by itself: `--run 7f3a`.
     """
-    resume = "andon resume" + (f" {flags}" if flags else "")
-    worker = "WORKER" if halt.worker is None else str(halt.worker)
-    who = "a worker" if halt.worker is None else f"worker {worker}"
-    answers = [(resume, _meaning(halt.reason))]
-    if halt.reason is HaltReason.REPLICA_DIVERGENCE:
-        # Trying the step again, or leaving samples out, would not make the weights equal.
-        answers.append((f"{resume} --drop {worker}", f"go on without {who} and its weights"))
-    elif halt.reason not in _NO_OTHER_ANSWER:
-        samples = 0 if halt.positions is None else len(halt.positions)
-        several = "sample" if samples == 1 else "samples"
-        lot = f"{samples} {several}" if samples else several
-        answers += [
-            (f"{resume} --skip", f"leave its {lot} out, and record them as skipped"),
-            (f"{resume} --drop {worker}", f"go on without {who}"),
-        ]
-    width = max(len(command) for command, _ in answers)
-    return [f"        {command.ljust(width)} {meaning}" for command, meaning in answers]
-
-
-def _meaning(reason: HaltReason) -> str:
-    """What `andon resume` without flags does."""
-    if reason in _SPIKES:
-        return "accept the value: the step passes"
-    if reason is HaltReason.REPLICA_DIVERGENCE:
-        return "go on with weights that differ"
-    return "try the step again"
+    answers = answers_to(halt, flags=flags)
+    width = max(len(each.command) for each in answers)
+    return [f"        {each.command.ljust(width)} {each.effect}" for each in answers]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

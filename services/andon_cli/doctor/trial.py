@@ -15,12 +15,12 @@ import numpy as np
 from andon.host.access import CLEAR, Access
 from andon.protocol.run_settings import RunPlan
 from andon.testing import ScriptedWorker, Unexpected, small_layout
-from andon_cli.book import RunBook
 from andon_cli.doctor.findings import Finding, fail, healthy, ok
 from andon_cli.doctor.reach import check_line
 from andon_cli.processes import Child, start_service
 from andon_coordinator.config import LineOptions
 from andon_coordinator.transport.store import JournalError
+from andon_server.book import RunBook
 from andon_server.runs import JOURNAL, ServiceAddress
 from andon_server.settings import ServeConfig
 

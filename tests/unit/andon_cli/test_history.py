@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon_cli.history import history_json, history_lines, read_runs
+from andon_cli.history import history_json, history_lines
 from andon_coordinator.core.events import LeaveReason
+from andon_server.past_runs import read_runs
 from andon_server.runs import JOURNAL, ServiceAddress
 from unit.andon_cli.books import DIGESTS, Book
 

@@ -11,7 +11,6 @@ from andon.host.manifest import MANIFEST, CheckpointFacts, Manifest, checkpoint_
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_cli.app import read_config
-from andon_cli.book import RunBook
 from andon_cli.config import RunConfig
 from andon_cli.processes import worker_environment
 from andon_cli.resuming import find_resumption
@@ -24,6 +23,7 @@ from andon_coordinator.core.effects import (
 )
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.transport.store import Store
+from andon_server.book import RunBook
 from unit.andon_cli.books import DIGESTS, TERM, Book
 
 LATER = 2 * TERM

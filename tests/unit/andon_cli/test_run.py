@@ -9,9 +9,10 @@ import pytest
 
 from andon.host.errors import ExitCode
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon_cli.history import history_lines, read_runs
+from andon_cli.history import history_lines
 from andon_cli.run import RunReport, read_report
 from andon_coordinator.core.events import LeaveReason
+from andon_server.past_runs import read_runs
 from unit.andon_cli.books import DIGESTS, Book
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import DRAINED
-from andon_cli.texts import evidence_fields
 from andon_coordinator.core.departures import is_complete, not_gone
 from andon_coordinator.transport.reader import (
     JournalEntry,
@@ -26,6 +25,7 @@ from andon_coordinator.transport.reader import (
 )
 from andon_coordinator.transport.rows import RunEnd
 from andon_coordinator.transport.store import JournalError
+from andon_server.halt_words import evidence_fields
 
 __all__ = ["RunBook", "dropped_workers", "halt_fields", "outcomes_of"]
 

@@ -1,0 +1,74 @@
+"""Past runs: what the journals in a folder of runs say of each, newest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from andon_coordinator.transport.reader import RecordedHalt
+from andon_coordinator.transport.store import JournalError
+from andon_server.book import RunBook
+from andon_server.runs import JOURNAL, service_of
+
+__all__ = ["PastRun", "read_run", "read_runs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRun:
+    """One run; `state` is complete, drained, halted, running, stopped, or unreadable.
+
+    `loss` is None before the first step and where it was not a number.
+    """
+
+    run_id: str
+    folder: Path
+    state: str
+    started_unix_s: float = 0.0
+    steps: int = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    """The share of correct samples in the last step, from 0 to 1; None if nobody counted."""
+    workers: int = 0
+    halts: tuple[RecordedHalt, ...] = ()
+    gaps: int = 0
+    """How often records are missing: the journal lost its end, or was replaced by an older copy."""
+    last_gap_step: int = 0
+    """The step before which they are missing last."""
+    problem: str = ""
+
+
+def read_runs(runs: Path) -> list[PastRun]:
+    """All runs under `runs`, newest first."""
+    found = [read_run(journal.parent) for journal in runs.glob(f"*/{JOURNAL}")]
+    return sorted(found, key=lambda run: (run.started_unix_s, run.run_id), reverse=True)
+
+
+def read_run(folder: Path) -> PastRun:
+    """The run in a folder; `unreadable`, with the problem, if its journal can't be read."""
+    try:
+        book = RunBook.read(folder / JOURNAL)
+    except JournalError as error:
+        return PastRun(run_id=folder.name, folder=folder, state="unreadable", problem=f"{error}")
+    return PastRun(
+        run_id=book.run.run_id,
+        folder=folder,
+        state=_state(book, folder),
+        started_unix_s=book.run.created_at_unix_s,
+        steps=book.steps,
+        loss=book.last_loss,
+        accuracy=book.last_accuracy,
+        workers=book.most_workers,
+        halts=tuple(book.halts),
+        gaps=book.gaps[0],
+        last_gap_step=book.gaps[1],
+    )
+
+
+def _state(book: RunBook, folder: Path) -> str:
+    service = service_of(folder)
+    alive = service is not None and service.alive
+    if book.complete and (book.everybody_went or not alive):
+        return "drained" if book.drained else "complete"
+    if book.unanswered:
+        return "halted"
+    return "running" if alive else "stopped"
