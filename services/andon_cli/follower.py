@@ -80,8 +80,10 @@ class Follower:
         devices = [worker.device for worker in workers]
         summary = device_summary(devices or [""] * self._config.settings.workers, threads)
         line = self._line
+        board = f"board {line.board_url}  " if line.board_url else ""
         self._screen.say(
-            f"run {line.run_id}  coordinator {line.address}  metrics {line.metrics_url}  {summary}"
+            f"run {line.run_id}  coordinator {line.address}  {board}metrics {line.metrics_url}  "
+            f"{summary}"
         )
         if hardware := hardware_line(workers):
             self._screen.say(hardware)

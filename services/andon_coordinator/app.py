@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from andon.host.telemetry import ExchangeDurations, RefusalCounter
-from andon.protocol.halts import HaltReason
+from andon.protocol.halts import HaltAnswer, HaltReason
+from andon.protocol.limits import clipped
 from andon.protocol.records import make_term
 from andon_coordinator.config import CoordinatorConfig
+from andon_coordinator.core import events
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.telemetry import LineMetrics, Totals
@@ -26,7 +28,7 @@ from andon_coordinator.transport.service import (
     CoordinatorService,
     server_options,
 )
-from andon_coordinator.transport.task import LineClock, LineTask, TaskSettings
+from andon_coordinator.transport.task import LineClock, LineObserver, LineTask, TaskSettings
 
 __all__ = [
     "SERVICE_NAME",
@@ -51,11 +53,14 @@ class Coordinator:
         self,
         task: LineTask,
         service: CoordinatorService,
+        access: AccessControl,
         scraped: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         """See `build_coordinator`."""
         self._task = task
         self._service = service
+        self.access = access
+        """Who may see the line, and who may stop it."""
         self._scraped = scraped
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -104,6 +109,34 @@ class Coordinator:
         """What the line is doing now."""
         return self._task.status()
 
+    async def halt(self, reason: str, operator: str) -> None:
+        """Halts the line because a person says so.
+
+        Raises:
+            LineError: it is halted or complete already, or the coordinator is going away.
+        """
+        await self._task.ask(events.CordPulled(clipped(reason), clipped(operator)))
+
+    async def answer(
+        self, halt_id: int, answer: HaltAnswer, worker: int | None, operator: str
+    ) -> None:
+        """Answers a halt; `worker` is the one to drop, if the answer is DROP.
+
+        Raises:
+            LineError: it is not the present halt, it can't be answered so, or the coordinator is
+                going away.
+        """
+        dropped = worker if answer is HaltAnswer.DROP else None
+        await self._task.ask(events.HaltCleared(halt_id, answer, dropped, clipped(operator)))
+
+    async def drain(self, operator: str) -> None:
+        """Ends the run after the current step.
+
+        Raises:
+            LineError: the coordinator is going away.
+        """
+        await self._task.ask(events.DrainRequested(clipped(operator)))
+
 
 def build_coordinator(
     config: CoordinatorConfig,
@@ -111,6 +144,8 @@ def build_coordinator(
     secret: bytes,
     refusals: RefusalCounter | None = None,
     exchanges: ExchangeDurations | None = None,
+    *,
+    observers: Sequence[LineObserver] = (),
 ) -> Coordinator:
     """Opens the journal, makes a new term durable, and puts the coordinator together.
 
@@ -120,6 +155,7 @@ def build_coordinator(
         secret: of session tokens, shared with the reducers of the run.
         refusals: the counter of refusals, if another service of this process shares the registry.
         exchanges: gets the durations of a ring's exchanges; None: reducers measure theirs.
+        observers: watch the line, as its metrics do; see `LineObserver`.
 
     Raises:
         JournalError: the journal can't be opened, or another coordinator has it open.
@@ -162,7 +198,7 @@ def build_coordinator(
             # Room for each worker's old and new stream, and for peers that never join.
             settings=TaskSettings(max_streams=4 * settings.max_workers + 16, flush_s=config.join_s),
             clocks=(LineClock(time.monotonic, _LONGEST_GAP_S), time.time),
-            observer=metrics,
+            observers=(metrics, *observers),
         )
     except BaseException:
         journal.close()
@@ -173,16 +209,15 @@ def build_coordinator(
         secret=secret if config.registers else b"",
         join_s=config.join_s,
     )
+    access = AccessControl(
+        run_id=config.run_id, run_token=config.token, operator_token=config.operator_token
+    )
     service = CoordinatorService(
         task,
         registration,
-        access=AccessControl(
-            run_id=config.run_id,
-            run_token=config.token,
-            operator_token=config.operator_token,
-        ),
+        access=access,
         metrics_url=config.metrics_url,
         join_s=config.join_s,
         count=metrics.refused,
     )
-    return Coordinator(task, service, lambda: metrics.scraped)
+    return Coordinator(task, service, access, lambda: metrics.scraped)

@@ -39,6 +39,8 @@ class ServiceAddress:
     run_id: str
     journal: str
     pid: int
+    board_url: str = ""
+    """Where people see the run in a browser; empty: it is not served to anybody."""
 
     def to_json(self) -> str:
         """One line of JSON."""

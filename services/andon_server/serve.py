@@ -21,6 +21,10 @@ from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.transport.store import JournalError
 from andon_reducer import app as reducer_app
 from andon_reducer.app import build_reducer
+from andon_server.board.feed import BoardFeed
+from andon_server.board.gate import BoardGate
+from andon_server.board.history import RunHistory
+from andon_server.board.mounting import board_on
 from andon_server.health import HealthService
 from andon_server.process import Interrupts, logging_to
 from andon_server.runs import JOURNAL, ServiceAddress, make_run_dir
@@ -94,7 +98,7 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
     async with AsyncExitStack() as stack:
         identity = identity_of(config.access, registry)
         # Both ports before the journal: a service that can't start must not begin a term in it.
-        metrics = stack.enter_context(metrics_endpoint(config, registry))
+        metrics = stack.enter_context(metrics_endpoint(config, registry, identity))
         settings = coordinator_config(config, metrics.url(host))
         server, admission = guarded_server(
             server_options(settings.liveness), config.limits, refusals
@@ -111,9 +115,18 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
             services.append(reducer_app.SERVICE_NAME)
         # On a ring no gradient goes through the reducer: the coordinator times the exchanges.
         timed = exchanges if config.line.topology is Topology.RING else None
-        coordinator = _coordinator(settings, registry, secret, refusals, timed)
+        feed = BoardFeed()
+        coordinator = _coordinator(settings, registry, secret, (refusals, timed, feed))
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
+        gate = BoardGate(
+            coordinator.access,
+            config.bind,
+            encrypts=identity is not None,
+            count=refusals.of("server"),
+        )
+        history = RunHistory(config.run_id, config.folder)
+        await stack.enter_async_context(board_on(metrics, coordinator, feed, gate, history))
         coordinator.add_to(server)
         health = await stack.enter_async_context(introducing(server, services))
         coordinator.report_newcomers(partial(_report_readiness, health))
@@ -125,6 +138,7 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
             ServiceAddress(
                 address=f"{host}:{port}",
                 metrics_url=metrics.url(host),
+                board_url=gate.url(host, metrics.port),
                 run_id=config.run_id,
                 journal=str((config.folder / JOURNAL).absolute()),
                 pid=os.getpid(),
@@ -158,11 +172,11 @@ def _coordinator(
     settings: CoordinatorConfig,
     registry: CollectorRegistry,
     secret: bytes,
-    refusals: RefusalCounter,
-    exchanges: ExchangeDurations | None,
+    watchers: tuple[RefusalCounter, ExchangeDurations | None, BoardFeed],
 ) -> Coordinator:
+    refusals, exchanges, feed = watchers
     try:
-        return build_coordinator(settings, registry, secret, refusals, exchanges)
+        return build_coordinator(settings, registry, secret, refusals, exchanges, observers=[feed])
     except JournalError as error:
         raise CommandError(str(error)) from error
 
@@ -170,7 +184,9 @@ def _coordinator(
 def _greeting(config: ServeConfig, address: ServiceAddress) -> str:
     count, reducers = config.workers, config.line.reducers
     more = "" if reducers == 1 and config.role == "all" else f" and {reducers} reducers"
+    board = f"board {address.board_url}  " if address.board_url else ""
     return (
-        f"run {address.run_id}  coordinator {address.address}  metrics {address.metrics_url}  "
+        f"run {address.run_id}  coordinator {address.address}  {board}"
+        f"metrics {address.metrics_url}  "
         f"waiting for {count} worker{'' if count == 1 else 's'}{more}"
     )

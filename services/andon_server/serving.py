@@ -22,6 +22,7 @@ from andon.protocol.tokens import MIN_SECRET_BYTES
 from andon.v1 import ring_pb2 as _ring_pb2  # noqa: F401 - reflection describes what is imported
 from andon_reducer.config import ReducerConfig
 from andon_server.admission import Admission
+from andon_server.board.app import MAX_VIEWERS
 from andon_server.health import SERVICE_NAME, HealthService
 from andon_server.limits import Limits, with_descriptors
 from andon_server.settings import ServeConfig
@@ -38,6 +39,9 @@ __all__ = [
     "reducer_config",
     "reflect",
 ]
+
+_CONNECTIONS = 32
+"""HTTP connections beside those of viewers: scrapes, pages, and questions."""
 
 GRACE_S = 2.0
 """How long open calls have to end when a service stops."""
@@ -140,14 +144,22 @@ def listen(
         ) from error
 
 
-def metrics_endpoint(config: ServeConfig, registry: CollectorRegistry) -> MetricsEndpoint:
-    """The metrics of a service, over HTTP.
+def metrics_endpoint(
+    config: ServeConfig, registry: CollectorRegistry, identity: ServerIdentity | None = None
+) -> MetricsEndpoint:
+    """The metrics of a service, over HTTP; over TLS on the same port, if it has an identity.
 
     Raises:
         CommandError: the port is taken, or the host is not one of this machine's.
     """
     try:
-        return MetricsEndpoint(config.bind, config.endpoint_port, registry)
+        return MetricsEndpoint(
+            config.bind,
+            config.endpoint_port,
+            registry,
+            tls=None if identity is None else identity.web_context,
+            connections=MAX_VIEWERS + _CONNECTIONS,
+        )
     except OSError as error:
         raise CommandError(
             f"metrics can't be served on {config.bind}:{config.endpoint_port} ({error.strerror}): "

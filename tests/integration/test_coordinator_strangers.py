@@ -175,19 +175,21 @@ def test_internal_error_ends_every_stream_and_reveals_nothing(
             answers,
             settings=TaskSettings(max_streams=1),
             clocks=(LineClock(time.monotonic, 1.0), time.time),
-            observer=Defective(),
+            observers=(Defective(),),
         )
         registration = ReducerRegistration(task, run_id=RUN, secret=b"", join_s=30.0)
+        access = AccessControl(run_id=RUN)
         coordinator = Coordinator(
             task,
             CoordinatorService(
                 task,
                 registration,
-                access=AccessControl(run_id=RUN),
+                access=access,
                 metrics_url="",
                 join_s=30.0,
                 count=lambda reason: None,
             ),
+            access,
         )
         async with served_by(coordinator, config, CollectorRegistry()) as served:
             worker = served.worker(0)

@@ -1,32 +1,28 @@
 """The metrics endpoint of a service or a worker: one registry over HTTP.
 
-It has a port and threads of its own, so that it answers while an event loop is busy. `/metrics` is
-the registry. `/sd` is Prometheus' HTTP service discovery: a line's service lists itself, every live
-worker and every reducer in a process of its own; anybody else lists only itself.
+`/metrics` is the registry. `/sd` is Prometheus' HTTP service discovery: a line's service lists
+itself, every live worker and every reducer in a process of its own; anybody else lists only itself.
+A process may mount something else below all other paths.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import socket
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from socketserver import ThreadingMixIn
 from types import TracebackType
 from typing import Any, Self
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
-from wsgiref.types import StartResponse, WSGIEnvironment
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from andon.host.endpoint import Endpoint, TlsContext
 
 __all__ = ["MetricsApp", "MetricsEndpoint"]
 
 _TARGET = re.compile(r"(?:[\w.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\]):\d{1,5}", re.ASCII)
 """What may be scraped: host:port. Anything else would spoil the whole list for Prometheus."""
-_CLOSING_POLL_S = 0.1
-_SCRAPE_TIMEOUT_S = 10.0
 
 Workers = Callable[[], Mapping[int, str]]
 """Where each live worker's metrics are, by worker; called on the endpoint's threads."""
@@ -36,12 +32,17 @@ Reducers = Callable[[], Mapping[str, str]]
 
 
 class MetricsApp:
-    """What is served: `/metrics`, `/sd`, and nothing else."""
+    """What is served: `/metrics`, `/sd`, and what is mounted beside them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Serves the registry; `/sd` lists this service alone until there is a `source`."""
         self._metrics = make_wsgi_app(registry)
         self._source: tuple[str, Workers, Reducers] = "", dict, dict
+        self._others: WSGIApplication | None = None
+
+    def mount(self, application: WSGIApplication) -> None:
+        """From now on `application` answers every other path."""
+        self._others = application
 
     def discover(self, run_id: str, workers: Workers, reducers: Reducers = dict) -> None:
         """From now on `/sd` lists what `workers` and `reducers` say."""
@@ -55,6 +56,8 @@ class MetricsApp:
         if path == "/metrics":
             metrics: Iterable[bytes] = self._metrics(environment, start_response)
             return metrics
+        if path != "/sd" and self._others is not None:
+            return self._others(environment, start_response)
         headers = []
         if path != "/sd":
             status, text = HTTPStatus.NOT_FOUND, "there are /metrics and /sd here\n"
@@ -84,42 +87,30 @@ class MetricsApp:
         ]
 
 
-class _MetricsServer(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _MetricsServer6(_MetricsServer):
-    address_family = socket.AF_INET6
-
-
-class _Request(WSGIRequestHandler):
-    timeout = _SCRAPE_TIMEOUT_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: scrapes are many."""
-
-
 class MetricsEndpoint:
     """Serves a registry's metrics, from threads, while it is entered."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """Listens on `host`; port 0 is any free one.
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        *,
+        tls: TlsContext | None = None,
+        connections: int = 32,
+    ) -> None:
+        """Listens on `host`; port 0 is any free one. `tls` and `connections` are `Endpoint`'s.
 
         Raises:
             OSError: the port is taken, or the host is not one of this machine's.
         """
         self._app = MetricsApp(registry)
-        bare = host.strip("[]")
-        kind = _MetricsServer6 if ":" in bare else _MetricsServer
-        self._server = make_server(bare, port, self._app, kind, _Request)
-        self.port: int = self._server.server_port
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(_CLOSING_POLL_S,),
-            name="andon-metrics",
-            daemon=True,
-        )
-        self._thread.start()
+        self._endpoint = Endpoint(host, port, self._app, tls=tls, connections=connections)
+        self.port = self._endpoint.port
+
+    def mount(self, application: WSGIApplication) -> None:
+        """From now on `application` answers every path but `/metrics` and `/sd`."""
+        self._app.mount(application)
 
     def url(self, host: str) -> str:
         """Where the metrics are, from a machine that knows this one as `host`."""
@@ -143,7 +134,5 @@ class MetricsEndpoint:
         self.close()
 
     def close(self) -> None:
-        """Stops listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        """Stops listening, and cuts the connections that are open."""
+        self._endpoint.close()

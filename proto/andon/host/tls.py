@@ -150,6 +150,8 @@ class ServerIdentity:
         Otherwise removing `ca.crt` by mistake would open the server to everybody.
         """
         self._configuration = self._made_of(identity)
+        self._web: tuple[object, ssl.SSLContext] | None = None
+        """For browsers: how the files looked when they were read, and the context of them."""
 
     def credentials(self) -> grpc.ServerCredentials:
         """gRPC's credentials, which follow the files."""
@@ -170,6 +172,30 @@ class ServerIdentity:
                 self._seen = looks
                 self._take_over()
             return self._configuration
+
+    def web_context(self) -> ssl.SSLContext:
+        """The context for a browser's handshake that begins now. It asks for no certificate:
+        people have none, and show a token instead.
+        """
+        self._count()
+        with self._lock:
+            looks = _looks(self._folder)
+            if self._web is None or self._web[0] != looks:
+                self._web = looks, self._made_web()
+            return self._web[1]
+
+    def _made_web(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            pair = self._folder / CERTIFICATE, self._folder / KEY
+            context.load_cert_chain(*pair, password="")
+        except OSError as error:  # SSLError is one
+            if self._web is None:
+                raise
+            log.warning("the previous certificate stays in use for browsers: %s", error)
+            return self._web[1]
+        return context
 
     def _take_over(self) -> None:
         try:

@@ -25,6 +25,7 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.effects import Skip, StepContribution, StepResult
 from andon_coordinator.transport import rows
+from andon_coordinator.transport.curves import CurvePoint, step_curve
 from andon_coordinator.transport.files import open_to_read
 from andon_coordinator.transport.rows import RunEnd
 from andon_coordinator.transport.schema import VERSION, evidence_of, plan_of, u64_of
@@ -198,6 +199,10 @@ class JournalReader:
             for row in walked
             if row["kind"] == RecordKind.STEP.name
         ][::-1]
+
+    def step_curve(self, points: int) -> list[CurvePoint]:
+        """The committed steps, first to last, reduced to at most `points` points."""
+        return step_curve(self._database, points)
 
     def losses(self) -> list[float]:
         """The loss of each committed step."""

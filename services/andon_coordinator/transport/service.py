@@ -91,7 +91,7 @@ class AccessControl:
         Raises:
             LineError: the call has neither token, or names another run.
         """
-        self._check_token(context)
+        self.check_looking(_token_of(context))
         self._check_run(run_id)
 
     def check_operator(self, context: Context, run_id: str = "") -> None:
@@ -100,17 +100,15 @@ class AccessControl:
         Raises:
             LineError: the call lacks that token, or names another run.
         """
-        shown = self._check_token(context)
-        if self.operator_token and not is_same_token(shown, self.operator_token):
-            raise LineError(
-                Reason.OPERATOR_TOKEN,
-                "this line's operators have a token, and the call does not show it: pass "
-                "--operator-token-file, or ask an operator",
-            )
+        self.check_operating(_token_of(context))
         self._check_run(run_id)
 
-    def _check_token(self, context: Context) -> bytes:
-        shown = _token_of(context)
+    def check_looking(self, shown: bytes) -> None:
+        """Admits somebody who shows one of the tokens; anybody if the run has no token.
+
+        Raises:
+            LineError: it is neither token.
+        """
         # Both are compared before either result counts, so that the duration does not show which
         # one matched.
         right = [is_same_token(shown, self.run_token), is_same_token(shown, self.operator_token)]
@@ -121,7 +119,20 @@ class AccessControl:
                 f"the line asks for the run's token, and the call {what}: pass --token-file with "
                 "the line's file, or set ANDON_TOKEN_FILE",
             )
-        return shown
+
+    def check_operating(self, shown: bytes) -> None:
+        """Admits somebody who shows the operators' token; the run's token if they have none.
+
+        Raises:
+            LineError: it is not that token.
+        """
+        self.check_looking(shown)
+        if self.operator_token and not is_same_token(shown, self.operator_token):
+            raise LineError(
+                Reason.OPERATOR_TOKEN,
+                "this line's operators have a token, and the call does not show it: pass "
+                "--operator-token-file, or ask an operator",
+            )
 
     def _check_run(self, run_id: str) -> None:
         if run_id not in ("", self.run_id):

@@ -47,7 +47,7 @@ Item = TypeVar("Item")
 
 
 class LineObserver(Protocol):
-    """Counts what happens. It is called in the owner's task and must not block."""
+    """Watches what happens. It is called in the owner's task, must not block and must not raise."""
 
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """An event was processed, and these effects followed."""
@@ -69,7 +69,7 @@ class TaskSettings:
     tick_s: float = 0.05
     """How often the core looks at leases and graces."""
     observe_s: float = 0.5
-    """How often the observer gets a status."""
+    """How often the observers get a status."""
 
 
 class Mailbox(Generic[Item]):
@@ -148,7 +148,7 @@ class LineTask:
         *,
         settings: TaskSettings,
         clocks: tuple[LineClock, Callable[[], float]],
-        observer: LineObserver,
+        observers: Sequence[LineObserver],
     ) -> None:
         """`clocks` are the line's clock, and one of the time since the Unix epoch."""
         self._line = line
@@ -156,7 +156,7 @@ class LineTask:
         self._answers = answers
         self._settings = settings
         self._clock, self._wall = clocks
-        self._observer = observer
+        self._observers = tuple(observers)
         self._mailbox: Mailbox[_Letter] = Mailbox(settings.mailbox)
         self._streams = Streams(settings.max_streams, settings.flush_s)
         self._asking: set[asyncio.Future[None]] = set()
@@ -346,13 +346,7 @@ class LineTask:
                 objection = effect.message
             else:
                 self._do(effect)
-        self._observer.observe(letter.event, done, now)
-        if now - self._observed_at >= self._settings.observe_s:
-            self._observed_at = now
-            status = self.status()
-            self._wait_log.note(status, now)
-            self._device_log.note(status)
-            self._observer.tick(status)
+        self._show(letter.event, done, now)
         if letter.answer is not None and not letter.answer.done():
             if objection:
                 letter.answer.set_exception(LineError(Reason.OPERATOR_REFUSED, objection))
@@ -364,6 +358,18 @@ class LineTask:
         # A tick without effects changes nothing that a watcher of the status could see.
         if done or not isinstance(letter.event, events.TimePassed):
             self._note_change()
+
+    def _show(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
+        """Shows the observers what happened, and a few times a second where the line is."""
+        for observer in self._observers:
+            observer.observe(event, done, now)
+        if now - self._observed_at >= self._settings.observe_s:
+            self._observed_at = now
+            status = self.status()
+            self._wait_log.note(status, now)
+            self._device_log.note(status)
+            for observer in self._observers:
+                observer.tick(status)
 
     def _follow_state(self) -> None:
         if self._line.takes_newcomers is not self._newcomers:

@@ -1,0 +1,70 @@
+"""Curves: a run's steps as numbers over time, reduced to what a chart can show.
+
+SQLite does the reduction, because it lets go of Python's lock meanwhile: the coordinator's event
+loop goes on while somebody looks at a run of a million steps.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from andon.protocol.records import RecordKind
+
+__all__ = ["CurvePoint", "step_curve"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """One or more consecutive committed steps; `loss` is None if none of their losses is finite."""
+
+    step: int
+    """The last of them."""
+    loss: float | None
+    """The mean of those that are finite."""
+    loss_min: float | None
+    loss_max: float | None
+    step_seconds: float
+    """The mean."""
+    samples_per_second: float
+    at_unix_s: float
+    """When the last of them was committed."""
+
+
+_LARGEST = 1.7976931348623157e308
+
+_QUERY = f"""
+WITH known AS (
+    SELECT
+        id, kind, step, seconds, samples, at,
+        CASE WHEN abs(loss) <= {_LARGEST} THEN loss END AS loss,
+        -- A later record with an earlier step: the line was rolled back behind this one.
+        min(step) OVER (ORDER BY id DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS later
+    FROM records
+)
+SELECT
+    max(step), avg(loss), min(loss), max(loss), avg(seconds),
+    CASE WHEN sum(seconds) > 0 THEN sum(samples) / sum(seconds) ELSE 0.0 END, max(at)
+FROM known
+WHERE kind = '{RecordKind.STEP.name}' AND (later IS NULL OR step <= later)
+GROUP BY (step - 1) / :width
+ORDER BY 1
+"""
+
+
+def step_curve(database: sqlite3.Connection, points: int) -> list[CurvePoint]:
+    """The committed steps of the line's history, first to last, as at most `points` points."""
+    steps: int | None = database.execute("SELECT max(step) FROM records").fetchone()[0]
+    width = max(1, -(-(steps or 0) // points))
+    return [
+        CurvePoint(
+            step=step,
+            loss=loss,
+            loss_min=least,
+            loss_max=most,
+            step_seconds=seconds,
+            samples_per_second=rate,
+            at_unix_s=at,
+        )
+        for step, loss, least, most, seconds, rate, at in database.execute(_QUERY, {"width": width})
+    ]

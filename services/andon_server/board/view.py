@@ -1,0 +1,142 @@
+"""View: a line's snapshot as the JSON that the board's page reads.
+
+Everything in it that a worker or a person wrote (names, messages, details) is plain text. The page
+shows it as text, and never as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from andon.protocol.halts import HaltEvidence
+from andon.protocol.records import accuracy_of
+from andon_coordinator.core.checkpoints import RunCheckpoints
+from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot
+from andon_server.halt_words import answers_to, evidence_fields, halted_line
+
+__all__ = ["halt_view", "state_view"]
+
+_NOTICED = 0.1
+"""Others have to wait this much more of their time before somebody is said to hold them up."""
+
+
+def state_view(line: LineSnapshot, *, pace_s: float | None, now_unix_s: float) -> dict[str, Any]:
+    """The line for the page; what a visitor may do is added for each visitor.
+
+    Args:
+        line: what the line does.
+        pace_s: how long a step takes at present, from commit to commit; None: not known yet.
+        now_unix_s: the time of the snapshot.
+    """
+    rate = line.samples_per_second
+    slow = _held_up_by({each.worker: each.waiting_ratio for each in line.workers if each.live})
+    return {
+        "run_id": line.run_id,
+        "state": line.state.name,
+        "step": line.step,
+        "attempt": line.attempt,
+        "epoch": line.cursor.epoch,
+        "total_steps": line.total_steps,
+        "eta_s": _eta_s(line, pace_s),
+        "loss": line.loss,
+        "accuracy": accuracy_of(line.correct, line.samples),
+        "samples_per_second": rate,
+        "step_seconds": line.samples / rate if rate > 0 else None,
+        "exchange_s": line.exchange_s,
+        "hidden_ratio": line.hidden_ratio,
+        "live": line.live,
+        "participating": line.participating,
+        "expect_workers": line.expect_workers,
+        "expect_reducers": line.expect_reducers,
+        "reducers": [
+            {"address": address, "elements": elements} for address, elements in line.reducers
+        ],
+        "waiting_for": line.waiting_for,
+        "stop_reason": line.stop_reason,
+        "schedule": line.schedule,
+        "schedule_note": line.schedule_note,
+        "checkpoints": _checkpoints(line.checkpoints),
+        "workers": [_worker(each, holds_up=each.worker == slow) for each in line.workers],
+        "halt": None if line.halt is None else halt_view(line.halt),
+        "server_unix_s": now_unix_s,
+    }
+
+
+def halt_view(halt: HaltEvidence) -> dict[str, Any]:
+    """A halt for the page: the evidence, the terminal's sentence, and the possible answers.
+
+    The id is text, because a browser's numbers are exact up to 2^53 only.
+    """
+    return evidence_fields(halt) | {
+        "id": str(halt.id),
+        "sentence": halted_line(halt),
+        "answers": [
+            {
+                "answer": each.answer.name.lower(),
+                "worker": each.worker,
+                "label": each.label,
+                "effect": each.effect,
+                "command": each.command,
+            }
+            for each in answers_to(halt)
+        ],
+    }
+
+
+def _eta_s(line: LineSnapshot, pace_s: float | None) -> float | None:
+    over = line.state is LineState.COMPLETE
+    if pace_s is None or line.total_steps is None or over:
+        return None
+    return max(0, line.total_steps - line.step) * pace_s
+
+
+def _worker(worker: WorkerSnapshot, *, holds_up: bool) -> dict[str, Any]:
+    device = worker.hardware
+    return {
+        "worker": worker.worker,
+        "rank": worker.rank,
+        "host": worker.node_id,
+        "device": worker.device,
+        "hardware": None
+        if device is None
+        else {
+            "kind": device.kind,
+            "name": device.name,
+            "memory_bytes": device.memory_bytes,
+            "cores": device.cores,
+        },
+        "activity": worker.activity.name.lower(),
+        "detail": worker.detail,
+        "step": worker.step,
+        "samples_per_second": worker.samples_per_second,
+        "waiting_ratio": worker.waiting_ratio,
+        "heartbeat_age_s": worker.heartbeat_age_s,
+        "live": worker.live,
+        "share": worker.share,
+        "micro_batches": worker.micro_batches,
+        "holds_up": holds_up,
+    }
+
+
+def _checkpoints(known: RunCheckpoints | None) -> dict[str, Any] | None:
+    if known is None:
+        return None
+    return {
+        "writer": known.writer,
+        "host": known.host,
+        "folder": known.place,
+        "step": known.step,
+        "every": known.every,
+        "overdue": known.overdue,
+    }
+
+
+def _held_up_by(waits: Mapping[int, float]) -> int | None:
+    """The worker that waits least while the others wait for it; None if nobody holds them up."""
+    if len(waits) < 2:
+        return None
+    least = min(waits, key=waits.__getitem__)
+    others = [ratio for worker, ratio in waits.items() if worker != least]
+    return least if min(others) - waits[least] >= _NOTICED else None
