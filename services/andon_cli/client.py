@@ -26,7 +26,7 @@ from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
 from andon.wire.statuses import details_of
 
-__all__ = ["Hardware", "LineClient", "LineStatus", "ReducerStatus", "WorkerStatus"]
+__all__ = ["Hardware", "LineClient", "LineStatus", "ReducerStatus", "StepTimes", "WorkerStatus"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,22 @@ class Hardware:
     name: str = ""
     memory_bytes: int = 0
     cores: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """How long the parts of a worker's last step took; the parts overlap."""
+
+    compute_s: float = 0.0
+    """From the assignment to the end of the last backward, with `data_s`."""
+    exchange_s: float = 0.0
+    """From the first chunk sent to the last average received."""
+    wait_s: float = 0.0
+    """From the end of the last backward to the last average."""
+    data_s: float = 0.0
+    """It waited for samples."""
+    busy_s: float = 0.0
+    """Forward and backward alone; 0: it does not measure them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +78,10 @@ class WorkerStatus:
     """Its part of the last step's positions, from 0 to 1."""
     micro_batches: int = 0
     """How many micro-batches it was told to make of them; 0: it was left to it."""
+    timings: StepTimes | None = None
+    """None before its first step, or its coordinator is older than this."""
+    step_s: float = 0.0
+    """How long its last step took, from the assignment to the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +388,18 @@ def _worker(message: pb.WorkerStatus) -> WorkerStatus:
         metrics_address=message.metrics_address,
         final_digest=message.final_digest.hex(),
         hardware=_hardware(message.hardware) if message.HasField("hardware") else None,
+        timings=_times(message.timings) if message.HasField("timings") else None,
+        step_s=message.step_s,
+    )
+
+
+def _times(message: pb.Timings) -> StepTimes:
+    return StepTimes(
+        compute_s=message.compute_s,
+        exchange_s=message.exchange_s,
+        wait_s=message.wait_s,
+        data_s=message.data_s,
+        busy_s=message.busy_s,
     )
 
 

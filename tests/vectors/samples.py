@@ -335,6 +335,8 @@ def _people() -> list[Message]:
                 share=0.25,
                 micro_batches=2,
                 hardware=pb.Device(kind="cpu", name="AMD EPYC", memory_bytes=2**34, cores=2),
+                timings=pb.Timings(compute_s=0.25, exchange_s=0.125, wait_s=0.0625, data_s=0.5),
+                step_s=0.75,
             )
         ],
         halt=evidence(),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
-from andon_coordinator.core.events import Activity, Device
+from andon_coordinator.core.events import Activity, Device, StepTimings
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 
-__all__ = ["LineSnapshot", "WorkerSnapshot", "take_snapshot", "waiting_for"]
+__all__ = ["LineSnapshot", "WorkerSnapshot", "holds_up", "take_snapshot", "waiting_for"]
+
+_LATE = 0.05
+"""A worker holds the line up if another one waits for more than this part of a step longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,9 @@ class WorkerSnapshot:
     final_digest: bytes
     share: float
     micro_batches: int
+    timings: StepTimings
+    step_s: float
+    """How long its last step took, from the assignment to the commit; 0 before its first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +124,20 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
     )
 
 
+def holds_up(waits: Mapping[int, float]) -> int | None:
+    """The worker that the others wait for; None if nobody waits much longer than another.
+
+    The last worker of a step waits for the exchange alone, so it is the one that waits least.
+
+    Args:
+        waits: of each worker of the last step, the part of the step that it waited, from 0 to 1.
+    """
+    if len(waits) < 2:
+        return None
+    last = min(waits, key=lambda worker: (waits[worker], worker))
+    return last if max(waits.values()) - waits[last] > _LATE else None
+
+
 def _worker(
     core: CoreState, member: LineMember, ranks: dict[int, int], now: float
 ) -> WorkerSnapshot:
@@ -141,6 +162,8 @@ def _worker(
         final_digest=member.final_digest,
         share=last.share,
         micro_batches=last.micro_batches,
+        timings=last.timings,
+        step_s=last.seconds,
     )
 
 

@@ -14,6 +14,7 @@ from andon.v1 import ring_pb2
 from andon.wire import conversion
 from andon_coordinator.core import effects
 from andon_coordinator.core.checkpoints import RunCheckpoints
+from andon_coordinator.core.events import StepTimings
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "message_to",
     "same_for_people",
     "status_to",
+    "worker_status_to",
 ]
 
 MessageEffect = (
@@ -207,7 +209,7 @@ def status_to(status: LineSnapshot, metrics_url: str) -> pb.LineStatus:
         cursor=conversion.cursor_to_proto(status.cursor),
         live=status.live,
         participating=status.participating,
-        workers=[_worker_status(worker) for worker in status.workers],
+        workers=[worker_status_to(worker) for worker in status.workers],
         halt=conversion.evidence_to_proto(status.halt),
         samples_per_second=status.samples_per_second,
         exchange_s=status.exchange_s,
@@ -263,7 +265,8 @@ def _without_ages(status: pb.LineStatus) -> pb.LineStatus:
     return ageless
 
 
-def _worker_status(status: WorkerSnapshot) -> pb.WorkerStatus:
+def worker_status_to(status: WorkerSnapshot) -> pb.WorkerStatus:
+    """One worker's part of the status."""
     message = pb.WorkerStatus(
         worker=status.worker,
         node_id=status.node_id,
@@ -279,7 +282,10 @@ def _worker_status(status: WorkerSnapshot) -> pb.WorkerStatus:
         final_digest=status.final_digest,
         share=status.share,
         micro_batches=status.micro_batches,
+        step_s=status.step_s,
     )
+    if status.step_s:
+        message.timings.CopyFrom(_timings(status.timings))
     if status.rank is not None:
         message.rank = status.rank
     if (device := status.hardware) is not None:
@@ -292,3 +298,15 @@ def _worker_status(status: WorkerSnapshot) -> pb.WorkerStatus:
             )
         )
     return message
+
+
+def _timings(timings: StepTimings) -> pb.Timings:
+    return pb.Timings(
+        compute_s=timings.compute_s,
+        exchange_s=timings.exchange_s,
+        wait_s=timings.wait_s,
+        data_s=timings.data_s,
+        busy_s=timings.busy_s,
+        micro_batches=timings.micro_batches,
+        computed=timings.computed,
+    )

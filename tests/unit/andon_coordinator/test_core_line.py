@@ -17,6 +17,7 @@ from andon_coordinator.core import events as on
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.state import TRANSITIONS, Trigger, next_state
+from andon_coordinator.core.status import holds_up
 from scenarios.line_bench import Bench
 
 
@@ -424,6 +425,23 @@ def test_the_status_shows_the_result_of_the_last_step() -> None:
     assert status.hidden_ratio == pytest.approx(0.8)
     assert status.workers[0].samples_per_second == 1.0
     assert status.workers[0].waiting_ratio == 0.05
+    assert (status.workers[0].step_s, status.workers[0].timings) == (2.0, timings)
+
+
+@pytest.mark.parametrize(
+    ("waits", "late"),
+    [
+        ({}, None),
+        ({0: 0.0}, None),
+        ({0: 0.02, 1: 0.06}, None),
+        ({0: 0.60, 1: 0.01, 2: 0.55}, 1),
+        ({0: 0.10, 1: 0.10, 2: 0.40}, 0),
+    ],
+)
+def test_who_waits_least_holds_the_line_up_if_others_wait_much_longer(
+    waits: dict[int, float], late: int | None
+) -> None:
+    assert holds_up(waits) == late
 
 
 def test_the_other_end_of_a_lost_workers_transfer_joins_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -14,7 +15,14 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
 from andon_coordinator.core import effects
-from andon_coordinator.transport.outgoing import MessageEffect, heartbeat_answer_to, message_to
+from andon_coordinator.core.events import Activity, StepTimings
+from andon_coordinator.core.status import WorkerSnapshot
+from andon_coordinator.transport.outgoing import (
+    MessageEffect,
+    heartbeat_answer_to,
+    message_to,
+    worker_status_to,
+)
 
 KEY = Key(2**64 - 1, 7)
 HEAD = Key(9, 3)
@@ -173,3 +181,22 @@ def test_an_answer_to_a_heartbeat_has_the_time_as_it_leaves() -> None:
 
 def test_every_outgoing_effect_is_translated_here() -> None:
     assert {type(effect) for effect, _ in EFFECTS} == set(get_args(MessageEffect))
+
+
+def test_a_workers_status_has_the_times_of_its_last_step_once_there_was_one() -> None:
+    timings = StepTimings(compute_s=1.5, exchange_s=0.5, wait_s=0.25, data_s=0.125, busy_s=1.25)
+    worker = WorkerSnapshot(
+        worker=1, rank=None, node_id="beta", device="cpu", hardware=None, speed_hint=None,
+        activity=Activity.COMPUTING, detail="", step=3, samples_per_second=2.0, waiting_ratio=0.125,
+        heartbeat_age_s=0.5, live=True, in_sync=True, metrics_address="", final_digest=b"",
+        share=0.5, micro_batches=0, timings=timings, step_s=2.0,
+    )  # fmt: skip
+
+    after = worker_status_to(worker)
+    before = worker_status_to(replace(worker, timings=StepTimings(), step_s=0.0))
+
+    assert after.step_s == 2.0
+    assert after.timings == pb.Timings(
+        compute_s=1.5, exchange_s=0.5, wait_s=0.25, data_s=0.125, busy_s=1.25
+    )
+    assert not before.HasField("timings")
