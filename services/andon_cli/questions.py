@@ -42,6 +42,7 @@ __all__ = [
     "LineCommand",
     "ResumeConfig",
     "StatusConfig",
+    "TopConfig",
     "TraceConfig",
     "TraceSettings",
     "certs_config",
@@ -78,6 +79,14 @@ class StatusConfig(LineCommand):
 
     watch: bool = False
     """Follow it until Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopConfig(LineCommand):
+    """What `andon top` shows, and how."""
+
+    once: Annotated[bool, FLAG_ONLY] = False
+    """Show the last step and end, as without a terminal. Default: follow it until Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import time
+from contextlib import aclosing
 from dataclasses import asdict
 
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from andon.host.errors import ExitCode
+from andon.host.strict_json import strict_json
 from andon_cli.client import CheckpointStatus, LineClient, LineStatus, WorkerStatus
+from andon_cli.picture import LinePicture, Lost
 from andon_cli.questions import StatusConfig
 from andon_cli.target import find_target
 from andon_cli.texts import (
@@ -21,10 +22,12 @@ from andon_cli.texts import (
     grouped,
     halted_line,
     schedule_line,
+    step_line,
     waiting_line,
 )
+from andon_cli.watching import Watcher, flags_of, statuses
 
-__all__ = ["show_status", "status_json", "status_lines"]
+__all__ = ["lost_json", "show_status", "status_json", "status_lines"]
 
 _HEADINGS = (
     "worker", "rank", "host", "device", "state", "step", "samples/s", "waits", "heartbeat",
@@ -35,14 +38,18 @@ _IN_TIME = ("", "steps", "epochs")
 
 
 async def show_status(config: StatusConfig) -> int:
-    """Shows the status once, or with `watch` until the line is gone. Returns the exit code."""
-    target = find_target(config.address, config.run)
-    async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
-        if config.watch:
-            await _watch(client, config)
-        else:
-            status = await client.status()
-            print(_shown(status, config))
+    """Shows the status once, or with `watch` until the run is over. Returns the exit code."""
+    if not config.watch:
+        target = find_target(config.address, config.run)
+        async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
+            print(_shown(await client.status(), config))
+        return ExitCode.COMPLETE
+    console = Console()
+    if config.format == "json" or not console.is_terminal:
+        await _print_changes(config)
+    else:
+        watcher = Watcher(config)
+        await watcher.draw(console, lambda: _picture(watcher, config))
     return ExitCode.COMPLETE
 
 
@@ -69,27 +76,70 @@ def status_json(status: LineStatus) -> str:
     fields = asdict(status)
     if status.halt is not None:
         fields["halt"] = evidence_fields(status.halt)
-    return json.dumps(fields)
+    return strict_json(fields)
 
 
-async def _watch(client: LineClient, config: StatusConfig) -> None:
-    console = Console()
-    if config.format == "json" or not console.is_terminal:
-        async for status in client.watch():
-            print(_shown(status, config), flush=True)
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        async for status in client.watch():
-            live.update(Text(_shown(status, config), no_wrap=True), refresh=True)
+def lost_json(run_id: str, lost: Lost, now: float) -> str:
+    """What a program reads while the service is away, in place of a status."""
+    fields = {"run_id": run_id, "state": "LOST", "problem": lost.problem}
+    return strict_json({**fields, "lost_s": now - lost.since})
+
+
+def _picture(watcher: Watcher, config: StatusConfig) -> LinePicture:
+    return LinePicture(
+        seen=watcher.seen,
+        now=time.monotonic(),
+        at_unix_s=time.time(),
+        heard_at=watcher.heard_at,
+        lost=watcher.lost,
+        flags=flags_of(config),
+        address=config.address,
+    )
+
+
+async def _print_changes(config: StatusConfig) -> None:
+    """Follows a line where there is no terminal: a line of text a step, or JSON a status."""
+    watcher = Watcher(config)
+    async with aclosing(statuses(config)) as found:
+        async for each in found:
+            if config.format == "json":
+                print(_json(watcher, each), flush=True)
+            elif isinstance(each, LineStatus):
+                for line in _news(watcher, each, config):
+                    print(line, flush=True)
+            elif watcher.lost is None:
+                watcher.lost = each
+                print(f"LOST: {each.problem}. Trying again", flush=True)
+
+
+def _json(watcher: Watcher, each: LineStatus | Lost) -> str:
+    if isinstance(each, LineStatus):
+        watcher.take(each)
+        return status_json(each)
+    last = watcher.seen.last
+    return lost_json("" if last is None else last.run_id, each, time.monotonic())
+
+
+def _news(watcher: Watcher, status: LineStatus, config: StatusConfig) -> list[str]:
+    """What a status adds to those before it, as lines."""
+    before, was_lost = watcher.seen.last, watcher.lost is not None
+    happened = watcher.take(status)
+    if before is None:
+        return status_lines(status, flags=flags_of(config))
+    lines = ["the service answers again"] if was_lost else []
+    for each in happened:
+        lines.append(each.text)
+        if each.kind == "halted" and status.halt is not None:
+            lines += answer_lines(status.halt, flags=flags_of(config))
+    if status.step > before.step:
+        lines.append(step_line(status))
+    return lines
 
 
 def _shown(status: LineStatus, config: StatusConfig) -> str:
     if config.format == "json":
         return status_json(status)
-    address, run = config.address, config.run
-    named = [("--address", address), ("--run", run)]
-    flags = " ".join(f"{flag} {value}" for flag, value in named if value)
-    return "\n".join(status_lines(status, flags=flags))
+    return "\n".join(status_lines(status, flags=flags_of(config)))
 
 
 def _summary(status: LineStatus) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from andon.protocol.halts import HaltEvidence
@@ -21,6 +22,8 @@ __all__ = [
     "halted_line",
     "hardware_line",
     "schedule_line",
+    "short_time",
+    "sparkline",
     "step_line",
     "waiting_line",
 ]
@@ -64,6 +67,30 @@ def bar(ratio: float) -> str:
     return f"[{'#' * filled}{'-' * (_BAR_CELLS - filled)}]"
 
 
+def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) -> str:
+    """Values as a row of little bars, the lowest the smallest; `×` where one is not a number.
+
+    Longer series are averaged into `width` groups, so that the row shows all of them.
+    """
+    values = list(values)  # a deque has no slices
+    if not values or width < 1:
+        return ""
+    levels = "_.:-=+*#" if ascii_only else "▁▂▃▄▅▆▇█"
+    size = max(1, math.ceil(len(values) / width))
+    groups = [values[at : at + size] for at in range(0, len(values), size)]
+    means = [sum(group) / len(group) for group in groups]
+    finite = [each for each in means if math.isfinite(each)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    top = len(levels) - 1
+
+    def cell(value: float) -> str:
+        if not math.isfinite(value):
+            return "x" if ascii_only else "×"
+        return levels[round((value - low) / (high - low) * top) if high > low else 0]
+
+    return "".join(map(cell, means))
+
+
 def grouped(number: float) -> str:
     """A number for people: `1 204`, `87`, `3.4`."""
     if number < 9.95:
@@ -83,6 +110,13 @@ def duration(seconds: float) -> str:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m"
+
+
+def short_time(seconds: float) -> str:
+    """A time for people, from microseconds on: `240 µs`, `53 ms`, `1.2s`."""
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1.0 else duration(seconds)
 
 
 def halt_lines(halt: HaltEvidence, *, on_halt: str, flags: str = "") -> list[str]:

@@ -74,6 +74,20 @@ example:
 
 {_EXITS}"""
 
+_TOP = f"""\
+example:
+  andon top                           until Ctrl-C; the worker that costs most comes first
+  andon top --once                    the last step, as text
+  andon top --once --format json
+
+costs     of the others' time, what they wait for this worker because it is done last
+late      in how many of the steps it was the last one
+compute   of its own time, forward and backward;  data: it waits for samples
+exchange  the part of the exchange that is not hidden behind computing
+waits     it waits for other workers;  other: the optimizer, the commit, the script
+
+{_EXITS}"""
+
 _HALT = f"""\
 example:
   andon halt --reason "loss looks odd"
@@ -183,6 +197,12 @@ VERBS = {
         epilog=_STATUS,
         schema="andon_cli.questions:StatusConfig",
         run="andon_cli.status:show_status",
+    ),
+    "top": Verb(
+        summary="show who holds the line up, and where each worker's time goes",
+        epilog=_TOP,
+        schema="andon_cli.questions:TopConfig",
+        run="andon_cli.top:show_top",
     ),
     "halt": Verb(
         summary="stop the line before its next commit",
