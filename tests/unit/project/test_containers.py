@@ -68,7 +68,9 @@ def _devices(service: dict[str, Any]) -> list[dict[str, Any]]:
 def test_one_command_starts_the_line_its_trainers_and_what_watches_them(
     services: dict[str, dict[str, Any]],
 ) -> None:
-    assert services.keys() == {"andon", *TRAINERS, "prometheus", "grafana"}
+    watchers = {"prometheus", "alertmanager", "alerts", "grafana"}
+
+    assert services.keys() == {"andon", *TRAINERS, *watchers}
 
 
 @every_form
@@ -153,7 +155,7 @@ def test_every_port_is_published_on_loopback_only(services: dict[str, dict[str, 
         for port in service.get("ports", [])
     }
 
-    assert published.keys() == {"7070", "9400", "9090", "3000"}
+    assert published.keys() == {"7070", "9400", "9090", "9093", "3000"}
     assert all(is_loopback(host) for host in published.values())
 
 
