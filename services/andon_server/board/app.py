@@ -188,13 +188,12 @@ class BoardApp:
     def _get(self, name: str, visitor: Visitor, environ: WSGIEnvironment) -> Any:
         if name in self._gets:
             return self._gets[name](visitor)
-        first, _, rest = name.partition("/")
-        run_id, _, what = rest.partition("/")
         try:
-            if first == "runs" and run_id and not what:
-                return self._history.run(run_id)
-            if first == "runs" and what == "curves":
-                return self._history.curves(run_id, _points_of(environ))
+            match name.split("/"):
+                case ["runs", run_id]:
+                    return self._history.run(run_id)
+                case ["runs", run_id, "curves"]:
+                    return self._history.curves(run_id, _points_of(environ))
         except UnknownRun as unknown:
             raise Refused(HTTPStatus.NOT_FOUND, str(unknown)) from unknown
         raise Refused(HTTPStatus.NOT_FOUND, "the board's API has no such part")

@@ -25,7 +25,7 @@ from andon_server.board.view import state_view
 
 __all__ = ["BoardFeed", "Happening", "LineNow"]
 
-_RING = 16384
+_KEPT = 16384
 """Items that are kept: enough for seconds, however many scalars a step has."""
 _PACE_OVER = 50
 """Steps whose median is the present pace. A halt or a pause is one long step, and moves it not."""
@@ -52,13 +52,15 @@ class LineNow:
 class BoardFeed:
     """Observes a line. Its task calls `observe`, `tick` and `show`; any thread may read."""
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
-        """Nothing has happened yet; `wall` is the time since the Unix epoch."""
+    def __init__(self, wall: Callable[[], float] = time.time, *, kept: int = _KEPT) -> None:
+        """Nothing has happened yet; `wall` is the time since the Unix epoch, and the last `kept`
+        items can be read.
+        """
         self._wall = wall
         self._pending: dict[Key, effects.SaveRecord] = {}
         self._committed_at: float | None = None
         self._gaps: deque[float] = deque(maxlen=_PACE_OVER)
-        self._ring: list[Happening | None] = [None] * _RING
+        self._ring: list[Happening | None] = [None] * kept
         self.newest = 0
         """The number of the last item; 0: there is none."""
         self.now: LineNow | None = None
@@ -89,7 +91,7 @@ class BoardFeed:
         newest = self.newest
         found: list[Happening] = []
         for wanted in range(number + 1, newest + 1):
-            item = self._ring[wanted % _RING]
+            item = self._ring[wanted % len(self._ring)]
             if item is None or item.number != wanted:
                 return None
             found.append(item)
@@ -97,7 +99,7 @@ class BoardFeed:
 
     def _put(self, kind: str, value: Any) -> None:
         number = self.newest + 1
-        self._ring[number % _RING] = Happening(number, kind, value)
+        self._ring[number % len(self._ring)] = Happening(number, kind, value)
         self.newest = number
 
     def _committed(self, key: Key, now: float) -> None:

@@ -1,0 +1,104 @@
+"""The board's JSON of a line: what its page reads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.records import Cursor
+from andon_coordinator.core.checkpoints import RunCheckpoints
+from andon_coordinator.core.effects import LineState
+from andon_server.board.view import halt_view, state_view
+from unit.andon_server.board.boards import line_of, nan_halt
+
+
+def test_a_line_is_shown_with_its_workers_and_what_it_waits_for() -> None:
+    view = state_view(line_of(2), pace_s=None, now_unix_s=1000.0)
+
+    assert json.loads(json.dumps(view)) == view
+    assert (view["run_id"], view["state"], view["live"]) == ("7f3a", "FORMING", 2)
+    assert view["waiting_for"] == "3 workers, 2 of them here"
+    assert (view["loss"], view["accuracy"], view["step_seconds"], view["halt"]) == (None,) * 4
+    first, second = view["workers"]
+    assert (first["worker"], second["worker"]) == (0, 1)
+    assert (second["host"], second["device"], second["live"]) == ("host-1", "cpu", True)
+    assert second["hardware"] == {
+        "kind": "cpu", "name": "AMD EPYC", "memory_bytes": 2**30, "cores": 2,
+    }  # fmt: skip
+
+
+def test_numbers_of_a_step_are_those_of_the_snapshot() -> None:
+    line = replace(
+        line_of(), state=LineState.RUNNING, step=7, cursor=Cursor(1, 4), samples=8, correct=6,
+        samples_per_second=4.0, loss=1.25, total_steps=10,
+    )  # fmt: skip
+
+    view = state_view(line, pace_s=2.5, now_unix_s=1000.0)
+
+    assert (view["step"], view["epoch"], view["loss"], view["accuracy"]) == (7, 1, 1.25, 0.75)
+    assert (view["step_seconds"], view["eta_s"]) == (2.0, 7.5)
+
+
+def test_a_complete_line_has_no_time_to_go() -> None:
+    line = replace(line_of(), state=LineState.COMPLETE, step=10, total_steps=10)
+
+    assert state_view(line, pace_s=2.5, now_unix_s=1000.0)["eta_s"] is None
+
+
+def test_the_worker_that_waits_least_while_all_others_wait_holds_them_up() -> None:
+    line = line_of(3)
+    waits = (0.5, 0.1, 0.4)
+    workers = [
+        replace(each, waiting_ratio=ratio) for each, ratio in zip(line.workers, waits, strict=True)
+    ]
+
+    view = state_view(replace(line, workers=tuple(workers)), pace_s=None, now_unix_s=0.0)
+
+    assert [each["holds_up"] for each in view["workers"]] == [False, True, False]
+
+
+def test_nobody_holds_up_workers_that_hardly_wait() -> None:
+    line = line_of(2)
+    workers = [replace(line.workers[0], waiting_ratio=0.05), line.workers[1]]
+
+    view = state_view(replace(line, workers=tuple(workers)), pace_s=None, now_unix_s=0.0)
+
+    assert not any(each["holds_up"] for each in view["workers"])
+
+
+def test_checkpoints_are_shown_once_somebody_can_write_them() -> None:
+    known = RunCheckpoints(writer=1, host="beta", place="runs/x", every=10, step=20)
+
+    view = state_view(replace(line_of(), checkpoints=known), pace_s=None, now_unix_s=0.0)
+
+    assert view["checkpoints"] == {
+        "writer": 1, "host": "beta", "folder": "runs/x", "step": 20, "every": 10, "overdue": 0,
+    }  # fmt: skip
+
+
+def test_a_halt_has_its_evidence_the_terminals_sentence_and_three_answers() -> None:
+    view = halt_view(nan_halt())
+
+    assert view["id"] == str(2**60 + 1), "a browser's numbers are exact up to 2^53 only"
+    assert view["reason"] == "non_finite_gradient"
+    assert (view["worker"], view["parameter"], view["element"]) == (1, "blocks.3.weight", [17, 4])
+    assert view["sentence"] == (
+        "HALTED at step 3 (epoch 0, positions 8 to 11): worker 1 sent nan in "
+        "blocks.3.weight[17, 4] (block 3). No weight moved."
+    )
+    assert [(each["answer"], each["worker"], each["label"]) for each in view["answers"]] == [
+        ("retry", None, "Try again"),
+        ("skip", None, "Skip the samples"),
+        ("drop", 1, "Drop worker 1"),
+    ]
+    assert [each["command"] for each in view["answers"]] == [
+        "andon resume", "andon resume --skip", "andon resume --drop 1",
+    ]  # fmt: skip
+
+
+def test_a_halt_whose_worker_nobody_knows_leaves_the_choice_to_the_person() -> None:
+    view = halt_view(HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3))
+
+    drop = view["answers"][-1]
+    assert (drop["answer"], drop["worker"], drop["label"]) == ("drop", None, "Drop a worker")
