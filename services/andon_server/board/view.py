@@ -6,20 +6,16 @@ shows it as text, and never as markup.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import accuracy_of
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
-from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot
+from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot, holds_up
 from andon_server.halt_words import answers_to, evidence_fields, halted_line
 
 __all__ = ["halt_view", "state_view"]
-
-_NOTICED = 0.1
-"""Others have to wait this much more of their time before somebody is said to hold them up."""
 
 
 def state_view(line: LineSnapshot, *, pace_s: float | None, now_unix_s: float) -> dict[str, Any]:
@@ -31,7 +27,13 @@ def state_view(line: LineSnapshot, *, pace_s: float | None, now_unix_s: float) -
         now_unix_s: the time of the snapshot.
     """
     rate = line.samples_per_second
-    slow = _held_up_by({each.worker: each.waiting_ratio for each in line.workers if each.live})
+    slow = holds_up(
+        {
+            each.worker: each.waiting_ratio
+            for each in line.workers
+            if each.live and each.rank is not None
+        }
+    )
     return {
         "run_id": line.run_id,
         "state": line.state.name,
@@ -131,12 +133,3 @@ def _checkpoints(known: RunCheckpoints | None) -> dict[str, Any] | None:
         "every": known.every,
         "overdue": known.overdue,
     }
-
-
-def _held_up_by(waits: Mapping[int, float]) -> int | None:
-    """The worker that waits least while the others wait for it; None if nobody holds them up."""
-    if len(waits) < 2:
-        return None
-    least = min(waits, key=waits.__getitem__)
-    others = [ratio for worker, ratio in waits.items() if worker != least]
-    return least if min(others) - waits[least] >= _NOTICED else None

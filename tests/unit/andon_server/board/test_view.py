@@ -46,11 +46,12 @@ def test_a_complete_line_has_no_time_to_go() -> None:
     assert state_view(line, pace_s=2.5, now_unix_s=1000.0)["eta_s"] is None
 
 
-def test_the_worker_that_waits_least_while_all_others_wait_holds_them_up() -> None:
+def test_the_worker_that_waits_least_while_others_wait_holds_them_up() -> None:
     line = line_of(3)
     waits = (0.5, 0.1, 0.4)
     workers = [
-        replace(each, waiting_ratio=ratio) for each, ratio in zip(line.workers, waits, strict=True)
+        replace(each, waiting_ratio=ratio, rank=each.worker)
+        for each, ratio in zip(line.workers, waits, strict=True)
     ]
 
     view = state_view(replace(line, workers=tuple(workers)), pace_s=None, now_unix_s=0.0)
@@ -60,7 +61,8 @@ def test_the_worker_that_waits_least_while_all_others_wait_holds_them_up() -> No
 
 def test_nobody_holds_up_workers_that_hardly_wait() -> None:
     line = line_of(2)
-    workers = [replace(line.workers[0], waiting_ratio=0.05), line.workers[1]]
+    first, second = line.workers
+    workers = [replace(first, waiting_ratio=0.05, rank=0), replace(second, rank=1)]
 
     view = state_view(replace(line, workers=tuple(workers)), pace_s=None, now_unix_s=0.0)
 
