@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
 from prometheus_client import CollectorRegistry
 
 from andon.host.access import Access
+from andon.host.endpoint import EndpointLimits
 from andon.host.errors import CommandError, UsageError
 from andon.host.metrics import MetricsEndpoint
 from andon.host.telemetry import HandshakeCounter, RefusalCounter
@@ -158,7 +159,7 @@ def metrics_endpoint(
             config.endpoint_port,
             registry,
             tls=None if identity is None else identity.web_context,
-            connections=MAX_VIEWERS + _CONNECTIONS,
+            limits=EndpointLimits(connections=MAX_VIEWERS + _CONNECTIONS),
         )
     except OSError as error:
         raise CommandError(

@@ -8,9 +8,9 @@ is busy. Every connection is one request and one thread. Three bounds keep stran
 more than that:
 
 - there are at most `connections` at once; a further one is told 503 and closed;
-- a request has `_REQUEST_S` for all of its bytes, however slowly they come, and `_MAX_REQUEST` of
+- a request has `request_s` for all of its bytes, however slowly they come, and `_MAX_REQUEST` of
   them, so that nobody keeps a thread by sending a header now and then;
-- a part of an answer that the other end does not read for `_WRITE_S` ends the connection, so that a
+- a part of an answer that the other end does not read for `write_s` ends the connection, so that a
   stream of events can't wait for a reader that is gone.
 
 If the process has certificates, the same port answers TLS, too: a TLS connection starts with the
@@ -29,6 +29,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
@@ -36,16 +37,12 @@ from wsgiref.handlers import SimpleHandler
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import WSGIApplication, WSGIEnvironment
 
-__all__ = ["ENCRYPTED", "Endpoint", "TlsContext"]
+__all__ = ["ENCRYPTED", "Endpoint", "EndpointLimits", "TlsContext"]
 
 ENCRYPTED = "andon.encrypted"
 """In the environment of a request: whether it came over TLS."""
 
 _CLOSING_POLL_S = 0.1
-_REQUEST_S = 10.0
-"""How long a connection has for its handshake and its whole request."""
-_WRITE_S = 10.0
-"""How long the other end may leave a part of an answer unread."""
 _LINGER_S = 0.5
 """How long to read what nobody wanted, so that the other end can read the answer."""
 _MAX_LINE = 16 << 10
@@ -61,6 +58,21 @@ TlsContext = Callable[[], ssl.SSLContext]
 """The context for a connection that begins now; called on the connections' threads."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointLimits:
+    """How much strangers may take."""
+
+    connections: int = 32
+    """How many may be open at once."""
+    request_s: float = 10.0
+    """How long a connection has for its handshake and its whole request."""
+    write_s: float = 10.0
+    """How long the other end may leave a part of an answer unread."""
+
+
+_USUAL = EndpointLimits()
+
+
 class Endpoint:
     """Serves an application over HTTP, from threads, until it is closed."""
 
@@ -71,7 +83,7 @@ class Endpoint:
         application: WSGIApplication,
         *,
         tls: TlsContext | None = None,
-        connections: int = 32,
+        limits: EndpointLimits = _USUAL,
     ) -> None:
         """Listens on `host`; port 0 is any free one.
 
@@ -80,14 +92,14 @@ class Endpoint:
             port: the port.
             application: answers the requests, several at once.
             tls: connections may also be encrypted; None: they can't be.
-            connections: how many may be open at once.
+            limits: how much strangers may take.
 
         Raises:
             OSError: the port is taken, or the host is not one of this machine's.
         """
         bare = host.strip("[]")
         kind = _Server6 if ":" in bare else _Server
-        self._server = kind((bare, port), application, tls, connections)
+        self._server = kind((bare, port), application, tls, limits)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(
             target=self._server.serve_forever,
@@ -135,8 +147,9 @@ class _Request(io.RawIOBase):
 class _Writer(io.BufferedIOBase):
     """Sends what was written when it is flushed, in one piece with one time limit."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, write_s: float) -> None:
         self._connection = connection
+        self._write_s = write_s
         self._pending = bytearray()
 
     def writable(self) -> bool:
@@ -150,7 +163,7 @@ class _Writer(io.BufferedIOBase):
         if self.closed or not self._pending:
             return
         data, self._pending = self._pending, bytearray()
-        self._connection.settimeout(_WRITE_S)
+        self._connection.settimeout(self._write_s)
         self._connection.sendall(data)
 
 
@@ -182,8 +195,9 @@ class _Connection(WSGIRequestHandler):
     encrypted = False
 
     def setup(self) -> None:
-        deadline = time.monotonic() + _REQUEST_S
-        self.request.settimeout(_REQUEST_S)
+        limits = self.server.limits
+        deadline = time.monotonic() + limits.request_s
+        self.request.settimeout(limits.request_s)
         tls = self.server.tls
         if tls is not None and self.request.recv(1, socket.MSG_PEEK) == _HANDSHAKE:
             # From here on the server's own socket is an empty shell: `finish` closes this one.
@@ -191,7 +205,7 @@ class _Connection(WSGIRequestHandler):
             self.encrypted = True
         super().setup()
         self.rfile = io.BufferedReader(_Request(self.connection, deadline))
-        self.wfile: Any = _Writer(self.connection)
+        self.wfile: Any = _Writer(self.connection, limits.write_s)
         self.server.connections.add(self.connection)
 
     def finish(self) -> None:
@@ -268,12 +282,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         address: tuple[str, int],
         application: WSGIApplication,
         tls: TlsContext | None,
-        connections: int,
+        limits: EndpointLimits,
     ) -> None:
         self.tls = tls
+        self.limits = limits
         self.connections: set[socket.socket] = set()
         """Those whose requests are being answered."""
-        self._room = threading.Semaphore(connections)
+        self._room = threading.Semaphore(limits.connections)
         super().__init__(address, _Connection)
         self.set_app(application)
 

@@ -17,12 +17,14 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from andon.host.endpoint import Endpoint, TlsContext
+from andon.host.endpoint import Endpoint, EndpointLimits, TlsContext
 
 __all__ = ["MetricsApp", "MetricsEndpoint"]
 
 _TARGET = re.compile(r"(?:[\w.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\]):\d{1,5}", re.ASCII)
 """What may be scraped: host:port. Anything else would spoil the whole list for Prometheus."""
+
+_USUAL = EndpointLimits()
 
 Workers = Callable[[], Mapping[int, str]]
 """Where each live worker's metrics are, by worker; called on the endpoint's threads."""
@@ -97,15 +99,15 @@ class MetricsEndpoint:
         registry: CollectorRegistry,
         *,
         tls: TlsContext | None = None,
-        connections: int = 32,
+        limits: EndpointLimits = _USUAL,
     ) -> None:
-        """Listens on `host`; port 0 is any free one. `tls` and `connections` are `Endpoint`'s.
+        """Listens on `host`; port 0 is any free one. `tls` and `limits` are `Endpoint`'s.
 
         Raises:
             OSError: the port is taken, or the host is not one of this machine's.
         """
         self._app = MetricsApp(registry)
-        self._endpoint = Endpoint(host, port, self._app, tls=tls, connections=connections)
+        self._endpoint = Endpoint(host, port, self._app, tls=tls, limits=limits)
         self.port = self._endpoint.port
 
     def mount(self, application: WSGIApplication) -> None:

@@ -31,7 +31,7 @@ def state_view(line: LineSnapshot, *, pace_s: float | None, now_unix_s: float) -
         {
             each.worker: each.waiting_ratio
             for each in line.workers
-            if each.live and each.rank is not None
+            if each.live and each.rank is not None and each.samples_per_second > 0
         }
     )
     return {

@@ -50,7 +50,7 @@ def test_the_worker_that_waits_least_while_others_wait_holds_them_up() -> None:
     line = line_of(3)
     waits = (0.5, 0.1, 0.4)
     workers = [
-        replace(each, waiting_ratio=ratio, rank=each.worker)
+        replace(each, waiting_ratio=ratio, rank=each.worker, samples_per_second=4.0)
         for each, ratio in zip(line.workers, waits, strict=True)
     ]
 
@@ -62,7 +62,10 @@ def test_the_worker_that_waits_least_while_others_wait_holds_them_up() -> None:
 def test_nobody_holds_up_workers_that_hardly_wait() -> None:
     line = line_of(2)
     first, second = line.workers
-    workers = [replace(first, waiting_ratio=0.05, rank=0), replace(second, rank=1)]
+    workers = [
+        replace(first, waiting_ratio=0.05, rank=0, samples_per_second=4.0),
+        replace(second, rank=1, samples_per_second=4.0),
+    ]
 
     view = state_view(replace(line, workers=tuple(workers)), pace_s=None, now_unix_s=0.0)
 
