@@ -78,7 +78,7 @@ demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
 
 # Two processes run half of the tests each; tests/conftest.py divides them, always in the same way.
 test: $(INSTALLED)  ## the tests; with ARGS for pytest, in one process
-	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadgroup)
+	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadscope)
 
 # The tests that need no PyTorch: the protocol, the services and the command line, also as processes.
 # The dry run asks the package index whether the pinned PyTorch exists for this Python; it downloads

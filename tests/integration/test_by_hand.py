@@ -61,18 +61,17 @@ def digests(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return list(worker.seen["digests"])
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_a_gan_on_several_workers_is_the_gan_of_one_process(tmp_path: Path, workers: int) -> None:
+def test_a_gan_on_two_workers_is_the_gan_of_one_process(tmp_path: Path) -> None:
     plain = alone(tmp_path / "plain", plain=True)
 
-    started = run(tmp_path / "line", workers, drift=True)
+    started = run(tmp_path / "line", 2, drift=True)
 
     seen = [worker.seen for worker in started]
     assert len({each["digest"] for each in seen}) == 1
     assert len({each["buffers"] for each in seen}) == 1
-    assert "nan" in seen[0]["buffers"] or workers > 2
-    assert [each["step"] for each in seen] == [12] * workers
-    assert [each["told"] for each in seen] == [[[0, step] for step in range(1, 13)]] * workers
+    assert "nan" in seen[0]["buffers"]
+    assert [each["step"] for each in seen] == [12, 12]
+    assert [each["told"] for each in seen] == [[[0, step] for step in range(1, 13)]] * 2
     for name, expected in weights(plain).items():
         error = (weights(started[0])[name] - expected).norm() / expected.norm()
         assert error <= 1e-5, name

@@ -82,7 +82,7 @@ def test_a_killed_worker_that_comes_back_gets_the_weights_and_the_run_goes_on(
 
 
 def test_a_coordinator_that_restarts_on_its_journal_is_joined_again(tmp_path: Path) -> None:
-    with start_line(tmp_path, {**SPEC, "steps": 600}, 2) as (service, workers):
+    with start_line(tmp_path, {**SPEC, "steps": 200}, 2) as (service, workers):
         service.await_status(lambda line: line.step >= 5)
         service.process.kill()
         service.process.wait()
@@ -95,7 +95,7 @@ def test_a_coordinator_that_restarts_on_its_journal_is_joined_again(tmp_path: Pa
     assert len({worker.seen["digest"] for worker in workers}) == 1
     with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
         assert journal.ledger_faults() == []
-        assert (journal.steps(), len(journal.terms())) == (600, 2)
+        assert (journal.steps(), len(journal.terms())) == (200, 2)
 
 
 def test_one_process_trains_on_one_line_after_another_with_the_same_objects(
