@@ -86,6 +86,7 @@ class Service:
         self.run_id: str = announced["run_id"]
         self.journal = Path(announced["journal"])
         self.metrics_url: str = announced["metrics_url"]
+        self.board_url: str = announced["board_url"]
 
     def __enter__(self) -> Self:
         """The service."""
