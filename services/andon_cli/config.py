@@ -25,6 +25,7 @@ from andon.host.settings import (
 )
 from andon.host.tls import is_loopback
 from andon_cli.resuming import Resumption, find_resumption
+from andon_cli.worker_output import OutputMode
 from andon_server.runs import JOURNAL, free_run_id
 from andon_server.settings import ServeConfig, ServiceSettings, shared_fields
 
@@ -52,6 +53,9 @@ class RunSettings(ServiceSettings):
     """What workers do at a halt: wait for an answer, or raise LineHalted (exit code 3)."""
     restarts: Annotated[Whole, Parameter(group=EVERYDAY)] = 3
     """Start workers that were killed or failed again, N times in all."""
+    output: Annotated[OutputMode | None, Parameter(group=EVERYDAY)] = None
+    """Show all output of the workers, the last line of each with warnings and tracebacks, or only
+    that of failures. Default: `last` on a terminal, else `all`."""
     report: Annotated[File | None, Parameter(group=EVERYDAY)] = None
     """Write a summary of the run to FILE, as JSON."""
     trace: Annotated[File | None, Parameter(group=EVERYDAY)] = None

@@ -38,6 +38,8 @@ class Follower:
         self._screen = screen
         self._banner_shown = False
         self._last: LineStatus | None = None
+        board = f"  board {line.board_url}" if line.board_url else ""
+        screen.entitle(f"run {line.run_id}{board}")
         self._task = asyncio.create_task(self._follow(), name="follower")
         self.joined = False
         """Whether any worker was ever seen on the line."""
@@ -81,10 +83,8 @@ class Follower:
         summary = device_summary(devices or [""] * self._config.settings.workers, threads)
         line = self._line
         board = f"board {line.board_url}  " if line.board_url else ""
-        self._screen.say(
-            f"run {line.run_id}  coordinator {line.address}  {board}metrics {line.metrics_url}  "
-            f"{summary}"
-        )
+        where = f"coordinator {line.address}  {board}metrics {line.metrics_url}"
+        self._screen.introduce(summary, f"run {line.run_id}  {where}  {summary}")
         if hardware := hardware_line(workers):
             self._screen.say(hardware)
         if status is not None and (schedule := schedule_line(status)):
@@ -126,12 +126,12 @@ class Follower:
         return f"--run {self._line.run_id}" if len(served_here()) > 1 else ""
 
     def _fill_gap(self, status: LineStatus) -> None:
-        """Shows the steps that passed between two statuses, in a short run without a bar.
+        """Shows the steps that passed between two statuses, in a short run without a board.
 
         Statuses skip steps if those are quick. The journal has them all."""
         last_step = self._last.step if self._last is not None else 0
         short = (status.total_steps or status.step) <= _ALL_STEPS
-        if self._screen.has_bar or not self._line.journal or not short:
+        if self._screen.has_board or not self._line.journal or not short:
             return
         if status.step - last_step < 2:
             return

@@ -51,6 +51,8 @@ _CHECKPOINT_S = 20.0
 _ASK_EVERY_S = 0.1
 _KILL_AFTER_S = 3.0
 """How long a process may take to end after SIGTERM."""
+_ENDED_WELL = (ExitCode.COMPLETE, ExitCode.TERMINATED)
+"""These ends of a worker need no explanation."""
 
 
 class Launch:
@@ -161,6 +163,7 @@ class Launch:
         config = self._config
         run_dir = config.service.folder if config.service else RUNS / line.run_id
         make_run_dir(run_dir)
+        self._screen.keep_output_in(f"{run_dir}/worker-N.log")
         variables = {
             "ANDON_ADDRESS": line.address,
             "ANDON_RUN_ID": line.run_id,
@@ -183,13 +186,21 @@ class Launch:
             worker.send(signal.SIGUSR1)
 
     def _shower(self, slot: int) -> Callable[[str], None]:
+        hear = self._screen.hear(slot)
+
         def show(line: str) -> None:
             # After Ctrl-C every script ends in a traceback of KeyboardInterrupt, which would only
             # hide what matters. The logs have it.
             if not self._interrupts.first.is_set():
-                self._screen.say(f"[worker {slot}] {line}")
+                hear(line)
 
         return show
+
+    def _show_end(self, child: Child | None, code: int) -> None:
+        """Shows the last words of a worker that failed."""
+        if child in self._workers and not self._interrupts.first.is_set():
+            failed = code not in _ENDED_WELL and not self._was_dropped(child)
+            self._screen.worker_ended(self._workers.index(child), failed=failed)
 
     async def _until_workers_end(self) -> None:
         events: asyncio.Queue[_ProcessEvent] = asyncio.Queue()
@@ -208,6 +219,7 @@ class Launch:
                     event = await events.get()
                 if event.failure is not None:
                     raise event.failure
+                self._show_end(event.child, event.code)
                 # A worker that starts again is still one of the running ones: it has a new watcher,
                 # and its old process decides nothing.
                 if (again := self._again(event, events)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -28,6 +29,9 @@ from andon_server.settings import ServeConfig
 __all__ = ["RunReport", "read_report", "run"]
 
 
+_REDRAW_EVERY_S = 0.2
+
+
 async def run(config: RunConfig) -> int:
     """Runs the script to its end. Returns the exit code.
 
@@ -36,19 +40,32 @@ async def run(config: RunConfig) -> int:
     """
     began = time.monotonic()
     output = cast(TextIO, RunOutput(sys.stdout))  # rich uses nothing else of a file
-    screen = Screen(RunConsole(file=output, highlight=False), on_halt=config.settings.on_halt)
+    screen = Screen(
+        RunConsole(file=output, highlight=False),
+        on_halt=config.settings.on_halt,
+        output=config.settings.output,
+    )
     if config.unused:
         unused = ", ".join(config.unused)
         screen.say(f"not used, since the line is served elsewhere: {unused}")
     with Interrupts() as interrupts:
         launch = Launch(config, screen, interrupts)
+        drawing = asyncio.create_task(_redraw(screen), name="board")
         with screen:
             try:
                 verdict = await launch.run()
             finally:
+                drawing.cancel()
                 await launch.end()
         _merge_trace(config, launch, screen)
         return _conclude(config, launch, screen, verdict, time.monotonic() - began)
+
+
+async def _redraw(screen: Screen) -> None:
+    """Draws the board again and again: workers print, and time passes, between two statuses."""
+    while screen.has_board:
+        screen.draw(time.monotonic())
+        await asyncio.sleep(_REDRAW_EVERY_S)
 
 
 def _merge_trace(config: RunConfig, launch: Launch, screen: Screen) -> None:

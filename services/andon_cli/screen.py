@@ -1,4 +1,4 @@
-"""Screen: a run's progress on a terminal (a bar below the output) or as plain lines."""
+"""Screen: a run on a terminal (a board below what is said), or as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType
 from rich.text import Text
 
 from andon.protocol.halts import HaltEvidence
 from andon_cli.client import LineStatus
+from andon_cli.progress import Pace, RunView, board_lines
 from andon_cli.texts import halt_lines, step_line, waiting_line
+from andon_cli.worker_output import Alarms, OutputMode, WorkerOutput, colored
 
 __all__ = ["RunConsole", "Screen", "steps_to_show"]
 
 _ALL_STEPS = 200
 """A run of up to so many steps shows every one."""
-_DRAW_EVERY_S = 0.1
-"""The bar is drawn no more often than this."""
+_DRAW_EVERY_S = 0.2
+"""The board is drawn no more often than this."""
 _WAITING_LASTS_S = 0.9
 """A wait is shown once it has lasted so long."""
 
@@ -39,21 +45,39 @@ class RunConsole(Console):
 class Screen:
     """Shows a run. Use it as a context manager; `now` is a monotonic time in seconds."""
 
-    def __init__(self, console: Console, *, on_halt: str) -> None:
-        """Shows on `console`, with a bar if that is a terminal."""
+    def __init__(self, console: Console, *, on_halt: str, output: OutputMode | None = None) -> None:
+        """Shows on `console`, with a board if that is a terminal that can draw one.
+
+        Args:
+            console: where to show.
+            on_halt: what workers do at a halt, `wait` or `raise`.
+            output: what to show of the workers' output. Default: `last` on a board, else `all`.
+        """
         self._console = console
+        # FORCE_COLOR makes rich take a file for a terminal: a log of CI gets colours, but no board.
+        self.has_board = (
+            console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
+        )
+        """Whether there is a board, instead of a line for each step."""
         self._on_halt = on_halt
+        self._output: OutputMode = output or ("last" if self.has_board else "all")
+        self._alarms = Alarms()
+        self._workers: dict[int, WorkerOutput] = {}
+        self._live = Live(console=console, auto_refresh=False)
+        self._title = self._devices = self._logs = ""
+        self._status: LineStatus | None = None
+        self._flags = ""
+        self._pace = Pace()
         self._shown_halt: HaltEvidence | None = None
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._first: tuple[float, int] | None = None
+        self._halted_at = 0.0
         self._shown_step = 0
         self._waiting = (0.0, "", False)
-        self._drawn_at = -math.inf
+        self._over = False
+        self._drawn: tuple[float, int, list[Text]] = (-math.inf, 0, [])
+        """When the board was last drawn, how wide the terminal was, and its lines."""
 
     def __enter__(self) -> Self:
-        """Begins to show the bar."""
-        if self._console.is_terminal:
-            self._live.start()
+        """The screen itself. The board begins once there is something to show."""
         return self
 
     def __exit__(
@@ -62,22 +86,57 @@ class Screen:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Removes the bar."""
-        self._live.stop()
+        """Leaves the board as it was last, without what is true of a moment only."""
+        self._over = True
+        if self._live.is_started:
+            self._draw(self._drawn[0])
+            self._live.stop()
+
+    def entitle(self, title: str) -> None:
+        """Says what runs, in the board's first line."""
+        self._title = title
+
+    def introduce(self, devices: str, banner: str) -> None:
+        """Says what takes part: in the board's first line, or by a `banner` if there is none."""
+        self._devices = devices
+        if not self.has_board:
+            self.say(banner)
+
+    def keep_output_in(self, logs: str) -> None:
+        """Says where the whole output of the workers is."""
+        self._logs = logs if self._output != "all" else ""
 
     def say(self, line: str, *, style: str = "") -> None:
-        """Prints a line above the bar, without markup or wrapping."""
+        """Prints a line above the board, without markup or wrapping."""
+        self._adapt_to_width()
         self._console.print(
             Text(line, style=style), soft_wrap=True, no_wrap=True, crop=False, overflow="ignore"
         )
 
+    def hear(self, slot: int) -> Callable[[str], None]:
+        """What takes each line of the process that begins in a worker's slot."""
+        worker = self._workers.setdefault(
+            slot, WorkerOutput(f"worker {slot}", self._output, self._alarms)
+        )
+        worker.begin()
+
+        def heard(line: str) -> None:
+            self._pass_on(slot, worker.take(line))
+
+        return heard
+
+    def worker_ended(self, slot: int, *, failed: bool) -> None:
+        """Takes note that a worker's process has ended, and shows why if it failed."""
+        if (worker := self._workers.get(slot)) is not None:
+            self._pass_on(slot, worker.end(failed=failed))
+
     def show(self, status: LineStatus, now: float, *, flags: str = "") -> None:
         """Shows a status of the line. `flags` are those of `answer_lines`."""
-        self._show_halt(status.halt, flags)
-        if self._console.is_terminal:
-            due = now - self._drawn_at >= _DRAW_EVERY_S
-            self._live.update(Text(self._bar_line(status, now), no_wrap=True), refresh=due)
-            self._drawn_at = now if due else self._drawn_at
+        self._status, self._flags = status, flags or self._flags
+        self._pace.note(status, now)
+        self._show_halt(status.halt, flags, now)
+        if self.has_board:
+            self.draw(now)
         elif any(
             steps_to_show(step, status.total_steps)
             for step in range(self._shown_step + 1, status.step + 1)
@@ -88,20 +147,69 @@ class Screen:
         # A line that was rolled back has fewer steps than were shown: do not show them again.
         self._shown_step = max(self._shown_step, status.step)
 
-    def _show_halt(self, halt: HaltEvidence | None, flags: str) -> None:
+    def draw(self, now: float) -> None:
+        """Draws the board, unless that was done a moment ago. Call it a few times a second."""
+        if self.has_board and now - self._drawn[0] >= _DRAW_EVERY_S:
+            self._draw(now)
+
+    def _draw(self, now: float) -> None:
+        self._adapt_to_width()
+        size = self._console.size
+        lines = board_lines(self._view(now), size.width, size.height)
+        self._drawn = now, size.width, lines
+        self._live.update(Group(*lines))
+        if not self._live.is_started:
+            self._live.start()
+        self._live.refresh()
+
+    def _adapt_to_width(self) -> None:
+        """Takes away the old board if the terminal is narrower now.
+
+        It has wrapped those lines that are too long for it, so that the board takes more rows than
+        rich knows of, and would leave these behind.
+        """
+        _, before, lines = self._drawn
+        width = self._console.size.width
+        if not self.has_board or not 0 < width < before:
+            return
+        rows = sum(max(cell_len(line.plain) - 1, 0) // width for line in lines)
+        self._drawn = self._drawn[0], width, []
+        if rows:
+            up = (ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, *up * rows))
+
+    def _view(self, now: float) -> RunView:
+        status = self._status
+        workers = [] if self._output != "last" else sorted(self._workers.items())
+        return RunView(
+            title=self._title,
+            devices=self._devices,
+            status=status,
+            eta_s=self._pace.eta_s(status) if status is not None else None,
+            workers=[(worker.name, worker.last) for _, worker in workers],
+            halted_s=max(now - self._halted_at, 0.0),
+            flags=self._flags,
+            waits=self._on_halt == "wait",
+            logs=self._logs,
+            over=self._over,
+        )
+
+    def _pass_on(self, slot: int, lines: list[str]) -> None:
+        for line in lines:
+            self.say(f"[worker {slot}] {colored(line) if self.has_board else line}")
+
+    def _show_halt(self, halt: HaltEvidence | None, flags: str, now: float) -> None:
         """Shows each halt once, and then that it was answered."""
         shown, self._shown_halt = self._shown_halt, halt
         if halt is None:
             if shown is not None:
                 self.say(f"resumed: step {shown.step}", style="bold")
         elif shown is None or shown.id != halt.id:
+            self._halted_at = now
             for line in halt_lines(halt, on_halt=self._on_halt, flags=flags):
                 self.say(line, style="bold red")
-
-    @property
-    def has_bar(self) -> bool:
-        """Whether there is a bar, instead of a line for each step."""
-        return self._console.is_terminal
+            if self.has_board:
+                self._console.bell()
 
     def _say_waiting(self, waiting: str, now: float) -> None:
         """Says what the line waits for, once that has lasted: a healthy line waits for moments."""
@@ -111,21 +219,6 @@ class Screen:
         elif waiting and not said and now - since >= _WAITING_LASTS_S:
             self._waiting = (since, waiting, True)
             self.say(waiting)
-
-    def _bar_line(self, status: LineStatus, now: float) -> str:
-        if status.step == 0:
-            return waiting_line(status) or "starting"
-        if self._first is None:
-            self._first = (now, status.step)
-        since, first_step = self._first
-        eta_s = None
-        if status.total_steps and status.step > first_step:
-            pace_s = (now - since) / (status.step - first_step)
-            eta_s = pace_s * (status.total_steps - status.step)
-        line = step_line(status, eta_s=eta_s, with_bar=True)
-        if waiting := waiting_line(status):
-            line += f"  {waiting}"
-        return line
 
 
 def steps_to_show(step: int, total_steps: int | None) -> bool:

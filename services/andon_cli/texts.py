@@ -21,25 +21,33 @@ __all__ = [
     "halt_lines",
     "halted_line",
     "hardware_line",
+    "measured_parts",
     "schedule_line",
     "short_time",
     "sparkline",
     "step_line",
+    "step_text",
     "waiting_line",
 ]
 
-_BAR_CELLS = 20
 
-
-def step_line(status: LineStatus, *, eta_s: float | None = None, with_bar: bool = False) -> str:
+def step_line(status: LineStatus) -> str:
     """One line for a committed step, such as
     `step  118/1000  loss 2.413  accuracy 81.2 %  1 204 samples/s  exchange 6 ms (81 % hidden)`.
-
-    With the bar, and if the run's length is known, `[#####---------------]  eta 1m12` follows.
     """
+    return "  ".join([step_text(status), *measured_parts(status)])
+
+
+def step_text(status: LineStatus) -> str:
+    """The step, and of how many: `step  118/1000`."""
     total = status.total_steps
     width = len(str(total)) if total else 1
-    parts = [f"step {status.step:{width}d}" + (f"/{total}" if total else "")]
+    return f"step {status.step:{width}d}" + (f"/{total}" if total else "")
+
+
+def measured_parts(status: LineStatus) -> list[str]:
+    """What was measured of the last step, as far as it was."""
+    parts = []
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
     if status.accuracy is not None:
@@ -49,11 +57,7 @@ def step_line(status: LineStatus, *, eta_s: float | None = None, with_bar: bool 
     if status.exchange_s > 0:
         hidden = f"{status.hidden_ratio * 100:.0f} % hidden"
         parts.append(f"exchange {_milliseconds(status.exchange_s)} ({hidden})")
-    if with_bar and total:
-        parts.append(bar(status.step / total))
-    if with_bar and eta_s is not None:
-        parts.append(f"eta {duration(eta_s)}")
-    return "  ".join(parts)
+    return parts
 
 
 def accuracy_text(accuracy: float) -> str:
@@ -61,10 +65,10 @@ def accuracy_text(accuracy: float) -> str:
     return f"accuracy {accuracy * 100:.1f} %"
 
 
-def bar(ratio: float) -> str:
-    """A bar of 20 cells, such as `[#####---------------]`."""
-    filled = min(max(int(ratio * _BAR_CELLS), 0), _BAR_CELLS)
-    return f"[{'#' * filled}{'-' * (_BAR_CELLS - filled)}]"
+def bar(ratio: float, cells: int = 20) -> str:
+    """A bar of so many cells between brackets, such as `[#####---------------]`."""
+    filled = min(max(int(ratio * cells), 0), cells)
+    return f"[{'#' * filled}{'-' * (cells - filled)}]"
 
 
 def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) -> str:

@@ -38,10 +38,9 @@ STATUS = LineStatus(
 )
 
 
-def test_a_step_with_a_bar_shows_pace_and_what_is_left() -> None:
-    assert step_line(STATUS, eta_s=72.2, with_bar=True) == (
-        "step  118/1000  loss 2.413  1 204 samples/s  exchange 12 ms (81 % hidden)  "
-        "[##------------------]  eta 1m12s"
+def test_a_step_is_shown_with_its_loss_and_pace() -> None:
+    assert step_line(STATUS) == (
+        "step  118/1000  loss 2.413  1 204 samples/s  exchange 12 ms (81 % hidden)"
     )
 
 
@@ -51,10 +50,10 @@ def test_how_many_samples_were_right_stands_beside_the_loss() -> None:
     assert step_line(status) == "step 3  loss 0.500  accuracy 81.2 %"
 
 
-def test_a_step_of_a_run_without_end_has_no_bar() -> None:
+def test_a_step_of_a_run_without_end_is_of_no_total() -> None:
     status = LineStatus(run_id="7f3a", state="RUNNING", step=3, loss=0.5)
 
-    assert step_line(status, eta_s=None, with_bar=True) == "step 3  loss 0.500"
+    assert step_line(status) == "step 3  loss 0.500"
 
 
 @pytest.mark.parametrize(
