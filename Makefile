@@ -29,7 +29,7 @@ CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-core check docs settings bench gpu proto vectors clients clean soak rehearse fuzz
+.PHONY: help install demo test test-core check docs settings dashboards bench gpu proto vectors clients clean soak rehearse fuzz
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -107,9 +107,10 @@ check-layers: $(INSTALLED)  ## import-linter: which packages may import which
 	$(BIN)/lint-imports
 
 # A test checks the vectors, too, because it needs no network.
-check-generated: $(INSTALLED) $(PROTO_INSTALLED)  ## the protobuf code, its reference and the vectors are up to date
+check-generated: $(INSTALLED) $(PROTO_INSTALLED)  ## the protobuf code, its reference, the vectors and the dashboards are up to date
 	PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python proto/generate.py --check
 	PYTHONPATH=proto:tests $(BIN)/python -m vectors --check
+	PYTHONPATH=docker/grafana $(BIN)/python -m andon_grafana --check
 
 # Compares with the protocol at the tag proto-v1: within a version, nothing that exists may change.
 # `buf build --exclude-source-info -o FILE` wrote the binary at that tag.
@@ -141,6 +142,9 @@ check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation ex
 
 settings: $(INSTALLED)  ## regenerates the reference of all settings from the schemas of the commands
 	$(BIN)/python -m andon_cli.help docs/settings.md trainer/andon_trainer/config.py
+
+dashboards: $(INSTALLED)  ## regenerates Grafana's dashboards from docker/grafana/andon_grafana
+	PYTHONPATH=docker/grafana $(BIN)/python -m andon_grafana
 
 docs: $(INSTALLED)  ## the documentation as a site, in site/; needs no network and no server
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -21,6 +21,7 @@ _PACKAGES = {
     "andon_coordinator",
     "andon_reducer",
     "andon_trainer",
+    "andon_grafana",
 }
 _PATH = re.compile(r"(?:proto|services|trainer|tests|examples|benchmarks|docs)/[\w./*-]+")
 _METRIC = re.compile(r"\bandon_[a-z_]*[a-z]\b")

@@ -1,0 +1,175 @@
+"""Why did it stop?"""
+
+from __future__ import annotations
+
+from andon_grafana.panels import BLUE, GREEN, ORANGE, RED, Amounts, Lanes, Number, Query, Row
+from andon_grafana.promql import grown, latest
+
+__all__ = ["OWN", "PERSON", "ROW"]
+
+OWN, PERSON = 'reason!="operator"', 'reason="operator"'
+"""The line stopped itself; somebody stopped it with `andon halt`."""
+
+_FIRING = 'alertstate="firing"'
+
+_PRESENT = (
+    Number(
+        title="Halted now, because of",
+        tells="The reason of the present halt. Red: the line stopped itself. Blue: somebody ran "
+        "`andon halt`. `andon status` shows where the value was, and the answers: `andon resume`, "
+        "`andon resume --skip`, `andon resume --drop WORKER`.",
+        see="docs/guide/halts.md#answer-it",
+        queries=(
+            Query(
+                expr=f"{latest('andon_halted', 'reason', where=(OWN,))} == 1",
+                legend="{{reason}}",
+                color=RED,
+            ),
+            Query(
+                expr=f"{latest('andon_halted', where=(PERSON,))} == 1",
+                legend="operator",
+                color=BLUE,
+            ),
+        ),
+        width=6,
+        names=True,
+        empty="not halted",
+        may_be_empty="the line is not halted",
+    ),
+    Number(
+        title="Alerts that fire",
+        tells="Of this run, by name. Each has a page that says what to do. They need the rules of "
+        "docker/prometheus/alerts.yml.",
+        see="docs/runbooks/README.md",
+        queries=(
+            Query(
+                expr=latest("ALERTS", "alertname", where=(_FIRING,)),
+                legend="{{alertname}}",
+                color=RED,
+            ),
+        ),
+        width=6,
+        names=True,
+        empty="none",
+        may_be_empty="no alert fires",
+    ),
+    Amounts(
+        title="Halts since the run began",
+        tells="How often the line stopped itself, by reason (red), and how often somebody stopped "
+        "it (blue). The journal keeps these counts over restarts of the service. The page has "
+        "every reason, and what to look for.",
+        see="docs/guide/halts.md#what-else-stops-the-line",
+        queries=(
+            Query(
+                expr=f"{latest('andon_jidoka_halts_total', 'reason', where=(OWN,))} > 0",
+                legend="{{reason}}",
+                color=RED,
+            ),
+            Query(
+                expr=f"{latest('andon_jidoka_halts_total', where=(PERSON,))} > 0",
+                legend="operator",
+                color=BLUE,
+            ),
+        ),
+        width=6,
+        empty="none",
+        may_be_empty="the line never halted",
+    ),
+    Amounts(
+        title="Answers since the run began",
+        tells="What people answered: retry tries the step again, skip leaves its samples out, drop "
+        "goes on without a worker.",
+        see="docs/guide/halts.md#answer-it",
+        queries=(
+            Query(
+                expr=f"{latest('andon_halt_answers_total', 'answer')} > 0",
+                legend="{{answer}}",
+                color=GREEN,
+            ),
+        ),
+        width=6,
+        empty="none",
+        may_be_empty="nobody answered a halt",
+    ),
+)
+
+_TIMES = (
+    Lanes(
+        title="When it was halted",
+        tells="The time that the line was halted, by reason. The same times are marked in every "
+        "curve of this dashboard: red, the line's own; blue, a person's.",
+        see="docs/guide/halts.md",
+        queries=(
+            Query(
+                expr=f"{latest('andon_halted', 'reason', where=(OWN,))} == 1",
+                legend="{{reason}}",
+            ),
+            Query(expr=f"2 * ({latest('andon_halted', where=(PERSON,))} == 1)", legend="operator"),
+        ),
+        width=24,
+        empty="not halted",
+        states={1: ("HALTED", RED), 2: ("HALTED", BLUE)},
+        may_be_empty="the line is not halted",
+    ),
+)
+
+_EVENTS = (
+    Amounts(
+        title="Workers that went, in the time shown",
+        tells="By reason. `lost` was not expected: look at that worker's host and log. A worker "
+        "that was `dropped` was left out by the answer to a halt.",
+        see="docs/fault-tolerance.md#what-happens-at-each-fault",
+        queries=(
+            Query(
+                expr=f"{grown('andon_departures_total', 'reason')} > 0",
+                legend="{{reason}}",
+                color=ORANGE,
+            ),
+        ),
+        width=6,
+        empty="none",
+        may_be_empty="no worker went",
+    ),
+    Amounts(
+        title="Workers that came, in the time shown",
+        tells="By how far they were. A worker whose stream broke joins again: many of those mean "
+        "a bad network or an overloaded host.",
+        see="docs/fault-tolerance.md#what-a-loss-costs",
+        queries=(Query(expr=f"{grown('andon_joins_total', 'status')} > 0", legend="{{status}}"),),
+        width=6,
+        empty="none",
+        may_be_empty="no worker came",
+    ),
+    Amounts(
+        title="Faults that workers reported, in the time shown",
+        tells="By kind. A fault voids the round, and the step is tried again; several workers may "
+        "report the same one. The service's log names the worker.",
+        see="docs/fault-tolerance.md#what-happens-at-each-fault",
+        queries=(
+            Query(
+                expr=f"{grown('andon_faults_total', 'kind')} > 0", legend="{{kind}}", color=ORANGE
+            ),
+        ),
+        width=6,
+        empty="none",
+        may_be_empty="no worker reported a fault",
+    ),
+    Amounts(
+        title="Calls that were refused, in the time shown",
+        tells="Calls that a service ended with an error, by its reason. Each reason has a page "
+        "that says whose mistake it is and what to do.",
+        see="docs/errors/README.md",
+        queries=(
+            Query(
+                expr=f"{grown('andon_refusals_total', 'service', 'reason')} > 0",
+                legend="{{service}}: {{reason}}",
+                color=ORANGE,
+            ),
+        ),
+        width=6,
+        empty="none",
+        may_be_empty="no call was refused",
+    ),
+)
+
+ROW = Row(title="Why did it stop?", panels=((6, _PRESENT), (4, _TIMES), (6, _EVENTS)))

@@ -1,0 +1,197 @@
+"""Who holds it up?"""
+
+from __future__ import annotations
+
+from andon_grafana.panels import ORANGE, Amounts, Curve, Number, Query, Row
+from andon_grafana.promql import grown, latest, quantile, rate
+
+__all__ = ["ROW"]
+
+_WAITS = latest("andon_worker_wait_ratio", "worker")
+_WORKER = "worker {{worker}}"
+
+_CULPRIT = (
+    Number(
+        title="Holds the line up",
+        tells="The worker that waits least, while somebody waits for more than a tenth of a step. "
+        "Look at *Where each worker's time goes*: is it its data, its device or its network? "
+        "`--shares balanced` or `--schedule cadence` suit machines of uneven speed.",
+        see="docs/runbooks/StragglerPersistent.md",
+        queries=(
+            Query(
+                expr=f"bottomk(1, {_WAITS}) and on () (max({_WAITS}) > 0.1)",
+                legend=_WORKER,
+                color=ORANGE,
+            ),
+        ),
+        width=4,
+        names=True,
+        empty="nobody",
+        may_be_empty="nobody waits",
+    ),
+    Curve(
+        title="Part of the time that each worker waits for averages",
+        tells="In committed steps, as the workers report. The worker that waits least holds the "
+        "others up.",
+        see="docs/performance.md#first-see-where-the-time-goes",
+        queries=(Query(expr=rate("andon_worker_wait_seconds_sum", "worker"), legend=_WORKER),),
+        width=10,
+        unit="percentunit",
+    ),
+    Curve(
+        title="Age of each worker's last heartbeat",
+        tells="A live worker is heard every few seconds at most. If the age grows, its host, its "
+        "network or its process is stuck; after its lease the line goes on without it.",
+        see="docs/runbooks/WorkerSilent.md",
+        queries=(Query(expr=latest("andon_heartbeat_age_seconds", "worker"), legend=_WORKER),),
+        width=10,
+        unit="s",
+    ),
+)
+
+_TIME = (
+    Curve(
+        title="Where each worker's time goes, as part of the time",
+        tells="Computing; waiting for the loader (data); waiting for averages that backward did "
+        "not hide; waiting for the commit. Much data: more loading processes. Much averages: a "
+        "slow worker or a thin network. Choose one worker above to read it.",
+        see="docs/performance.md#what-to-set",
+        queries=(
+            Query(expr=rate("andon_compute_seconds_sum", "worker"), legend=f"{_WORKER}: computing"),
+            Query(expr=rate("andon_data_wait_seconds_sum", "worker"), legend=f"{_WORKER}: data"),
+            Query(
+                expr=rate("andon_exchange_wait_seconds_sum", "worker"),
+                legend=f"{_WORKER}: averages",
+            ),
+            Query(
+                expr=rate("andon_commit_wait_seconds_sum", "worker"), legend=f"{_WORKER}: commit"
+            ),
+        ),
+        width=12,
+        unit="percentunit",
+    ),
+    Curve(
+        title="Samples of each worker a second",
+        tells="How fast a worker computes, and how many samples it gave to committed steps. "
+        "Computing much faster than it commits: it waits for somebody.",
+        see="docs/guide/uneven-machines.md#divide-the-batch-by-speed",
+        queries=(
+            Query(
+                expr=latest("andon_worker_samples_per_second", "worker"),
+                legend=f"{_WORKER}: computes",
+            ),
+            Query(expr=rate("andon_samples_total", "worker"), legend=f"{_WORKER}: commits"),
+        ),
+        width=12,
+        unit="suffix: samples/s",
+    ),
+)
+
+_WORK = (
+    Curve(
+        title="Share of each worker",
+        tells="Its part of the last step's positions. With `--shares equal` all are the same; with "
+        "`balanced` they follow the measured speed.",
+        see="docs/guide/uneven-machines.md#divide-the-batch-by-speed",
+        queries=(Query(expr=latest("andon_worker_share_ratio", "worker"), legend=_WORKER),),
+        unit="percentunit",
+        stacked=True,
+        limits=(0, 1),
+    ),
+    Curve(
+        title="Step time of each worker, 95th percentile",
+        tells="From a step's assignment to its commit, on the worker. Who is above the others is "
+        "slow, or far away.",
+        see="docs/performance.md#first-see-where-the-time-goes",
+        queries=(
+            Query(expr=quantile(0.95, "andon_worker_step_seconds", "worker"), legend=_WORKER),
+        ),
+        unit="s",
+    ),
+    Curve(
+        title="Steps that each worker is behind",
+        tells="The line's step less the worker's. One is normal for a moment; if it grows, the "
+        "worker gets no commits: look at its log.",
+        see="docs/concepts/steps.md",
+        queries=(
+            Query(
+                expr=f"scalar({latest('andon_step')}) - {latest('andon_worker_step', 'worker')}",
+                legend=_WORKER,
+            ),
+        ),
+    ),
+)
+
+_CADENCE = (
+    Curve(
+        title="Micro-batches of each worker",
+        tells="How many micro-batches a worker was told to make of its share; 0: it was left to "
+        "it. With a cadence, fast workers have more.",
+        see="docs/guide/uneven-machines.md#let-fast-workers-compute-more-cadence",
+        queries=(Query(expr=latest("andon_worker_micro_batches", "worker"), legend=_WORKER),),
+        width=6,
+    ),
+    Curve(
+        title="Local steps of each worker a second",
+        tells="Optimizer steps that a worker makes alone between two exchanges, with "
+        "`--schedule local`.",
+        see="docs/guide/local-steps.md",
+        queries=(Query(expr=rate("andon_local_steps_total", "worker"), legend=_WORKER),),
+        width=6,
+        unit="suffix: steps/s",
+        may_be_empty="the schedule has no local steps",
+    ),
+    Curve(
+        title="Samples of a round",
+        tells="Positions of the last round: the global batch, or a longer window. `ahead` is what "
+        "the workers compute while the exchange travels.",
+        see="docs/guide/uneven-machines.md#what-a-cadence-does-to-training",
+        queries=(
+            Query(expr=latest("andon_window_samples"), legend="in the round"),
+            Query(expr=latest("andon_window_ahead_samples"), legend="ahead"),
+        ),
+        width=6,
+    ),
+    Curve(
+        title="Factor of the learning rate",
+        tells="1, unless the line scales the learning rate with the size of a round "
+        "(`--lr-scaling`).",
+        see="docs/guide/uneven-machines.md#what-a-cadence-does-to-training",
+        queries=(Query(expr=latest("andon_learning_rate_scale"), legend="factor"),),
+        width=6,
+    ),
+)
+
+_AGAIN = (
+    Amounts(
+        title="Rounds that were void, in the time shown",
+        tells="By worker: rounds that it began and that were tried again. Many for one worker: "
+        "its stream breaks.",
+        see="docs/fault-tolerance.md#what-a-loss-costs",
+        queries=(
+            Query(
+                expr=f"{grown('andon_worker_rounds_voided_total', 'worker')} > 0", legend=_WORKER
+            ),
+        ),
+        width=12,
+        empty="none",
+        may_be_empty="no round was void",
+    ),
+    Amounts(
+        title="Times that a worker joined again, in the time shown",
+        tells="Its stream to the coordinator broke, or the service was restarted. Often, for one "
+        "worker: its network.",
+        see="docs/fault-tolerance.md#what-happens-at-each-fault",
+        queries=(
+            Query(expr=f"{grown('andon_worker_rejoins_total', 'worker')} > 0", legend=_WORKER),
+        ),
+        width=12,
+        empty="none",
+        may_be_empty="no worker joined again",
+    ),
+)
+
+ROW = Row(
+    title="Who holds it up?",
+    panels=((7, _CULPRIT), (8, _TIME), (7, _WORK), (7, _CADENCE), (5, _AGAIN)),
+)

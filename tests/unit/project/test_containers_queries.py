@@ -1,0 +1,311 @@
+"""The dashboard's queries: PromQL, of metrics that exist, named and measured as what they are.
+
+The tables of docs/metrics.md are what the registries hold: test_telemetry_table.py sees to that.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import promql_parser
+import pytest
+import yaml
+
+from andon_coordinator.core.effects import LineState
+from andon_grafana.costs import PATHS
+from andon_grafana.line import ANNOTATIONS, ROWS, UNSHOWN
+from andon_grafana.panels import Curve, Lanes, Panel, Query
+from andon_grafana.queries import panel_queries
+from andon_grafana.running import STATES
+from andon_trainer.telemetry import PATHS as EXCHANGE_PATHS
+from unit.project.documents import ROOT, Document
+
+DISCOVERED = {"run", "worker", "reducer"}
+"""Labels that the service's discovery gives to whom it names."""
+OF_PROMETHEUS = {
+    "ALERTS": {"alertname", "alertstate"},
+    "scrape_duration_seconds": set(),
+    "scrape_samples_scraped": set(),
+    "up": set(),
+}
+"""Series that Prometheus makes of its own."""
+COMING = {
+    "andon_checkpoint_interval_steps",
+    "andon_checkpoint_timestamp_seconds",
+    "andon_departures_total",
+    "andon_exchange_path",
+    "andon_faults_total",
+    "andon_gpu_memory_bytes",
+    "andon_gpu_utilization_ratio",
+    "andon_halt_answers_total",
+    "andon_halted",
+    "andon_joins_total",
+    "andon_journal_write_seconds_bucket",
+    "andon_learning_rate_scale",
+    "andon_local_steps",
+    "andon_local_steps_total",
+    "andon_logged_value",
+    "andon_reducer_averaging_seconds_total",
+    "andon_reducers_expected",
+    "andon_run_info",
+    "andon_shared_memory_fallbacks_total",
+    "andon_state_transfer_bytes_total",
+    "andon_steps_planned",
+    "andon_window_ahead_samples",
+    "andon_window_samples",
+    "andon_worker_rejoins_total",
+    "andon_worker_rounds_voided_total",
+    "andon_worker_samples_per_second",
+    "andon_worker_wait_ratio",
+    "andon_workers_expected",
+    "process_cpu_seconds_total",
+    "process_resident_memory_bytes",
+}
+"""What the processes will have with this release, and do not yet."""
+ENDINGS = {
+    "counter": ("",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_sum", "_count"),
+    "info": ("",),
+    "summary": ("_sum", "_count"),
+}
+_ROW = re.compile(r"^\| `((?:andon|process)_\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
+
+PANELS = [panel for row in ROWS for _, panels in row.panels for panel in panels]
+every_panel = pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel.title))
+
+
+@dataclass(frozen=True)
+class Documented:
+    """A metric as docs/metrics.md has it."""
+
+    series: tuple[str, ...]
+    labels: set[str]
+
+
+def documented() -> dict[str, Documented]:
+    text = (ROOT / "docs/metrics.md").read_text("utf-8")
+    found = {}
+    for name, kind, labels in _ROW.findall(text):
+        series = tuple(name + ending for ending in ENDINGS[kind])
+        found[name] = Documented(series, set(re.findall(r"`(\w+)`", labels)))
+    return found
+
+
+def known() -> dict[str, set[str]]:
+    """Every series that a Prometheus with this project's configuration has, and its labels."""
+    series = dict(OF_PROMETHEUS)
+    for metric in documented().values():
+        for name in metric.series:
+            series.setdefault(name, set()).update(metric.labels)
+            if name.endswith("_bucket"):
+                series[name] = metric.labels | {"le"}
+    rules = yaml.safe_load((ROOT / "docker/prometheus/alerts.yml").read_text("utf-8"))
+    for group in rules["groups"]:
+        series |= {rule["record"]: set() for rule in group["rules"] if "record" in rule}
+    return series
+
+
+def filled(expr: str) -> str:
+    return expr.replace("$__rate_interval", "20s").replace("$__range", "15m")
+
+
+def selectors(expression: str) -> list[promql_parser.VectorSelector]:
+    found: list[promql_parser.VectorSelector] = []
+
+    def visit(node: promql_parser.Expr) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            found.append(node)
+        elif isinstance(node, promql_parser.MatrixSelector):
+            found.append(node.vector_selector)
+
+    promql_parser.walk(promql_parser.parse(expression), visit)
+    return found
+
+
+def labels_of(node: promql_parser.Expr) -> set[str] | None:
+    """The labels that an expression's series have; None: whatever Prometheus gives them."""
+    match node:
+        case promql_parser.AggregateExpr():
+            if str(node.op) in ("topk", "bottomk"):
+                return labels_of(node.expr)
+            return set(node.modifier.labels) if node.modifier is not None else set()
+        case promql_parser.ParenExpr():
+            return labels_of(node.expr)
+        case promql_parser.NumberLiteral():
+            return set()
+        case promql_parser.BinaryExpr():
+            return _labels_of_two(node)
+        case promql_parser.Call():
+            if node.func.name in ("scalar", "time", "vector"):
+                return set()
+            if node.func.name == "histogram_quantile":
+                buckets = labels_of(node.args[1])
+                return None if buckets is None else buckets - {"le"}
+            return labels_of(node.args[0])
+    return None
+
+
+def _labels_of_two(node: promql_parser.BinaryExpr) -> set[str] | None:
+    left, right = labels_of(node.lhs), labels_of(node.rhs)
+    if left is None or right is None:
+        return None
+    return left if str(node.op) in ("and", "unless") else left | right
+
+
+def in_legend(pattern: str) -> set[str]:
+    return set(re.findall(r"{{(\w+)}}", pattern))
+
+
+# What is asked
+
+
+@every_panel
+def test_a_panel_asks_for_series_of_one_run_that_exist_with_labels_that_they_have(
+    panel: Panel,
+) -> None:
+    series = known()
+
+    for query in panel.queries:
+        asked = selectors(filled(query.expr))
+        assert asked, query.expr
+        for selector in asked:
+            matchers = {each.name: each.value for each in selector.matchers.matchers}
+            if selector.name in COMING - series.keys():
+                continue
+            assert selector.name in series, f"{panel.title} asks for {selector.name}"
+            assert matchers.keys() <= DISCOVERED | series[selector.name], query.expr
+            assert matchers["run"] == "$run", f"{panel.title} is not of one run"
+
+
+def test_the_annotations_ask_for_series_that_exist() -> None:
+    series = known()
+
+    for mark in ANNOTATIONS:
+        for selector in selectors(filled(mark.expr)):
+            matchers = {each.name for each in selector.matchers.matchers}
+            if selector.name in COMING - series.keys():
+                continue
+            assert selector.name in series
+            assert matchers <= DISCOVERED | series[selector.name], mark.expr
+
+
+def test_every_documented_metric_is_in_a_panel_or_has_a_reason_not_to_be() -> None:
+    asked = {
+        selector.name
+        for panel in PANELS
+        for query in panel.queries
+        for selector in selectors(filled(query.expr))
+    }
+
+    for name, metric in documented().items():
+        shown = bool(asked & set(metric.series))
+        assert shown != (name in UNSHOWN), f"{name}: a panel, or a line in UNSHOWN, and not both"
+
+
+def test_every_state_of_the_line_has_a_colour_of_its_number_and_halted_alone_is_red() -> None:
+    assert STATES.keys() == {state.name.lower() for state in LineState}
+    assert len({number for number, _, _ in STATES.values()}) == len(STATES)
+    assert [name for name, (_, _, color) in STATES.items() if color == "red"] == ["halted"]
+
+
+def test_every_path_of_an_exchange_has_a_number() -> None:
+    assert PATHS.keys() == set(EXCHANGE_PATHS)
+
+
+# How it is named and measured
+
+
+@every_panel
+def test_a_series_is_aggregated_by_what_its_legend_shows(panel: Panel) -> None:
+    for query in panel.queries:
+        labels = labels_of(promql_parser.parse(filled(query.expr)))
+
+        assert labels == in_legend(query.legend), query.expr
+
+
+@every_panel
+def test_no_two_queries_of_a_panel_have_one_legend(panel: Panel) -> None:
+    legends = [query.legend for query in panel.queries]
+
+    assert len(set(legends)) == len(legends)
+    assert all(legends) or len(legends) == 1
+
+
+def _unit(panel: Panel, query: Query) -> str:
+    unit: str = query.unit or panel.unit
+    return unit
+
+
+@every_panel
+def test_a_rate_is_called_a_rate(panel: Panel) -> None:
+    for query in panel.queries:
+        # The buckets of a quantile are rates, too, and the quantile is not.
+        if not re.match(r"(sum|max)[^(]*\((rate|label_replace\(.*rate)\(", query.expr):
+            continue
+        if "_seconds_sum" in query.expr:
+            assert "art of the time" in panel.title, panel.title
+            assert _unit(panel, query) == "percentunit"
+        elif "_seconds_total" in query.expr:
+            assert _unit(panel, query) in ("suffix: cores", "suffix: threads")
+        else:
+            assert "a second" in panel.title, panel.title
+            assert _unit(panel, query) == "Bps" or _unit(panel, query).endswith("/s")
+
+
+@every_panel
+def test_what_grew_is_called_in_the_time_shown(panel: Panel) -> None:
+    grew = any("$__range" in query.expr for query in panel.queries)
+
+    assert grew == panel.title.endswith(", in the time shown")
+
+
+@every_panel
+def test_the_unit_is_that_of_the_metric(panel: Panel) -> None:
+    for query in panel.queries:
+        names = {each.name or "" for each in selectors(filled(query.expr))}
+        unit = _unit(panel, query)
+        if all(name.endswith("_ratio") for name in names) and "bottomk" not in query.expr:
+            assert unit == "percentunit"
+        if all(name.endswith("_bytes") for name in names):
+            assert unit == "bytes"
+        if all(name.endswith("_bytes_total") for name in names):
+            assert unit == "Bps"
+        if "histogram_quantile" in query.expr or "timestamp_seconds" in query.expr:
+            assert unit == "s"
+
+
+# What it says
+
+
+@every_panel
+def test_a_panel_says_in_sentences_what_it_shows_and_where_more_is_said(panel: Panel) -> None:
+    page, _, anchor = panel.see.partition("#")
+
+    assert panel.tells.endswith("."), panel.title
+    assert len(panel.tells) > 40, panel.title
+    assert (ROOT / page).is_file(), panel.see
+    assert not anchor or anchor in Document(ROOT / page).anchors(), panel.see
+
+
+# For those who ask a real Prometheus
+
+
+def test_the_list_of_queries_has_every_panel_with_all_variables_filled_in() -> None:
+    queries = panel_queries("7f3a", worker="0|1", window="20s", span="10m")
+
+    assert {each.panel for each in queries} == {panel.title for panel in PANELS} | {
+        mark.name for mark in ANNOTATIONS
+    }
+    # $1 is what a regular expression of label_replace found.
+    assert all("$" not in each.expr.replace(" $1", "") for each in queries)
+    assert any('{run="7f3a", worker=~"0|1"}' in each.expr for each in queries)
+
+
+def test_what_is_drawn_over_time_is_asked_over_time() -> None:
+    over_time = {panel.title for panel in PANELS if isinstance(panel, Curve | Lanes)}
+    over_time |= {mark.name for mark in ANNOTATIONS}
+
+    for each in panel_queries("7f3a"):
+        assert each.instant != (each.panel in over_time)
