@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
+import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +25,8 @@ from typing import Any
 
 LARGEST_BYTES = 4 << 20
 """A notification is some kilobytes; more than this is none."""
+AGAIN_S = 1800.0
+"""An alert that was told is not told again for so long; Alertmanager reminds less often."""
 _TIMEOUT_S = 10.0
 
 
@@ -30,6 +35,8 @@ class Alert:
     """One alert of a notification. The texts are empty where it has none."""
 
     firing: bool
+    key: tuple[str, ...]
+    """The same for as long as it is the same alert, and fires or is resolved for the same time."""
     name: str
     severity: str
     summary: str
@@ -53,6 +60,7 @@ class Alert:
         labels, annotations = alert["labels"], alert.get("annotations", {})
         return cls(
             firing=alert["status"] == "firing",
+            key=tuple(str(alert.get(name)) for name in ("status", "fingerprint", "startsAt")),
             name=_line(labels["alertname"]),
             severity=_line(labels.get("severity", "")),
             summary=_line(annotations.get("summary", "")),
@@ -66,6 +74,24 @@ class Alert:
             return f"RESOLVED {self.name}: {self.summary}"
         texts = (f"{self.summary}." if self.summary else "", self.description, self.runbook)
         return " ".join(["FIRING", self.severity, f"{self.name}:", *filter(None, texts)])
+
+
+class Memory:
+    """What was told lately: a group is sent as a whole whenever one of its alerts changes."""
+
+    def __init__(self) -> None:
+        """Nothing was told yet."""
+        self._told_at: dict[tuple[str, ...], float] = {}
+
+    def news(self, alerts: Sequence[Alert], now: float) -> list[Alert]:
+        """Those that were not told within `AGAIN_S`."""
+        told = self._told_at.items()
+        self._told_at = {key: at for key, at in list(told) if now - at < AGAIN_S}
+        return [alert for alert in alerts if alert.key not in self._told_at]
+
+    def told(self, alert: Alert, now: float) -> None:
+        """An alert was told."""
+        self._told_at[alert.key] = now
 
 
 def pass_on(alert: Alert, topic: str) -> None:
@@ -91,20 +117,23 @@ class Receiver(ThreadingHTTPServer):
         """Listens; port 0 is any free one. `topic` is an ntfy topic's address, or empty."""
         super().__init__((host, port), _Request)
         self.topic = topic
+        self._memory = Memory()
+        self._lock = threading.Lock()
 
     def take(self, body: bytes) -> None:
-        """Prints the alerts of a notification, then passes them on.
+        """Prints what is new in a notification, and passes it on.
 
         Raises:
             ValueError: the body is not what Alertmanager sends.
             OSError: the topic could not be reached; Alertmanager will try again.
         """
         alerts = Alert.all_of(body)
-        for alert in alerts:
-            print(f"{datetime.now():%H:%M:%S} {alert}", flush=True)
-        for alert in alerts:
-            if self.topic:
-                pass_on(alert, self.topic)
+        with self._lock:  # Each notification has a thread.
+            for alert in self._memory.news(alerts, time.monotonic()):
+                if self.topic:
+                    pass_on(alert, self.topic)
+                print(f"{datetime.now():%H:%M:%S} {alert}", flush=True)
+                self._memory.told(alert, time.monotonic())
 
 
 class _Request(BaseHTTPRequestHandler):

@@ -25,9 +25,12 @@ def receiver() -> ModuleType:
     return module
 
 
-def notification(status: str = "firing", **annotations: str) -> dict[str, Any]:
+def notification(
+    status: str = "firing", *, since: str = "14:03", **annotations: str
+) -> dict[str, Any]:
     labels = {"alertname": "LineHalted", "severity": "critical", "run": "7f3a"}
-    return {"alerts": [{"status": status, "labels": labels, "annotations": annotations}]}
+    alert = {"status": status, "labels": labels, "annotations": annotations}
+    return {"alerts": [{**alert, "fingerprint": "c0de", "startsAt": since}]}
 
 
 def lines(receiver: ModuleType, said: object) -> list[str]:
@@ -60,3 +63,24 @@ def test_nothing_in_an_alert_breaks_the_line_or_colours_the_terminal(receiver: M
 def test_what_alertmanager_does_not_send_is_refused(receiver: ModuleType, body: bytes) -> None:
     with pytest.raises(ValueError, match=r"notification|Expecting"):
         receiver.Alert.all_of(body)
+
+
+def alert(receiver: ModuleType, *status: str, since: str = "14:03") -> Any:
+    (alert,) = receiver.Alert.all_of(json.dumps(notification(*status, since=since)).encode())
+    return alert
+
+
+def test_an_alert_that_was_told_is_told_again_only_as_a_reminder(receiver: ModuleType) -> None:
+    memory, firing = receiver.Memory(), alert(receiver)
+    memory.told(firing, 100.0)
+
+    assert memory.news([firing], 160.0) == []
+    assert memory.news([firing], 100.0 + receiver.AGAIN_S) == [firing]
+
+
+def test_an_alert_that_is_resolved_or_fires_anew_is_news(receiver: ModuleType) -> None:
+    memory = receiver.Memory()
+    memory.told(alert(receiver), 100.0)
+    changed = [alert(receiver, "resolved"), alert(receiver, since="15:20")]
+
+    assert memory.news(changed, 101.0) == changed
