@@ -23,6 +23,7 @@ class Service:
     """The line's address, as host:port."""
     run_id: str
     pid: int
+    metrics_url: str = ""
 
 
 @contextmanager
@@ -56,7 +57,9 @@ def serving(
             if not line:
                 raise RuntimeError(f"the service did not start: {errors.read_text()}")
             announced = json.loads(line)
-            yield Service(announced["address"], announced["run_id"], process.pid)
+            yield Service(
+                announced["address"], announced["run_id"], process.pid, announced["metrics_url"]
+            )
         finally:
             process.terminate()
             process.wait(_PATIENCE_S)
