@@ -184,7 +184,9 @@ def _coordinator(
 def _greeting(config: ServeConfig, address: ServiceAddress) -> str:
     count, reducers = config.workers, config.line.reducers
     more = "" if reducers == 1 and config.role == "all" else f" and {reducers} reducers"
-    board = f"board {address.board_url}  " if address.board_url else ""
+    board = (
+        f"board {address.board_url}  " if address.board_url else "no board without --token-file  "
+    )
     return (
         f"run {address.run_id}  coordinator {address.address}  {board}"
         f"metrics {address.metrics_url}  "

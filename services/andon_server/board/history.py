@@ -30,6 +30,9 @@ MAX_POINTS = 5000
 _MAX_RUNS = 500
 """The newest so many journals are listed."""
 
+_DAMAGE = (ValueError, KeyError, TypeError, OverflowError)
+"""What reading raises if a journal's rows are not those that a coordinator writes."""
+
 _Look = tuple[tuple[int, int] | None, ...]
 
 
@@ -118,7 +121,13 @@ class RunHistory:
         known = self._known.get(folder)
         if known is not None and known[0] == look:
             return known[1]
-        run = read_run(folder)
+        try:
+            run = read_run(folder)
+        except _DAMAGE as error:
+            # One journal that somebody tampered with must not hide the others.
+            run = PastRun(
+                run_id=folder.name, folder=folder, state="unreadable", problem=_damaged(error)
+            )
         self._known[folder] = look, run
         return run
 
@@ -160,6 +169,12 @@ def _journal(folder: Path) -> Iterator[JournalReader]:
             yield reader
     except (JournalError, sqlite3.Error) as error:
         raise UnknownRun(f"the run's journal can't be read: {error}") from error
+    except _DAMAGE as error:
+        raise UnknownRun(_damaged(error)) from error
+
+
+def _damaged(error: Exception) -> str:
+    return f"the run's journal holds what no coordinator wrote ({error}): was it edited?"
 
 
 def _changed_at(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,23 @@ def test_a_journal_that_cant_be_read_is_listed_with_its_problem(
     answer = board.get("/board/api/runs/torn/curves")
     assert answer.status == 404
     assert "can't be read" in answer.json["error"]
+
+
+def test_a_journal_that_somebody_edited_does_not_hide_the_others(
+    board: Board, tmp_path: Path
+) -> None:
+    edited = beside(tmp_path, "edited", at=500.0)
+    edited.found()
+    edited.close()
+    with sqlite3.connect(tmp_path / "edited" / JOURNAL) as database:
+        database.execute("UPDATE records SET kind = 'NONSENSE', roster = '{'")
+    database.close()
+
+    runs = {each["run_id"]: each for each in board.get("/board/api/runs").json}
+
+    assert runs.keys() == {"edited", "7f3a"}
+    assert runs["edited"]["state"] == "unreadable"
+    assert "was it edited?" in runs["edited"]["problem"]
 
 
 def test_a_run_has_its_halts_with_their_answers(board: Board) -> None:
