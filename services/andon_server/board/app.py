@@ -24,7 +24,7 @@ from andon.protocol.reasons import Reason
 from andon_coordinator.transport.errors import LineError
 from andon_server.board.feed import BoardFeed, LineNow
 from andon_server.board.gate import BoardGate, Refused, Visitor
-from andon_server.board.history import MAX_POINTS, RunHistory, UnknownRun
+from andon_server.board.history import MAX_POINTS, HistoryBusy, RunHistory, UnknownRun
 from andon_server.board.pages import Pages
 from andon_server.board.stream import EventStream, Viewers
 
@@ -138,6 +138,8 @@ class BoardApp:
             if refusal.needs_login:
                 body |= {"needs_login": True}
             return _json(start_response, refusal.status, body)
+        except HistoryBusy as busy:
+            return _json(start_response, HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(busy)})
         except Exception:  # the boundary of this request: the next one is answered
             log.exception("board_failed")
             text = "the board failed; the service's log says how"
@@ -204,7 +206,7 @@ class BoardApp:
             raise Refused(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the line is starting: ask again in a moment"
             )
-        return now.view | _rights(visitor.may_operate, visitor.needs_login)
+        return now.view() | _rights(visitor.may_operate, visitor.needs_login)
 
     def _live(self, visitor: Visitor, start_response: StartResponse) -> Iterable[bytes]:
         if self._closing.is_set() or not self._viewers.enter():
@@ -281,7 +283,7 @@ _ANSWERS = {each.name.lower(): each for each in HaltAnswer}
 
 
 def _described(now: LineNow, may_operate: bool, needs_login: bool) -> str:  # noqa: FBT001
-    return strict_json(now.view | _rights(may_operate, needs_login))
+    return strict_json(now.view() | _rights(may_operate, needs_login))
 
 
 def _rights(may_operate: bool, needs_login: bool) -> dict[str, bool]:  # noqa: FBT001

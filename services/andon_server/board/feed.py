@@ -41,12 +41,19 @@ class Happening:
     value: Any
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LineNow:
-    """The line as of its last snapshot; `number` rises with each."""
+    """The line as of its last snapshot. Nothing is made of it unless somebody looks."""
 
     number: int
-    view: dict[str, Any]
+    """Rises with each snapshot."""
+    line: LineSnapshot
+    pace_s: float | None
+    at_unix_s: float
+
+    def view(self) -> dict[str, Any]:
+        """The line for the page."""
+        return state_view(self.line, pace_s=self.pace_s, now_unix_s=self.at_unix_s)
 
 
 class BoardFeed:
@@ -82,9 +89,12 @@ class BoardFeed:
 
     def show(self, status: LineSnapshot) -> None:
         """Makes a snapshot the present one."""
-        pace_s = statistics.median(self._gaps) if self._gaps else None
-        number = 1 if self.now is None else self.now.number + 1
-        self.now = LineNow(number, state_view(status, pace_s=pace_s, now_unix_s=self._wall()))
+        self.now = LineNow(
+            number=1 if self.now is None else self.now.number + 1,
+            line=status,
+            pace_s=statistics.median(self._gaps) if self._gaps else None,
+            at_unix_s=self._wall(),
+        )
 
     def since(self, number: int) -> list[Happening] | None:
         """What happened after the item with this number; None if some of it is lost."""

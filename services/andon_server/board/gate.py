@@ -22,6 +22,7 @@ session showed; the token itself is not kept in the browser.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import secrets
 import socket
 import threading
@@ -42,6 +43,8 @@ from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.service import AccessControl
 
 __all__ = ["BoardGate", "Refused", "Visitor"]
+
+log = logging.getLogger(__name__)
 
 _SESSION_S = 12 * 3600.0
 """How long a login lasts."""
@@ -124,7 +127,7 @@ class BoardGate:
                 "http://localhost, with its port",
             )
         origin = environ.get("HTTP_ORIGIN")
-        if origin is not None and _host_of(origin) != host.lower():
+        if origin is not None and not _is_own(origin, host, environ):
             raise Refused(
                 HTTPStatus.FORBIDDEN,
                 f"a page of {origin[:100]!r} sent this, not the board's own: open the board itself",
@@ -187,6 +190,7 @@ class BoardGate:
             raise Refused(HTTPStatus.CONFLICT, "this board asks for no token: just look")
         if not self._knows(shown):
             self._count(Reason.TOKEN)
+            log.warning("board_login_refused from=%s", environ.get("REMOTE_ADDR", ""))
             raise Refused(
                 HTTPStatus.UNAUTHORIZED,
                 "that is neither the run's token nor the operators': copy the content of the "
@@ -262,12 +266,16 @@ class BoardGate:
         )
 
 
-def _host_of(origin: str) -> str:
-    """The host and port of an origin, in lower case; empty if it is none (`null`)."""
+def _is_own(origin: str, host: str, environ: WSGIEnvironment) -> bool:
+    """Whether a page of `origin` is this service's, which the request calls `host`."""
     try:
-        return urlsplit(origin).netloc.lower()
+        parts = urlsplit(origin)
     except ValueError:
-        return ""
+        return False
+    # A page that came in the clear is not one of ours if this request is encrypted. The other way
+    # round, a proxy may have decrypted it.
+    weaker = bool(environ.get(ENCRYPTED, False)) and parts.scheme != "https"
+    return parts.netloc.lower() == host.lower() and not weaker
 
 
 def _name_of(host: str) -> str:

@@ -22,13 +22,16 @@ from andon_server.halt_words import halted_line
 from andon_server.past_runs import PastRun, read_run
 from andon_server.runs import JOURNAL, service_of
 
-__all__ = ["MAX_POINTS", "RunHistory", "UnknownRun", "reduced"]
+__all__ = ["MAX_POINTS", "HistoryBusy", "RunHistory", "UnknownRun", "reduced"]
 
 MAX_POINTS = 5000
 """A chart has fewer pixels than that."""
 
 _MAX_RUNS = 500
 """The newest so many journals are listed."""
+
+_TURN_S = 10.0
+"""How long somebody waits for their turn to read journals."""
 
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError)
 """What reading raises if a journal's rows are not those that a coordinator writes."""
@@ -40,19 +43,26 @@ class UnknownRun(Exception):
     """There is no such run here, or its journal can't be read; says which."""
 
 
+class HistoryBusy(Exception):
+    """Others are reading journals, and take long."""
+
+
 class RunHistory:
     """The runs of one service."""
 
-    def __init__(self, run_id: str, folder: Path) -> None:
-        """The service's own run has its journal in `folder`; the others are beside that."""
+    def __init__(self, run_id: str, folder: Path, *, turn_s: float = _TURN_S) -> None:
+        """The service's own run has its journal in `folder`; the others are beside that. Somebody
+        waits for `turn_s` at most while others read.
+        """
+        self._turn_s = turn_s
         self._run_id = run_id
         self._folder = folder.absolute()
-        self._reading = threading.Lock()
+        self._lock = threading.Lock()
         self._known: dict[Path, tuple[_Look, PastRun]] = {}
 
     def runs(self) -> list[dict[str, Any]]:
         """Every run, newest first."""
-        with self._reading:
+        with self.turn():
             found = [(run_id, self._read(folder)) for run_id, folder in self._folders().items()]
         found.sort(key=lambda each: (each[1].started_unix_s, each[0]), reverse=True)
         return [self._summary(run_id, run) for run_id, run in found]
@@ -64,7 +74,7 @@ class RunHistory:
             UnknownRun: there is none, or its journal can't be read.
         """
         folder = self._folder_of(run_id)
-        with self._reading, _journal(folder) as reader:
+        with self.turn(), _journal(folder) as reader:
             return {
                 "run": self._summary(run_id, self._read(folder)),
                 "events": [],
@@ -82,7 +92,7 @@ class RunHistory:
         Raises:
             UnknownRun: as for `run`.
         """
-        with self._reading, _journal(self._folder_of(run_id)) as reader:
+        with self.turn(), _journal(self._folder_of(run_id)) as reader:
             steps = reader.step_curve(points)
             scalars: dict[str, Any] = {}
         return {
@@ -98,6 +108,21 @@ class RunHistory:
             },
             "scalars": scalars,
         }
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A turn to read journals; one thread has it.
+
+        Raises:
+            HistoryBusy: others took too long.
+        """
+        # With a limit: threads that wait here have places that others may need.
+        if not self._lock.acquire(timeout=self._turn_s):
+            raise HistoryBusy("others are reading long runs here: ask again in a moment")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _folders(self) -> dict[str, Path]:
         """The folder of each run that can be asked for. A name comes from here, never from a path

@@ -124,8 +124,8 @@ class Board:
         access = AccessControl(run_id="7f3a", run_token=run_token, operator_token=operator_token)
         self.gate = BoardGate(access, bind, encrypts=encrypts, now=lambda: self.time_s)
         self.late = False
-        history = RunHistory("7f3a", own)
-        self.app = BoardApp(self.feed, history, self.gate, self.line, self._run)
+        self.history = RunHistory("7f3a", own, turn_s=0.0)
+        self.app = BoardApp(self.feed, self.history, self.gate, self.line, self._run)
 
     def _run(self, work: Coroutine[Any, Any, None], timeout_s: float) -> None:
         if self.late:

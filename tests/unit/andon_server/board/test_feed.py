@@ -59,7 +59,7 @@ def test_the_time_to_go_follows_the_median_pace_so_a_halt_does_not_count() -> No
     feed.tick(replace(line_of(), step=5, total_steps=10))
 
     assert feed.now is not None
-    assert feed.now.view["eta_s"] == 10.0
+    assert feed.now.view()["eta_s"] == 10.0
 
 
 def test_each_snapshot_has_a_number_of_its_own() -> None:

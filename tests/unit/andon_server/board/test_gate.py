@@ -199,10 +199,11 @@ def test_beyond_loopback_a_line_with_certificates_shows_its_board_over_tls_only(
     page, state = made.get("/", **BEYOND), made.get("/board/api/state", **BEYOND)
     login = made.post("login", {"token": RUN.decode()}, **BEYOND)
     encrypted: dict[str, Any] = {**BEYOND, ENCRYPTED: True}
+    weaker = made.post("login", HTTP_ORIGIN="http://andon.example:9400", **encrypted)
     cookie = made.post("login", {"token": RUN.decode()}, **encrypted).headers["Set-Cookie"]
 
     assert (page.status, page.headers["Location"]) == (307, "https://andon.example:9400/")
-    assert (state.status, login.status) == (403, 403)
+    assert (state.status, login.status, weaker.status) == (403, 403, 403)
     assert "https://" in state.json["error"]
     assert cookie.endswith("; Secure")
     assert made.gate.url("andon", 9400) == "https://andon:9400/"

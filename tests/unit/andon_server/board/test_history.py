@@ -88,6 +88,16 @@ def test_a_journal_that_somebody_edited_does_not_hide_the_others(
     assert "was it edited?" in runs["edited"]["problem"]
 
 
+def test_one_who_reads_long_runs_does_not_keep_everybody_waiting(board: Board) -> None:
+    with board.history.turn():
+        busy = [
+            board.get(f"/board/api/runs{path}").status for path in ("", "/7f3a", "/7f3a/curves")
+        ]
+
+    assert busy == [503, 503, 503]
+    assert board.get("/board/api/runs").status == 200
+
+
 def test_a_run_has_its_halts_with_their_answers(board: Board) -> None:
     board.book.found()
     board.book.step(1, 2.5)
