@@ -166,12 +166,11 @@ _TROUBLE = (
         "the time that they took together. Halts do not count.",
         see="docs/fault-tolerance.md#what-a-loss-costs",
         queries=(
-            Query(expr=grown("andon_recovery_seconds_count"), legend="recoveries"),
+            Query(expr=f"round({grown('andon_recovery_seconds_count')})", legend="recoveries"),
             Query(expr=mean("andon_recovery_seconds"), legend="mean", unit="s"),
             Query(expr=grown("andon_recovery_seconds_sum"), legend="together", unit="s"),
         ),
         width=6,
-        decimals=1,
     ),
     Number(
         title="Pauses for newcomers, in the time shown",
@@ -180,12 +179,11 @@ _TROUBLE = (
         "host does not help, a faster network does.",
         see="docs/fault-tolerance.md#what-a-loss-costs",
         queries=(
-            Query(expr=grown("andon_join_pause_seconds_count"), legend="pauses"),
+            Query(expr=f"round({grown('andon_join_pause_seconds_count')})", legend="pauses"),
             Query(expr=mean("andon_join_pause_seconds"), legend="mean", unit="s"),
             Query(expr=grown("andon_join_pause_seconds_sum"), legend="together", unit="s"),
         ),
         width=6,
-        decimals=1,
     ),
     Number(
         title="Setbacks, in the time shown",

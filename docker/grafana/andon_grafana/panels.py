@@ -22,6 +22,7 @@ from grafana_foundation_sdk.models import prometheus as sources
 
 __all__ = [
     "BLUE",
+    "CLEAR",
     "GREEN",
     "GREY",
     "ORANGE",
@@ -40,7 +41,8 @@ __all__ = [
     "draw",
 ]
 
-GREEN, YELLOW, ORANGE, RED, BLUE, GREY = "green", "yellow", "orange", "red", "blue", "text"
+GREEN, YELLOW, ORANGE, RED, BLUE = "green", "yellow", "orange", "red", "blue"
+GREY, CLEAR = "text", "transparent"
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 """The source that the variable `datasource` selects."""
@@ -97,7 +99,9 @@ class Number(Panel):
 
     decimals: int | None = None
     names: bool = False
-    """Shows the legends in place of the values."""
+    """Shows the legends above the values, even if there is only one."""
+    base: str = CLEAR
+    """The colour below all thresholds, and where there is nothing."""
     thresholds: tuple[tuple[float, str], ...] = ()
     """The colour from a value on."""
     states: Mapping[int, tuple[str, str]] = field(default_factory=dict)
@@ -165,7 +169,7 @@ def draw(panel: Panel, number: int, height: int) -> Drawn:
 
 def _number(panel: Number) -> stat.Panel:
     colored = panel.thresholds or panel.states or any(each.color for each in panel.queries)
-    text = looks.BigValueTextMode.NAME if panel.names else looks.BigValueTextMode.AUTO
+    text = looks.BigValueTextMode.VALUE_AND_NAME if panel.names else looks.BigValueTextMode.AUTO
     drawn = (
         _framed(stat.Panel(), panel, instant=True)
         .text_mode(text)
@@ -174,7 +178,7 @@ def _number(panel: Number) -> stat.Panel:
             looks.BigValueColorMode.BACKGROUND_SOLID if colored else looks.BigValueColorMode.NONE
         )
         .reduce_options(_last())
-        .thresholds(_thresholds(panel.thresholds))
+        .thresholds(_thresholds(panel.base, panel.thresholds))
         .mappings(_mappings(panel.states))
     )
     return drawn if panel.decimals is None else drawn.decimals(panel.decimals)
@@ -215,7 +219,7 @@ def _amounts(panel: Amounts) -> bargauge.Panel:
         .value_mode(looks.BarGaugeValueMode.TEXT)
         .show_unfilled(show_unfilled=False)
         .reduce_options(_last())
-        .thresholds(_thresholds(()))
+        .thresholds(_thresholds(BLUE))
         .min(0)
         # An increase is extrapolated to the ends of its window: 1 event may come out as 1.03.
         .decimals(0)
@@ -297,8 +301,8 @@ def _last() -> common.ReduceDataOptions:
     return common.ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(values=False)
 
 
-def _thresholds(steps: tuple[tuple[float, str], ...]) -> dashboard.ThresholdsConfig:
-    found = [models.Threshold(value=None, color=GREY)]
+def _thresholds(base: str, steps: tuple[tuple[float, str], ...] = ()) -> dashboard.ThresholdsConfig:
+    found = [models.Threshold(value=None, color=base)]
     found += [models.Threshold(value=value, color=color) for value, color in steps]
     return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(found)
 

@@ -50,6 +50,7 @@ _NOW = (
         queries=(Query(expr=_STATE),),
         width=4,
         empty="NO ANSWER",
+        base=ORANGE,
         states=_SHOWN,
     ),
     Number(

@@ -10,6 +10,9 @@ __all__ = ["OWN", "PERSON", "ROW"]
 OWN, PERSON = 'reason!="operator"', 'reason="operator"'
 """The line stopped itself; somebody stopped it with `andon halt`."""
 
+_BY_ITSELF = f"{latest('andon_halted', 'reason', where=(OWN,))} == 1"
+_BY_SOMEBODY = f"2 * ({latest('andon_halted', where=(PERSON,))} == 1)"
+_HALTED = {1: ("HALTED", RED), 2: ("HALTED", BLUE)}
 _FIRING = 'alertstate="firing"'
 
 _PRESENT = (
@@ -20,19 +23,12 @@ _PRESENT = (
         "`andon resume --skip`, `andon resume --drop WORKER`.",
         see="docs/guide/halts.md#answer-it",
         queries=(
-            Query(
-                expr=f"{latest('andon_halted', 'reason', where=(OWN,))} == 1",
-                legend="{{reason}}",
-                color=RED,
-            ),
-            Query(
-                expr=f"{latest('andon_halted', where=(PERSON,))} == 1",
-                legend="operator",
-                color=BLUE,
-            ),
+            Query(expr=_BY_ITSELF, legend="{{reason}}"),
+            Query(expr=_BY_SOMEBODY, legend="operator"),
         ),
         width=6,
         names=True,
+        states=_HALTED,
         empty="not halted",
         may_be_empty="the line is not halted",
     ),
@@ -50,6 +46,7 @@ _PRESENT = (
         ),
         width=6,
         names=True,
+        states={1: ("FIRES", RED)},
         empty="none",
         may_be_empty="no alert fires",
     ),
@@ -100,15 +97,12 @@ _TIMES = (
         "curve of this dashboard: red, the line's own; blue, a person's.",
         see="docs/guide/halts.md",
         queries=(
-            Query(
-                expr=f"{latest('andon_halted', 'reason', where=(OWN,))} == 1",
-                legend="{{reason}}",
-            ),
-            Query(expr=f"2 * ({latest('andon_halted', where=(PERSON,))} == 1)", legend="operator"),
+            Query(expr=_BY_ITSELF, legend="{{reason}}"),
+            Query(expr=_BY_SOMEBODY, legend="operator"),
         ),
         width=24,
         empty="not halted",
-        states={1: ("HALTED", RED), 2: ("HALTED", BLUE)},
+        states=_HALTED,
         may_be_empty="the line is not halted",
     ),
 )

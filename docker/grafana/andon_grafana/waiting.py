@@ -13,9 +13,10 @@ _WORKER = "worker {{worker}}"
 _CULPRIT = (
     Number(
         title="Holds the line up",
-        tells="The worker that waits least, while somebody waits for more than a tenth of a step. "
-        "Look at *Where each worker's time goes*: is it its data, its device or its network? "
-        "`--shares balanced` or `--schedule cadence` suit machines of uneven speed.",
+        tells="The worker that waits least, and the part of a step that it waits, while somebody "
+        "waits for more than a tenth of a step. Look at *Where each worker's time goes*: is it its "
+        "data, its device or its network? `--shares balanced` or `--schedule cadence` suit "
+        "machines of uneven speed.",
         see="docs/runbooks/StragglerPersistent.md",
         queries=(
             Query(
@@ -25,6 +26,7 @@ _CULPRIT = (
             ),
         ),
         width=4,
+        unit="percentunit",
         names=True,
         empty="nobody",
         may_be_empty="nobody waits",

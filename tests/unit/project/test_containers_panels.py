@@ -126,7 +126,7 @@ def test_a_halt_by_a_person_is_not_the_lines_own(tmp_path: Path) -> None:
         line("andon_halted", 'reason="loss_spike"'): "0x24",
     }
 
-    check(tmp_path, series, "Halted now, because of", {"operator": {"{}": 1}})
+    check(tmp_path, series, "Halted now, because of", {"operator": {"{}": 2}})
     check(tmp_path, series, "When it was halted", {"operator": {"{}": 2}})
     check(tmp_path, series, "The line stopped itself", {})
     check(tmp_path, series, "Somebody stopped it", {"Halted by an operator": {"{}": 1}})

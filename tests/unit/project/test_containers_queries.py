@@ -266,7 +266,7 @@ def test_the_unit_is_that_of_the_metric(panel: Panel) -> None:
     for query in panel.queries:
         names = {each.name or "" for each in selectors(filled(query.expr))}
         unit = _unit(panel, query)
-        if all(name.endswith("_ratio") for name in names) and "bottomk" not in query.expr:
+        if all(name.endswith("_ratio") for name in names):
             assert unit == "percentunit"
         if all(name.endswith("_bytes") for name in names):
             assert unit == "bytes"
