@@ -29,7 +29,7 @@ CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-core check docs settings dashboards bench gpu proto vectors clients clean soak rehearse fuzz
+.PHONY: help install demo test test-core browser screenshots check docs settings dashboards bench gpu proto vectors clients clean soak rehearse fuzz
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -78,7 +78,16 @@ demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
 
 # Two processes run half of the tests each; tests/conftest.py divides them, always in the same way.
 test: $(INSTALLED)  ## the tests; with ARGS for pytest, in one process
-	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadscope)
+	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadscope --ignore=tests/browser)
+
+# Playwright drives the Chromium of this machine; axe-core, from npm, looks for barriers.
+browser: $(INSTALLED)  ## the board's page in Chromium, with real runs; needs chromium and npm
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group browser
+	@if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix tests/browser; fi
+	$(BIN)/python -m pytest -q tests/browser $(ARGS)
+
+screenshots: export ANDON_SCREENSHOTS = 1
+screenshots: browser  ## makes the documentation's pictures of the board anew
 
 # The tests that need no PyTorch: the protocol, the services and the command line, also as processes.
 # The dry run asks the package index whether the pinned PyTorch exists for this Python; it downloads

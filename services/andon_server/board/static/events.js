@@ -1,0 +1,74 @@
+// What happened: joins, losses, attempts, halts, answers and checkpoints, newest first.
+
+import { fill, keep, make, mark, say } from "./dom.js";
+import { clock, count, date, plain } from "./words.js";
+
+const KINDS = {
+  started: ["blue", "Started"],
+  joined: ["green", "Joined"],
+  left: ["off", "Left"],
+  lost: ["amber", "Lost"],
+  dropped: ["amber", "Dropped"],
+  attempt: ["amber", "Tried again"],
+  halted: ["red", "Halted"],
+  answered: ["green", "Answered"],
+  overflow: ["amber", "Overflow"],
+  checkpoint: ["off", "Checkpoint"],
+  checkpoint_missed: ["amber", "No checkpoint"],
+  complete: ["blue", "Complete"],
+};
+const MARKED = { halted: "--red", lost: "--amber", dropped: "--amber" };
+const MOST = 200;
+
+/** A run's events by id, so that one that comes twice is kept once. */
+export class Events {
+  clear() {
+    this.known = new Map();
+  }
+
+  constructor() {
+    this.clear();
+  }
+
+  add(events) {
+    for (const event of events) this.known.set(String(event.id), event);
+  }
+
+  get list() {
+    return [...this.known.values()].sort((a, b) => b.at_unix_s - a.at_unix_s || Number(b.id) - Number(a.id));
+  }
+
+  /** Steps that the charts mark. */
+  get marks() {
+    return this.list.flatMap(({ kind, step }) => (MARKED[kind] ? [{ step, colour: MARKED[kind] }] : []));
+  }
+}
+
+/** Shows events in an element. */
+export function showEvents(place, events) {
+  const all = events.list;
+  if (!all.length) {
+    fill(place, make("p", { class: "nothing" }, "Nothing yet. Joins, losses, halts, answers and checkpoints will be listed here."));
+    return;
+  }
+  let list = place.querySelector("ol");
+  if (!list) {
+    list = make("ol", { class: "happenings", reversed: true });
+    fill(place, list, make("p", { class: "more" }));
+  }
+  keep(list, all.slice(0, MOST), (event) => event.id, item, () => {});
+  const more = place.querySelector(".more");
+  mark(more, "hidden", all.length <= MOST);
+  say(more, `${count(all.length - MOST)} earlier ones are in the journal: andon history.`);
+}
+
+function item(event) {
+  const [light, word] = KINDS[event.kind] ?? ["off", plain(event.kind)];
+  const about = event.text || word;
+  return make("li", { class: "happening", data: { light, kind: event.kind } },
+    make("span", { class: "bead", "aria-hidden": "true" }),
+    make("p", { class: "head" }, make("span", {}, make("strong", {}, word), event.worker === null || event.worker === undefined ? "" : ` worker ${event.worker}`,
+      make("span", { class: "dim" }, event.step ? ` · step\u00a0${count(event.step)}` : "")),
+      make("time", { class: "dim", datetime: new Date(event.at_unix_s * 1000).toISOString(), title: date(event.at_unix_s) }, clock(event.at_unix_s))),
+    event.text ? make("p", { class: "about", title: about }, about) : null);
+}

@@ -1,0 +1,123 @@
+// The workers: a row for each, with what it does, how fast it is and how long it waits.
+
+import { byId, fill, keep, make, mark, say } from "./dom.js";
+import { workerLight } from "./light.js";
+import { NONE, count, duration, listed, memory, percent, rate, several } from "./words.js";
+
+const COLUMNS = [
+  ["worker", "Worker"],
+  ["place", "Host and device"],
+  ["doing", "State"],
+  ["share", "Share"],
+  ["rate", "Samples/s"],
+  ["waits", "Waits"],
+  ["heartbeat", "Heartbeat"],
+];
+const NUMERIC = new Set(["rate", "heartbeat"]);
+
+let body = null;
+
+/** Shows the table; without workers, how to start one. */
+export function showWorkers(state, heard) {
+  const place = byId("workers");
+  if (!state?.workers.length) {
+    body = null;
+    if (place.dataset.empty !== "yes") {
+      fill(place, make("p", { class: "nothing" }, "No worker has joined yet. On any host that reaches this one, start your script with ",
+        make("code", {}, "ANDON_ADDRESS"), " set to the line's address, or use ", make("code", {}, "andon run"), "."));
+      place.dataset.empty = "yes";
+    }
+    say(byId("workers-note"), "");
+    return;
+  }
+  if (!body) {
+    fill(place, table());
+    delete place.dataset.empty;
+  }
+  const known = { ...state, heard };
+  keep(body, state.workers, (worker) => worker.worker, row, (element, worker) => refresh(element, worker, known));
+  say(byId("workers-note"), heard ? `${count(state.live)} live, ${count(state.participating)} in the round` : "as last heard");
+  showPlace(state);
+}
+
+// The roles are written out because phones show rows as cards, and a changed `display` would take
+// the table's meaning away from screen readers.
+function table() {
+  body = make("tbody", { role: "rowgroup" });
+  return make(
+    "table",
+    { class: "table cards", role: "table", "aria-labelledby": "workers-title" },
+    make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, COLUMNS.map(([key, title]) =>
+      make("th", { role: "columnheader", scope: "col", class: NUMERIC.has(key) ? "number" : null }, title)))),
+    body,
+  );
+}
+
+function row() {
+  return make("tr", { role: "row" }, COLUMNS.map(([key, title], index) => {
+    const cell = make(index ? "td" : "th", { role: index ? "cell" : "rowheader", scope: index ? null : "row", class: NUMERIC.has(key) ? `${key} number` : key, data: { title } });
+    if (key === "worker") cell.append(make("span", { class: "lamp", "aria-hidden": "true" }), make("span"), make("span", { class: "tag" }));
+    else if (key === "share" || key === "waits") cell.append(make("span", { class: "meter", "aria-hidden": "true" }), make("span", { class: "figure" }));
+    else if (key === "place") cell.append(make("span", { class: "cut" }), make("span", { class: "cut dim" }));
+    else cell.append(make("span", { class: "cut" }));
+    return cell;
+  }));
+}
+
+function refresh(element, worker, state) {
+  const [light, said] = state.heard || state.state === "COMPLETE" ? workerLight(worker, state) : ["off", "not heard"];
+  const [name, place, doing, share, speed, waits, heartbeat] = element.children;
+  mark(element, "data-light", light);
+  mark(element, "data-holds", worker.holds_up ? "yes" : null);
+  say(name.children[1], worker.worker);
+  say(name.children[2], worker.holds_up ? "holds the others up" : worker.rank === null ? "" : `rank ${worker.rank}`);
+  text(place.children[0], worker.host || NONE);
+  text(place.children[1], deviceOf(worker));
+  text(doing.firstElementChild, worker.detail ? `${said} (${worker.detail})` : said);
+  meter(share, worker.live ? worker.share : null);
+  say(speed.firstElementChild, worker.live ? rate(worker.samples_per_second) : NONE);
+  meter(waits, worker.live ? worker.waiting_ratio : null);
+  say(heartbeat.firstElementChild, worker.live ? ageOf(worker.heartbeat_age_s) : `${duration(worker.heartbeat_age_s)} ago`);
+}
+
+function text(element, value) {
+  say(element, value);
+  mark(element, "title", value);
+}
+
+function meter(cell, part) {
+  const [bar, number] = cell.children;
+  bar.style.setProperty("--part", part ?? 0);
+  say(number, percent(part));
+}
+
+function ageOf(seconds) {
+  return seconds < 9.95 ? `${seconds.toFixed(1)}\u202fs` : duration(seconds);
+}
+
+function deviceOf(worker) {
+  const known = worker.hardware;
+  if (!known?.name) return worker.device || "";
+  const parts = [known.name];
+  if (known.cores) parts.push(several(known.cores, "core"));
+  if (known.memory_bytes) parts.push(memory(known.memory_bytes));
+  return parts.join(", ");
+}
+
+function showPlace(state) {
+  const whole = Math.max(1, state.reducers.reduce((sum, each) => sum + each.elements, 0));
+  const missing = state.reducers.length < state.expect_reducers ? ` ${state.reducers.length} of ${state.expect_reducers} are there.` : "";
+  const shared = state.reducers.length > 1 || state.expect_reducers > 1;
+  const parts = state.reducers.map((each) => `${each.address || "the coordinator's"} ${percent(each.elements / whole)}`);
+  say(byId("reducers"), shared ? `Reducers: ${listed(parts) || "none"}.${missing}` : "");
+  const known = state.checkpoints;
+  let text = "";
+  if (known) {
+    const by = known.writer === null ? "No worker here can write checkpoints" : `Worker ${known.writer} on ${known.host} writes checkpoints to ${known.folder}`;
+    const last = known.step ? `the last is of step ${count(known.step)}` : "there is none yet";
+    text = `${by}; ${last}.${known.overdue ? ` Step ${count(known.overdue)} should have one and has none.` : ""}`;
+  }
+  say(byId("checkpoints"), text);
+  const uneven = state.schedule && !["equal", "even"].includes(state.schedule);
+  say(byId("schedule"), uneven ? `Schedule: ${state.schedule}${state.schedule_note ? ` (${state.schedule_note})` : ""}.` : "");
+}

@@ -1,0 +1,93 @@
+"""A worker for the board's tests: trains a small network at a chosen pace, and logs what it likes.
+
+Usage: paced.py SPEC.json OUT.json. The spec says how long the slot's machine takes for a step, what
+its host is called, and at which step one of its gradients is NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from andon_trainer import Line
+
+
+def samples() -> TensorDataset:
+    """Points of a curved plane with noise, the same for every worker."""
+    chance = torch.Generator().manual_seed(3)
+    x = torch.randn(2048, 8, generator=chance)
+    y = torch.sin(x.sum(1)) + x[:, 0] * x[:, 1] + 0.3 * torch.randn(2048, generator=chance)
+    return TensorDataset(x, y[:, None])
+
+
+def plant(line: Line, model: nn.Module, spec: dict[str, Any]) -> None:
+    """Makes one element of one gradient NaN, once, at the step and slot of the spec."""
+    wanted = spec.get("poison")
+    if not wanted or wanted["slot"] != spec["slot"]:
+        return
+
+    def poisoned(gradient: torch.Tensor) -> torch.Tensor:
+        if line.step + 1 == wanted["step"] and not wanted.get("done"):
+            wanted["done"] = True
+            gradient = gradient.clone()
+            gradient[3, 2] = math.nan
+        return gradient
+
+    parameter = dict(model.named_parameters())["hidden.weight"]
+    parameter.register_hook(poisoned)  # type: ignore[no-untyped-call]  # torch's own signature
+
+
+class Network(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(8, 32)
+        self.out = nn.Linear(32, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.hidden(x)))  # type: ignore[no-any-return]  # untyped call
+
+
+def main() -> None:
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    slot = spec["slot"]
+    if "hosts" in spec:  # as a host of that name would report itself
+        socket.gethostname = lambda: str(spec["hosts"][slot])
+    torch.set_num_threads(1)
+    torch.manual_seed(spec.get("seed", 1))
+    model = Network()
+    line = Line(total_steps=spec["steps"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=spec.get("lr", 0.01))
+    data = samples()
+    loader = DataLoader(data, spec["batch"], shuffle=True)
+    model, optimizer, loader = line.prepare(model, optimizer, loader)
+    plant(line, model, spec)
+    held_out = data[:256]
+    for _epoch in line.epochs(10**6):
+        for x, y in loader:
+            optimizer.zero_grad()
+            time.sleep(spec["paces_s"][slot])  # what a larger model would compute here
+            line.backward(F.mse_loss(model(x), y))
+            optimizer.step()
+            if line.is_main and line.step % 10 == 0:
+                with torch.no_grad():
+                    loss = F.mse_loss(model(held_out[0]), held_out[1]).item()
+                getattr(line, "log", lambda values: None)(
+                    {"val_loss": loss, "lr": optimizer.param_groups[0]["lr"]}
+                )
+    Path(sys.argv[2]).write_text(json.dumps({"step": line.step}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""The board's page in a browser, watching real lines with real workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from andon.v1 import coordinator_pb2 as pb
+from browser.conftest import Opens, Sight
+from integration.harness import Service, Worker, on_line, start_worker
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "paced.py")
+LONG = 100_000
+"""Steps of a line that a test ends."""
+
+
+@contextmanager
+def line(
+    folder: Path, *paces_s: float, steps: int = LONG, name: str = "7f3a", **more: Any
+) -> Iterator[tuple[Service, list[Worker], dict[str, Any]]]:
+    """A service and a worker for each pace: how long its machine takes for a step."""
+    spec = {"batch": 64, "steps": steps, "paces_s": paces_s, **more}
+    count = len(paces_s)
+    with Service(folder / "runs" / name, count, "--run-id", name) as service:
+        workers = [join(folder, service, spec, slot) for slot in range(count)]
+        try:
+            yield service, workers, spec
+        finally:
+            for worker in workers:
+                worker.kill()
+
+
+def join(folder: Path, service: Service, spec: dict[str, Any], slot: int) -> Worker:
+    connected = on_line(service, slot, len(spec["paces_s"]))
+    return start_worker(folder, spec, slot=slot, script=SCRIPT, ANDON_ON_HALT="wait", **connected)
+
+
+def board_of(service: Service) -> str:
+    return service.metrics_url.removesuffix("metrics")
+
+
+def at_step(step: int) -> Callable[[pb.LineStatus], bool]:
+    return lambda status: status.step >= step
+
+
+def halted(status: pb.LineStatus) -> bool:
+    return status.state == pb.LINE_STATE_HALTED
+
+
+def see(sight: Sight, word: str) -> None:
+    """Waits until the line's light says `word`."""
+    sight.page.locator("#light-word", has_text=re.compile(f"^{word}$")).wait_for()
+
+
+def test_a_running_line_is_shown_live_with_each_worker_and_who_holds_the_others_up(
+    tmp_path: Path, look: Opens
+) -> None:
+    hosts = ["alpha", "beta", "gamma"]
+    with line(tmp_path, 0.01, 0.03, 0.012, steps=1000, hosts=hosts) as (service, _workers, _spec):
+        sight = look(board_of(service))
+        see(sight, "Running")
+        service.await_status(at_step(60))
+        page = sight.page
+
+        page.locator("#workers tr[data-holds] .tag", has_text="holds the others up").wait_for()
+        rows = page.locator("#workers tbody tr")
+        step = int(re.sub(r"\D", "", page.locator("#way-step").inner_text().split("/")[0]))
+        page.wait_for_function(
+            "step => parseInt(document.getElementById('way-step').textContent"
+            ".split('/')[0].replace(/\\D/g, '')) > step",
+            arg=step,
+        )
+
+        assert [
+            rows.nth(slot).locator(".place").inner_text().split("\n")[0] for slot in range(3)
+        ] == hosts
+        assert page.locator("#workers tr[data-holds] th").inner_text().startswith("1")
+        assert page.locator("body").get_attribute("data-light") == "green"
+        assert page.title().startswith("Running")
+        described = page.locator("#charts .plot").first.get_attribute("aria-label")
+        assert "Loss" in described
+        assert "train from" in described
+        sight.picture("board-running", height=1180)
+        assert sight.barriers() == []
+
+
+def test_in_the_dark_a_running_line_has_no_barriers_either(tmp_path: Path, look: Opens) -> None:
+    hosts = ["alpha", "beta", "gamma"]
+    with line(tmp_path, 0.01, 0.03, 0.012, steps=1000, hosts=hosts) as (service, _workers, _spec):
+        service.await_status(at_step(120))
+        sight = look(board_of(service), scheme="dark")
+        see(sight, "Running")
+        sight.page.locator("#charts .legend .value", has_text=re.compile("[0-9]")).first.wait_for()
+
+        assert sight.barriers() == []
+        sight.picture("board-dark", height=1180)
+
+
+def test_a_planted_nan_is_shown_as_evidence_and_a_button_resumes_the_line(
+    tmp_path: Path, look: Opens
+) -> None:
+    poison = {"slot": 1, "step": 80}
+    hosts = ["alpha", "beta"]
+    with line(tmp_path, 0.01, 0.015, poison=poison, hosts=hosts, steps=1000) as (service, _w, _s):
+        sight = look(board_of(service))
+        page = sight.page
+        service.await_status(halted)
+        see(sight, "Halted")
+        evidence = page.locator("#evidence")
+        evidence.wait_for()
+
+        assert page.locator("body").get_attribute("data-light") == "red"
+        assert page.title().startswith("HALTED at step 80")
+        assert "worker 1 sent nan in hidden.weight[3, 2]" in page.locator("#light-why").inner_text()
+        assert "hidden.weight[3, 2]" in evidence.inner_text()
+        assert "No weight moved" in page.locator("#alarm").inner_text()
+        assert page.locator("#stations li").nth(1).get_attribute("data-light") == "red"
+        assert "Leave its 64 samples out" in page.locator("[data-answer=skip]").inner_text()
+        assert sight.barriers() == []
+        sight.picture("board-halted")
+        page.locator("[data-answer=retry]").click()
+        see(sight, "Running")
+        evidence.wait_for(state="hidden")
+        service.await_status(at_step(90))
+
+
+def test_skipping_asks_first_and_the_keyboard_alone_can_do_it(tmp_path: Path, look: Opens) -> None:
+    with line(tmp_path, 0.01, 0.01, poison={"slot": 0, "step": 20}) as (service, _w, _s):
+        sight = look(board_of(service), scheme="dark")
+        page = sight.page
+        see(sight, "Halted")
+        page.locator("[data-answer=drop]").wait_for()
+        focused = "document.activeElement.dataset.answer ?? ''"
+
+        for _ in range(30):
+            page.keyboard.press("Tab")
+            if page.evaluate(focused) == "skip":
+                break
+        assert page.evaluate(focused) == "skip"
+        page.keyboard.press("Enter")
+        page.locator("dialog[open]").wait_for()
+        assert page.evaluate("document.activeElement.textContent") == "Cancel"
+        assert sight.barriers() == []
+        page.keyboard.press("Escape")
+        page.locator("dialog").wait_for(state="hidden")
+        assert service.status().state == pb.LINE_STATE_HALTED
+        assert page.evaluate(focused) == "skip"
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        see(sight, "Running")
+        service.await_status(at_step(25))
+
+
+def test_a_killed_worker_goes_dark_and_comes_back(tmp_path: Path, look: Opens) -> None:
+    with line(tmp_path, 0.01, 0.01) as (service, workers, spec):
+        sight = look(board_of(service))
+        see(sight, "Running")
+        service.await_status(at_step(10))
+        page = sight.page
+        lamp = page.locator("#stations li").nth(1)
+
+        workers[1].kill()
+        page.locator("#stations li:nth-child(2)[data-light=off]").wait_for()
+        see(sight, "Running")
+        assert "1 worker of 2 train" in page.locator("#light-why").inner_text()
+        workers[1] = join(tmp_path, service, spec, 1)
+        page.locator("#stations li:nth-child(2)[data-light=green]").wait_for()
+
+        assert "worker 1" in (lamp.get_attribute("title") or "")
+
+
+def test_the_buttons_halt_the_line_and_drain_it_after_a_question(
+    tmp_path: Path, look: Opens
+) -> None:
+    markup = "<img src=x onerror=alert(1)>"
+    hosts = [markup, "b" * 200]
+    with line(tmp_path, 0.01, 0.01, hosts=hosts) as (service, workers, _spec):
+        sight = look(board_of(service))
+        page = sight.page
+        see(sight, "Running")
+        service.await_status(at_step(5))
+
+        page.locator("#halt-button").click()
+        page.locator("#ask-text").fill(markup)
+        page.locator("dialog").get_by_role("button", name="Halt", exact=True).click()
+        see(sight, "Halted")
+        # What a worker's host and a person are called stays text, everywhere.
+        assert markup in page.locator("#light-why").inner_text()
+        assert markup in page.locator("#workers tbody tr").first.inner_text()
+        assert page.locator("main img").count() == 0
+        assert sight.overhang() == 0
+        page.locator("[data-answer=retry]").click()
+        see(sight, "Running")
+        page.locator("#drain").click()
+        page.locator("dialog").get_by_role("button", name="Drain", exact=True).click()
+        see(sight, "Complete")
+        assert "drained" in page.locator("#light-why").inner_text()
+        for worker in workers:
+            assert worker.wait() == 0, worker.output
+
+
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(tmp_path: Path, look: Opens) -> None:
+    poison = {"slot": 1, "step": 60}
+    with line(tmp_path, 0.01, 0.02, poison=poison, hosts=["alpha", "beta"]) as (service, _w, _s):
+        running = look(board_of(service), width=320, height=640)
+        see(running, "Running")
+        service.await_status(at_step(20))
+        assert running.overhang() == 0
+        service.await_status(halted)
+        see(running, "Halted")
+        running.page.locator("[data-answer=drop]").wait_for()
+
+        assert running.overhang() == 0
+        assert running.barriers() == []
+        running.picture("board-phone", height=1080)
+        running.page.goto(f"{board_of(service)}#/runs")
+        running.page.locator(".runs tbody tr").wait_for()
+        assert running.overhang() == 0
+
+
+def test_a_board_whose_line_is_gone_says_so_and_finds_it_again(tmp_path: Path, look: Opens) -> None:
+    folder = tmp_path / "runs" / "7f3a"
+    with line(tmp_path, 0.01) as (service, workers, _spec):
+        sight = look(board_of(service))
+        # What a browser says of a service that is not there.
+        sight.expected |= {"ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE"}
+        sight.expected |= {"ERR_CONNECTION_RESET"}
+        see(sight, "Running")
+        service.await_status(at_step(5))
+        port = service.metrics_url.rsplit(":", 1)[1].split("/")[0]
+        workers[0].kill()
+        service.stop()
+
+        see(sight, "No signal")
+        assert sight.page.locator("body").get_attribute("data-light") == "off"
+        assert sight.page.locator("#stations li[data-light=green]").count() == 0
+        assert "When last heard it was" in sight.page.locator("#light-why").inner_text()
+        assert sight.barriers() == []
+    with Service(folder, 1, "--run-id", "7f3a", "--metrics-port", port):
+        see(sight, "Forming")
+        assert sight.page.locator("#signal").inner_text() == "Live"
+
+
+def test_complete_runs_are_in_the_history_and_two_lie_over_each_other(
+    tmp_path: Path, look: Opens
+) -> None:
+    def finish(name: str, **more: Any) -> Service:
+        with line(tmp_path, 0.0, 0.0, steps=120, name=name, **more) as (service, workers, _spec):
+            for worker in workers:
+                assert worker.wait() == 0, worker.output
+            return service
+
+    other = finish("61c0", lr=0.003)
+    with line(tmp_path, 0.0, 0.0, steps=120) as (service, workers, _spec):
+        sight = look(board_of(service))
+        page = sight.page
+        see(sight, "Complete")
+        for worker in workers:
+            assert worker.wait() == 0, worker.output
+        assert "after 120 steps" in page.locator("#light-why").inner_text()
+        assert page.locator("body").get_attribute("data-light") == "blue"
+
+        page.get_by_role("link", name="Runs").click()
+        page.locator(".runs tbody tr").nth(1).wait_for()
+        assert sight.barriers() == []
+        page.get_by_label(f"compare run {service.run_id}").check()
+        page.get_by_label(f"compare run {other.run_id}").check()
+        page.get_by_role("button", name="Compare").click()
+        page.locator("#view-compare .plot canvas").first.wait_for()
+        described = page.locator("#view-compare .plot").first.get_attribute("aria-label") or ""
+        assert f"{service.run_id} from" in described
+        assert f"{other.run_id} from" in described
+        assert sight.barriers() == []
+        sight.picture("board-compare")
+        page.get_by_role("button", name="By time since start").click()
+        page.locator("#view-compare .plot[aria-label*='time 0s to']").first.wait_for()
+        page.get_by_role("link", name=other.run_id).click()
+        assert "Complete" in page.locator("#view-run .badge").inner_text()
+        assert sight.barriers() == []
