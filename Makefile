@@ -29,7 +29,7 @@ CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-core browser screenshots check docs settings dashboards bench gpu proto vectors clients clean soak rehearse fuzz
+.PHONY: help install demo test test-core browser screenshots check docs settings metrics dashboards bench gpu proto vectors clients clean soak rehearse fuzz
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -147,6 +147,7 @@ check-containers: $(INSTALLED)  ## hadolint, Compose's own check of each combina
 check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation exist; the site builds
 	$(BIN)/python -m pytest -q tests/unit/project --ignore-glob='*/test_containers*'
 	$(BIN)/python -m andon_cli.help docs/settings.md trainer/andon_trainer/config.py --check
+	$(BIN)/python docs/metrics_tables.py docs/metrics.md --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 settings: $(INSTALLED)  ## regenerates the reference of all settings from the schemas of the commands
@@ -154,6 +155,9 @@ settings: $(INSTALLED)  ## regenerates the reference of all settings from the sc
 
 dashboards: $(INSTALLED)  ## regenerates Grafana's dashboards from docker/grafana/andon_grafana
 	PYTHONPATH=docker/grafana $(BIN)/python -m andon_grafana
+
+metrics: $(INSTALLED)  ## regenerates the tables of all metrics from what the processes register
+	$(BIN)/python docs/metrics_tables.py docs/metrics.md
 
 docs: $(INSTALLED)  ## the documentation as a site, in site/; needs no network and no server
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

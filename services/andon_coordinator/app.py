@@ -18,7 +18,7 @@ from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core import events
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
-from andon_coordinator.telemetry import LineMetrics, Totals
+from andon_coordinator.telemetry import LineMetrics, RunFacts, Totals
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.outgoing import JoinAnswers
 from andon_coordinator.transport.registration import ReducerRegistration
@@ -154,7 +154,8 @@ def build_coordinator(
         registry: registers its metrics.
         secret: of session tokens, shared with the reducers of the run.
         refusals: the counter of refusals, if another service of this process shares the registry.
-        exchanges: gets the durations of a ring's exchanges; None: reducers measure theirs.
+        exchanges: the durations of exchanges, shared with a reducer of this process; on a ring the
+            coordinator measures them.
         observers: watch the line, as its metrics do; see `LineObserver`.
 
     Raises:
@@ -177,10 +178,19 @@ def build_coordinator(
                 steps=counted.steps,
                 samples=counted.samples,
                 halts={HaltReason[name]: number for name, number in counted.halts.items()},
+                answers={HaltAnswer[name]: number for name, number in counted.answers.items()},
+                departures={name.lower(): n for name, n in counted.departures.items()},
             ),
             refusals,
             exchanges,
+            RunFacts(
+                run_id=config.run_id,
+                topology=config.policy.topology,
+                encoding=config.policy.encoding,
+                local_steps=config.policy.local_steps,
+            ),
         )
+        journal.wrote = metrics.wrote
         task = LineTask(
             LineCore(
                 settings,

@@ -110,6 +110,7 @@ def build_reducer(
     reduce = ReduceServicer(
         rounds, telemetry, tokens=tokens, arenas=Arenas(config.shared_dir), config=config
     )
+    telemetry.follow(lambda: reduce.averaging_s)
     relay = Relay(config.limits.max_state_pieces, patience_s=config.state_patience_s)
     states = StateServicer(relay, telemetry, tokens=tokens, config=config)
     return ReducerApp(reduce, states, telemetry)

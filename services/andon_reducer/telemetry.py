@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from andon.host.telemetry import ExchangeDurations, RefusalCounter
+from andon.host.telemetry import ExchangeDurations, FollowedCounter, RefusalCounter
 from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import DataPath, Direction, FreeRound, RoundOutcome
 
@@ -30,7 +32,8 @@ class ReducerTelemetry:
         self._exchanges = exchanges or ExchangeDurations(registry)
         moved = Counter(
             "andon_exchange_bytes_total",
-            "Bytes of chunks and state, from workers (up) and to them (down).",
+            "Bytes of chunks and state, from workers (up) and to them (down), by the path that "
+            "they took.",
             ["direction", "path"],
             registry=registry,
         )
@@ -39,6 +42,12 @@ class ReducerTelemetry:
             for direction in Direction
             for path in DataPath
         }
+        self._relayed = Counter(
+            "andon_state_transfer_bytes_total",
+            "Bytes of the line's state that newcomers received through this reducer; they are in "
+            "`andon_exchange_bytes_total` too.",
+            registry=registry,
+        )
         self._inflight = Gauge(
             "andon_inflight_bytes",
             "Bytes of contributions and averages that the reducer holds now.",
@@ -46,19 +55,33 @@ class ReducerTelemetry:
         )
         rounds = Counter(
             "andon_reducer_rounds_total",
-            "Rounds that are over, by how they ended.",
+            "Rounds that are over at this reducer, by how they ended.",
             ["outcome"],
             registry=registry,
         )
         self._rounds = {each: rounds.labels(each.value) for each in RoundOutcome}
+        self._averaging = FollowedCounter(
+            registry,
+            "andon_reducer_averaging_seconds_total",
+            "Time that this reducer's threads spent on arithmetic; the rate is how many of them "
+            "are busy.",
+        )
         self._refused = (refusals or RefusalCounter(registry)).of("reducer")
         self._streams = Gauge(
-            "andon_reducer_streams", "Streams that are open now.", registry=registry
+            "andon_reducer_streams", "Bulk streams that are open now.", registry=registry
         )
+
+    def follow(self, averaging_s: Callable[[], float]) -> None:
+        """Makes each scrape ask how long the threads have computed, on the scraping thread."""
+        self._averaging.follow(averaging_s)
 
     def moved(self, direction: Direction, size_bytes: int, path: DataPath = DataPath.WIRE) -> None:
         """Counts bytes."""
         self._moved[direction, path].inc(size_bytes)
+
+    def relayed(self, size_bytes: int) -> None:
+        """Counts bytes of state that a newcomer received."""
+        self._relayed.inc(size_bytes)
 
     def holds(self, inflight_bytes: int) -> None:
         """Shows how much is held."""
@@ -68,7 +91,7 @@ class ReducerTelemetry:
         """Counts a round and times its exchanges."""
         self._rounds[effect.outcome].inc()
         for seconds in effect.exchange_seconds:
-            self._exchanges.took(seconds)
+            self._exchanges.took(seconds, effect.key)
 
     def refused(self, reason: Reason) -> None:
         """Counts a refusal."""

@@ -12,9 +12,8 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from andon.host.errors import CommandError, ExitCode
-from andon.host.telemetry import ExchangeDurations, RefusalCounter
+from andon.host.telemetry import ExchangeDurations, RefusalCounter, new_registry
 from andon.host.tether import tie_to_parent
-from andon.protocol.run_settings import Topology
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
 from andon_coordinator.config import CoordinatorConfig
@@ -90,7 +89,7 @@ async def _until_over(
 @asynccontextmanager
 async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, ServiceAddress]]:
     """Serves while entered. What was started last is stopped first."""
-    registry, secret = CollectorRegistry(), read_secret(config.secret_file)
+    registry, secret = new_registry(), read_secret(config.secret_file)
     refusals, exchanges = RefusalCounter(registry), ExchangeDurations(registry)
     host = reachable(config.bind)
     # The stack closes in reverse: health reports that the process is shutting down, coordinator and
@@ -113,10 +112,8 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
             stack.push_async_callback(reducer.close)
             reducer.add_to(server)
             services.append(reducer_app.SERVICE_NAME)
-        # On a ring no gradient goes through the reducer: the coordinator times the exchanges.
-        timed = exchanges if config.line.topology is Topology.RING else None
         feed = BoardFeed()
-        coordinator = _coordinator(settings, registry, secret, (refusals, timed, feed))
+        coordinator = _coordinator(settings, registry, secret, (refusals, exchanges, feed))
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
         gate = BoardGate(
@@ -172,7 +169,7 @@ def _coordinator(
     settings: CoordinatorConfig,
     registry: CollectorRegistry,
     secret: bytes,
-    watchers: tuple[RefusalCounter, ExchangeDurations | None, BoardFeed],
+    watchers: tuple[RefusalCounter, ExchangeDurations, BoardFeed],
 ) -> Coordinator:
     refusals, exchanges, feed = watchers
     try:

@@ -11,11 +11,9 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from prometheus_client import CollectorRegistry
-
 from andon.host.errors import ExitCode, LineRefused, UsageError
 from andon.host.metrics import MetricsEndpoint
-from andon.host.telemetry import RefusalCounter
+from andon.host.telemetry import RefusalCounter, new_registry
 from andon.host.tether import tie_to_parent
 from andon.protocol.run_settings import Liveness
 from andon_coordinator.app import server_options
@@ -104,7 +102,7 @@ async def _serving(
     config: ServeConfig, secret: bytes
 ) -> AsyncIterator[tuple[str, MetricsEndpoint]]:
     """Serves while entered. Yields the address for workers, and the metrics."""
-    registry = CollectorRegistry()
+    registry = new_registry()
     refusals = RefusalCounter(registry)
     async with AsyncExitStack() as stack:
         identity = identity_of(config.access, registry)

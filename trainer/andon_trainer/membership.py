@@ -316,6 +316,10 @@ class Membership(MemberFacts):
             self._do(self._conversation.receive(event))
         return False
 
+    def stepped_locally(self) -> None:
+        """Counts an optimizer step between two exchanges."""
+        self._telemetry.metrics.stepped_locally()
+
     def drop_computed(self, why: str) -> None:
         """Makes the weights the head's again, before they are looked at outside a round."""
         self._do(self._state.drop_computed(why))
@@ -404,6 +408,7 @@ class Membership(MemberFacts):
                 case EndExchange():
                     log.info("step %d is tried again: %s", self.step + 1, effect.message)
                     self.exchange.end()
+                    self._telemetry.metrics.voided()
                 case DropComputed():
                     log.info(
                         "what was computed after step %d is dropped: %s", self.step, effect.why
@@ -411,9 +416,10 @@ class Membership(MemberFacts):
                     self.on_drop()
                 case JoinAgain():
                     log.warning("%s: joining again", effect.why)
+                    self._telemetry.metrics.rejoins()
                     self._rejoin()
                 case StepDone():
-                    self._telemetry.clock.committed(effect.key, self._route.traffic)
+                    self._telemetry.clock.committed(effect.key, self.step, self._route.traffic)
                 case MoveState():
                     self._move(effect.asked)
                 case AwaitAnswer() | GoOn():

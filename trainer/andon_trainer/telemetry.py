@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from andon import __version__
 from andon.host.metrics import MetricsEndpoint
+from andon.host.telemetry import OptionalGauge, new_registry, observe, time_histogram
 from andon.protocol.records import Key
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import StepReport
@@ -23,17 +25,26 @@ from andon_trainer.exchange.channels import close_in_children
 from andon_trainer.exchange.path import Traffic
 from andon_trainer.timeline import Timeline
 
-__all__ = ["StepClock", "StepMeasured", "Telemetry", "WorkerMetrics"]
+__all__ = ["GpuMetrics", "GpuReading", "StepClock", "StepMeasured", "Telemetry", "WorkerMetrics"]
 
-_SECONDS = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
-    *(1.0, 2.0, 5.0, 10.0, 30.0),
-)
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
 PATHS = ("wire", "shared-memory", "ring")
 """The ways that chunks take."""
+
+GPU_MEMORY = ("allocated", "peak", "reserved", "total")
+"""What a GPU's memory is counted by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """What is known of a worker's GPU at one moment."""
+
+    memory_bytes: Mapping[str, int]
+    """By each of `GPU_MEMORY`."""
+    utilization: float | None
+    """From 0 to 1; None: nothing here can measure it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,83 +52,181 @@ class StepMeasured:
     """The numbers of a committed step: what was reported, and what is known since the commit."""
 
     report: StepReport
+    step: int
+    """Its number."""
     seconds: float
     """Time from its assignment to its commit."""
     commit_s: float
     """Time from this worker's report to the commit."""
     traffic: Traffic
-    """Bytes since the worker started, in void rounds too, by each of `PATHS`."""
+    """What went since the worker started, in void rounds too, by each of `PATHS`."""
+
+
+class GpuMetrics(Collector):
+    """A worker's GPU, read at each scrape; without a GPU there are no samples."""
+
+    def __init__(self, registry: CollectorRegistry, read: Callable[[], GpuReading] | None) -> None:
+        """Registers the metrics; `read` is called on the scraping thread."""
+        self._read = read
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """What a scrape gets."""
+        memory = GaugeMetricFamily(
+            "andon_gpu_memory_bytes",
+            "Memory of this worker's GPU, by kind: what tensors of this process use now "
+            "(allocated) and at most so far (peak), what PyTorch holds for them (reserved), and "
+            "what the GPU has (total). Absent without a GPU.",
+            labels=["kind"],
+        )
+        utilization = GaugeMetricFamily(
+            "andon_gpu_utilization_ratio",
+            "Part of the last moments in which this worker's GPU was busy, from 0 to 1. Absent "
+            "without a GPU, and without `nvidia-ml-py`.",
+        )
+        if self._read is not None:
+            reading = self._read()
+            for kind in GPU_MEMORY:
+                memory.add_metric([kind], reading.memory_bytes[kind])
+            if reading.utilization is not None:
+                utilization.add_metric([], reading.utilization)
+        return memory, utilization
 
 
 class WorkerMetrics:
     """The metrics of one worker process."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """Registers them; every label exists from the start, at 0."""
-        Info("andon_build", "The worker's version", registry=registry).info(
-            {"version": __version__}
-        )
+    def __init__(
+        self, registry: CollectorRegistry, gpu: Callable[[], GpuReading] | None = None
+    ) -> None:
+        """Registers them; every label exists from the start, at 0. `gpu` reads the GPU, if any."""
+        self._registry = registry
         self._step = Gauge(
-            "andon_worker_step", "Steps committed at this worker's head", registry=registry
+            "andon_worker_step", "Steps committed at this worker's head.", registry=registry
         )
-        self._samples = Counter(
-            "andon_samples", "Samples that this worker gave to committed steps", registry=registry
+        self._samples = self._counter(
+            "andon_samples_total", "Samples that this worker gave to committed steps."
         )
+        self._local_steps = self._counter(
+            "andon_local_steps_total",
+            "Optimizer steps that this worker made between two exchanges, if the schedule is "
+            "local; those of void rounds too.",
+        )
+        self._whole = self._times(
+            "andon_worker_step_seconds",
+            "Time from a step's assignment to its commit, on this worker.",
+        )
+        self._data = self._times(
+            "andon_data_wait_seconds", "Time that this worker stood still for data, in one step."
+        )
+        self._compute = self._times(
+            "andon_compute_seconds",
+            "Time of forward and backward of a step's micro-batches, on a GPU by the device's "
+            "time; 0 in manual steps.",
+        )
+        self._commit = self._times(
+            "andon_commit_wait_seconds", "Time from this worker's report of a step to its commit."
+        )
+        self._register_exchange()
+        self._rejoins = self._counter(
+            "andon_worker_rejoins_total",
+            "Times that this worker joined again, because its stream to the service broke.",
+        )
+        self._voided = self._counter(
+            "andon_worker_rounds_voided_total",
+            "Rounds of this worker that were void: it tried the step again.",
+        )
+        GpuMetrics(registry, gpu)
+
+    def _register_exchange(self) -> None:
+        self._traffic = Traffic()
         moved = Counter(
-            "andon_exchange_bytes",
-            "Bytes of chunks, to the reducer (up) and from it (down)",
+            "andon_exchange_bytes_total",
+            "Bytes of chunks, to the reducer or the next rank (up) and from there (down), by the "
+            "path that they took.",
             ["direction", "path"],
-            registry=registry,
+            registry=self._registry,
         )
         self._sent = {path: moved.labels("up", path) for path in PATHS}
         self._received = {path: moved.labels("down", path) for path in PATHS}
-        self._traffic = Traffic()
-        self._hidden = Gauge(
+        paths = Gauge(
+            "andon_exchange_path",
+            "1 for each path that bytes of the last exchange took, and 0 for the others.",
+            ["path"],
+            registry=self._registry,
+        )
+        self._paths = {path: paths.labels(path) for path in PATHS}
+        self._fallbacks = self._counter(
+            "andon_shared_memory_fallbacks_total",
+            "Times that this worker could not share memory with a reducer of its host, so that "
+            "gradients went over the wire.",
+        )
+        self._exchange = self._times(
+            "andon_exchange_seconds",
+            "Time from a step's first block sent to its last average received.",
+        )
+        self._exposed = self._times(
+            "andon_exchange_wait_seconds",
+            "Time that this worker stood still for averages after a step's last backward: the "
+            "part of the exchange that nothing hides.",
+        )
+        self._hidden = OptionalGauge(
+            self._registry,
             "andon_exchange_hidden_ratio",
-            "How much of the last exchange took place during backward, from 0 to 1",
-            registry=registry,
+            "Part of the last exchange that took place during backward, from 0 to 1; absent "
+            "before the first.",
         )
 
-        def seconds(name: str, what: str) -> Histogram:
-            return Histogram(name, what, buckets=_SECONDS, registry=registry)
+    def _counter(self, name: str, documentation: str) -> Counter:
+        return Counter(name, documentation, registry=self._registry)
 
-        self._whole = seconds(
-            "andon_worker_step_seconds", "From a step's assignment to its commit, on this worker"
-        )
-        self._data = seconds("andon_data_wait_seconds", "Stood still for data, in one step")
-        self._compute = seconds(
-            "andon_compute_seconds", "Forward and backward of a step's micro-batches"
-        )
-        self._exchange = seconds(
-            "andon_exchange_seconds", "From a step's first block sent to its last average received"
-        )
-        self._exposed = seconds(
-            "andon_exchange_wait_seconds", "Stood still for averages after a step's last backward"
-        )
-        self._commit = seconds(
-            "andon_commit_wait_seconds", "From this worker's report of a step to its commit"
-        )
+    def _times(self, name: str, documentation: str) -> Histogram:
+        return time_histogram(self._registry, name, documentation)
 
     def follow(self, step: Callable[[], int]) -> None:
         """Makes each scrape call `step`, on the scraping thread."""
         self._step.set_function(step)
 
+    def stepped_locally(self) -> None:
+        """Counts an optimizer step between two exchanges."""
+        self._local_steps.inc()
+
+    def rejoins(self) -> None:
+        """Counts that this worker joins again."""
+        self._rejoins.inc()
+
+    def voided(self) -> None:
+        """Counts a round that is void."""
+        self._voided.inc()
+
     def committed(self, measured: StepMeasured) -> None:
         """Counts a committed step."""
-        timings = measured.report.timings
+        timings, step = measured.report.timings, measured.step
         self._samples.inc(measured.report.samples)
-        before, self._traffic = self._traffic, measured.traffic
-        for path in PATHS:
-            self._sent[path].inc(measured.traffic.sent[path] - before.sent[path])
-            self._received[path].inc(measured.traffic.received[path] - before.received[path])
-        self._whole.observe(measured.seconds)
-        self._data.observe(timings.data_s)
-        self._compute.observe(timings.busy_s)
-        self._exchange.observe(timings.exchange_s)
-        self._exposed.observe(timings.wait_s)
-        self._commit.observe(measured.commit_s)
+        self._moved(measured.traffic)
+        for histogram, seconds in (
+            (self._whole, measured.seconds),
+            (self._data, timings.data_s),
+            (self._compute, timings.busy_s),
+            (self._exchange, timings.exchange_s),
+            (self._exposed, timings.wait_s),
+            (self._commit, measured.commit_s),
+        ):
+            observe(histogram, seconds, step)
         if timings.exchange_s > 0:
             self._hidden.set(1.0 - min(1.0, timings.wait_s / timings.exchange_s))
+
+    def _moved(self, traffic: Traffic) -> None:
+        before, self._traffic = self._traffic, traffic
+        sent = {path: traffic.sent[path] - before.sent[path] for path in PATHS}
+        received = {path: traffic.received[path] - before.received[path] for path in PATHS}
+        self._fallbacks.inc(traffic.fallbacks - before.fallbacks)
+        if not any(sent.values()) and not any(received.values()):
+            return  # Nothing was exchanged: the path of the last exchange stays.
+        for path in PATHS:
+            self._sent[path].inc(sent[path])
+            self._received[path].inc(received[path])
+            self._paths[path].set(bool(sent[path] or received[path]))
 
 
 class StepClock:
@@ -137,7 +246,7 @@ class StepClock:
         """This worker has all averages of a round."""
         self._report, self._reported_at = report, time.perf_counter()
 
-    def committed(self, key: Key, traffic: Traffic) -> None:
+    def committed(self, key: Key, step: int, traffic: Traffic) -> None:
         """Counts the step committed under `key`, if this worker reported it."""
         report, now = self._report, time.perf_counter()
         if report is None or report.key != key:
@@ -145,6 +254,7 @@ class StepClock:
         self._metrics.committed(
             StepMeasured(
                 report=report,
+                step=step,
                 seconds=now - self._assigned_at,
                 commit_s=now - self._reported_at,
                 traffic=traffic,
@@ -155,15 +265,22 @@ class StepClock:
 class Telemetry:
     """One worker's metrics, their endpoint if they are served, and its timeline if it has one."""
 
-    def __init__(self, config: LineConfig, timeline: Timeline | None = None) -> None:
+    def __init__(
+        self,
+        config: LineConfig,
+        timeline: Timeline | None = None,
+        gpu: Callable[[], GpuReading] | None = None,
+    ) -> None:
         """Listens at `metrics_bind` of the configuration, unless it is off.
+
+        `gpu` reads this worker's GPU, if it has one; it is called on the scraping thread.
 
         Raises:
             ValueError: this machine can't listen there.
         """
         self.timeline = timeline
-        registry = CollectorRegistry()
-        self.metrics = WorkerMetrics(registry)
+        registry = new_registry()
+        self.metrics = WorkerMetrics(registry, gpu)
         self.clock = StepClock(self.metrics)
         self.address = ""
         """Where the metrics are scraped, as host:port; empty if they are not served."""

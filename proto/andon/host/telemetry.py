@@ -1,20 +1,126 @@
-"""Telemetry: the metrics that both services have."""
+"""Telemetry: what the metrics of all processes have in common.
+
+Every process has one registry (`new_registry`), which begins with what is known of any process: its
+version, its processor time and its memory. Services and workers add their own.
+
+Times are histograms over the same buckets everywhere, so that they can be compared and added up. A
+time that belongs to a step carries the step as an exemplar, which a scraper gets if it asks for
+OpenMetrics. The step is never a label: there would be as many series as steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from andon import __version__
 from andon.protocol.reasons import Reason
+from andon.protocol.records import Key
 
-__all__ = ["ExchangeDurations", "HandshakeCounter", "RefusalCounter"]
+__all__ = [
+    "BUCKETS_S",
+    "ExchangeDurations",
+    "FollowedCounter",
+    "HandshakeCounter",
+    "OptionalGauge",
+    "RefusalCounter",
+    "new_registry",
+    "observe",
+    "time_histogram",
+]
 
-_SECONDS = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
-    *(1.0, 2.0, 5.0, 10.0, 30.0),
+BUCKETS_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
 )
+"""The upper bounds of every histogram of times, from an exchange in memory to a long recovery."""
+
+_ROUNDS_KEPT = 16
+"""A reducer reports a round when the next one begins, so its step is needed only for that long."""
+
+
+class _Registry(CollectorRegistry):
+    """A registry that leaves out when each counter was made.
+
+    The client adds a series `..._created` to every counter and histogram: a third of all series.
+    Those of a service would also be wrong. Its counters continue from the journal, so a counter
+    that is made now may stand at 1000. A scraper that takes the time for the counter's beginning
+    sees a jump by 1000.
+    """
+
+    def collect(self) -> Iterable[Metric]:
+        for family in super().collect():
+            family.samples = [each for each in family.samples if not _is_created(each.name)]
+            yield family
+
+
+def _is_created(name: str) -> bool:
+    return name.endswith("_created")
+
+
+def new_registry() -> CollectorRegistry:
+    """The registry of a process, with its version, processor time, memory and open files."""
+    registry = _Registry()
+    Info("andon_build", "The version of Andon that runs.", registry=registry).info(
+        {"version": __version__}
+    )
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def time_histogram(registry: CollectorRegistry, name: str, documentation: str) -> Histogram:
+    """Registers a histogram of times."""
+    return Histogram(name, documentation, buckets=BUCKETS_S, registry=registry)
+
+
+def observe(histogram: Histogram, duration_s: float, step: int | None) -> None:
+    """Counts a time; the step, if there is one, becomes the exemplar of its bucket."""
+    histogram.observe(duration_s, None if step is None else {"step": str(step)})
+
+
+class OptionalGauge(Collector):
+    """A gauge that has no sample while nothing is known: it is absent then, not 0 and not NaN."""
+
+    def __init__(self, registry: CollectorRegistry, name: str, documentation: str) -> None:
+        """Registers the metric, without a value."""
+        self._name, self._documentation = name, documentation
+        self._value: float | None = None
+        registry.register(self)
+
+    def set(self, value: float | None) -> None:
+        """Shows a value; None: shows nothing."""
+        self._value = value
+
+    def describe(self) -> Iterable[Metric]:
+        """The metric without samples, so that its name can't be registered twice."""
+        yield GaugeMetricFamily(self._name, self._documentation)
+
+    def collect(self) -> Iterable[Metric]:
+        """What a scrape gets."""
+        # Read once: the thread that trains may set it meanwhile.
+        yield GaugeMetricFamily(self._name, self._documentation, value=self._value)
+
+
+class FollowedCounter(Collector):
+    """A counter that is kept elsewhere, and asked for at each scrape."""
+
+    def __init__(self, registry: CollectorRegistry, name: str, documentation: str) -> None:
+        """Registers the metric, at 0 until there is somebody to ask."""
+        self._name, self._documentation = name, documentation
+        self._total: Callable[[], float] = lambda: 0.0
+        registry.register(self)
+
+    def follow(self, total: Callable[[], float]) -> None:
+        """From now on `total` says how much it is; it is called on the scraping thread."""
+        self._total = total
+
+    def collect(self) -> Iterable[Metric]:
+        """What a scrape gets."""
+        yield CounterMetricFamily(self._name, self._documentation, value=self._total())
 
 
 class ExchangeDurations:
@@ -26,16 +132,23 @@ class ExchangeDurations:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Registers the metric."""
-        self._seconds = Histogram(
+        self._seconds = time_histogram(
+            registry,
             "andon_allreduce_seconds",
-            "From an exchange's first contribution to its last average.",
-            buckets=_SECONDS,
-            registry=registry,
+            "Time from an exchange's first contribution to its last average, at the reducer; "
+            "on a ring from the slowest rank's first chunk sent to its last average.",
         )
+        self._steps: dict[Key, int] = {}
 
-    def took(self, seconds: float) -> None:
-        """Counts an exchange that took so long."""
-        self._seconds.observe(seconds)
+    def began(self, key: Key, step: int) -> None:
+        """Notes to which step a round belongs: the coordinator knows, and the reducer does not."""
+        self._steps[key] = step
+        while len(self._steps) > _ROUNDS_KEPT:
+            del self._steps[next(iter(self._steps))]
+
+    def took(self, duration_s: float, key: Key) -> None:
+        """Counts an exchange of round `key`."""
+        observe(self._seconds, duration_s, self._steps.get(key))
 
 
 class RefusalCounter:
@@ -45,7 +158,7 @@ class RefusalCounter:
         """Registers the metric, without any service yet."""
         self._counter = Counter(
             "andon_refusals_total",
-            "Calls that were ended with an error.",
+            "Calls that were ended with an error, by the service that ended them and its reason.",
             ["service", "reason"],
             registry=registry,
         )
@@ -70,7 +183,9 @@ class HandshakeCounter:
     def __init__(self, registry: CollectorRegistry) -> None:
         """Registers the counter, at 0."""
         self._begun = Counter(
-            "andon_tls_handshakes", "TLS handshakes that clients began", registry=registry
+            "andon_tls_handshakes_total",
+            "TLS handshakes that clients began, whether they succeeded or not.",
+            registry=registry,
         )
 
     def begun(self) -> None:

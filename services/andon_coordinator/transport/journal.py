@@ -80,6 +80,9 @@ class Journal:
         self._queue: queue.SimpleQueue[SaveEffect | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._overdue: list[SaveEffect] = []
+        self.wrote: Callable[[float, int | None], None] = lambda seconds, step: None
+        """Called on the journal's thread after each write, one that failed too: the time that it
+        took, and the step if it was a record's. Set it before `start`."""
         self.history: History = store.history()
         gaps, step = store.gaps()
         if gaps:
@@ -208,6 +211,14 @@ class Journal:
             del self._overdue[0]
 
     def _apply(self, effect: SaveEffect) -> events.Event | None:
+        began = time.perf_counter()
+        try:
+            return self._save(effect)
+        finally:
+            step = effect.record.step if isinstance(effect, effects.SaveRecord) else None
+            self.wrote(time.perf_counter() - began, step)
+
+    def _save(self, effect: SaveEffect) -> events.Event | None:
         match effect:
             case effects.SaveTerm():
                 self._store.begin_term(effect.term)

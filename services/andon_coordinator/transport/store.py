@@ -64,11 +64,16 @@ class JournalFenced(JournalError):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How much a journal holds: steps, their samples, and halts by the name of their reason."""
+    """How much a journal holds."""
 
     steps: int
     samples: int
     halts: dict[str, int]
+    """By the name of the reason."""
+    answers: dict[str, int]
+    """By the name of the answer."""
+    departures: dict[str, int]
+    """By the name of the reason, `rows.LOST` or `rows.DROPPED`."""
 
 
 class Store:
@@ -255,8 +260,17 @@ class Store:
         """How much the journal holds, including records that were rolled back."""
         one = self._database.execute
         steps, samples = one("SELECT steps, samples FROM totals").fetchone()
-        halts = dict(map(tuple, one("SELECT reason, count(*) FROM halts GROUP BY reason")))
-        return Counts(steps, samples, halts)
+
+        def by(column: str, table: str) -> dict[str, int]:
+            return dict(map(tuple, one(f"SELECT {column}, count(*) FROM {table} GROUP BY 1")))
+
+        return Counts(
+            steps,
+            samples,
+            halts=by("reason", "halts"),
+            answers=by("answer", "answers"),
+            departures=by("reason", "departures"),
+        )
 
     def begin_term(self, term: int) -> None:
         """Makes a term durable and this store's own; does nothing if it is that already.

@@ -143,6 +143,9 @@ class ReducerObserver(Protocol):
     def moved(self, direction: Direction, size_bytes: int, path: DataPath = DataPath.WIRE) -> None:
         """A chunk, or a piece of state, came or left: over gRPC, or in shared memory."""
 
+    def relayed(self, size_bytes: int) -> None:
+        """A piece of state was received by a newcomer; `moved` counts it too."""
+
     def holds(self, inflight_bytes: int) -> None:
         """The rounds hold this many bytes now."""
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -128,12 +129,21 @@ class AveragingThreads:
         self._wake_sent = False
         self._lock = threading.Lock()
         """Guards `_results` and `_wake_sent`."""
+        self._busy_s = [0.0] * count
+        """How long each thread has computed. Each one writes its own, so there is no lock."""
         self._threads = [
-            threading.Thread(target=self._run, name=f"andon-reducer_{number}", daemon=True)
+            threading.Thread(
+                target=self._run, args=(number,), name=f"andon-reducer_{number}", daemon=True
+            )
             for number in range(count)
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def busy_s(self) -> float:
+        """How long all threads together have computed; any thread may ask."""
+        return sum(self._busy_s)
 
     def do(self, delivery: Delivery) -> None:
         """Has all parts of a delivery done by whichever threads are free."""
@@ -154,13 +164,15 @@ class AveragingThreads:
         for thread in self._threads:
             thread.join()
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
         while (work := self._parts.get()) is not None:
             delivery, part = work
+            began = time.perf_counter()
             try:
                 last = delivery.reduce(part)
             except Exception as error:  # the loop logs it, and voids the round
                 last = delivery.fail(error)
+            self._busy_s[number] += time.perf_counter() - began
             if last:
                 self._return(delivery)
             # These names would keep the job's memory alive while the thread waits for more work.

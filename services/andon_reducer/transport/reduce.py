@@ -114,6 +114,11 @@ class ReduceServicer:
         """What the rounds hold now."""
         return self._rounds.inflight_bytes
 
+    @property
+    def averaging_s(self) -> float:
+        """How long the threads have computed, together; any thread may ask."""
+        return self._threads.busy_s
+
     async def serve(self, context: Context) -> None:
         """One call of Reduce, to its end.
 

@@ -145,6 +145,7 @@ class StateServicer:
                     await self._in_time(context.write(piece))
                     moved += len(piece)
                     self._observer.moved(Direction.DOWN, len(piece))
+                    self._observer.relayed(len(piece))
             transfer.finish()
         except TimeoutError:
             seconds = time.monotonic() - began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -12,12 +11,12 @@ from andon.host.telemetry import ExchangeDurations
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon.protocol.run_settings import RunPlan
+from andon.protocol.run_settings import RunPlan, Topology
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
-from andon_coordinator.telemetry import AttemptCause, LineMetrics, Totals
+from andon_coordinator.telemetry import AttemptCause, LineMetrics, RunFacts, Totals
 
 FIRST, SECOND = Key(1, 1), Key(1, 2)
 PLAN = RunPlan(global_batch=4, dataset_size=8)
@@ -30,7 +29,14 @@ class Metered:
         """`timed`: it times exchanges, as those of a ring."""
         self.registry = CollectorRegistry()
         exchanges = ExchangeDurations(self.registry) if timed else None
-        self.metrics = LineMetrics(self.registry, totals or Totals(), exchanges=exchanges)
+        topology = Topology.RING if timed else Topology.STAR
+        run = RunFacts(run_id="7f3a", topology=topology)
+        self.metrics = LineMetrics(
+            self.registry,
+            totals or Totals(),
+            exchanges=exchanges or ExchangeDurations(CollectorRegistry()),
+            run=run,
+        )
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -216,10 +222,20 @@ def test_an_exchange_of_a_ring_takes_as_long_as_the_slowest_rank_reported(timed:
     assert metered.value("andon_allreduce_seconds_sum") == (0.03 if timed else None)
 
 
-def test_accuracy_is_nan_until_all_workers_report_correct_counts() -> None:
+def test_loss_and_accuracy_are_absent_before_the_first_step() -> None:
     metered = Metered()
     metered.assign(FIRST, 0)
-    assert math.isnan(metered.value("andon_step_accuracy_ratio") or 0.0)
+
+    assert metered.value("andon_step_loss") is None
+    assert metered.value("andon_step_accuracy_ratio") is None
+
+
+def test_accuracy_is_absent_until_all_workers_report_correct_counts() -> None:
+    metered = Metered()
+    metered.assign(FIRST, 0)
+    metered.ready(10, FIRST, step(FIRST), at=0.5)
+    metered.see(events.RecordSaved(FIRST), at=0.5)
+    assert metered.value("andon_step_accuracy_ratio") is None
 
     metered.ready(10, FIRST, step(FIRST, correct=3), at=1.0)
     metered.see(events.RecordSaved(FIRST), at=1.0)

@@ -35,5 +35,6 @@ def test_a_round_is_counted_and_each_of_its_exchanges_timed() -> None:
     labels = {"outcome": "finished"}
     assert registry.get_sample_value("andon_reducer_rounds_total", labels) == 1
     assert registry.get_sample_value("andon_allreduce_seconds_count") == 2
-    assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "0.02"}) == 1
+    assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "0.025"}) == 1
     assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "30.0"}) == 1
+    assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "60.0"}) == 2

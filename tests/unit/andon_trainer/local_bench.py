@@ -43,6 +43,8 @@ class LocalSeat(ScriptedSeat):
         self.policy = policy
         self.refused: list[tuple[int, int, str]] = []
         self.computed = Computed()
+        self.local_steps = 0
+        """How many were counted."""
         self.looks, self.void_at_look = 0, 0
         """The round is void when the worker looks for this time; 0: never."""
         self.drop_before: Key | None = None
@@ -52,6 +54,9 @@ class LocalSeat(ScriptedSeat):
     def drop_computed(self, why: str) -> None:
         if self.computed.drop():
             self.on_drop()
+
+    def stepped_locally(self) -> None:
+        self.local_steps += 1
 
     def look(self) -> bool:
         self.looks += 1

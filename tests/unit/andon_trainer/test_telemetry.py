@@ -53,6 +53,7 @@ def step(
     report = StepReport(key=Key(1, 1), loss_sum=3.0, weight=4.0, samples=4, timings=spent)
     return StepMeasured(
         report=report,
+        step=7,
         seconds=2.0,
         commit_s=0.0625,
         traffic=Traffic.over("wire", sent_bytes, received_bytes),
@@ -64,7 +65,7 @@ def test_everything_is_there_at_zero_from_the_start() -> None:
 
     assert metered.value("andon_samples_total") == 0
     assert metered.value("andon_worker_step") == 0
-    assert metered.value("andon_exchange_hidden_ratio") == 0
+    assert metered.value("andon_exchange_hidden_ratio") is None, "there was no exchange"
     assert metered.moved() == [0, 0]
     assert [metered.value(f"{name}_count") for name in TIMED] == [0] * len(TIMED)
 

@@ -30,38 +30,7 @@ OF_PROMETHEUS = {
     "up": set(),
 }
 """Series that Prometheus makes of its own."""
-COMING = {
-    "andon_checkpoint_interval_steps",
-    "andon_checkpoint_timestamp_seconds",
-    "andon_departures_total",
-    "andon_exchange_path",
-    "andon_faults_total",
-    "andon_gpu_memory_bytes",
-    "andon_gpu_utilization_ratio",
-    "andon_halt_answers_total",
-    "andon_halted",
-    "andon_joins_total",
-    "andon_journal_write_seconds_bucket",
-    "andon_learning_rate_scale",
-    "andon_local_steps",
-    "andon_local_steps_total",
-    "andon_logged_value",
-    "andon_reducer_averaging_seconds_total",
-    "andon_reducers_expected",
-    "andon_run_info",
-    "andon_shared_memory_fallbacks_total",
-    "andon_state_transfer_bytes_total",
-    "andon_steps_planned",
-    "andon_window_ahead_samples",
-    "andon_window_samples",
-    "andon_worker_rejoins_total",
-    "andon_worker_rounds_voided_total",
-    "andon_worker_samples_per_second",
-    "andon_worker_wait_ratio",
-    "andon_workers_expected",
-    "process_cpu_seconds_total",
-    "process_resident_memory_bytes",
-}
+COMING = {"andon_logged_value"}
 """What the processes will have with this release, and do not yet."""
 ENDINGS = {
     "counter": ("",),

@@ -6,6 +6,7 @@ import argparse
 import re
 
 import pytest
+from metrics_tables import process, service, table_of, worker
 
 from andon_cli.help import help_text
 from andon_cli.verbs import VERBS
@@ -25,7 +26,7 @@ _PACKAGES = {
 }
 _PATH = re.compile(r"(?:proto|services|trainer|tests|examples|benchmarks|docs)/[\w./*-]+")
 _METRIC = re.compile(r"\bandon_[a-z_]*[a-z]\b")
-_PARTS_OF_A_METRIC = re.compile(r"_(total|bucket|sum|count|info)$")
+_PARTS_OF_A_HISTOGRAM = re.compile(r"_(bucket|sum|count)$")
 
 every_document = pytest.mark.parametrize(
     "document", documents(), ids=lambda document: str(document.name)
@@ -85,17 +86,14 @@ def test_every_andon_command_that_a_document_names_exists(document: Document) ->
 
 @every_document
 def test_every_metric_that_a_document_names_is_registered(document: Document) -> None:
-    folders = [ROOT / name for name in ("proto", "services", "trainer")]
-    files = [path for folder in folders for path in folder.rglob("telemetry.py")]
-    telemetry = "".join(path.read_text() for path in files)
+    registered = {*table_of(process()), *table_of(service()), *table_of(worker())}
 
     for code in document.code():
         for name in _METRIC.findall(code):
             if name in _PACKAGES:
                 continue
-            short = _PARTS_OF_A_METRIC.sub("", name)
-            registered = f'"{name}"' in telemetry or f'"{short}"' in telemetry
-            assert registered, f"{document.name} names the metric {name}"
+            known = name in registered or _PARTS_OF_A_HISTOGRAM.sub("", name) in registered
+            assert known, f"{document.name} names the metric {name}"
 
 
 def test_the_drawing_of_the_states_is_the_table_of_transitions() -> None:

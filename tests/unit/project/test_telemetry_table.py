@@ -1,4 +1,4 @@
-"""The tables of docs/metrics.md are the registries: every metric, its type and its labels."""
+"""The tables of docs/metrics.md are the registries; names, units and help texts are in order."""
 
 from __future__ import annotations
 
@@ -6,105 +6,103 @@ import re
 from collections.abc import Callable
 
 import pytest
+from metrics_tables import Described, page, process, service, table_of, worker
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
 
-from andon.host.telemetry import HandshakeCounter, RefusalCounter
-from andon.protocol.layout import Layout
-from andon.protocol.run_settings import RunPlan
-from andon_coordinator.core import events
-from andon_coordinator.core.line import LineCore
-from andon_coordinator.core.settings import History, LineSettings
-from andon_coordinator.telemetry import LineMetrics, Totals
-from andon_reducer.telemetry import ReducerTelemetry
-from andon_trainer.telemetry import WorkerMetrics
+from andon.host.telemetry import BUCKETS_S
 from unit.project.documents import ROOT
 
-Table = dict[str, tuple[str, frozenset[str], str]]
-"""Type, labels and unit, by name."""
-
-_ROW = re.compile(r"^\| `(andon_\w+)` \|(.*)\|$", re.MULTILINE)
-_UNITS = ("seconds", "bytes")
-
-
-def service() -> CollectorRegistry:
-    """A service's registry, one worker having joined: its labels are then there, too."""
-    registry = CollectorRegistry()
-    refusals = RefusalCounter(registry)
-    ReducerTelemetry(registry, refusals)
-    HandshakeCounter(registry)
-    metrics = LineMetrics(registry, Totals(), refusals)
-    settings = LineSettings(run_id="7f3a", expect_workers=1, min_workers=1, max_workers=1)
-    line = LineCore(settings, term=1, history=History(), random_bits=lambda: 0)
-    joined = events.WorkerJoined(
-        1,
-        events.JoinRequest(
-            run_id="7f3a",
-            incarnation=1,
-            layout=Layout(()),
-            plan=RunPlan(global_batch=1, dataset_size=8),
-        ),
-    )
-    metrics.observe(joined, line.receive(joined, 0.0), 0.0)
-    metrics.tick(line.status(0.0))
-    return registry
+METRICS = {
+    "process": table_of(process()),
+    "service": table_of(service()),
+    "worker": table_of(worker()),
+}
+EVERY = [(where, each) for where, table in METRICS.items() for each in table.values()]
+every_metric = pytest.mark.parametrize(
+    "metric", [each for _, each in EVERY], ids=[f"{where}-{each.name}" for where, each in EVERY]
+)
+OF_THE_CLIENT = "process_"
+"""These come from the client library: what they are called is not our choice."""
 
 
-def worker() -> CollectorRegistry:
-    registry = CollectorRegistry()
-    WorkerMetrics(registry)
-    return registry
-
-
-def families(registry: CollectorRegistry) -> list[Metric]:
-    return list(registry.collect())
-
-
-def registered(registry: CollectorRegistry) -> Table:
-    table: Table = {}
-    for family in families(registry):
-        ending = {"counter": "_total", "info": "_info"}.get(family.type, "")
-        labels = frozenset(name for sample in family.samples for name in sample.labels)
-        unit = next((each for each in _UNITS if family.name.endswith(f"_{each}")), "")
-        table[family.name + ending] = family.type, labels - {"le", "quantile"}, unit
-    return table
-
-
-def written(heading: str) -> Table:
+def test_the_tables_are_what_is_registered() -> None:
     text = (ROOT / "docs/metrics.md").read_text("utf-8")
-    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    table: Table = {}
-    for name, rest in _ROW.findall(section):
-        kind, labels, unit, _tells = (cell.strip() for cell in rest.split("|"))
-        named = frozenset(re.findall(r"`(\w+)`", labels))
-        table[name] = kind, named, unit if unit in _UNITS else ""
-    return table
+
+    assert page(text) == text, "make metrics"
 
 
-@pytest.mark.parametrize(("heading", "make"), [("The service", service), ("A worker", worker)])
-def test_the_table_is_what_is_registered(
-    heading: str, make: Callable[[], CollectorRegistry]
-) -> None:
-    assert written(heading) == registered(make())
+def test_a_table_that_is_out_of_date_is_noticed() -> None:
+    text = (ROOT / "docs/metrics.md").read_text("utf-8")
+    without = re.sub(r"^\| `andon_halted` .*\n", "", text, flags=re.MULTILINE)
+
+    assert without != text
+    assert page(without) == text
+
+
+def test_a_page_without_a_place_for_a_metric_is_refused() -> None:
+    with pytest.raises(ValueError, match="no marker for calls"):
+        page("<!-- metrics run -->\n<!-- end -->")
 
 
 def test_no_name_has_two_types_or_two_sets_of_labels() -> None:
-    one, other = registered(service()), registered(worker())
+    one, other = METRICS["service"], METRICS["worker"]
 
-    assert one.keys() & other.keys() == {"andon_build_info", "andon_exchange_bytes_total"}
+    assert one.keys() & other.keys() == {"andon_exchange_bytes_total"}
     for name in one.keys() & other.keys():
-        assert one[name] == other[name]
+        assert (one[name].kind, one[name].labels) == (other[name].kind, other[name].labels)
+    assert not METRICS["process"].keys() & (one.keys() | other.keys())
 
 
-def test_exchanges_are_timed_in_the_same_buckets_at_both_ends() -> None:
-    def buckets(registry: CollectorRegistry, name: str) -> list[str]:
-        return [
-            sample.labels["le"]
-            for family in families(registry)
-            for sample in family.samples
-            if sample.name == f"{name}_bucket"
+@every_metric
+def test_a_metric_is_named_by_the_rules_of_prometheus(metric: Described) -> None:
+    assert (metric.kind == "counter") == metric.name.endswith("_total")
+    assert (metric.kind == "info") == metric.name.endswith("_info")
+    assert re.fullmatch(r"(?:andon|process)_[a-z_]+", metric.name)
+    for unit in ("milliseconds", "_ms", "_mib", "percent", "minutes"):
+        assert unit not in metric.name
+    if metric.kind in ("histogram", "summary"):
+        assert metric.unit == "seconds"
+
+
+@every_metric
+def test_a_help_text_is_a_sentence_that_people_can_read_alone(metric: Described) -> None:
+    if metric.name.startswith(OF_THE_CLIENT):
+        return
+    assert re.match(r"[A-Z1]", metric.meaning), metric.meaning
+    assert metric.meaning.endswith("."), metric.meaning
+    assert len(metric.meaning) > 20
+
+
+@every_metric
+def test_labels_are_of_a_closed_set(metric: Described) -> None:
+    free = {"version", "run", "schedule", "topology", "encoding"}
+    closed = {
+        *("state", "reason", "answer", "cause", "kind", "status", "worker"),
+        *("direction", "path", "outcome", "service", "name"),
+    }
+
+    assert metric.labels <= (free if metric.kind == "info" else closed)
+
+
+@pytest.mark.parametrize("make", [service, worker])
+def test_all_times_have_the_same_buckets_from_microseconds_to_minutes(
+    make: Callable[[], CollectorRegistry],
+) -> None:
+    found = {
+        family.name: [
+            float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels
         ]
+        for family in make().collect()
+        if family.type == "histogram"
+    }
 
-    assert buckets(service(), "andon_allreduce_seconds") == buckets(
-        worker(), "andon_exchange_seconds"
-    )
+    assert (BUCKETS_S[0], BUCKETS_S[-1]) == (1e-4, 300.0)
+    assert found
+    for name, bounds in found.items():
+        assert bounds == [*BUCKETS_S, float("inf")], name
+
+
+def test_a_process_tells_its_processor_time_and_memory() -> None:
+    assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= METRICS[
+        "process"
+    ].keys()

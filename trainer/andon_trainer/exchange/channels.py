@@ -32,7 +32,7 @@ from andon.host.tls import TlsError
 from andon.host.tls_diagnosis import diagnose_tls
 from andon.protocol.limits import MAX_MESSAGE_BYTES
 
-__all__ = ["close_in_children", "open_channel", "tls_trouble"]
+__all__ = ["close_in_children", "is_here", "open_channel", "tls_trouble"]
 
 
 def open_channel(address: str, tls: Path | None = None) -> grpc.Channel:
@@ -84,6 +84,21 @@ _DESCRIPTORS = Path("/dev/fd")
 
 _ports: set[int] = set()
 """The ports of the line's connections, at either end."""
+
+
+def is_here(address: str) -> bool:
+    """Whether a host:port is one of this host's own addresses. Nothing is sent."""
+    host, _, port = address.rpartition(":")
+    with suppress(OSError, ValueError):
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # Connecting a datagram socket only picks the route: to itself, a host uses the address
+            # that it is reached by.
+            probe.connect(place)
+            return bool(probe.getsockname()[0] == place[0])
+    return False
 
 
 def close_in_children(address: str) -> None:

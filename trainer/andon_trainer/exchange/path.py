@@ -67,6 +67,8 @@ class Traffic:
 
     sent: Counter[str] = field(default_factory=Counter)
     received: Counter[str] = field(default_factory=Counter)
+    fallbacks: int = 0
+    """How often memory could not be shared with a reducer of this host."""
 
     @classmethod
     def over(cls, path: str, sent: int, received: int) -> Self:
@@ -75,7 +77,11 @@ class Traffic:
 
     def __add__(self, other: Traffic) -> Traffic:
         """The sum of both."""
-        return Traffic(self.sent + other.sent, self.received + other.received)
+        return Traffic(
+            self.sent + other.sent,
+            self.received + other.received,
+            self.fallbacks + other.fallbacks,
+        )
 
 
 class Exchange(Protocol):

@@ -44,12 +44,13 @@ from andon.protocol.messages import (
     SharedMemoryMapped,
     Slice,
 )
+from andon.protocol.run_settings import Policy
 from andon.wire.frames import FrameError, batch_requests, frame_request, parse_responses
 from andon_trainer.core.calls import Bytes, Floats
 from andon_trainer.exchange.collector import OpenCall
 from andon_trainer.exchange.wire import BulkStream, LanePart
 
-__all__ = ["SPAN_ELEMENTS", "SharedLane", "SharedMemory"]
+__all__ = ["SPAN_ELEMENTS", "SharedLane", "SharedMemory", "suits"]
 
 SPAN_ELEMENTS = 2**24
 """About so many elements are announced at once: 64 MiB. Most blocks are one message."""
@@ -59,6 +60,12 @@ _CLEARED_BYTES_PER_S = 2**25
 first worker of a host, and it serves all workers of the host one after the other."""
 
 _MAX_BATCH = 256
+
+
+def suits(policy: Policy) -> bool:
+    """Whether a line exchanges what shared memory is for: float32, both ways."""
+    answers = policy.answer_encoding or policy.encoding
+    return policy.encoding is answers is Encoding.FLOAT32
 
 
 class _Window:
@@ -172,11 +179,7 @@ class SharedLane:
             TlsError, grpc.RpcError, FrameError: as `BulkStream`.
         """
         self.close()
-        policy = self._part.policy
-        if policy.encoding is not Encoding.FLOAT32 or policy.answer_encoding not in (
-            None,
-            Encoding.FLOAT32,
-        ):
+        if not suits(self._part.policy):
             raise SharedMemoryUnavailable(
                 "the line's encoding is not float32, which shared memory is for"
             )

@@ -37,10 +37,10 @@ from andon.wire.frames import FrameError
 from andon_trainer.core.calls import Bytes, Call, Floats
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.values import bad_value_of
-from andon_trainer.exchange.channels import tls_trouble
+from andon_trainer.exchange.channels import is_here, tls_trouble
 from andon_trainer.exchange.collector import Collector, OpenCall
 from andon_trainer.exchange.path import Inbox, Traffic
-from andon_trainer.exchange.shared import SharedLane
+from andon_trainer.exchange.shared import SharedLane, suits
 from andon_trainer.exchange.wire import Lane, LanePart, ReducerAccess, WireLane
 
 __all__ = ["ReducerAway", "StarExchange", "WrongMap"]
@@ -75,6 +75,9 @@ class _Reducer:
         self.lane: Lane = self._shared or self._wire
         """The present one."""
         self._said = ""
+        self._shared_before = False
+        """Whether memory was shared with it at least once."""
+        self._fallbacks = 0
 
     def open(self, address: str, opening: OpenRound) -> None:
         """Opens the lane, through shared memory if the reducer offers it.
@@ -86,10 +89,14 @@ class _Reducer:
         if self._shared is not None:
             try:
                 self._shared.open(address, opening)
-                self.lane = self._shared
+                self.lane, self._shared_before = self._shared, True
                 self._say(f"exchanging with the reducer at {address} over shared memory")
                 return
             except SharedMemoryUnavailable as why:
+                # Of another host, or for another encoding, nothing was to be expected. Containers
+                # of one host have several addresses, so memory that was shared before counts too.
+                if suits(self._part.policy) and (self._shared_before or is_here(address)):
+                    self._fallbacks += 1
                 text = f"exchanging with the reducer at {address} over the wire, not over shared "
                 # Of several reducers, most are on other hosts anyway.
                 level = logging.WARNING if self._alone else logging.INFO
@@ -110,7 +117,8 @@ class _Reducer:
         if self._shared is None:
             return traffic
         shared = self._shared
-        return traffic + Traffic.over("shared-memory", shared.sent_bytes, shared.received_bytes)
+        over = Traffic.over("shared-memory", shared.sent_bytes, shared.received_bytes)
+        return traffic + over + Traffic(fallbacks=self._fallbacks)
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         """Logs which way it goes, if that changed."""

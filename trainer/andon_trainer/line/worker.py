@@ -27,7 +27,7 @@ from andon_trainer.hosts.member import FollowerMember, LeaderMember
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, located_by_leader
 from andon_trainer.member import RunMember, SoloMember
 from andon_trainer.membership import Membership
-from andon_trainer.process.device import counters_of, describe
+from andon_trainer.process.device import counters_of, describe, gpu_of
 from andon_trainer.process.exits import is_interactive, watch_exit
 from andon_trainer.process.torchrun import locate
 from andon_trainer.state.checkpoints import WorkerCheckpoints
@@ -132,7 +132,7 @@ class Worker:
             origin=self.checkpoints.origin,
             capabilities=capabilities,
         )
-        self._telemetry = Telemetry(config, self._timeline)
+        self._telemetry = Telemetry(config, self._timeline, gpu_of(self.device))
         member: Membership
         if self.host is None:
             member = Membership(config, candidate, self._telemetry)

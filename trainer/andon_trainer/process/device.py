@@ -8,14 +8,16 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
+from andon_trainer.telemetry import GpuReading
 from andon_trainer.timeline import Counters
 
-__all__ = ["counters_of", "describe", "device_for", "pick_device", "processor_in"]
+__all__ = ["counters_of", "describe", "device_for", "gpu_of", "pick_device", "processor_in"]
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +93,37 @@ def counters_of(device: torch.device) -> tuple[Counters, tuple[str, ...]]:
 
     missing = "no GPU utilisation: pip install nvidia-ml-py to have it"
     return sample, () if utilised else (missing,)
+
+
+def gpu_of(device: torch.device) -> Callable[[], GpuReading] | None:
+    """Reads the memory and the utilisation of a GPU; None if the device is none."""
+    if device.type != "cuda":
+        return None
+    total = int(torch.cuda.get_device_properties(device).total_memory)
+    utilised = importlib.util.find_spec("pynvml") is not None
+
+    def read() -> GpuReading:
+        # PyTorch keeps these numbers itself: to read them, nothing waits for the GPU.
+        memory = {
+            "allocated": torch.cuda.memory_allocated(device),
+            "peak": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.memory_reserved(device),
+            "total": total,
+        }
+        return GpuReading(
+            memory_bytes=memory, utilization=_utilization(device) if utilised else None
+        )
+
+    return read
+
+
+def _utilization(device: torch.device) -> float | None:
+    """How busy a GPU is, from 0 to 1; None if NVIDIA's library does not say."""
+    try:
+        return torch.cuda.utilization(device) / 100
+    except Exception as error:  # the boundary to a library that raises what it likes
+        log.debug("no GPU utilisation: %s", error)
+        return None
 
 
 def _named(name: str, local_rank: int, cuda_devices: int) -> torch.device:

@@ -65,6 +65,9 @@ class LocalMember(RunMember, Protocol):
     def drop_computed(self, why: str) -> None:
         """Forgets them, if there are any, and calls `on_drop`."""
 
+    def stepped_locally(self) -> None:
+        """Counts a local step."""
+
     def look(self) -> bool:
         """Takes what the line has sent, without waiting; False if the round is void."""
 
@@ -401,6 +404,7 @@ class LocalStepper(LoopSteps):
         if state is None or not self.moved or state is self._settled:
             return
         self._settled = state
+        self._local.stepped_locally()
         part, due = round_.parts[round_.made], round_.made < round_.due
         round_.made += 1
         if due:

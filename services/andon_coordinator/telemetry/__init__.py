@@ -1,0 +1,7 @@
+"""Telemetry: the line's metrics for Prometheus, fed with the core's events and effects."""
+
+from andon_coordinator.telemetry.attempts import AttemptCause
+from andon_coordinator.telemetry.line import LineMetrics
+from andon_coordinator.telemetry.run import RunFacts, Totals
+
+__all__ = ["AttemptCause", "LineMetrics", "RunFacts", "Totals"]

@@ -1,0 +1,176 @@
+"""The run and the state of its line: what was chosen, whether it goes on, and what stopped it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+
+from andon.host.telemetry import OptionalGauge
+from andon.protocol.encoding import Encoding
+from andon.protocol.halts import HaltAnswer, HaltReason
+from andon.protocol.run_settings import Topology
+from andon_coordinator.core.effects import Assignment, LineState
+from andon_coordinator.core.status import LineSnapshot
+
+__all__ = ["HaltMetrics", "RunFacts", "RunMetrics", "ScheduleMetrics", "Totals"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What does not change while a run is served."""
+
+    run_id: str = ""
+    topology: Topology = Topology.STAR
+    encoding: Encoding = Encoding.FLOAT32
+    local_steps: int = 0
+    """Optimizer steps between two exchanges; 0: gradients are exchanged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What the journal holds when the process starts."""
+
+    steps: int = 0
+    samples: int = 0
+    halts: Mapping[HaltReason, int] = field(default_factory=dict)
+    answers: Mapping[HaltAnswer, int] = field(default_factory=dict)
+    departures: Mapping[str, int] = field(default_factory=dict)
+    """By the label of `andon_departures_total`."""
+
+
+class RunMetrics:
+    """Which run this is, and what its line does."""
+
+    def __init__(self, registry: CollectorRegistry, run: RunFacts) -> None:
+        """Registers the metrics; every state is there from the start."""
+        self._run = run
+        self._info = Info(
+            "andon_run",
+            "The run that is served: its id, and its schedule, topology and encoding.",
+            registry=registry,
+        )
+        self._schedule = ""
+        self._show_run("")
+        self._state = Gauge(
+            "andon_line_state",
+            "1 for the line's state, and 0 for the others.",
+            ["state"],
+            registry=registry,
+        )
+        self._states = {each: self._state.labels(each.name.lower()) for each in LineState}
+        self._planned = OptionalGauge(
+            registry,
+            "andon_steps_planned",
+            "Steps after which the run ends; absent if nobody said.",
+        )
+
+    def tick(self, status: LineSnapshot) -> None:
+        """Sets the gauges to a status."""
+        if status.schedule != self._schedule:
+            self._schedule = status.schedule
+            self._show_run(status.schedule)
+        for state, gauge in self._states.items():
+            gauge.set(state is status.state)
+        self._planned.set(status.total_steps)
+
+    def _show_run(self, schedule: str) -> None:
+        self._info.info(
+            {
+                "run": self._run.run_id,
+                "schedule": schedule,
+                "topology": self._run.topology.name.lower(),
+                "encoding": self._run.encoding.name.lower(),
+            }
+        )
+
+
+class HaltMetrics:
+    """Halts and their answers: the counters are history, the gauge is what stands now."""
+
+    def __init__(self, registry: CollectorRegistry, totals: Totals) -> None:
+        """Registers the metrics; every label exists from the start."""
+        # A counter alone would not do: the first scrape may find it at 1 already, and then nothing
+        # ever increased.
+        halted = Gauge(
+            "andon_halted",
+            "1 for the reason of the present halt, and 0 for the others.",
+            ["reason"],
+            registry=registry,
+        )
+        self._halted = {each: halted.labels(each.label) for each in HaltReason}
+        halts = Counter(
+            "andon_jidoka_halts_total",
+            "Times that the line stopped, by reason; `operator` is a person's. Counted since the "
+            "run began.",
+            ["reason"],
+            registry=registry,
+        )
+        self._halts = {each: halts.labels(each.label) for each in HaltReason}
+        answers = Counter(
+            "andon_halt_answers_total",
+            "Answers to halts, by what a person chose. Counted since the run began.",
+            ["answer"],
+            registry=registry,
+        )
+        self._answers = {each: answers.labels(each.name.lower()) for each in HaltAnswer}
+        for reason, halt in self._halts.items():
+            halt.inc(totals.halts.get(reason, 0))
+        for choice, answer in self._answers.items():
+            answer.inc(totals.answers.get(choice, 0))
+
+    def halted(self, reason: HaltReason) -> None:
+        """Counts a halt."""
+        self._halts[reason].inc()
+        self._show(reason)
+
+    def answered(self, answer: HaltAnswer) -> None:
+        """Counts an answer."""
+        self._answers[answer].inc()
+
+    def tick(self, status: LineSnapshot) -> None:
+        """Shows the halt that a status has."""
+        self._show(status.halt.reason if status.halt is not None else None)
+
+    def _show(self, present: HaltReason | None) -> None:
+        for reason, gauge in self._halted.items():
+            gauge.set(reason is present)
+
+
+class ScheduleMetrics:
+    """What lies between two exchanges."""
+
+    def __init__(self, registry: CollectorRegistry, run: RunFacts) -> None:
+        """Registers the metrics; no round was opened yet."""
+        Gauge(
+            "andon_local_steps",
+            "Optimizer steps that each worker makes between two exchanges, if the schedule is "
+            "local; 0 if gradients are exchanged.",
+            registry=registry,
+        ).set(run.local_steps)
+        self._window = Gauge(
+            "andon_window_samples",
+            "Positions of the last round that opened: the global batch, or a longer window.",
+            registry=registry,
+        )
+        self._ahead = Gauge(
+            "andon_window_ahead_samples",
+            "Positions that the workers compute while the last round's exchange travels; 0 "
+            "without overlap.",
+            registry=registry,
+        )
+        self._scale = Gauge(
+            "andon_learning_rate_scale",
+            "Factor of the learning rate in the last round that opened; 1 unless the line scales "
+            "it with the window.",
+            registry=registry,
+        )
+        self._scale.set(1.0)
+
+    def assigned(self, assignment: Assignment) -> None:
+        """A round opened."""
+        ahead = assignment.ahead_batch
+        self._window.set(assignment.batch.stop - assignment.batch.start)
+        self._ahead.set(0 if ahead is None else ahead.stop - ahead.start)
+        self._scale.set(assignment.learning_rate_scale)

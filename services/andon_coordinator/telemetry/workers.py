@@ -1,0 +1,142 @@
+"""The workers' metrics at the service: who is here, who holds the others up, and who went.
+
+`{worker}` is a worker's id, a slot below `max_workers`. A series of a slot exists while a worker is
+live in it, and no longer: a number that stays would be taken for that of a worker which is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
+
+from andon_coordinator.core.effects import SaveDeparture
+from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.core.status import LineSnapshot
+
+__all__ = ["DepartureMetrics", "WorkerGauges"]
+
+_LOST, _DROPPED = "lost", "dropped"
+
+
+class WorkerGauges:
+    """What is known of each live worker, and how many there are."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Registers the metrics; no worker is here."""
+
+        def gauge(name: str, documentation: str) -> Gauge:
+            return Gauge(name, documentation, ["worker"], registry=registry)
+
+        self._here: set[str] = set()
+        """Who is here: those have a count of their waiting."""
+        self._gauged: set[str] = set()
+        """Who was here at the last tick: those have all gauges."""
+        self._workers = Gauge(
+            "andon_workers",
+            "Workers on the line (live), and in its round (participating).",
+            ["state"],
+            registry=registry,
+        )
+        for label in ("live", "participating"):
+            self._workers.labels(label).set(0)
+        self._expected = Gauge(
+            "andon_workers_expected",
+            "Workers that the line waits for at first.",
+            registry=registry,
+        )
+        self._reducers = Gauge(
+            "andon_reducers",
+            "Reducers that share the model: the coordinator's own, and those that registered.",
+            registry=registry,
+        )
+        self._reducers_expected = Gauge(
+            "andon_reducers_expected",
+            "Reducers that the line waits for at first.",
+            registry=registry,
+        )
+        self._waits = Summary(
+            "andon_worker_wait_seconds",
+            "Time that a live worker waited for averages in committed steps. The worker that "
+            "waits least holds the others up.",
+            ["worker"],
+            registry=registry,
+        )
+        self._gauges: Mapping[str, Gauge] = {
+            "waiting_ratio": gauge(
+                "andon_worker_wait_ratio",
+                "Part of its last step that a live worker waited for averages, from 0 to 1.",
+            ),
+            "samples_per_second": gauge(
+                "andon_worker_samples_per_second",
+                "Samples of a live worker's last step, by the time that the step took it.",
+            ),
+            "share": gauge(
+                "andon_worker_share_ratio",
+                "Part of the last step's positions that a live worker had, from 0 to 1.",
+            ),
+            "micro_batches": gauge(
+                "andon_worker_micro_batches",
+                "Micro-batches that a live worker was told to make of its positions, as in a "
+                "cadence; 0 leaves it to the worker.",
+            ),
+            "heartbeat_age_s": gauge(
+                "andon_heartbeat_age_seconds",
+                "Time since the last sign of life of a live worker.",
+            ),
+        }
+        """By the field of `WorkerSnapshot` that each one shows."""
+
+    def joined(self, worker: int) -> None:
+        """A worker is here."""
+        self._here.add(str(worker))
+        self._waits.labels(str(worker))
+
+    def waited(self, worker: int, seconds: float) -> None:
+        """Counts how long a worker waited in a committed step."""
+        # Only of those that are here: whoever went away after its report is not shown again.
+        if str(worker) in self._here:
+            self._waits.labels(str(worker)).observe(seconds)
+
+    def tick(self, status: LineSnapshot) -> None:
+        """Sets the gauges to a status, and forgets who is gone."""
+        self._workers.labels("live").set(status.live)
+        self._workers.labels("participating").set(status.participating)
+        self._expected.set(status.expect_workers)
+        self._reducers.set(len(status.reducers))
+        self._reducers_expected.set(status.expect_reducers)
+        live = {str(each.worker): each for each in status.workers if each.live}
+        for gone in self._here - live.keys():
+            self._waits.remove(gone)
+        for gone in self._gauged - live.keys():
+            for gauge in self._gauges.values():
+                gauge.remove(gone)
+        for name, worker in live.items():
+            self._waits.labels(name)
+            for field, gauge in self._gauges.items():
+                gauge.labels(name).set(getattr(worker, field))
+        self._here, self._gauged = set(live), set(live)
+
+
+class DepartureMetrics:
+    """Counts workers that went, by why."""
+
+    def __init__(self, registry: CollectorRegistry, before: Mapping[str, int]) -> None:
+        """Registers the counter; it begins at what the journal holds, by label."""
+        departures = Counter(
+            "andon_departures_total",
+            "Workers that went, by reason: lost (nobody knows why), dropped (by a person), or why "
+            "they left. Counted since the run began.",
+            ["reason"],
+            registry=registry,
+        )
+        names = [each.name.lower() for each in LeaveReason]
+        self._departures = {name: departures.labels(name) for name in (*names, _LOST, _DROPPED)}
+        for name, counter in self._departures.items():
+            counter.inc(before.get(name, 0))
+
+    def went(self, effect: SaveDeparture) -> None:
+        """Counts one."""
+        without_reason = _DROPPED if effect.dropped else _LOST
+        reason = without_reason if effect.reason is None else effect.reason.name.lower()
+        self._departures[reason].inc()
