@@ -39,14 +39,13 @@ class Pages:
 
     def __init__(self) -> None:
         """Lists the files of the package."""
-        folder = resources.files(__package__) / "static"
-        # A package that was built without its page still answers programs.
-        found = _files_in(folder) if folder.is_dir() else ()
+        found = _files_in(resources.files(__package__) / "static")
         self._files = {f"/board/{name}": file for name, file in found}
+        self._files["/"] = self._files["/board/index.html"]
 
     def page(self, path: str) -> Page | None:
         """What is served there; None if nothing is."""
-        file = self._files.get("/board/index.html" if path == "/" else path)
+        file = self._files.get(path)
         if file is None:
             return None
         content = file.read_bytes()
