@@ -164,7 +164,7 @@ class Port:
                 self._send(stream, self._answers.assignment(effect))
             case do.RefuseOperator() | do.NoteSetback() | do.NoteWriter() | do.NoteSchedule():
                 pass
-            case do.NoteCheckpoint() | do.NoteOverdue():
+            case do.NoteCheckpoint() | do.NoteOverdue() | do.NoteScalarsRefused():
                 pass  # It only goes to the log and the metrics.
             case do.SendHeartbeatAnswer():
                 self._send(stream, heartbeat_answer_to(effect, self._wall()))
@@ -190,6 +190,8 @@ class Port:
                 self._store.save_answer(effect)
             case do.SaveDeparture():
                 self._store.save_departure(effect)
+            case do.SaveScalars():
+                self._store.save_scalars(effect)
         return []
 
     def _send(self, stream: int, message: pb.TrainResponse) -> None:

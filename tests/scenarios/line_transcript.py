@@ -24,6 +24,7 @@ from andon.protocol.limits import CHUNK_ELEMENTS
 from andon.protocol.records import Cursor, Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
+from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
@@ -256,7 +257,12 @@ class _Commands:
         stream = self._stream(words, options)
         activity = on.Activity[options.get("activity", "COMPUTING")]
         detail = options.get("detail", "")
-        return self.bench.send(on.HeartbeatArrived(stream, 1, activity, detail))
+        logged = [each.split("=") for each in options.get("log", "").split(",") if each]
+        scalars = tuple(
+            Scalar(name.split("@")[0], int(name.split("@")[1]), float(value))
+            for name, value in logged
+        )
+        return self.bench.send(on.HeartbeatArrived(stream, 1, activity, detail, scalars))
 
     def leave(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
@@ -406,6 +412,13 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"{sequence} at {_shown_key(head)}: {mean}"
         case do.SendHeartbeatAnswer(_, sequence):
             return str(sequence)
+        case do.SaveScalars(worker, scalars):
+            logged = ", ".join(f"{each.name}@{each.step}={each.value!r}" for each in scalars)
+            return f"worker {worker}: {logged}"
+        case do.NoteScalarsRefused(worker, name):
+            return f"worker {worker}: {name}"
+        case do.SaveRunEvent(event):
+            return f"{event.kind.value}: {event.text}"
         case (
             do.CloseStream(message=message)
             | do.CloseReducer(message=message)

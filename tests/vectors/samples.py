@@ -178,7 +178,15 @@ def _control_up() -> list[Message]:
         pb.RequestWork(head=PARENT, ring_address="[::1]:7101", leaves_epoch=True, checkpoint=_LAST),
         ready,
         fault,
-        pb.Heartbeat(sequence=1, activity=pb.ACTIVITY_COMPUTING, detail="forward"),
+        pb.Heartbeat(
+            sequence=1,
+            activity=pb.ACTIVITY_COMPUTING,
+            detail="forward",
+            scalars=[
+                pb.LoggedScalar(name="val/loss", step=117, value=2.5),
+                pb.LoggedScalar(name="lr", step=117, value=float("inf")),
+            ],
+        ),
         pb.Leave(
             reason=pb.LEAVE_REASON_COMPLETE,
             message="done",

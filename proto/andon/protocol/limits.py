@@ -16,6 +16,9 @@ __all__ = [
     "MAX_NUMBERS",
     "MAX_PACING_BYTES",
     "MAX_PAYLOAD_BYTES",
+    "MAX_SCALARS",
+    "MAX_SCALAR_NAMES",
+    "MAX_SCALAR_NAME_BYTES",
     "MAX_TEXT_BYTES",
     "MAX_WORKERS",
     "PREFIX_BYTES",
@@ -67,6 +70,15 @@ PREFIX_BYTES = 8
 
 MAX_PACING_BYTES = 2**18
 """In what a coordinator keeps of its workers' speed: 256 bytes for each of the most workers."""
+
+MAX_SCALARS = 256
+"""Scalars that one Heartbeat may carry."""
+
+MAX_SCALAR_NAMES = 64
+"""Names of scalars in a run. Each is a series for as long as the run lasts."""
+
+MAX_SCALAR_NAME_BYTES = 64
+"""Bytes of the name of a scalar."""
 
 MAX_WORKERS = 1024
 """The most workers that a line may be configured for."""

@@ -568,15 +568,27 @@ class Fault(_message.Message):
     greatest: _record_pb2.Key
     def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., kind: _Optional[_Union[FaultKind, str]] = ..., rank: _Optional[int] = ..., block: _Optional[int] = ..., element: _Optional[int] = ..., value: _Optional[str] = ..., message: _Optional[str] = ..., error_type: _Optional[str] = ..., greatest: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
+class LoggedScalar(_message.Message):
+    __slots__ = ("name", "step", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    step: int
+    value: float
+    def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "activity", "detail")
+    __slots__ = ("sequence", "activity", "detail", "scalars")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    SCALARS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     activity: Activity
     detail: str
-    def __init__(self, sequence: _Optional[int] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    scalars: _containers.RepeatedCompositeFieldContainer[LoggedScalar]
+    def __init__(self, sequence: _Optional[int] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., scalars: _Optional[_Iterable[_Union[LoggedScalar, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatAnswer(_message.Message):
     __slots__ = ("sequence", "unix_time_s")

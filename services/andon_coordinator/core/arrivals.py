@@ -12,6 +12,7 @@ import dataclasses
 
 from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.records import Key
+from andon.protocol.scalars import Scalar
 from andon_coordinator.core import departures, syncing
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
@@ -20,9 +21,11 @@ from andon_coordinator.core.effects import (
     JoinRefusal,
     JoinStatus,
     LineState,
+    NoteScalarsRefused,
     RefuseJoin,
     SaveHalt,
     SaveRun,
+    SaveScalars,
     SendHeartbeatAnswer,
     SendResume,
 )
@@ -79,10 +82,29 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
 
 
 def heartbeat(core: CoreState, member: LineMember, event: HeartbeatArrived) -> None:
-    """Notes what a worker is doing."""
+    """Notes what a worker is doing, and keeps what its script logged."""
     member.activity = event.activity
     member.detail = event.detail
+    if event.scalars:
+        _keep(core, member.worker, event.scalars)
+    # Behind the scalars, because the answer acknowledges them.
     core.emit(SendHeartbeatAnswer(event.stream, event.sequence))
+
+
+def _keep(core: CoreState, worker: int, scalars: tuple[Scalar, ...]) -> None:
+    """Saves scalars of names for which there is room, and of steps that the line has reached."""
+    kept: list[Scalar] = []
+    for scalar in scalars:
+        # A worker learns of commits from this core, so it can't be ahead. If its number counted,
+        # one worker could fill the journal with steps that never were.
+        if scalar.step > core.chain.step:
+            continue
+        if core.scalar_names.take(scalar.name):
+            kept.append(scalar)
+        elif core.scalar_names.refuse(scalar.name):
+            core.emit(NoteScalarsRefused(worker, scalar.name))
+    if kept:
+        core.emit(SaveScalars(worker, tuple(kept)))
 
 
 def reducer_registered(core: CoreState, event: ReducerRegistered) -> None:

@@ -15,9 +15,11 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon.protocol.shards import Split
 from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.core.run_events import RunEvent
 
 __all__ = [
     "AcceptJoin",
@@ -31,6 +33,7 @@ __all__ = [
     "LineState",
     "NoteCheckpoint",
     "NoteOverdue",
+    "NoteScalarsRefused",
     "NoteSchedule",
     "NoteSetback",
     "NoteWriter",
@@ -41,6 +44,8 @@ __all__ = [
     "SaveHalt",
     "SaveRecord",
     "SaveRun",
+    "SaveRunEvent",
+    "SaveScalars",
     "SaveTerm",
     "SendCommitted",
     "SendHalt",
@@ -244,6 +249,21 @@ class SaveDeparture:
     """Whether a person dropped it."""
 
 
+@dataclass(frozen=True, slots=True)
+class SaveScalars:
+    """Save what a worker's script logged; a scalar that is there already is replaced."""
+
+    worker: int
+    scalars: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRunEvent:
+    """Save something that people look up later. No core emits it: `Chronicle` derives it."""
+
+    event: RunEvent
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptJoin:
     """Answer a Join."""
@@ -405,6 +425,14 @@ class NoteOverdue:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteScalarsRefused:
+    """Tell people that scalars of this name are not kept: the run has too many names."""
+
+    worker: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class SendScalarAllReduceResult:
     """Tell a worker the average of a scalar all-reduce."""
 
@@ -440,6 +468,8 @@ Effect = (
     | SaveHalt
     | SaveAnswer
     | SaveDeparture
+    | SaveScalars
+    | SaveRunEvent
     | AcceptJoin
     | RefuseJoin
     | RefuseOperator
@@ -454,6 +484,7 @@ Effect = (
     | SendTransfer
     | NoteCheckpoint
     | NoteOverdue
+    | NoteScalarsRefused
     | NoteSetback
     | NoteSchedule
     | NoteWriter

@@ -13,6 +13,7 @@ from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.scalars import Scalar
 
 __all__ = [
     "Activity",
@@ -249,12 +250,13 @@ class FaultReported:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatArrived:
-    """A worker is alive."""
+    """A worker is alive; `scalars` are what its script logged."""
 
     stream: int
     sequence: int
     activity: Activity = Activity.UNSPECIFIED
     detail: str = ""
+    scalars: tuple[Scalar, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from andon.protocol.scalars import ScalarNames
 from andon_coordinator.core import (
     arrivals,
     departures,
@@ -195,6 +196,7 @@ class LineCore:
             last_roster=history.last_roster,
             departed=dict(history.departed),
             abandoned=history.abandoned,
+            scalar_names=ScalarNames(history.scalar_names),
         )
         if history.roll_back:
             self._prepare_roll_back(history)
@@ -217,6 +219,11 @@ class LineCore:
     def state(self) -> LineState:
         """What the line is doing, for people."""
         return self._core.line_state
+
+    @property
+    def step(self) -> int:
+        """Steps committed at the head."""
+        return self._core.chain.step
 
     @property
     def takes_newcomers(self) -> bool:

@@ -176,6 +176,8 @@ class History:
     """What the last coordinator knew of its workers' pace; see `pacing_state`."""
     abandoned: Key | None = None
     """No rolled-back record has a greater key; a worker with such a head is merely behind."""
+    scalar_names: frozenset[str] = frozenset()
+    """Names of the scalars that were logged."""
 
     def __post_init__(self) -> None:
         """Refuses a plan without a layout, and a roll-back without a record."""

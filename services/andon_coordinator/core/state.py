@@ -18,6 +18,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.scalars import ScalarNames
 from andon_coordinator.core.chain import Chain, Keys
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.defects import LineDefect
@@ -111,6 +112,7 @@ class CoreState:
     transfers: StateTransfers = field(default_factory=StateTransfers)
     scalar_all_reduces: ScalarAllReduces = field(default_factory=ScalarAllReduces)
     attempts: AttemptCounts = field(default_factory=AttemptCounts)
+    scalar_names: ScalarNames = field(default_factory=ScalarNames)
     checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
     detectors: Detectors = field(default_factory=Detectors)
     pacing: Pacing

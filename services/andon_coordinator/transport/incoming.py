@@ -18,6 +18,7 @@ from andon.protocol.limits import (
     MAX_DIMENSIONS,
     MAX_GIVEN_BYTES,
     MAX_PACING_BYTES,
+    MAX_SCALARS,
     PREFIX_BYTES,
     LimitExceeded,
     clipped,
@@ -26,6 +27,7 @@ from andon.protocol.limits import (
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, Key
 from andon.protocol.ring import is_address
+from andon.protocol.scalars import Scalar
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion, layouts
@@ -227,7 +229,9 @@ def _heartbeat_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
         activity = events.Activity(beat.activity)
     except ValueError:
         activity = events.Activity.UNSPECIFIED  # For people only; later versions may add values.
-    return events.HeartbeatArrived(stream, beat.sequence, activity, clipped(beat.detail))
+    require_at_most(len(beat.scalars), MAX_SCALARS, "scalars in a heartbeat")
+    scalars = tuple(Scalar(each.name, each.step, each.value) for each in beat.scalars)
+    return events.HeartbeatArrived(stream, beat.sequence, activity, clipped(beat.detail), scalars)
 
 
 def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:

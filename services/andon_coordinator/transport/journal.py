@@ -58,10 +58,18 @@ SaveEffect = (
     | effects.SaveHalt
     | effects.SaveAnswer
     | effects.SaveDeparture
+    | effects.SaveScalars
+    | effects.SaveRunEvent
 )
 
 _TRANSIENT = (sqlite3.OperationalError, JournalError)
 """Errors that may go away by themselves: a full disk, a missing file."""
+
+_MOST_WAITING = 4096
+"""Scalars are not queued behind so many changes: a flood of them must not fill the memory."""
+
+_MOST_EVENTS = 256
+"""Run events that are kept while the disk takes none."""
 
 Report = Callable[[events.Event], None]
 
@@ -83,7 +91,10 @@ class Journal:
         self.wrote: Callable[[float, int | None], None] = lambda seconds, step: None
         """Called on the journal's thread after each write, one that failed too: the time that it
         took, and the step if it was a record's. Set it before `start`."""
+        self._lost_scalars = False
         self.history: History = store.history()
+        self.next_event_id: int = store.next_event_id()
+        """The id of the next run event; read before `start`."""
         gaps, step = store.gaps()
         if gaps:
             log.warning("journal_has_gaps gaps=%d last_at_step=%d", gaps, step)
@@ -152,6 +163,9 @@ class Journal:
 
     def save(self, effect: SaveEffect) -> None:
         """Queues a change; never blocks."""
+        if isinstance(effect, effects.SaveScalars) and self._queue.qsize() >= _MOST_WAITING:
+            self._lose(effect)
+            return
         self._queue.put(effect)
 
     def close(self) -> None:
@@ -194,11 +208,24 @@ class Journal:
             log.error("journal_incomplete lost=%d why=%r", lost, str(error))  # noqa: TRY400 - as above
 
     def _keep(self, effect: SaveEffect) -> None:
-        """Keeps a fact that could not be written."""
+        """Keeps a fact that could not be written; scalars are no such fact, and are lost."""
+        if isinstance(effect, effects.SaveScalars):
+            self._lose(effect)
+            return
+        if isinstance(effect, effects.SaveRunEvent):
+            kept = sum(isinstance(each, effects.SaveRunEvent) for each in self._overdue)
+            if kept >= _MOST_EVENTS:
+                return
         # A worker may come and go many times while the disk is full. One departure of each kind is
         # kept, so that memory stays bounded.
         self._overdue = [each for each in self._overdue if not _repeats(each, effect)]
         self._overdue.append(effect)
+
+    def _lose(self, effect: effects.SaveScalars) -> None:
+        # Once: it would be said again with every heartbeat.
+        if not self._lost_scalars:
+            log.warning("scalars_lost worker=%d why='the journal does not keep up'", effect.worker)
+        self._lost_scalars = True
 
     def _write_overdue(self) -> None:
         while self._overdue:
@@ -236,6 +263,10 @@ class Journal:
                 self._store.save_answer(effect)
             case effects.SaveDeparture():
                 self._store.save_departure(effect)
+            case effects.SaveScalars():
+                self._store.save_scalars(effect)
+            case effects.SaveRunEvent():
+                self._store.save_run_event(effect)
         return None
 
 

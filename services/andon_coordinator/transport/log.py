@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from andon.protocol.limits import clipped
+from andon.protocol.limits import MAX_SCALAR_NAMES, clipped
 from andon_coordinator.core import effects
 from andon_coordinator.core.events import Device
 from andon_coordinator.core.status import LineSnapshot
@@ -99,6 +99,12 @@ def log_effect(effect: effects.Effect) -> None:
             log.info("halt_answered id=%d answer=%s by=%r", effect.halt_id, answer, effect.operator)
         case effects.NoteWriter() | effects.NoteCheckpoint() | effects.NoteOverdue():
             _log_checkpoints(effect)
+        case _:
+            _log_rare(effect)
+
+
+def _log_rare(effect: effects.Effect) -> None:
+    match effect:
         case effects.NoteSetback():
             log.warning(
                 "state_not_received worker=%d host=%s failures=%d next_try_s=%.1f message=%r",
@@ -106,6 +112,11 @@ def log_effect(effect: effects.Effect) -> None:
             )
         case effects.NoteSchedule():
             log.info("schedule_chosen schedule=%s why=%r", effect.schedule.value, effect.why)
+        case effects.NoteScalarsRefused():
+            log.warning(
+                "scalar_not_kept worker=%d name=%s why='the run has %d names, which is the limit'",
+                *(effect.worker, effect.name, MAX_SCALAR_NAMES),
+            )
         case effects.SaveTerm():
             log.warning("term_raised term=%016x", effect.term)
 

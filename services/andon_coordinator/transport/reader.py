@@ -24,9 +24,11 @@ from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.effects import Skip, StepContribution, StepResult
-from andon_coordinator.transport import rows
+from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.transport import logbook, rows
 from andon_coordinator.transport.curves import CurvePoint, step_curve
 from andon_coordinator.transport.files import open_to_read
+from andon_coordinator.transport.logbook import LoggedScalar
 from andon_coordinator.transport.rows import RunEnd
 from andon_coordinator.transport.schema import VERSION, evidence_of, plan_of, u64_of
 from andon_coordinator.transport.store import JournalError
@@ -35,6 +37,7 @@ __all__ = [
     "JournalEntry",
     "JournalReader",
     "LedgerFault",
+    "LoggedScalar",
     "RecordedDeparture",
     "RecordedHalt",
     "RecordedRun",
@@ -264,6 +267,25 @@ class JournalReader:
                 "SELECT worker, reason, message, step, digest, at FROM departures ORDER BY rowid"
             )
         ]
+
+    def scalar_names(self) -> list[str]:
+        """The names of what scripts logged, sorted."""
+        return logbook.scalar_names(self._database)
+
+    def scalars(self, name: str | None = None) -> list[LoggedScalar]:
+        """What scripts logged, all or of one name, by name, step and worker.
+
+        Steps that were rolled back have none.
+        """
+        return logbook.scalars(self._database, name)
+
+    def scalar_curve(self, name: str) -> list[tuple[int, float]]:
+        """Each step at which a scalar was logged, and its mean over the workers that logged it."""
+        return logbook.scalar_curve(self._database, name)
+
+    def run_events(self) -> list[RunEvent]:
+        """Everything that happened, in order; ids rise, and stay the same."""
+        return logbook.run_events(self._database)
 
     def digests(self) -> dict[int, str]:
         """The last digest that each worker left with, hexadecimal, by worker."""

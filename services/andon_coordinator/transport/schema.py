@@ -29,6 +29,8 @@ from andon.protocol.run_settings import RunPlan
 __all__ = [
     "OVERFLOW",
     "PACING",
+    "RUN_EVENTS",
+    "SCALARS",
     "SCHEMA",
     "VERSION",
     "evidence_of",
@@ -56,6 +58,31 @@ CREATE TABLE IF NOT EXISTS pacing (     -- one row at most
 ) STRICT
 """
 """A table that journals of this version got later. Programs that do not know it leave it alone."""
+
+SCALARS = """
+CREATE TABLE IF NOT EXISTS scalars (
+    name TEXT NOT NULL,
+    step INTEGER NOT NULL,              -- steps committed when it was logged
+    worker INTEGER NOT NULL,
+    value REAL,                         -- NULL for NaN
+    at REAL NOT NULL,
+    PRIMARY KEY (name, step, worker)
+) STRICT, WITHOUT ROWID
+"""
+"""What scripts logged; likewise a later table."""
+
+RUN_EVENTS = """
+CREATE TABLE IF NOT EXISTS run_events (
+    id INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,
+    worker INTEGER,
+    step INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    record INTEGER NOT NULL,
+    at REAL NOT NULL
+) STRICT
+"""
+"""What happened, for people; likewise a later table."""
 
 OVERFLOW = "ALTER TABLE records ADD COLUMN overflow INTEGER"
 """Adds a column that journals of this version got later, to one that lacks it."""

@@ -26,14 +26,18 @@ from andon_coordinator.core.effects import (
     SaveHalt,
     SaveRecord,
     SaveRun,
+    SaveRunEvent,
+    SaveScalars,
     StepResult,
 )
 from andon_coordinator.core.settings import History
-from andon_coordinator.transport import rows
+from andon_coordinator.transport import logbook, rows
 from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
     OVERFLOW,
     PACING,
+    RUN_EVENTS,
+    SCALARS,
     SCHEMA,
     VERSION,
     evidence_of,
@@ -124,7 +128,8 @@ class Store:
                 f"the journal {self._path} has version {version}, this program writes {VERSION}: "
                 "use the program that wrote it, or start another run"
             )
-        self._database.execute(PACING)
+        for table in (PACING, SCALARS, RUN_EVENTS):
+            self._database.execute(table)
         if not rows.has_overflow(self._database):
             self._database.execute(OVERFLOW)
         kept = self._database.execute("SELECT run_id FROM run").fetchone()[0]
@@ -139,6 +144,20 @@ class Store:
                 f"{step}. Put a copy in its place, or move it away: the line then continues from "
                 "what its workers hold, or from a checkpoint"
             )
+
+    def next_event_id(self) -> int:
+        """One above the ids of all run events."""
+        return logbook.next_event_id(self._database)
+
+    def save_scalars(self, effect: SaveScalars) -> None:
+        """Saves what a worker logged."""
+        with self._own_transaction():
+            logbook.save_scalars(self._database, effect, self._clock())
+
+    def save_run_event(self, effect: SaveRunEvent) -> None:
+        """Saves something that happened."""
+        with self._own_transaction():
+            logbook.save_run_event(self._database, effect.event)
 
     def gaps(self) -> tuple[int, int]:
         """How many records lack their parent, and the step of the last of them; (0, 0) if none."""
@@ -194,6 +213,7 @@ class Store:
             abandoned=rows.abandoned(self._database),
             recent=self._recent(),
             accepted_step=accepted,
+            scalar_names=frozenset(logbook.scalar_names(self._database)),
         )
 
     def history_at(self, key: Key) -> History:
@@ -328,6 +348,7 @@ class Store:
                 )
             elif effect.rolls_back:
                 self._database.execute("UPDATE totals SET rolled_back = ?", (row,))
+                logbook.forget_scalars_after(self._database, record.step)
             if effect.pacing:
                 # In the same transaction: what was learnt from a record stands or falls with it.
                 self._database.execute(

@@ -23,6 +23,7 @@ from typing import Generic, Protocol, TypeVar, get_args
 
 from andon.protocol.reasons import Reason
 from andon_coordinator.core import effects, events
+from andon_coordinator.core.chronicle import Chronicle
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.errors import LineError
@@ -50,7 +51,11 @@ class LineObserver(Protocol):
     """Watches what happens. It is called in the owner's task, must not block and must not raise."""
 
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
-        """An event was processed, and these effects followed."""
+        """An event was processed, and these effects followed.
+
+        What scripts logged is in `done` as SaveScalars, and what is to be told to people as
+        SaveRunEvent.
+        """
 
     def tick(self, status: LineSnapshot) -> None:
         """What the line is doing now; called a few times a second."""
@@ -151,6 +156,11 @@ class LineTask:
         observers: Sequence[LineObserver],
     ) -> None:
         """`clocks` are the line's clock, and one of the time since the Unix epoch."""
+        self._chronicle = Chronicle(
+            next_id=journal.next_event_id,
+            step=line.step,
+            resumed=journal.history.head is not None,
+        )
         self._line = line
         self._journal = journal
         self._answers = answers
@@ -338,8 +348,12 @@ class LineTask:
         """Processes one event. Nothing is awaited here, so events never interleave."""
         if isinstance(letter.event, events.TimePassed):
             self._tick_waits = False
-        now = self._clock.now()
-        done = self._line.receive(letter.event, now, wall=self._wall())
+        now, wall = self._clock.now(), self._wall()
+        done = self._line.receive(letter.event, now, wall=wall)
+        told = self._chronicle.receive(
+            letter.event, done, wall=wall, state=self._line.state, step=self._line.step
+        )
+        done = [*done, *told]
         objection = ""
         for effect in done:
             if isinstance(effect, effects.RefuseOperator):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,8 +69,10 @@ HALT = HaltEvidence(
 class Writing:
     """A started journal, and what it reports."""
 
-    def __init__(self, path: Path, term: int = TERM) -> None:
-        self.journal = Journal.open(path, "7f3a", clock=lambda: 100.0)
+    def __init__(
+        self, path: Path, term: int = TERM, clock: Callable[[], float] = lambda: 100.0
+    ) -> None:
+        self.journal = Journal.open(path, "7f3a", clock=clock)
         self.journal.begin_term(term)
         self.reports: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         self.deposed: queue.SimpleQueue[str] = queue.SimpleQueue()

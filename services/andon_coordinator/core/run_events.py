@@ -1,0 +1,49 @@
+"""Run events: what happened to a line, as people look it up later."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["RunEvent", "RunEventKind"]
+
+
+class RunEventKind(enum.Enum):
+    """What happened; the values are those of the journal, of the board and of exports."""
+
+    STARTED = "started"
+    """The service began the run, or went on with it."""
+    JOINED = "joined"
+    LEFT = "left"
+    """A worker went on purpose."""
+    LOST = "lost"
+    DROPPED = "dropped"
+    """A person sent a worker away."""
+    ATTEMPT = "attempt"
+    """A step is tried again; the text says why."""
+    HALTED = "halted"
+    ANSWERED = "answered"
+    OVERFLOW = "overflow"
+    """A step moved no weight, because scaled gradients overflowed."""
+    CHECKPOINT = "checkpoint"
+    CHECKPOINT_MISSED = "checkpoint_missed"
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvent:
+    """One thing that happened.
+
+    Ids rise in the order in which things happened, and are unique in a run. Those of events that an
+    older journal tells only by other tables are below 0.
+    """
+
+    id: int
+    kind: RunEventKind
+    worker: int | None
+    """Whom it is about; None: the line."""
+    step: int
+    """The step that it happened in or after."""
+    text: str
+    """The rest, for people; a worker's own words may be in it."""
+    at_unix_s: float

@@ -1,0 +1,209 @@
+"""The logbook: the journal's tables that are for people only, scalars and run events.
+
+No decision depends on them. A journal that an older program wrote may lack them; then there are no
+scalars, and run events are those that halts, answers and departures tell.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from andon.protocol.halts import HaltAnswer
+from andon_coordinator.core.effects import SaveScalars
+from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST
+from andon_coordinator.transport.schema import evidence_of
+
+__all__ = [
+    "LoggedScalar",
+    "forget_scalars_after",
+    "next_event_id",
+    "run_events",
+    "save_run_event",
+    "save_scalars",
+    "scalar_curve",
+    "scalar_names",
+    "scalars",
+]
+
+_NAMES = """
+WITH RECURSIVE names (name) AS (
+    SELECT min(name) FROM scalars
+    UNION ALL
+    SELECT (SELECT min(name) FROM scalars WHERE name > names.name) FROM names
+    WHERE names.name IS NOT NULL
+)
+SELECT name FROM names WHERE name IS NOT NULL
+"""
+"""Each name is found by one look into the index. DISTINCT would read all scalars of a long run."""
+
+_OLDER = """
+SELECT record, at, 'halt' AS what, evidence, NULL AS worker, NULL AS reason, NULL AS message,
+    step FROM halts
+UNION ALL
+SELECT answers.record, answers.at, 'answer', NULL, answers.worker, answer, operator,
+    coalesce(halts.step, 0) FROM answers LEFT JOIN halts ON halts.id = answers.halt
+UNION ALL
+SELECT record, at, 'departure', NULL, worker, reason, message, step FROM departures
+ORDER BY record, at
+"""
+"""What tables that older journals have, too, tell of events."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedScalar:
+    """A number that a worker's script logged when `step` steps were committed; it may be NaN."""
+
+    name: str
+    step: int
+    worker: int
+    value: float
+    at_unix_s: float
+
+
+# -------------------------------------------------------------------------------- writing
+
+
+def save_scalars(database: sqlite3.Connection, effect: SaveScalars, at_unix_s: float) -> None:
+    """Saves what a worker logged. What it sends again, because no answer came, changes nothing."""
+    database.executemany(
+        "INSERT OR REPLACE INTO scalars VALUES (?, ?, ?, ?, ?)",
+        [
+            # Explicit: SQLite would store NaN as NULL anyway.
+            (
+                each.name,
+                each.step,
+                effect.worker,
+                None if math.isnan(each.value) else each.value,
+                at_unix_s,
+            )
+            for each in effect.scalars
+        ],
+    )
+
+
+def forget_scalars_after(database: sqlite3.Connection, step: int) -> None:
+    """Removes the scalars of steps that were rolled back: a curve is of the line's own history."""
+    database.execute("DELETE FROM scalars WHERE step > ?", (step,))
+
+
+def save_run_event(database: sqlite3.Connection, event: RunEvent) -> None:
+    """Saves a run event."""
+    database.execute(
+        f"INSERT INTO run_events VALUES (?, ?, ?, ?, ?, {LAST_RECORD}, ?)",
+        (event.id, event.kind.value, event.worker, event.step, event.text, event.at_unix_s),
+    )
+
+
+def next_event_id(database: sqlite3.Connection) -> int:
+    """One above the ids of all run events; the first one is 1."""
+    greatest: int = database.execute("SELECT coalesce(max(id), 0) FROM run_events").fetchone()[0]
+    return greatest + 1
+
+
+# -------------------------------------------------------------------------------- reading
+
+
+def scalar_names(database: sqlite3.Connection) -> list[str]:
+    """The names of all scalars, sorted."""
+    if not _has(database, "scalars"):
+        return []
+    return [name for (name,) in database.execute(_NAMES)]
+
+
+def scalars(database: sqlite3.Connection, wanted: str | None = None) -> list[LoggedScalar]:
+    """All scalars, or those of one name, by name, step and worker."""
+    if not _has(database, "scalars"):
+        return []
+    found = database.execute(
+        "SELECT name, step, worker, value, at FROM scalars"
+        + (" WHERE name = ?" if wanted is not None else "")
+        + " ORDER BY name, step, worker",
+        () if wanted is None else (wanted,),
+    )
+    return [
+        LoggedScalar(name, step, worker, _number(value), at)
+        for name, step, worker, value, at in found
+    ]
+
+
+def scalar_curve(database: sqlite3.Connection, name: str) -> list[tuple[int, float]]:
+    """Each step at which a scalar was logged, and its mean over the workers that logged it.
+
+    The mean is NaN if one of them is.
+    """
+    if not _has(database, "scalars"):
+        return []
+    found = database.execute(
+        "SELECT step, CASE WHEN count(value) = count(*) THEN avg(value) END FROM scalars"
+        " WHERE name = ? GROUP BY step ORDER BY step",
+        (name,),
+    )
+    return [(step, _number(value)) for step, value in found]
+
+
+def run_events(database: sqlite3.Connection) -> list[RunEvent]:
+    """Everything that happened, in order."""
+    if not _has(database, "run_events"):
+        return _numbered(list(_older(database, None)))
+    rows = database.execute("SELECT * FROM run_events ORDER BY id").fetchall()
+    first = (rows[0]["record"], rows[0]["at"]) if rows else None
+    noted = [
+        RunEvent(
+            id=row["id"],
+            kind=RunEventKind(row["kind"]),
+            worker=row["worker"],
+            step=row["step"],
+            text=row["text"],
+            at_unix_s=row["at"],
+        )
+        for row in rows
+    ]
+    return _numbered(list(_older(database, first))) + noted
+
+
+def _older(database: sqlite3.Connection, before: tuple[int, float] | None) -> Iterator[RunEvent]:
+    """What happened under a program that kept no run events: everything `before` the first one.
+
+    A service of this version begins with the event `started`, and what happens later is noted.
+    """
+    for row in database.execute(_OLDER):
+        if before is not None and (row["record"], row["at"]) >= before:
+            break
+        match row["what"]:
+            case "halt":
+                evidence = evidence_of(row["evidence"])
+                kind, worker = RunEventKind.HALTED, evidence.worker
+                text = f"{evidence.reason.label}: {evidence.message}"
+            case "answer":
+                kind, worker = RunEventKind.ANSWERED, row["worker"]
+                who = f" by {row['message']}" if row["message"] else ""
+                text = f"{HaltAnswer[row['reason']].name.lower()}{who}"
+            case _:
+                kinds = {LOST: RunEventKind.LOST, DROPPED: RunEventKind.DROPPED}
+                kind, worker = kinds.get(row["reason"], RunEventKind.LEFT), row["worker"]
+                why = str(row["reason"]).lower()
+                text = f"{why}: {row['message']}" if row["message"] else why
+        yield RunEvent(
+            id=0, kind=kind, worker=worker, step=row["step"], text=text, at_unix_s=row["at"]
+        )
+
+
+def _numbered(older: list[RunEvent]) -> list[RunEvent]:
+    """Gives ids below 0, which rise to -1."""
+    return [replace(event, id=number - len(older)) for number, event in enumerate(older)]
+
+
+def _has(database: sqlite3.Connection, table: str) -> bool:
+    """Whether a journal has a table that it may lack."""
+    found = database.execute(
+        "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
+    )
+    return found.fetchone() is not None
+
+
+def _number(stored: float | None) -> float:
+    return math.nan if stored is None else stored

@@ -1,0 +1,180 @@
+"""The chronicle: what people are told follows from what the core received and did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.layout import Layout
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.run_settings import RunPlan
+from andon_coordinator.core import effects, events
+from andon_coordinator.core.chronicle import Chronicle
+from andon_coordinator.core.effects import LineState
+
+PLAN = RunPlan(global_batch=4, dataset_size=8)
+TICK = events.TimePassed()
+
+
+class Telling:
+    """A chronicle, and what it told after its first event."""
+
+    def __init__(self, *, resumed: bool = False) -> None:
+        self.chronicle = Chronicle(next_id=7, step=3, resumed=resumed)
+        self.first = self.told(TICK)
+
+    def told(
+        self,
+        event: events.Event,
+        *done: effects.Effect,
+        state: LineState = LineState.RUNNING,
+        step: int = 3,
+    ) -> list[tuple[str, int | None, int, str]]:
+        found = self.chronicle.receive(event, done, wall=100.0, state=state, step=step)
+        self.ids = [each.event.id for each in found]
+        return [
+            (each.event.kind.value, each.event.worker, each.event.step, each.event.text)
+            for each in found
+        ]
+
+
+def joined(incarnation: int) -> tuple[events.WorkerJoined, effects.AcceptJoin]:
+    request = events.JoinRequest(
+        run_id="7f3a",
+        incarnation=incarnation,
+        layout=Layout(()),
+        plan=PLAN,
+        node_id="alpha",
+        devices=(events.Device("cuda", "NVIDIA L4"),),
+    )
+    accepted = effects.AcceptJoin(
+        stream=5,
+        worker=1,
+        plan=PLAN,
+        join_status=effects.JoinStatus.FRESH,
+        head=None,
+        step=3,
+        halt=None,
+    )
+    return events.WorkerJoined(5, request), accepted
+
+
+def assignment(key: Key, attempt: int) -> effects.Assignment:
+    return effects.Assignment(
+        key=key,
+        parent=None,
+        roster=(0,),
+        rank=0,
+        step=4,
+        attempt=attempt,
+        epoch=0,
+        positions=(),
+        batch=PositionRange(0, 4),
+    )
+
+
+def halt(number: int = 1) -> HaltEvidence:
+    return HaltEvidence(
+        id=number, reason=HaltReason.NON_FINITE_GRADIENT, step=4, worker=2, message="worker 2: nan"
+    )
+
+
+def test_the_first_event_says_that_the_service_began_or_goes_on() -> None:
+    assert Telling().first == [("started", None, 3, "the run began")]
+    assert Telling(resumed=True).first == [("started", None, 3, "the service goes on after step 3")]
+
+
+def test_ids_go_on_where_the_journal_ended() -> None:
+    telling = Telling()
+    assert telling.ids == [7]
+
+    telling.told(TICK, effects.NoteCheckpoint(0, 2, "step-2"), effects.NoteCheckpoint(0, 3, "x"))
+
+    assert telling.ids == [8, 9]
+
+
+def test_a_join_names_host_and_device_and_a_process_that_came_back() -> None:
+    telling = Telling()
+
+    assert telling.told(*joined(1)) == [("joined", 1, 3, "on alpha (NVIDIA L4)")]
+    assert telling.told(*joined(1)) == [("joined", 1, 3, "again, on alpha (NVIDIA L4)")]
+    assert telling.told(*joined(2)) == [("joined", 1, 3, "on alpha (NVIDIA L4)")]
+
+
+def test_departures_differ_by_who_wanted_them() -> None:
+    lost = effects.SaveDeparture(1, None, "silent for 3 s", 2, b"")
+    left = effects.SaveDeparture(1, events.LeaveReason.COMPLETE, "", 2, b"")
+    dropped = replace(lost, dropped=True, message="by ann")
+
+    assert Telling().told(TICK, lost, left, dropped) == [
+        ("lost", 1, 2, "lost: silent for 3 s"),
+        ("left", 1, 2, "complete"),
+        ("dropped", 1, 2, "dropped: by ann"),
+    ]
+
+
+def test_an_attempt_says_what_voided_the_one_before_once_for_all_members() -> None:
+    telling = Telling()
+    first = effects.Assign(5, assignment(Key(1, 1), 0))
+    again = assignment(Key(1, 2), 1)
+
+    assert telling.told(TICK, first) == []
+    voided = effects.SendVoided(5, Key(1, 1), "worker 1 was lost")
+    assert telling.told(TICK, voided, effects.Assign(5, again), effects.Assign(6, again)) == [
+        ("attempt", None, 4, "attempt 2: worker 1 was lost")
+    ]
+
+
+def test_a_halt_and_its_answer_belong_to_the_step_that_was_stopped() -> None:
+    telling = Telling()
+    answer = effects.SaveAnswer(1, HaltAnswer.DROP, 2, "ann")
+
+    assert telling.told(TICK, effects.SaveHalt(halt())) == [
+        ("halted", 2, 4, f"{HaltReason.NON_FINITE_GRADIENT.label}: worker 2: nan")
+    ]
+    assert telling.told(TICK, answer) == [("answered", 2, 4, "drop by ann")]
+    assert Telling().told(TICK, answer) == [("answered", 2, 4, "drop by ann")]
+
+
+def test_an_overflow_is_told_once_its_step_is_durable() -> None:
+    telling = Telling()
+    record = Record(Key(1, 2), None, RecordKind.STEP, 4, Cursor(0, 4), (0,))
+    result = effects.StepResult(
+        epoch=0,
+        batch=PositionRange(0, 4),
+        loss=1.0,
+        samples=4,
+        weight=4.0,
+        attempt=0,
+        seconds=0.1,
+        contributions=(),
+        overflow=True,
+    )
+
+    assert telling.told(TICK, effects.SaveRecord(record, result)) == []
+    assert telling.told(events.RecordSaved(record.key)) == [
+        ("overflow", None, 4, "scaled gradients overflowed, so no weight moved")
+    ]
+    telling.told(TICK, effects.SaveRecord(record, result))
+    assert telling.told(events.JournalFailed("disk full")) == []
+    assert telling.told(events.RecordSaved(record.key)) == []
+
+
+def test_checkpoints_are_told_written_or_missed() -> None:
+    told = Telling().told(
+        TICK, effects.NoteCheckpoint(0, 2, "step-2"), effects.NoteOverdue(3, None, 2)
+    )
+
+    assert told == [
+        ("checkpoint", 0, 2, "step-2"),
+        ("checkpoint_missed", None, 3, "the last one is of step 2"),
+    ]
+
+
+def test_the_end_is_told_once() -> None:
+    telling = Telling()
+
+    assert telling.told(TICK, state=LineState.COMPLETE, step=9) == [
+        ("complete", None, 9, "after 9 steps")
+    ]
+    assert telling.told(TICK, state=LineState.COMPLETE, step=9) == []
