@@ -223,7 +223,7 @@ _REDUCERS = (
         see="docs/reducers.md#what-happens-when",
         queries=(Query(expr=rate("andon_reducer_rounds_total", "outcome"), legend="{{outcome}}"),),
         width=5,
-        unit="suffix: rounds/s",
+        unit="suffix:rounds/s",
         may_be_empty="a ring has no reducer",
     ),
     Curve(
@@ -238,7 +238,7 @@ _REDUCERS = (
             ),
         ),
         width=5,
-        unit="suffix: threads",
+        unit="suffix:threads",
         may_be_empty="a ring has no reducer",
     ),
     Curve(
@@ -317,7 +317,7 @@ _MACHINES = (
             ),
         ),
         width=6,
-        unit="suffix: cores",
+        unit="suffix:cores",
         may_be_empty="only Linux tells a process's time",
     ),
     Curve(
@@ -365,7 +365,7 @@ _VERSIONS = (
         see="docs/security.md#what-an-error-means",
         queries=(Query(expr=rate("andon_tls_handshakes_total"), legend="handshakes"),),
         width=12,
-        unit="suffix: handshakes/s",
+        unit="suffix:handshakes/s",
     ),
 )
 

@@ -104,6 +104,8 @@ _NOW = (
         queries=(Query(expr=f"({_LEFT}) * {_STEPS_S} / ({_STEPS} > 0)"),),
         width=4,
         unit="dtdurations",
+        # Grafana then says two units: hours and minutes, or minutes and seconds.
+        decimals=1,
         empty="not known",
         may_be_empty="the number of steps is not known, or none was committed lately",
     ),
@@ -179,7 +181,7 @@ _TRAINING = (
         see="docs/performance.md#first-see-where-the-time-goes",
         queries=(Query(expr=rate("andon_steps_committed_total"), legend="steps"),),
         width=6,
-        unit="suffix: steps/s",
+        unit="suffix:steps/s",
     ),
 )
 
@@ -206,7 +208,7 @@ _CROWD = (
         see="docs/performance.md#what-to-expect",
         queries=(Query(expr=rate("andon_samples_committed_total"), legend="samples"),),
         width=12,
-        unit="suffix: samples/s",
+        unit="count:samples/s",
     ),
 )
 

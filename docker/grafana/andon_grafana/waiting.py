@@ -85,7 +85,7 @@ _TIME = (
             Query(expr=rate("andon_samples_total", "worker"), legend=f"{_WORKER}: commits"),
         ),
         width=12,
-        unit="suffix: samples/s",
+        unit="count:samples/s",
     ),
 )
 
@@ -140,7 +140,7 @@ _CADENCE = (
         see="docs/guide/local-steps.md",
         queries=(Query(expr=rate("andon_local_steps_total", "worker"), legend=_WORKER),),
         width=6,
-        unit="suffix: steps/s",
+        unit="suffix:steps/s",
         may_be_empty="the schedule has no local steps",
     ),
     Curve(

@@ -173,6 +173,10 @@ def test_every_documented_metric_is_in_a_panel_or_has_a_reason_not_to_be() -> No
         assert shown != (name in UNSHOWN), f"{name}: a panel, or a line in UNSHOWN, and not both"
 
 
+def test_a_metric_without_a_panel_is_documented() -> None:
+    assert UNSHOWN.keys() <= documented().keys()
+
+
 def test_every_state_of_the_line_has_a_colour_of_its_number_and_halted_alone_is_red() -> None:
     assert STATES.keys() == {state.name.lower() for state in LineState}
     assert len({number for number, _, _ in STATES.values()}) == len(STATES)
@@ -217,7 +221,7 @@ def test_a_rate_is_called_a_rate(panel: Panel) -> None:
             assert "art of the time" in panel.title, panel.title
             assert _unit(panel, query) == "percentunit"
         elif "_seconds_total" in query.expr:
-            assert _unit(panel, query) in ("suffix: cores", "suffix: threads")
+            assert _unit(panel, query) in ("suffix:cores", "suffix:threads")
         else:
             assert "a second" in panel.title, panel.title
             assert _unit(panel, query) == "Bps" or _unit(panel, query).endswith("/s")
