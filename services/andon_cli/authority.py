@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from andon.host.errors import CommandError
 from andon.host.tls import CA, CERTIFICATE, KEY
 
-__all__ = ["Authority"]
+__all__ = ["Authority", "expiry_of"]
 
 _CA_KEY = "ca.key"
 _CA_DAYS = 10 * 365
@@ -110,6 +110,14 @@ class Authority:
 
     def _issuer_identifier(self) -> x509.AuthorityKeyIdentifier:
         return x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+
+
+def expiry_of(certificate: Path) -> datetime | None:
+    """When a certificate expires; None if there is none, or it can't be read."""
+    try:
+        return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        return None
 
 
 def _builder(

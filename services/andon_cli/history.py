@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 from andon.host.errors import ExitCode
+from andon.host.strict_json import strict_json
 from andon_cli.questions import HistoryConfig
-from andon_cli.texts import aligned, halted_line
+from andon_cli.texts import aligned, duration, halted_line, on_one_line
 from andon_coordinator.transport.reader import RecordedHalt
 from andon_server.book import halt_fields
 from andon_server.past_runs import PastRun, read_runs
 from andon_server.runs import RUNS
 
-__all__ = ["history_json", "history_lines", "show_history"]
+__all__ = ["halt_line", "history_json", "history_lines", "show_history"]
 
-_HEADINGS = ("run", "started", "steps", "loss", "accuracy", "workers", "halts", "state")
+_HEADINGS = ("run", "started", "took", "steps", "loss", "accuracy", "workers", "halts", "state")
 _HALTS_SHOWN = 3
 
 
@@ -46,14 +46,14 @@ def history_lines(runs: list[PastRun]) -> list[str]:
                 "or an older copy was put in its place"
             )
         if earlier := len(run.halts[:-_HALTS_SHOWN]):
-            lines.append(f"      {earlier} earlier halts: andon history --format json")
-        lines += [f"      {_halt(halt)}" for halt in run.halts[-_HALTS_SHOWN:]]
+            lines.append(f"      {earlier} earlier halts: andon show {run.run_id}")
+        lines += [f"      {halt_line(halt)}" for halt in run.halts[-_HALTS_SHOWN:]]
     return lines
 
 
 def history_json(runs: list[PastRun]) -> str:
     """The runs as one line of JSON, newest first."""
-    return json.dumps([_fields(run) for run in runs])
+    return strict_json([_fields(run) for run in runs])
 
 
 def _row(run: PastRun) -> tuple[str, ...]:
@@ -62,6 +62,7 @@ def _row(run: PastRun) -> tuple[str, ...]:
     return (
         run.run_id,
         time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_unix_s)),
+        duration(run.seconds) if run.steps else "-",
         str(run.steps),
         "-" if run.loss is None else f"{run.loss:.3f}",
         "-" if run.accuracy is None else f"{run.accuracy * 100:.1f} %",
@@ -71,8 +72,9 @@ def _row(run: PastRun) -> tuple[str, ...]:
     )
 
 
-def _halt(halt: RecordedHalt) -> str:
-    said = halted_line(halt.evidence)
+def halt_line(halt: RecordedHalt) -> str:
+    """A halt and its answer in one line."""
+    said = on_one_line(halted_line(halt.evidence))
     if halt.answer is None:
         return f"{said} {'Not answered' if halt.is_open else 'Its answer is not recorded'}."
     answer = halt.answer.name.lower()
@@ -87,6 +89,7 @@ def _fields(run: PastRun) -> dict[str, Any]:
         "folder": str(run.folder),
         "state": run.state,
         "started_unix_s": run.started_unix_s,
+        "seconds": run.seconds,
         "steps": run.steps,
         "loss": run.loss,
         "accuracy": run.accuracy,

@@ -23,6 +23,7 @@ from andon_cli.texts import (
     duration,
     grouped,
     halted_line,
+    on_one_line,
     schedule_line,
     short_time,
     sparkline,
@@ -42,7 +43,6 @@ __all__ = [
     "light_of",
     "light_of_worker",
     "lost_lines",
-    "on_one_line",
     "step_text",
 ]
 
@@ -126,6 +126,8 @@ class LinePicture:
     flags: str = ""
     """Those of `answer_lines`."""
     address: str = ""
+    board_url: str = ""
+    """Where the same is shown in a browser; empty: nowhere that is known."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draws it for the width and the height that there is."""
@@ -195,9 +197,8 @@ class LinePicture:
         known = status.checkpoints
         if known is not None and known.overdue:
             lines.append(Text(f"there is no checkpoint of step {known.overdue}", style="yellow"))
-        if status.metrics_url:
-            board = status.metrics_url.removesuffix("metrics")
-            lines.append(Text(f"in a browser: {board}", style="dim"))
+        if self.board_url:
+            lines.append(Text(f"in a browser: {self.board_url}", style="dim"))
         return lines
 
     def _events(self) -> list[Text]:
@@ -332,11 +333,6 @@ def _cells(worker: WorkerStatus) -> list[Text]:
 def device_of(worker: WorkerStatus) -> str:
     """What it computes on, in words."""
     return (worker.hardware.name if worker.hardware else "") or worker.device or "-"
-
-
-def on_one_line(text: str) -> str:
-    """What a worker sent, without what would move the cursor."""
-    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _halt_lines(status: LineStatus, flags: str, at_unix_s: float) -> list[Text]:

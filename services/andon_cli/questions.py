@@ -35,17 +35,23 @@ __all__ = [
     "CertsSettings",
     "DoctorConfig",
     "DrainConfig",
+    "ExportConfig",
+    "ExportSettings",
     "Form",
     "HaltConfig",
     "HealthConfig",
     "HistoryConfig",
     "LineCommand",
     "ResumeConfig",
+    "ShowConfig",
+    "ShowSettings",
     "StatusConfig",
     "TopConfig",
     "TraceConfig",
     "TraceSettings",
     "certs_config",
+    "export_config",
+    "show_config",
     "trace_config",
 ]
 
@@ -146,6 +152,64 @@ class HistoryConfig(CommandSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShowSettings(CommandSettings):
+    """Settings of `andon show`."""
+
+    format: Form = "table"
+    """How to show it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowConfig:
+    """What `andon show` looks up."""
+
+    settings: ShowSettings
+    """How to show it."""
+    run: str = ""
+    """The run under runs/, its folder or its journal; empty: the newest one."""
+    step: int | None = None
+    """A step of it; None: the run as a whole."""
+
+
+def show_config(given: Given[ShowSettings], words: Sequence[str]) -> ShowConfig:
+    """What `andon show` is to look up."""
+    if len(words) > 2:
+        raise UsageError("one run and one step at a time: andon show RUN [STEP]")
+    run, step = (*words, "", "")[:2]
+    if step and not step.isdecimal():
+        raise UsageError(f"a step is a number, such as 118, not {step!r}: andon show RUN [STEP]")
+    return ShowConfig(settings=given.settings, run=run, step=int(step) if step else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSettings(CommandSettings):
+    """Settings of `andon export`."""
+
+    format: Annotated[Literal["csv", "json", "tensorboard"], FLAG_ONLY] = "csv"
+    """As what."""
+    output: Annotated[File | None, FLAG_ONLY, Parameter(name=("--output", "-o"))] = None
+    """Write to this file, or for TensorBoard into this folder. Default: standard output, or the
+    folder tensorboard of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportConfig:
+    """What `andon export` writes."""
+
+    settings: ExportSettings
+    """As what, and where to."""
+    run: str = ""
+    """The run under runs/, its folder or its journal; empty: the newest one."""
+
+
+def export_config(given: Given[ExportSettings], words: Sequence[str]) -> ExportConfig:
+    """What `andon export` is to write."""
+    if len(words) > 1:
+        raise UsageError("one run at a time: andon export RUN")
+    return ExportConfig(settings=given.settings, run=words[0] if words else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorConfig(CommandSettings):
     """What `andon doctor` tries."""
 
@@ -173,6 +237,8 @@ class CertsSettings(CommandSettings):
     """Certificates are valid for N days."""
     renew: Annotated[bool, FLAG_ONLY] = False
     """Make new keys and certificates for the hosts."""
+    format: Form = "table"
+    """How to say what was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from andon_cli.client import CheckpointStatus, LineStatus, WorkerStatus
 from andon_cli.texts import halted_line
+from andon_coordinator.core.run_events import RunEvent, RunEventKind
 
-__all__ = ["Happening", "Seen", "changes_between"]
+__all__ = ["Happening", "Seen", "changes_between", "happening_of"]
 
 _LOSSES = 2000
 _EVENTS = 50
@@ -31,6 +32,37 @@ class Happening:
     text: str
     step: int = 0
     worker: int | None = None
+
+
+def happening_of(event: RunEvent) -> Happening:
+    """A run event of the journal in the words in which a watcher tells what it sees."""
+    who = "" if event.worker is None else f"worker {event.worker} "
+    match event.kind:
+        case RunEventKind.JOINED:
+            text = f"{who}joined {event.text}"
+        case RunEventKind.HALTED:
+            text = f"HALTED at step {event.step}: {event.text}"
+        case RunEventKind.ANSWERED:
+            text = f"the halt at step {event.step} was answered: {event.text}"
+        case RunEventKind.ATTEMPT:
+            text = f"step {event.step} is tried again, {event.text}"
+        case RunEventKind.CHECKPOINT:
+            text = f"checkpoint at step {event.step}"
+        case RunEventKind.CHECKPOINT_MISSED:
+            text = f"there is no checkpoint of step {event.step}: {event.text}"
+        case RunEventKind.COMPLETE:
+            text = f"complete {event.text}"
+        case RunEventKind.STARTED | RunEventKind.OVERFLOW:
+            text = event.text
+        case RunEventKind.LEFT | RunEventKind.LOST | RunEventKind.DROPPED:
+            text = f"{who}left ({event.text})"
+    return Happening(
+        at_unix_s=event.at_unix_s,
+        kind=event.kind.value,
+        text=text,
+        step=event.step,
+        worker=event.worker,
+    )
 
 
 class Seen:

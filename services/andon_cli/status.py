@@ -21,6 +21,7 @@ from andon_cli.texts import (
     evidence_fields,
     grouped,
     halted_line,
+    on_one_line,
     schedule_line,
     step_line,
     waiting_line,
@@ -68,7 +69,8 @@ def status_lines(status: LineStatus, *, flags: str = "") -> list[str]:
         lines.append(_reducers(status))
     if status.checkpoints is not None:
         lines.append(_checkpoints(status.checkpoints))
-    return lines
+    # What workers sent must not move the cursor.
+    return [on_one_line(line) for line in lines]
 
 
 def status_json(status: LineStatus) -> str:
@@ -94,6 +96,7 @@ def _picture(watcher: Watcher, config: StatusConfig) -> LinePicture:
         lost=watcher.lost,
         flags=flags_of(config),
         address=config.address,
+        board_url=watcher.board_url,
     )
 
 
@@ -108,7 +111,7 @@ async def _print_changes(config: StatusConfig) -> None:
                 for line in _news(watcher, each, config):
                     print(line, flush=True)
             elif watcher.lost is None:
-                watcher.lost = each
+                watcher.lose(each)
                 print(f"LOST: {each.problem}. Trying again", flush=True)
 
 

@@ -21,12 +21,11 @@ from andon_cli.picture import (
     late_worker,
     light_of_worker,
     lost_lines,
-    on_one_line,
     step_text,
 )
 from andon_cli.questions import TopConfig
 from andon_cli.target import find_target
-from andon_cli.texts import aligned, grouped, short_time
+from andon_cli.texts import aligned, grouped, on_one_line, short_time
 from andon_cli.watching import Watcher
 
 __all__ = ["TopPicture", "WorkerCost", "WorkerCosts", "show_top", "top_json", "top_lines"]

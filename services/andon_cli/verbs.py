@@ -130,6 +130,29 @@ running; stopped before the run was complete; unreadable.
 
 {_EXITS}"""
 
+_SHOW = f"""\
+example:
+  andon show                          the newest run under runs/
+  andon show 7f3a                     its plan, steps, workers, scalars, halts and events
+  andon show 7f3a 118                 step 118: who computed which samples, in which attempt
+  andon show /backup/7f3a --format json
+
+Reads the journal and changes nothing, also while the run goes on.
+
+{_EXITS}"""
+
+_EXPORT = f"""\
+example:
+  andon export 7f3a > steps.csv       pandas.read_csv("steps.csv", index_col="step")
+  andon export 7f3a --format json --output run.json
+  andon export 7f3a --format tensorboard
+  tensorboard --logdir runs           then shows the exports of all runs
+
+A row of the CSV is a step; after the columns of the step comes one for each name that the script
+gave to line.log, with the mean over the workers. JSON has the values of each worker.
+
+{_EXITS}"""
+
 _DOCTOR = f"""\
 example:
   andon doctor                        this host: versions, devices, ports, folders, one step
@@ -227,6 +250,24 @@ VERBS = {
         epilog=_HISTORY,
         schema="andon_cli.questions:HistoryConfig",
         run="andon_cli.history:show_history",
+    ),
+    "show": Verb(
+        summary="show a run, or one of its steps, as its journal has it",
+        epilog=_SHOW,
+        schema="andon_cli.questions:ShowSettings",
+        read="andon_cli.questions:show_config",
+        run="andon_cli.show:show_run",
+        words="[RUN [STEP]]",
+        interleaved=True,
+    ),
+    "export": Verb(
+        summary="write a run's steps and scalars as CSV, as JSON or for TensorBoard",
+        epilog=_EXPORT,
+        schema="andon_cli.questions:ExportSettings",
+        read="andon_cli.questions:export_config",
+        run="andon_cli.export:export_run",
+        words="[RUN]",
+        interleaved=True,
     ),
     "trace": Verb(
         summary="show where the workers' time went, and merge traces",

@@ -17,19 +17,20 @@ from andon.host.errors import LineUnreachable
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.picture import Lost
 from andon_cli.questions import LineCommand
-from andon_cli.seen import Happening, Seen
+from andon_cli.seen import Happening, Seen, happening_of
 from andon_cli.target import Target, find_target
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
-from andon_server.runs import JOURNAL, RUNS, service_of
+from andon_server.runs import JOURNAL, RUNS, ServiceAddress, service_of
 
-__all__ = ["RECONNECT_S", "Watcher", "flags_of", "remembered", "statuses"]
+__all__ = ["RECONNECT_S", "Watcher", "flags_of", "remembered", "service_here", "statuses"]
 
 RECONNECT_S = 300.0
 """A watcher tries so long to reach a service that went away, as a worker does."""
 _TRY_EVERY_S = 1.0
 _DRAW_EVERY_S = 0.2
 _LOSSES_READ = 500
+_EVENTS_READ = 10
 
 
 async def statuses(config: LineCommand) -> AsyncGenerator[LineStatus | Lost]:
@@ -73,20 +74,24 @@ def flags_of(config: LineCommand) -> str:
     return " ".join(f"{flag} {value}" for flag, value in named if value)
 
 
-def remembered(status: LineStatus, runs: Path = RUNS) -> Seen:
-    """What the run's journal knows of the time before the first status, if it is on this host."""
-    journal = runs / status.run_id / JOURNAL
-    service = service_of(journal.parent)
-    if service is None or not service.alive or service.metrics_url != status.metrics_url:
-        return Seen()
+def remembered(journal: Path) -> Seen:
+    """What a run's journal knows of the time before the first status."""
     with suppress(JournalError, sqlite3.Error), JournalReader(journal) as reader:
         past = islice(reader.backwards(), _LOSSES_READ)
         steps = [
             (entry.record.step, entry.result.loss) for entry in past if entry.result is not None
         ][::-1]
-        if steps:
-            return Seen([loss for _, loss in steps], first_step=steps[-1][0])
+        events = [happening_of(each) for each in reader.run_events()[-_EVENTS_READ:]]
+        losses = [loss for _, loss in steps]
+        return Seen(losses, events, first_step=steps[-1][0] if steps else 0)
     return Seen()
+
+
+def service_here(status: LineStatus, runs: Path = RUNS) -> ServiceAddress | None:
+    """The service of a line, if it was started in this folder; else None."""
+    service = service_of(runs / status.run_id)
+    same = service is not None and service.metrics_url == status.metrics_url and service.alive
+    return service if same else None
 
 
 class Watcher:
@@ -99,13 +104,27 @@ class Watcher:
         self.lost: Lost | None = None
         self.heard_at = 0.0
         """When the last status came, as a monotonic time in seconds."""
+        self.board_url = ""
 
     def take(self, status: LineStatus) -> list[Happening]:
         """Takes a status in. Returns what happened since the one before."""
-        if self.seen.last is None:
-            self.seen = remembered(status)
+        if self.seen.last is None and (service := service_here(status)) is not None:
+            self.seen = remembered(RUNS / status.run_id / JOURNAL)
+            self.board_url = service.board_url
+        if self.lost is not None:
+            self._tell("back", "the service answers again")
         self.lost, self.heard_at = None, time.monotonic()
         return self.seen.note(status, self.heard_at, time.time())
+
+    def lose(self, lost: Lost) -> None:
+        """Notes that the service does not answer, as long as it doesn't."""
+        if self.lost is None:
+            self._tell("lost", "the service does not answer any more")
+        self.lost = lost
+
+    def _tell(self, kind: str, text: str) -> None:
+        step = 0 if self.seen.last is None else self.seen.last.step
+        self.seen.events.append(Happening(at_unix_s=time.time(), kind=kind, text=text, step=step))
 
     async def draw(
         self,
@@ -132,7 +151,7 @@ class Watcher:
                     if ticking is not None and ticking.done():
                         ticking.result()  # what could not be drawn is an error, not a still picture
                     if isinstance(each, Lost):
-                        self.lost = each
+                        self.lose(each)
                         continue
                     self.take(each)
                     also(each)

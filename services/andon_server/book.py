@@ -85,6 +85,13 @@ class RunBook:
         return 0 if self.head is None else self.head.record.step
 
     @property
+    def seconds(self) -> float:
+        """The time from the first record to the last one; 0 if a clock was set back meanwhile."""
+        if self.head is None or self.began_at_unix_s is None:
+            return 0.0
+        return max(0.0, self.head.at_unix_s - self.began_at_unix_s)
+
+    @property
     def last_accuracy(self) -> float | None:
         """The share of correct samples in the last step, from 0 to 1; None: nobody counted."""
         result = None if self.last_step is None else self.last_step.result

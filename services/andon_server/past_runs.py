@@ -24,6 +24,8 @@ class PastRun:
     folder: Path
     state: str
     started_unix_s: float = 0.0
+    seconds: float = 0.0
+    """From its first record to its last one, with all waits."""
     steps: int = 0
     loss: float | None = None
     accuracy: float | None = None
@@ -54,6 +56,7 @@ def read_run(folder: Path) -> PastRun:
         folder=folder,
         state=_state(book, folder),
         started_unix_s=book.run.created_at_unix_s,
+        seconds=book.seconds,
         steps=book.steps,
         loss=book.last_loss,
         accuracy=book.last_accuracy,

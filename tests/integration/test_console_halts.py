@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from andon.protocol.records import RecordKind
+from andon_cli.app import main
 from andon_cli.operate import operator_name
 from andon_coordinator.transport.reader import JournalReader, RecordedHalt
 from integration.fixtures.console import (
@@ -24,6 +26,7 @@ from integration.fixtures.console import (
     start,
 )
 from integration.harness import Service, start_line
+from unit.andon_cli.pipes import end_of
 from unit.andon_cli.trace_format import assert_valid, events_in
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -66,25 +69,33 @@ def report_of(folder: Path) -> dict[str, Any]:
     return report
 
 
-def test_a_halted_run_offers_three_answers_and_waits(tmp_path: Path) -> None:
-    with halted_run(tmp_path) as (_, seen):
+def test_a_halted_run_offers_three_answers_and_goes_on_also_if_nobody_reads_what_resume_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with halted_run(tmp_path) as (run, seen):
         assert seen[-4:] == [
             HALTED,
             "        andon resume          try the step again",
             "        andon resume --skip   leave its 4 samples out, and record them as skipped",
             "        andon resume --drop 1 go on without worker 1",
         ]
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            code = end_of(["resume"], patch)
+        assert (code, finish(run)[0]) == (141, 0)
 
 
 def test_a_halt_reads_the_same_in_status_history_journal_and_terminal(tmp_path: Path) -> None:
     with halted_run(tmp_path) as (_, seen):
         _, table, _ = andon(tmp_path, "status")
+        _, costs, _ = andon(tmp_path, "top", "--once", "--format", "json")
         _, status, _ = andon(tmp_path, "status", "--format", "json")
         _, past, _ = andon(tmp_path, "history")
         _, history, _ = andon(tmp_path, "history", "--format", "json")
 
     [halt] = halts_of(tmp_path)
     told = json.loads(status)["halt"]
+    workers = json.loads(costs)["workers"]
     [run] = json.loads(history)
     assert HALTED in seen
     assert HALTED in table.splitlines()
@@ -93,6 +104,7 @@ def test_a_halt_reads_the_same_in_status_history_journal_and_terminal(tmp_path: 
     assert told == {name: run["halts"][0][name] for name in told}
     assert (halt.evidence.message, halt.evidence.at_unix_s) == (told["message"], told["at_unix_s"])
     assert str(halt.evidence.key) == told["key"]
+    assert [sorted(each["worker"] for each in workers), json.loads(costs)["step"]] == [[0, 1], 2]
 
 
 def test_resume_tries_the_step_again_and_the_run_completes(tmp_path: Path) -> None:
@@ -132,7 +144,9 @@ def test_f_dp_002_skip_records_the_positions_as_skipped_with_the_operator(tmp_pa
     assert len(set(report_of(tmp_path)["digests"].values())) == 1
 
 
-def test_a_run_goes_on_without_a_dropped_worker_and_completes(tmp_path: Path) -> None:
+def test_a_run_goes_on_without_a_dropped_worker_and_its_journal_can_be_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with halted_run(tmp_path, "6", "--obey-on-halt", "--nan-at", "3") as (run, _):
         code, output, _ = andon(tmp_path, "resume", "--drop", "1")
         run_code, rest, errors = finish(run)
@@ -151,6 +165,26 @@ def test_a_run_goes_on_without_a_dropped_worker_and_completes(tmp_path: Path) ->
     assert past.splitlines()[1].split()[-1] == "complete"
     assert f"Answered by {operator_name()}: drop 1." in past
     assert processes_of(tmp_path) == []
+
+    monkeypatch.chdir(tmp_path)
+    main(["show", "7f3a", "3", "--format", "json"])
+    step = json.loads(capsys.readouterr().out)
+    main(["show"])
+    shown = capsys.readouterr().out
+    main(["export", "--output", "steps.csv"])
+    with (tmp_path / "steps.csv").open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    [record] = step["records"]
+    assert (record["workers"], record["attempt"], record["kept"]) == ([0], 1, True)
+    assert [part["positions"] for part in record["contributions"]] == [[[0, 4]]]
+    assert {each["kind"] for each in step["events"]} >= {"halted", "answered", "attempt"}
+    assert "6 steps, 24 samples" in shown
+    assert "one attempt came to nothing" in shown
+    assert [(row["step"], row["workers"], row["attempt"]) for row in rows] == [
+        ("1", "2", "0"), ("2", "2", "0"), ("3", "1", "1"), ("4", "1", "0"), ("5", "1", "0"),
+        ("6", "1", "0"),
+    ]  # fmt: skip
+    assert [row["loss"] for row in rows] == list(map(repr, report["losses"]))
 
 
 def test_halt_stops_a_run_before_a_commit_and_tells_who_and_why(tmp_path: Path) -> None:

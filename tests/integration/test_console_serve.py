@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import urllib.request
 from pathlib import Path
@@ -15,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from integration.fixtures.console import andon, announced, finish, lines_until, start
+from unit.andon_cli.pipes import end_of
 
 pytestmark = pytest.mark.integration
 
@@ -78,33 +78,41 @@ def test_the_metrics_of_both_planes_are_on_one_endpoint(tmp_path: Path) -> None:
     assert {"andon_line_state", "andon_step", "andon_inflight_bytes"} <= families
 
 
-def test_a_line_that_nobody_joined_is_shown_by_status_also_where_nobody_reads_it(
-    tmp_path: Path,
+_ASKING = (
+    "status", "status --format json", "top --once", "top --once --format json", "health", "drain",
+)  # fmt: skip
+"""Commands that a line without workers answers, in an order in which it can."""
+
+
+def test_a_line_that_nobody_joined_answers_also_where_nobody_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with announced(tmp_path, "--workers", "3", "--run-id", "7f3a"):
         code, table, errors = andon(tmp_path, "status")
         json_code, text, _ = andon(tmp_path, "status", "--format", "json")
-        reader, writer = os.pipe()
-        os.close(reader)
-        with os.fdopen(writer) as unread:
-            unread_code, _, unread_errors = finish(start(tmp_path, "status", stdout=unread))
+        monkeypatch.chdir(tmp_path)
+        unread = {verb: end_of(verb.split(), monkeypatch) for verb in _ASKING}
 
     assert (code, errors) == (0, "")
     assert table.splitlines()[0].startswith("run 7f3a  FORMING  step 0  epoch 0")
     told = json.loads(text)
     assert json_code == 0
     assert (told["run_id"], told["state"], told["expect_workers"]) == ("7f3a", "FORMING", 3)
-    assert (unread_code, unread_errors) == (141, "")
+    assert unread == dict.fromkeys(_ASKING, 141)
+    assert capfd.readouterr().err == ""
 
 
-def test_status_follows_a_line_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_status_follows_a_line_over_a_restart_of_its_service(tmp_path: Path) -> None:
     with announced(tmp_path, "--run-id", "7f3a"):
         process = start(tmp_path, "status", "--watch", "--format", "json")
         seen = lines_until(process, '"state": "FORMING"')
+    lost = lines_until(process, '"state": "LOST"')
+    with announced(tmp_path, "--run-id", "7f3a"):
+        lines_until(process, '"state": "FORMING"')
         process.send_signal(signal.SIGINT)
         code, _, errors = finish(process)
 
-    assert json.loads(seen[-1])["run_id"] == "7f3a"
+    assert json.loads(seen[-1])["run_id"] == json.loads(lost[-1])["run_id"] == "7f3a"
     assert (code, errors) == (130, "")
 
 

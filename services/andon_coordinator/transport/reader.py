@@ -43,6 +43,7 @@ __all__ = [
     "RecordedRun",
     "StepOutcome",
     "chain_of",
+    "entry_of",
     "faults_of",
 ]
 
@@ -169,7 +170,7 @@ class JournalReader:
         for part in self._database.execute("SELECT * FROM contributions ORDER BY rank"):
             parts[part["record"]].append(part)
         return [
-            _entry(
+            entry_of(
                 row,
                 tuple(rows.contribution_of(part, row["batch_start"]) for part in parts[row["id"]]),
             )
@@ -186,7 +187,7 @@ class JournalReader:
 
     def backwards(self) -> Iterator[JournalEntry]:
         """The line's history, newest first, without contributions; read as far as it is needed."""
-        return (_entry(row, ()) for row in rows.walk_back(self._database))
+        return (entry_of(row, ()) for row in rows.walk_back(self._database))
 
     def results(self) -> list[StepResult]:
         """The result of each committed step, first to last; without contributions."""
@@ -304,7 +305,8 @@ class JournalReader:
         return faults_of(self.chain(), None if plan is None else plan.epoch_size)
 
 
-def _entry(row: sqlite3.Row, contributions: tuple[StepContribution, ...]) -> JournalEntry:
+def entry_of(row: sqlite3.Row, contributions: tuple[StepContribution, ...]) -> JournalEntry:
+    """The record of a row, with these contributions if it is a STEP."""
     record = rows.record_of(row)
     result = rows.result_of(row, contributions) if record.kind is RecordKind.STEP else None
     return JournalEntry(

@@ -6,15 +6,19 @@ from pathlib import Path
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.scalars import Scalar
 from andon_coordinator.core.effects import (
     SaveAnswer,
     SaveDeparture,
     SaveHalt,
     SaveRecord,
+    SaveRunEvent,
+    SaveScalars,
     StepContribution,
     StepResult,
 )
 from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.transport.store import Store
 
 __all__ = ["DIGESTS", "TERM", "Book"]
@@ -92,6 +96,16 @@ class Book:
 
     def answer(self, halt: int, answer: HaltAnswer, worker: int | None, operator: str) -> None:
         self._store.save_answer(SaveAnswer(halt, answer, worker, operator))
+
+    def log(self, worker: int, step: int, **values: float) -> None:
+        scalars = tuple(Scalar(name, step, value) for name, value in values.items())
+        self._store.save_scalars(SaveScalars(worker, scalars))
+
+    def note(self, number: int, kind: RunEventKind, worker: int | None, text: str) -> None:
+        event = RunEvent(
+            id=number, kind=kind, worker=worker, step=2, text=text, at_unix_s=self._now
+        )
+        self._store.save_run_event(SaveRunEvent(event))
 
     def close(self) -> None:
         self._store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import stat
 import sys
 from datetime import UTC, datetime, timedelta
@@ -131,3 +132,21 @@ def test_without_the_library_the_command_that_brings_it_is_named(
 
     with pytest.raises(CommandError, match=r"not installed .*pip install 'andon\[certs\]'"):
         make(tmp_path, "alpha")
+
+
+def test_json_says_what_was_made_and_what_was_kept_and_until_when(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path, "alpha")
+    capsys.readouterr()
+    settings = CertsSettings(out=tmp_path, days=30, format="json")
+
+    make_certificates(CertsConfig(settings=settings, hosts=("alpha", "beta")))
+
+    told = json.loads(capsys.readouterr().out)
+    until = f"{datetime.now(UTC) + timedelta(days=30):%Y-%m-%d}"
+    assert told["authority"] == {"folder": f"{tmp_path}/ca", "made": False}
+    assert told["hosts"] == [
+        {"host": "alpha", "folder": f"{tmp_path}/alpha", "made": False, "valid_until": until},
+        {"host": "beta", "folder": f"{tmp_path}/beta", "made": True, "valid_until": until},
+    ]

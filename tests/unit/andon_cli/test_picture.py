@@ -61,7 +61,13 @@ def drawn(
     heard_at = len(statuses) - 1.0
     now = heard_at + silent_s
     picture = LinePicture(
-        seen=seen, now=now, at_unix_s=1000.0 + now, heard_at=heard_at, lost=lost, flags=flags
+        seen=seen,
+        now=now,
+        at_unix_s=1000.0 + now,
+        heard_at=heard_at,
+        lost=lost,
+        flags=flags,
+        board_url="http://127.0.0.1:9400/",
     )
     file = io.StringIO()
     console = Console(file=file, width=width, height=height, no_color=True, legacy_windows=False)

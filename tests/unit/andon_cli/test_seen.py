@@ -8,8 +8,9 @@ import pytest
 
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon_cli.client import CheckpointStatus, LineStatus, WorkerStatus
-from andon_cli.seen import Seen, changes_between
+from andon_cli.seen import Seen, changes_between, happening_of
 from andon_cli.texts import sparkline
+from andon_coordinator.core.run_events import RunEvent, RunEventKind
 
 WORKERS = (
     WorkerStatus(worker=0, rank=0, host="alpha", live=True),
@@ -113,6 +114,34 @@ def test_losses_go_on_where_the_journal_ended() -> None:
         seen.note(replace(STATUS, step=step, loss=loss), 0.0, 0.0)
 
     assert list(seen.losses) == [3.0, 2.5, 2.0, 1.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "worker", "text", "told"),
+    [
+        ("started", None, "the run began", "the run began"),
+        ("joined", 1, "on beta (NVIDIA L4)", "worker 1 joined on beta (NVIDIA L4)"),
+        ("left", 1, "complete", "worker 1 left (complete)"),
+        ("lost", 1, "lost: its connection broke", "worker 1 left (lost: its connection broke)"),
+        ("dropped", 1, "dropped", "worker 1 left (dropped)"),
+        ("attempt", None, "attempt 2: worker 1 is lost",
+         "step 7 is tried again, attempt 2: worker 1 is lost"),
+        ("halted", 1, "operator: odd", "HALTED at step 7: operator: odd"),
+        ("answered", None, "skip by lea", "the halt at step 7 was answered: skip by lea"),
+        ("overflow", None, "no weight moved", "no weight moved"),
+        ("checkpoint", 0, "/runs/7f3a", "checkpoint at step 7"),
+        ("checkpoint_missed", 0, "disk full", "there is no checkpoint of step 7: disk full"),
+        ("complete", None, "after 7 steps", "complete after 7 steps"),
+    ],
+)  # fmt: skip
+def test_an_event_of_the_journal_is_told_in_a_sentence(
+    kind: str, worker: int | None, text: str, told: str
+) -> None:
+    event = RunEvent(id=1, kind=RunEventKind(kind), worker=worker, step=7, text=text, at_unix_s=5.0)
+
+    happening = happening_of(event)
+
+    assert (happening.kind, happening.text, happening.at_unix_s) == (kind, told, 5.0)
 
 
 @pytest.mark.parametrize(

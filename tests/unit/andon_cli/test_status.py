@@ -84,6 +84,16 @@ def test_a_halted_line_shows_its_halt() -> None:
     assert "HALTED at step 3: worker 1: nan. No weight moved." in lines
 
 
+def test_what_a_worker_says_can_not_move_the_cursor() -> None:
+    evil = replace(STATUS.workers[0], detail="\x1b[2Jboo\nhoo")
+    halt = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3, message="\x1b]0;title\x07")
+
+    lines = status_lines(replace(STATUS, workers=(evil,), halt=halt))
+
+    assert all(line.isprintable() for line in lines)
+    assert any("[2Jboo hoo" in line for line in lines)
+
+
 def test_the_json_is_one_line_and_names_a_halts_reason_and_key() -> None:
     halt = HaltEvidence(
         id=1, reason=HaltReason.NON_FINITE_GRADIENT, step=3, key=Key(2**32, 7), element=(1, 2)
