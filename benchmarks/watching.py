@@ -185,7 +185,7 @@ def main() -> None:
     if options.view:
         view(options.view, options.viewers)
         return
-    rows = []
+    rows, machine = [], describe_machine()
     print(f"{'size':>8}{'alone':>14}{'watched':>14}{'ratio':>8}  of single pairs")
     for mib in options.mib:
         with TemporaryDirectory() as folder:
@@ -203,9 +203,9 @@ def main() -> None:
             "watched and alone by turns in one run; the rates are medians of the phases",
             "ratio: the median of watched over alone, of neighbouring phases",
         ]
-        machine = {**describe_machine(), "notes": notes}
+        figures = {"machine": {**machine, "notes": notes}, "rows": rows}
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
