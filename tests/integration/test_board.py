@@ -95,10 +95,18 @@ class Story:
     answered: tuple[int, Any] = (0, None)
     again: tuple[int, Any] = (0, None)
     points: list[list[Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
     runs: list[dict[str, Any]] = field(default_factory=list)
     run: dict[str, Any] = field(default_factory=dict)
     curves: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, kind: str, value: Any) -> None:
+        """Keeps what happened."""
+        if kind == "points":
+            self.points += value["steps"]
+        else:
+            self.events.append(value)
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +119,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             kind, value = next(messages)
             if kind == "state":
                 told.halted = value
-            elif kind == "points":
-                told.points += value["steps"]
+            else:
+                told.take(kind, value)
         answer = {"halt_id": told.halted["halt"]["id"], "answer": "retry", "worker": None}
         told.refused = {
             "without our header": board.status_of(
@@ -142,8 +150,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         for kind, value in messages:
             if kind == "state":
                 told.last = value
-            elif kind == "points":
-                told.points += value["steps"]
+            else:
+                told.take(kind, value)
     return told
 
 
@@ -180,6 +188,16 @@ def test_the_answer_resumes_the_line_once(story: Story) -> None:
 def test_the_stream_has_every_step_once_and_ends_with_the_run(story: Story) -> None:
     assert [point[0] for point in story.points] == list(range(1, STEPS + 1))
     assert (story.last["state"], story.last["step"]) == ("COMPLETE", STEPS)
+
+
+def test_what_happened_is_told_live_as_it_is_in_the_history(story: Story) -> None:
+    kinds = [each["kind"] for each in story.events]
+
+    later = [each for each in story.run["events"] if each["id"] >= story.events[0]["id"]]
+    assert story.events[: len(later)] == later
+    assert [kind for kind in kinds if kind in ("halted", "answered", "complete")] == [
+        "halted", "answered", "complete",
+    ]  # fmt: skip
 
 
 def test_history_and_curves_are_those_of_the_stream(story: Story) -> None:

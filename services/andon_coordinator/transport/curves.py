@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from andon.protocol.records import RecordKind
 
-__all__ = ["CurvePoint", "step_curve"]
+__all__ = ["CurvePoint", "reduced_scalar_curve", "step_curve"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,36 @@ WHERE kind = '{RecordKind.STEP.name}' AND (later IS NULL OR step <= later)
 GROUP BY (step - 1) / :width
 ORDER BY 1
 """
+
+
+_SCALAR_QUERY = f"""
+WITH logged AS (
+    SELECT
+        step,
+        CASE WHEN count(value) = count(*) AND abs(avg(value)) <= {_LARGEST} THEN avg(value) END
+            AS value,
+        row_number() OVER (ORDER BY step) - 1 AS number
+    FROM scalars WHERE name = :name GROUP BY step
+)
+SELECT max(step), avg(value) FROM logged GROUP BY number / :width ORDER BY 1
+"""
+
+
+def reduced_scalar_curve(
+    database: sqlite3.Connection, name: str, points: int
+) -> list[tuple[int, float | None]]:
+    """What scripts logged under a name, as at most `points` steps and values.
+
+    A step's value is the mean over the workers. A point's is the mean over those of its steps whose
+    value is finite, None if none is; it stands at the last of them.
+    """
+    tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'scalars'"
+    if not database.execute(tables).fetchone()[0]:
+        return []
+    counted = database.execute("SELECT count(DISTINCT step) FROM scalars WHERE name = ?", (name,))
+    width = max(1, -(-counted.fetchone()[0] // points))
+    found = database.execute(_SCALAR_QUERY, {"name": name, "width": width})
+    return [(step, value) for step, value in found]
 
 
 def step_curve(database: sqlite3.Connection, points: int) -> list[CurvePoint]:

@@ -26,7 +26,7 @@ from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.effects import Skip, StepContribution, StepResult
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.transport import logbook, rows
-from andon_coordinator.transport.curves import CurvePoint, step_curve
+from andon_coordinator.transport.curves import CurvePoint, reduced_scalar_curve, step_curve
 from andon_coordinator.transport.files import open_to_read
 from andon_coordinator.transport.logbook import LoggedScalar
 from andon_coordinator.transport.rows import RunEnd
@@ -207,6 +207,10 @@ class JournalReader:
     def step_curve(self, points: int) -> list[CurvePoint]:
         """The committed steps, first to last, reduced to at most `points` points."""
         return step_curve(self._database, points)
+
+    def reduced_scalar_curve(self, name: str, points: int) -> list[tuple[int, float | None]]:
+        """What scripts logged under a name, reduced to at most `points` steps and values."""
+        return reduced_scalar_curve(self._database, name, points)
 
     def losses(self) -> list[float]:
         """The loss of each committed step."""

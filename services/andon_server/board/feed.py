@@ -21,7 +21,7 @@ from typing import Any
 from andon.protocol.records import Key, RecordKind, accuracy_of
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.status import LineSnapshot
-from andon_server.board.view import state_view
+from andon_server.board.view import event_view, state_view
 
 __all__ = ["BoardFeed", "Happening", "LineNow"]
 
@@ -80,8 +80,15 @@ class BoardFeed:
         elif isinstance(event, events.JournalFailed):
             self._pending.clear()
         for effect in done:
-            if isinstance(effect, effects.SaveRecord) and effect.result is not None:
-                self._pending[effect.record.key] = effect
+            match effect:
+                case effects.SaveRecord() if effect.result is not None:
+                    self._pending[effect.record.key] = effect
+                case effects.SaveScalars():
+                    for each in effect.scalars:
+                        value = [each.name, each.step, effect.worker, each.value]
+                        self._put("scalar", value)
+                case effects.SaveRunEvent():
+                    self._put("event", event_view(effect.event))
 
     def tick(self, status: LineSnapshot) -> None:
         """Takes a snapshot of the line; called a few times a second."""

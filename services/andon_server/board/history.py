@@ -7,22 +7,22 @@ ended run's journal says is kept for as long as its files stay as they are.
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
+from andon_server.board.view import event_view
 from andon_server.book import halt_fields
 from andon_server.halt_words import halted_line
 from andon_server.past_runs import PastRun, read_run
 from andon_server.runs import JOURNAL, service_of
 
-__all__ = ["MAX_POINTS", "HistoryBusy", "RunHistory", "UnknownRun", "reduced"]
+__all__ = ["MAX_POINTS", "HistoryBusy", "RunHistory", "UnknownRun"]
 
 MAX_POINTS = 5000
 """A chart has fewer pixels than that."""
@@ -77,13 +77,13 @@ class RunHistory:
         with self.turn(), _journal(folder) as reader:
             return {
                 "run": self._summary(run_id, self._read(folder)),
-                "events": [],
+                "events": [event_view(each) for each in reader.run_events()],
                 "halts": [
                     halt_fields(halt)
                     | {"id": str(halt.evidence.id), "sentence": halted_line(halt.evidence)}
                     for halt in reader.halts()
                 ],
-                "names": [],
+                "names": reader.scalar_names(),
             }
 
     def curves(self, run_id: str, points: int) -> dict[str, Any]:
@@ -95,6 +95,12 @@ class RunHistory:
         with self.turn(), _journal(self._folder_of(run_id)) as reader:
             steps = reader.step_curve(points)
             scalars: dict[str, Any] = {}
+            for name in reader.scalar_names():
+                curve = reader.reduced_scalar_curve(name, points)
+                scalars[name] = {
+                    "step": [step for step, _ in curve],
+                    "value": [value for _, value in curve],
+                }
         return {
             "run_id": run_id,
             "steps": {
@@ -169,22 +175,6 @@ class RunHistory:
             "problem": run.problem,
             "current": run.folder == self._folder,
         }
-
-
-def reduced(curve: Sequence[tuple[int, float]], points: int) -> list[tuple[int, float]]:
-    """A curve of steps and values as at most `points` of them: the mean of each bucket's finite
-    values, at the bucket's last step; NaN if it has none.
-    """
-    width = max(1, -(-len(curve) // points))
-    if width == 1:
-        return list(curve)
-    found = []
-    for first in range(0, len(curve), width):
-        bucket = curve[first : first + width]
-        finite = [value for _, value in bucket if math.isfinite(value)]
-        mean = sum(finite) / len(finite) if finite else math.nan
-        found.append((bucket[-1][0], mean))
-    return found
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import accuracy_of
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot, holds_up
 from andon_server.halt_words import answers_to, evidence_fields, halted_line
 
-__all__ = ["halt_view", "state_view"]
+__all__ = ["event_view", "halt_view", "state_view"]
 
 
 def state_view(line: LineSnapshot, *, pace_s: float | None, now_unix_s: float) -> dict[str, Any]:
@@ -84,6 +85,18 @@ def halt_view(halt: HaltEvidence) -> dict[str, Any]:
             }
             for each in answers_to(halt)
         ],
+    }
+
+
+def event_view(event: RunEvent) -> dict[str, Any]:
+    """Something that happened, for the page."""
+    return {
+        "id": event.id,
+        "kind": event.kind.value,
+        "worker": event.worker,
+        "step": event.step,
+        "text": event.text,
+        "at_unix_s": event.at_unix_s,
     }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
+from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_server.board.feed import BoardFeed
 from unit.andon_server.board.boards import commit, line_of
 
@@ -73,3 +75,29 @@ def test_each_snapshot_has_a_number_of_its_own() -> None:
     assert first is not None
     assert feed.now is not None
     assert feed.now.number == first.number + 1
+
+
+def test_what_scripts_log_and_what_happens_are_items_too() -> None:
+    feed = BoardFeed()
+    event = RunEvent(
+        id=3, kind=RunEventKind.LOST, worker=1, step=7, text="<b>gone</b>", at_unix_s=5.0
+    )
+
+    feed.observe(
+        events.TimePassed(),
+        [
+            effects.SaveScalars(1, (Scalar("val", 7, 0.5), Scalar("lr", 7, 0.1))),
+            effects.SaveRunEvent(event),
+        ],
+        0.0,
+    )
+
+    assert [(item.kind, item.value) for item in feed.since(0) or []] == [
+        ("scalar", ["val", 7, 1, 0.5]),
+        ("scalar", ["lr", 7, 1, 0.1]),
+        (
+            "event",
+            {"id": 3, "kind": "lost", "worker": 1, "step": 7, "text": "<b>gone</b>",
+             "at_unix_s": 5.0},
+        ),
+    ]  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from andon.protocol.halts import HaltAnswer
-from andon_server.board.history import reduced
+from andon_coordinator.core.run_events import RunEventKind
 from andon_server.runs import JOURNAL
 from unit.andon_cli.books import Book
 from unit.andon_server.board.boards import Board, nan_halt
@@ -162,11 +162,28 @@ def test_a_number_of_points_that_is_none_is_refused(board: Board, points: str) -
     assert "1 to 5000" in answer.json["error"]
 
 
-def test_a_curve_of_values_keeps_its_ends_and_leaves_out_what_is_not_finite() -> None:
-    curve = [(10, 1.0), (20, math.nan), (30, 3.0), (40, math.nan), (50, 5.0)]
+def test_what_scripts_logged_is_a_curve_of_each_name(board: Board) -> None:
+    for worker in (0, 1):
+        board.book.log(worker, 1, val=1.0 + worker, lr=0.1)
+    board.book.log(0, 2, val=math.nan)
+    board.book.log(0, 3, val=4.0)
 
-    assert reduced(curve, 9) == curve
-    assert reduced(curve[:4], 2) == [(20, 1.0), (40, 3.0)]
-    [(step, value)] = reduced([(1, math.nan), (2, math.inf)], 1)
-    assert step == 2
-    assert math.isnan(value)
+    told = board.get("/board/api/runs/7f3a").json
+    scalars = board.get("/board/api/runs/7f3a/curves").json["scalars"]
+    one = board.get("/board/api/runs/7f3a/curves?points=1").json["scalars"]
+
+    assert told["names"] == ["lr", "val"]
+    assert scalars == {
+        "lr": {"step": [1], "value": [0.1]},
+        "val": {"step": [1, 2, 3], "value": [1.5, None, 4.0]},
+    }
+    assert one["val"] == {"step": [3], "value": [2.75]}
+
+
+def test_a_run_has_what_happened_in_order(board: Board) -> None:
+    board.book.note(1, RunEventKind.JOINED, 0, "from alpha")
+
+    assert board.get("/board/api/runs/7f3a").json["events"] == [
+        {"id": 1, "kind": "joined", "worker": 0, "step": 2, "text": "from alpha",
+         "at_unix_s": 100.0},
+    ]  # fmt: skip
