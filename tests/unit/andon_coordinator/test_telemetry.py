@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from andon.host.telemetry import ExchangeDurations
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
@@ -13,13 +14,21 @@ from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan, Topology
 from andon_coordinator.core import effects, events
+from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
+from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.telemetry import AttemptCause, LineMetrics, RunFacts, Totals
 
 FIRST, SECOND = Key(1, 1), Key(1, 2)
 PLAN = RunPlan(global_batch=4, dataset_size=8)
+
+
+def openmetrics(registry: CollectorRegistry) -> bytes:
+    """What a scraper gets that asks for OpenMetrics, as Prometheus does."""
+    encode, _ = choose_encoder("application/openmetrics-text")
+    return encode(registry)
 
 
 class Metered:
@@ -310,6 +319,222 @@ def test_status_shows_state_and_the_ages_of_live_workers_only() -> None:
     assert metered.value("andon_workers", state="live") == 0
     assert metered.value("andon_heartbeat_age_seconds", worker="0") is None
     assert metered.value("andon_worker_share_ratio", worker="0") is None
+
+
+def live_status(*workers: int) -> LineSnapshot:
+    """The status of a line on which these workers are live."""
+    most = max(len(workers), 1)
+    settings = LineSettings(run_id="7f3a", expect_workers=most, min_workers=1, max_workers=most)
+    line = LineCore(settings, term=1, history=History(), random_bits=lambda: 0)
+    for worker in workers:
+        request = events.JoinRequest(
+            run_id="7f3a", incarnation=worker + 1, layout=Layout(()), plan=PLAN
+        )
+        line.receive(events.WorkerJoined(10 + worker, request), 0.0)
+    return line.status(0.0)
+
+
+def test_a_halt_stands_in_a_gauge_until_it_is_answered() -> None:
+    metered = Metered()
+    assert metered.value("andon_halted", reason="non_finite_loss") == 0
+
+    metered.see(events.CordPulled("odd"), halt(HaltReason.NON_FINITE_LOSS))
+    assert metered.value("andon_halted", reason="non_finite_loss") == 1
+    assert metered.value("andon_halted", reason="operator") == 0
+    metered.metrics.tick(live_status())
+
+    assert metered.value("andon_halted", reason="non_finite_loss") == 0
+    assert metered.value("andon_jidoka_halts_total", reason="non_finite_loss") == 1
+
+
+def test_a_halt_that_the_journal_left_open_is_shown_from_the_first_status_on() -> None:
+    metered = Metered()
+    evidence = HaltEvidence(id=1, reason=HaltReason.LOSS_SPIKE, step=3)
+
+    metered.metrics.tick(replace(live_status(), halt=evidence))
+
+    assert metered.value("andon_halted", reason="loss_spike") == 1
+
+
+def test_answers_and_departures_begin_at_what_the_journal_holds() -> None:
+    metered = Metered(Totals(answers={HaltAnswer.SKIP: 2}, departures={"lost": 1, "failed": 3}))
+
+    metered.see(events.TimePassed(), effects.SaveAnswer(1, HaltAnswer.SKIP, None, "ada"))
+    metered.see(
+        events.TimePassed(),
+        effects.SaveDeparture(0, None, "its process is gone", 7, b""),
+        effects.SaveDeparture(1, None, "dropped", 7, b"", dropped=True),
+        effects.SaveDeparture(2, events.LeaveReason.COMPLETE, "", 9, b""),
+    )
+
+    assert metered.value("andon_halt_answers_total", answer="skip") == 3
+    assert metered.value("andon_halt_answers_total", answer="retry") == 0
+    shown = {
+        reason: metered.value("andon_departures_total", reason=reason)
+        for reason in ("lost", "dropped", "complete", "failed", "halted")
+    }
+    assert shown == {"lost": 2, "dropped": 1, "complete": 1, "failed": 3, "halted": 0}
+
+
+def test_every_kind_of_fault_and_every_status_of_a_join_is_counted() -> None:
+    metered = Metered()
+    for kind in events.FaultKind:
+        assert metered.value("andon_faults_total", kind=kind.name.lower()) == 0
+    for status in effects.JoinStatus:
+        assert metered.value("andon_joins_total", status=status.name.lower()) == 0
+
+    metered.join(10, 0)
+    metered.see(events.FaultReported(10, events.Fault(kind=events.FaultKind.SCRIPT_RAISED)))
+
+    assert metered.value("andon_faults_total", kind="script_raised") == 1
+    assert metered.value("andon_joins_total", status="fresh") == 1
+
+
+def test_a_worker_that_is_gone_leaves_no_waiting_behind() -> None:
+    metered = Metered()
+    for worker in (0, 1):
+        metered.join(10 + worker, worker)
+    status = live_status(0, 1)
+    metered.metrics.tick(status)
+    assert metered.value("andon_worker_wait_seconds_count", worker="1") == 0
+
+    here = tuple(each for each in status.workers if each.worker == 0)
+    metered.metrics.tick(replace(status, workers=here, live=1))
+
+    # A rate of 0 would name the worker that is gone as the one that all others wait for.
+    assert metered.value("andon_worker_wait_seconds_count", worker="1") is None
+    assert metered.value("andon_worker_wait_ratio", worker="1") is None
+    assert metered.value("andon_worker_wait_seconds_count", worker="0") == 0
+
+
+def test_a_worker_that_went_before_its_step_was_durable_is_not_shown_again() -> None:
+    metered = Metered()
+    for worker in (0, 1):
+        metered.join(10 + worker, worker)
+    metered.assign(FIRST, 0)
+    metered.ready(10, FIRST, at=1.0, waited_s=2.5)
+    metered.ready(11, FIRST, step(FIRST), at=1.0, waited_s=0.5)
+
+    metered.metrics.tick(live_status(0))
+    metered.see(events.RecordSaved(FIRST), at=1.1)
+
+    assert metered.value("andon_worker_wait_seconds_sum", worker="0") == 2.5
+    assert metered.value("andon_worker_wait_seconds_sum", worker="1") is None
+
+
+def test_a_worker_that_came_and_went_between_two_statuses_does_no_harm() -> None:
+    metered = Metered()
+    metered.join(10, 0)
+
+    metered.metrics.tick(live_status())
+
+    assert metered.value("andon_worker_wait_seconds_count", worker="0") is None
+
+
+def test_a_status_shows_what_was_expected_and_how_fast_each_worker_is() -> None:
+    metered = Metered()
+    status = live_status(0)
+    worker = replace(status.workers[0], waiting_ratio=0.25, samples_per_second=812.0)
+    assert metered.value("andon_steps_planned") is None
+
+    metered.metrics.tick(
+        replace(status, workers=(worker,), expect_workers=4, expect_reducers=2, total_steps=1000)
+    )
+
+    assert metered.value("andon_workers_expected") == 4
+    assert metered.value("andon_reducers_expected") == 2
+    assert metered.value("andon_steps_planned") == 1000
+    assert metered.value("andon_worker_wait_ratio", worker="0") == 0.25
+    assert metered.value("andon_worker_samples_per_second", worker="0") == 812.0
+
+
+def test_the_run_is_named_with_the_schedule_that_it_has_now() -> None:
+    metered = Metered()
+    of_run = {"run": "7f3a", "topology": "star", "encoding": "float32"}
+
+    metered.metrics.tick(replace(live_status(), schedule="every-step"))
+    metered.metrics.tick(replace(live_status(), schedule="cadence"))
+
+    assert metered.value("andon_run_info", schedule="cadence", **of_run) == 1
+    assert metered.value("andon_run_info", schedule="every-step", **of_run) is None
+
+
+def test_a_window_and_what_is_computed_ahead_of_it_are_shown() -> None:
+    metered = Metered()
+    assert metered.value("andon_learning_rate_scale") == 1
+    assignment = effects.Assignment(
+        key=FIRST,
+        parent=None,
+        roster=(0,),
+        rank=0,
+        step=1,
+        attempt=0,
+        epoch=0,
+        positions=(),
+        batch=PositionRange(0, 64),
+        ahead_batch=PositionRange(64, 96),
+        learning_rate_scale=2.0,
+    )
+
+    metered.see(events.WorkRequested(10, None), effects.Assign(10, assignment))
+
+    assert metered.value("andon_window_samples") == 64
+    assert metered.value("andon_window_ahead_samples") == 32
+    assert metered.value("andon_learning_rate_scale") == 2
+
+
+def test_a_halt_does_not_count_as_a_pause_for_newcomers() -> None:
+    metered = Metered()
+    transfer = effects.SendTransfer(
+        stream=10,
+        transfer_id=1,
+        role=effects.TransferRole.SEND,
+        head=FIRST,
+        step=1,
+        cursor=Cursor(0, 4),
+        peer=1,
+    )
+    metered.see(events.TimePassed(), transfer, at=1.0)
+
+    metered.see(events.CordPulled("odd"), halt(HaltReason.OPERATOR), at=2.0)
+    metered.assign(SECOND, 1, at=3600.0)
+
+    assert metered.value("andon_join_pause_seconds_count") == 0
+
+
+def test_the_time_of_the_last_checkpoint_is_absent_before_the_first() -> None:
+    metered = Metered()
+    metered.metrics.wall = lambda: 1700.0
+    assert metered.value("andon_checkpoint_timestamp_seconds") is None
+
+    metered.see(events.TimePassed(), effects.NoteCheckpoint(0, 100, "step-00000100"))
+    status = replace(live_status(), checkpoints=RunCheckpoints(every=50, step=100))
+    metered.metrics.tick(status)
+
+    assert metered.value("andon_checkpoint_timestamp_seconds") == 1700.0
+    assert metered.value("andon_checkpoint_step") == 100
+    assert metered.value("andon_checkpoint_interval_steps") == 50
+
+
+def test_writes_to_the_journal_are_timed() -> None:
+    metered = Metered()
+
+    metered.metrics.wrote(0.0002, 7)
+    metered.metrics.wrote(0.5, None)
+
+    assert metered.value("andon_journal_write_seconds_count") == 2
+    assert metered.value("andon_journal_write_seconds_bucket", le="0.00025") == 1
+
+
+def test_a_slow_step_leads_to_its_number_by_an_exemplar() -> None:
+    metered = Metered()
+    metered.ready(11, FIRST, step(FIRST), at=1.0)
+    metered.see(events.RecordSaved(FIRST))
+
+    text = openmetrics(metered.registry).decode()
+
+    (line,) = [each for each in text.splitlines() if ' # {step="1"}' in each]
+    assert line.startswith('andon_step_seconds_bucket{le="0.5"} 1.0')
 
 
 def test_two_lines_in_one_registry_are_refused() -> None:

@@ -38,3 +38,16 @@ def test_a_round_is_counted_and_each_of_its_exchanges_timed() -> None:
     assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "0.025"}) == 1
     assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "30.0"}) == 1
     assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "60.0"}) == 2
+
+
+def test_state_that_newcomers_received_and_the_time_of_arithmetic_are_counted() -> None:
+    registry = CollectorRegistry()
+    telemetry = ReducerTelemetry(registry)
+    assert registry.get_sample_value("andon_state_transfer_bytes_total") == 0
+    assert registry.get_sample_value("andon_reducer_averaging_seconds_total") == 0
+
+    telemetry.relayed(4096)
+    telemetry.follow(lambda: 1.5)
+
+    assert registry.get_sample_value("andon_state_transfer_bytes_total") == 4096
+    assert registry.get_sample_value("andon_reducer_averaging_seconds_total") == 1.5

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon.protocol.layout import Layout
@@ -17,7 +19,8 @@ from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import Joining, StepReport, Timings
 from andon_trainer.exchange.path import Traffic
 from andon_trainer.exchange.translation import join_to
-from andon_trainer.telemetry import StepMeasured, Telemetry, WorkerMetrics
+from andon_trainer.process.device import gpu_of
+from andon_trainer.telemetry import PATHS, GpuReading, StepMeasured, Telemetry, WorkerMetrics
 
 TIMED = {
     "andon_worker_step_seconds": 2.0,
@@ -27,6 +30,12 @@ TIMED = {
     "andon_exchange_wait_seconds": 0.125,
     "andon_commit_wait_seconds": 0.0625,
 }
+
+
+def openmetrics(registry: CollectorRegistry) -> bytes:
+    """What a scraper gets that asks for OpenMetrics, as Prometheus does."""
+    encode, _ = choose_encoder("application/openmetrics-text")
+    return encode(registry)
 
 
 class Metered:
@@ -96,6 +105,71 @@ def test_a_step_without_an_exchange_leaves_the_hidden_ratio() -> None:
     metered.metrics.committed(step(timings=Timings(busy_s=1.0)))
 
     assert metered.value("andon_exchange_hidden_ratio") == 0.75
+
+
+def test_the_path_of_the_last_exchange_is_shown_until_there_is_another() -> None:
+    metered = Metered()
+
+    def shown() -> dict[str, float | None]:
+        return {path: metered.value("andon_exchange_path", path=path) for path in PATHS}
+
+    assert shown() == {"wire": 0, "shared-memory": 0, "ring": 0}
+    over_memory = Traffic.over("shared-memory", 100, 90)
+    metered.metrics.committed(replace(step(), traffic=over_memory))
+    assert shown() == {"wire": 0, "shared-memory": 1, "ring": 0}
+    metered.metrics.committed(replace(step(), traffic=over_memory))  # Nothing was exchanged.
+    assert shown() == {"wire": 0, "shared-memory": 1, "ring": 0}
+
+    fell_back = over_memory + Traffic.over("wire", 100, 90) + Traffic(fallbacks=1)
+    metered.metrics.committed(replace(step(), traffic=fell_back))
+
+    assert shown() == {"wire": 1, "shared-memory": 0, "ring": 0}
+    assert metered.value("andon_shared_memory_fallbacks_total") == 1
+
+
+def test_faults_and_local_steps_are_counted_at_once() -> None:
+    metered = Metered()
+
+    metered.metrics.rejoins()
+    metered.metrics.voided()
+    metered.metrics.stepped_locally()
+
+    for name in ("worker_rejoins", "worker_rounds_voided", "local_steps"):
+        assert metered.value(f"andon_{name}_total") == 1
+
+
+def test_a_slow_exchange_leads_to_its_step_by_an_exemplar() -> None:
+    metered = Metered()
+
+    metered.metrics.committed(step())
+
+    text = openmetrics(metered.registry).decode()
+    found = [line for line in text.splitlines() if ' # {step="7"}' in line]
+    assert [line.partition("_bucket")[0] for line in found].count("andon_exchange_seconds") == 1
+    assert len(found) == len(TIMED)
+
+
+def test_a_gpu_is_read_at_each_scrape_and_absent_on_a_worker_without_one() -> None:
+    registry, used = CollectorRegistry(), iter((100, 200, 300, 400))
+
+    def read() -> GpuReading:
+        now = next(used)
+        memory = {"allocated": now, "peak": 400, "reserved": 512, "total": 1024}
+        return GpuReading(memory_bytes=memory, utilization=None if now > 200 else 0.5)
+
+    WorkerMetrics(registry, read)
+
+    labels = {"kind": "allocated"}
+    assert registry.get_sample_value("andon_gpu_memory_bytes", labels) == 100
+    assert registry.get_sample_value("andon_gpu_utilization_ratio") == 0.5
+    assert registry.get_sample_value("andon_gpu_utilization_ratio") is None, "it was not measured"
+    assert registry.get_sample_value("andon_gpu_memory_bytes", {"kind": "total"}) == 1024
+    assert Metered().value("andon_gpu_memory_bytes", kind="allocated") is None
+    assert Metered().value("andon_gpu_utilization_ratio") is None
+
+
+def test_a_cpu_has_no_gpu_to_read() -> None:
+    assert gpu_of(torch.device("cpu")) is None
 
 
 def test_the_step_is_asked_for_at_each_scrape() -> None:
