@@ -24,7 +24,8 @@ from andon.host.telemetry import (
 )
 from andon.protocol.layout import Layout
 from andon.protocol.run_settings import RunPlan
-from andon_coordinator.core import events
+from andon.protocol.scalars import Scalar
+from andon_coordinator.core import effects, events
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.telemetry import LineMetrics, Totals
@@ -82,7 +83,7 @@ def process() -> CollectorRegistry:
 
 
 def service() -> CollectorRegistry:
-    """What a service adds, one worker having joined: its labels are then there, too."""
+    """What a service adds, one worker having joined and logged: its labels are then there, too."""
     registry = CollectorRegistry()
     refusals, exchanges = RefusalCounter(registry), ExchangeDurations(registry)
     ReducerTelemetry(registry, refusals, exchanges)
@@ -99,7 +100,8 @@ def service() -> CollectorRegistry:
             plan=RunPlan(global_batch=1, dataset_size=8),
         ),
     )
-    metrics.observe(joined, line.receive(joined, 0.0), 0.0)
+    logged = effects.SaveScalars(0, (Scalar("val", 0, 0.3),))
+    metrics.observe(joined, [*line.receive(joined, 0.0), logged], 0.0)
     metrics.tick(line.status(0.0))
     return registry
 

@@ -142,6 +142,9 @@ def test_state_arrives_whole_whichever_end_comes_first(ends: Ends, *, sender_fir
     assert b"".join(piece.payload for piece in pieces) == STATE
     assert pieces[0].size_bytes == len(STATE)
     assert pieces[0].sha256 == hashlib.sha256(STATE).digest()
+    relayed = ends.reducer.registry.get_sample_value("andon_state_transfer_bytes_total")
+    assert relayed is not None
+    assert relayed >= len(STATE)
 
 
 def test_transfers_are_apart_and_an_id_may_be_used_by_another_run(ends: Ends) -> None:

@@ -18,6 +18,7 @@ from andon.protocol.run_settings import Topology
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.telemetry.attempts import AttemptMetrics
+from andon_coordinator.telemetry.logged import LoggedMetrics
 from andon_coordinator.telemetry.run import (
     HaltMetrics,
     RunFacts,
@@ -84,6 +85,7 @@ class LineMetrics:
         self._workers = WorkerGauges(registry)
         self._departures = DepartureMetrics(registry, totals.departures)
         self._keeping = KeepingMetrics(registry)
+        self._logged = LoggedMetrics(registry)
         self.wrote: Callable[[float, int | None], None] = self._keeping.wrote
         """Counts a write to the journal, with the step of its record; any thread may call it."""
         self.refused = (refusals or RefusalCounter(registry)).of("coordinator")
@@ -102,7 +104,10 @@ class LineMetrics:
             self._worker_of.pop(event.stream, None)
         self._attempts.observe(event, done, now)
         for effect in done:
-            self._did(effect, now)
+            if isinstance(effect, effects.SaveScalars):
+                self._logged.logged(effect)
+            else:
+                self._did(effect, now)
 
     def tick(self, status: LineSnapshot) -> None:
         """Sets the gauges to a status."""

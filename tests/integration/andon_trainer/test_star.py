@@ -311,3 +311,15 @@ def test_a_reducer_that_never_answers_is_given_up() -> None:
         assert time.monotonic() - began < PATIENCE_S
         assert not exchange.is_open
         exchange.close()
+
+
+def test_memory_that_a_reducer_of_this_host_does_not_share_is_counted(tmp_path: Path) -> None:
+    with Reducer(ReducerConfig(chunk_elements=CHUNK)) as reducer:  # It shares none.
+        shares = partition(LAYOUT, CHUNK, [f"127.0.0.1:{reducer.port}"])
+        sharing, plain = Worker(0, 1, shares, tmp_path), Worker(0, 1, shares)
+        for worker in (sharing, plain):
+            worker.begin(1)
+            worker.exchange.close()
+
+    assert sharing.exchange.traffic.fallbacks == 1
+    assert plain.exchange.traffic.fallbacks == 0, "it was not asked to share"

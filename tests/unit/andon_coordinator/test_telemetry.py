@@ -13,6 +13,7 @@ from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan, Topology
+from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
@@ -47,7 +48,7 @@ class Metered:
             run=run,
         )
 
-    def value(self, name: str, **labels: str) -> float | None:
+    def value(self, name: str, /, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
 
     def see(self, event: events.Event, *done: effects.Effect, at: float = 0.0) -> None:
@@ -535,6 +536,23 @@ def test_a_slow_step_leads_to_its_number_by_an_exemplar() -> None:
 
     (line,) = [each for each in text.splitlines() if ' # {step="1"}' in each]
     assert line.startswith('andon_step_seconds_bucket{le="0.5"} 1.0')
+
+
+def test_a_logged_value_is_the_mean_over_workers_at_the_newest_step() -> None:
+    metered = Metered()
+    assert metered.value("andon_logged_value", name="val") is None
+
+    def log(worker: int, step: int, value: float) -> None:
+        scalars = (Scalar("val", step, value),)
+        metered.see(events.TimePassed(), effects.SaveScalars(worker, scalars))
+
+    log(0, 7, 1.0)
+    log(1, 7, 2.0)
+    assert metered.value("andon_logged_value", name="val") == 1.5
+    log(0, 8, 0.5)
+    log(1, 7, 9.0)  # Sent again, late.
+
+    assert metered.value("andon_logged_value", name="val") == 0.5
 
 
 def test_two_lines_in_one_registry_are_refused() -> None:

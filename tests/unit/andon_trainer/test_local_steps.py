@@ -51,6 +51,7 @@ def test_a_window_is_made_of_the_workers_own_optimizer_steps() -> None:
 
     # A batch of 12 for 3 workers: each local step takes 4 positions.
     assert [len(samples) for samples in bench.computed] == [4, 4]
+    assert bench.member.local_steps == 2, "as many as are counted"
     trained = by_hand(plain, bench.computed)
     torch.testing.assert_close(bench.change_of(bench.sent[0]), difference(start, trained, bench))
     # This worker is alone, so the mean of all changes is its own.

@@ -30,7 +30,7 @@ OF_PROMETHEUS = {
     "up": set(),
 }
 """Series that Prometheus makes of its own."""
-COMING = {"andon_logged_value"}
+COMING: set[str] = set()
 """What the processes will have with this release, and do not yet."""
 ENDINGS = {
     "counter": ("",),
