@@ -21,7 +21,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PICTURES = bool(os.environ.get("ANDON_SCREENSHOTS"))
 """Whether the tests write the pictures of the documentation (`make screenshots`)."""
 
-_COLOURS = 128
+_COLOURS = 256
 _PATIENCE_MS = 15_000
 
 
@@ -68,12 +68,13 @@ class Sight:
             self.page.set_viewport_size({**self.page.viewport_size, "height": height})
         self.page.wait_for_timeout(400)  # the charts follow the window's size
         shot = Image.open(BytesIO(self.page.screenshot())).convert("RGB")
-        few = shot.quantize(_COLOURS, dither=Image.Dither.NONE)
+        # Rare colours are the lights: they must stay what they are.
+        few = shot.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         few.save(ASSETS / f"{name}.png", optimize=True)
 
 
 Opens = Callable[..., Sight]
-"""Opens a page: its address, and the window's width, height and scheme."""
+"""Opens a page: its address, the window's width, height and scheme, a script that runs first."""
 
 
 @pytest.fixture(scope="session")
@@ -99,13 +100,22 @@ def look(chromium: Any) -> Iterator[Opens]:
     sights: list[Sight] = []
     contexts: list[Any] = []
 
-    def open_(url: str, *, width: int = 1360, height: int = 900, scheme: str = "light") -> Sight:
+    def open_(
+        url: str,
+        *,
+        width: int = 1360,
+        height: int = 900,
+        scheme: str = "light",
+        script: str = "",
+    ) -> Sight:
         context = chromium.new_context(
             viewport={"width": width, "height": height},
             color_scheme=scheme,
             reduced_motion="reduce",
         )
         context.set_default_timeout(_PATIENCE_MS)
+        if script:
+            context.add_init_script(script)
         page = context.new_page()
         sight = Sight(page)
         home = urlsplit(url).netloc

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from andon.v1 import coordinator_pb2 as pb
-from browser.conftest import Opens, Sight
+from browser.conftest import PICTURES, Opens, Sight
 from integration.harness import Service, Worker, on_line, start_worker
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
@@ -19,16 +19,24 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 SCRIPT = str(Path(__file__).parent / "scripts" / "paced.py")
 LONG = 100_000
 """Steps of a line that a test ends."""
+SEEN_LONG = 260 if PICTURES else 60
+"""The steps after which a running line is looked at: a picture shows a curve."""
+RUN, OPERATORS = "the-token-of-the-run", "the-token-of-operators"
 
 
 @contextmanager
 def line(
-    folder: Path, *paces_s: float, steps: int = LONG, name: str = "7f3a", **more: Any
+    folder: Path,
+    *paces_s: float,
+    steps: int = LONG,
+    name: str = "7f3a",
+    flags: Sequence[str] = (),
+    **more: Any,
 ) -> Iterator[tuple[Service, list[Worker], dict[str, Any]]]:
     """A service and a worker for each pace: how long its machine takes for a step."""
-    spec = {"batch": 64, "steps": steps, "paces_s": paces_s, **more}
+    spec = {"batch": 256, "steps": steps, "paces_s": paces_s, **more}
     count = len(paces_s)
-    with Service(folder / "runs" / name, count, "--run-id", name) as service:
+    with Service(folder / "runs" / name, count, "--run-id", name, *flags) as service:
         workers = [join(folder, service, spec, slot) for slot in range(count)]
         try:
             yield service, workers, spec
@@ -39,6 +47,8 @@ def line(
 
 def join(folder: Path, service: Service, spec: dict[str, Any], slot: int) -> Worker:
     connected = on_line(service, slot, len(spec["paces_s"]))
+    if "token" in spec:
+        connected["ANDON_TOKEN_FILE"] = spec["token"]
     return start_worker(folder, spec, slot=slot, script=SCRIPT, ANDON_ON_HALT="wait", **connected)
 
 
@@ -66,7 +76,7 @@ def test_a_running_line_is_shown_live_with_each_worker_and_who_holds_the_others_
     with line(tmp_path, 0.01, 0.03, 0.012, steps=1000, hosts=hosts) as (service, _workers, _spec):
         sight = look(board_of(service))
         see(sight, "Running")
-        service.await_status(at_step(60))
+        service.await_status(at_step(SEEN_LONG))
         page = sight.page
 
         page.locator("#workers tr[data-holds] .tag", has_text="holds the others up").wait_for()
@@ -94,7 +104,7 @@ def test_a_running_line_is_shown_live_with_each_worker_and_who_holds_the_others_
 def test_in_the_dark_a_running_line_has_no_barriers_either(tmp_path: Path, look: Opens) -> None:
     hosts = ["alpha", "beta", "gamma"]
     with line(tmp_path, 0.01, 0.03, 0.012, steps=1000, hosts=hosts) as (service, _workers, _spec):
-        service.await_status(at_step(120))
+        service.await_status(at_step(SEEN_LONG))
         sight = look(board_of(service), scheme="dark")
         see(sight, "Running")
         sight.page.locator("#charts .legend .value", has_text=re.compile("[0-9]")).first.wait_for()
@@ -106,7 +116,7 @@ def test_in_the_dark_a_running_line_has_no_barriers_either(tmp_path: Path, look:
 def test_a_planted_nan_is_shown_as_evidence_and_a_button_resumes_the_line(
     tmp_path: Path, look: Opens
 ) -> None:
-    poison = {"slot": 1, "step": 80}
+    poison = {"slot": 1, "step": SEEN_LONG}
     hosts = ["alpha", "beta"]
     with line(tmp_path, 0.01, 0.015, poison=poison, hosts=hosts, steps=1000) as (service, _w, _s):
         sight = look(board_of(service))
@@ -117,18 +127,18 @@ def test_a_planted_nan_is_shown_as_evidence_and_a_button_resumes_the_line(
         evidence.wait_for()
 
         assert page.locator("body").get_attribute("data-light") == "red"
-        assert page.title().startswith("HALTED at step 80")
+        assert page.title().startswith(f"HALTED at step {SEEN_LONG}")
         assert "worker 1 sent nan in hidden.weight[3, 2]" in page.locator("#light-why").inner_text()
         assert "hidden.weight[3, 2]" in evidence.inner_text()
         assert "No weight moved" in page.locator("#alarm").inner_text()
         assert page.locator("#stations li").nth(1).get_attribute("data-light") == "red"
-        assert "Leave its 64 samples out" in page.locator("[data-answer=skip]").inner_text()
+        assert "Leave its 256 samples out" in page.locator("[data-answer=skip]").inner_text()
         assert sight.barriers() == []
         sight.picture("board-halted")
         page.locator("[data-answer=retry]").click()
         see(sight, "Running")
         evidence.wait_for(state="hidden")
-        service.await_status(at_step(90))
+        service.await_status(at_step(SEEN_LONG + 10))
 
 
 def test_skipping_asks_first_and_the_keyboard_alone_can_do_it(tmp_path: Path, look: Opens) -> None:
@@ -170,7 +180,7 @@ def test_a_killed_worker_goes_dark_and_comes_back(tmp_path: Path, look: Opens) -
         workers[1].kill()
         page.locator("#stations li:nth-child(2)[data-light=off]").wait_for()
         see(sight, "Running")
-        assert "1 worker of 2 train" in page.locator("#light-why").inner_text()
+        assert "1 of 2 workers trains" in page.locator("#light-why").inner_text()
         workers[1] = join(tmp_path, service, spec, 1)
         page.locator("#stations li:nth-child(2)[data-light=green]").wait_for()
 
@@ -285,3 +295,57 @@ def test_complete_runs_are_in_the_history_and_two_lie_over_each_other(
         page.get_by_role("link", name=other.run_id).click()
         assert "Complete" in page.locator("#view-run .badge").inner_text()
         assert sight.barriers() == []
+
+
+def test_a_line_with_tokens_asks_for_one_and_only_an_operators_may_answer(
+    tmp_path: Path, look: Opens
+) -> None:
+    for name, token in (("run", RUN), ("operators", OPERATORS)):
+        (tmp_path / name).write_text(token)
+        (tmp_path / name).chmod(0o600)
+    token, operators = str(tmp_path / "run"), str(tmp_path / "operators")
+    flags = ("--token-file", token, "--operator-token-file", operators)
+    with line(tmp_path, 0.01, flags=flags, token=token) as (service, _workers, _spec):
+        sight = look(board_of(service))
+        sight.expected |= {"401"}  # a browser's console says so of every refusal
+        page = sight.page
+        box = page.get_by_label("Token")
+
+        def enter(secret: str) -> None:
+            box.fill(secret)
+            page.get_by_role("button", name="Log in").click()
+
+        box.wait_for()
+        assert sight.barriers() == []
+        assert page.evaluate("document.activeElement.id") == "token"
+        enter("the-token-of-nobody!")
+        page.locator(".login .failed", has_text="token").wait_for()
+        enter(RUN)
+        see(sight, "Running")
+        assert not page.locator("#halt-button").is_visible()
+        page.locator("#login-button").click()
+        enter(OPERATORS)
+        page.locator("#halt-button").wait_for()
+        page.locator("#logout-button").click()
+        box.wait_for()
+        assert service.run_id not in page.locator("body").inner_text()
+
+
+def test_a_tab_in_the_background_tells_the_state_by_title_and_icon(
+    tmp_path: Path, look: Opens
+) -> None:
+    # As a browser treats such a tab: it has no frames.
+    hidden = """
+        Object.defineProperty(document, "hidden", { get: () => true });
+        window.requestAnimationFrame = () => 0;
+    """
+    with line(tmp_path, 0.01, 0.01, poison={"slot": 0, "step": 30}) as (service, _w, _s):
+        sight = look(board_of(service), script=hidden)
+        service.await_status(halted)
+
+        sight.page.wait_for_function(
+            "() => document.title.startsWith('HALTED at step 30')", polling=100
+        )
+        icon = sight.page.locator("#favicon").get_attribute("href") or ""
+        assert icon.startswith("data:image/svg+xml")
+        assert "%23e5484d" in icon

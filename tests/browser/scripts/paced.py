@@ -23,11 +23,11 @@ from andon_trainer import Line
 
 
 def samples() -> TensorDataset:
-    """Points of a curved plane with noise, the same for every worker."""
+    """Points of ten classes that overlap a little, the same for every worker."""
     chance = torch.Generator().manual_seed(3)
-    x = torch.randn(2048, 8, generator=chance)
-    y = torch.sin(x.sum(1)) + x[:, 0] * x[:, 1] + 0.3 * torch.randn(2048, generator=chance)
-    return TensorDataset(x, y[:, None])
+    centres = torch.randn(10, 8, generator=chance)
+    labels = torch.randint(0, 10, (4096,), generator=chance)
+    return TensorDataset(centres[labels] + 0.6 * torch.randn(4096, 8, generator=chance), labels)
 
 
 def plant(line: Line, model: nn.Module, spec: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.hidden = nn.Linear(8, 32)
-        self.out = nn.Linear(32, 1)
+        self.out = nn.Linear(32, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(torch.tanh(self.hidden(x)))  # type: ignore[no-any-return]  # untyped call
@@ -78,11 +78,11 @@ def main() -> None:
         for x, y in loader:
             optimizer.zero_grad()
             time.sleep(spec["paces_s"][slot])  # what a larger model would compute here
-            line.backward(F.mse_loss(model(x), y))
+            line.backward(F.cross_entropy(model(x), y))
             optimizer.step()
             if line.is_main and line.step % 10 == 0:
                 with torch.no_grad():
-                    loss = F.mse_loss(model(held_out[0]), held_out[1]).item()
+                    loss = F.cross_entropy(model(held_out[0]), held_out[1]).item()
                 getattr(line, "log", lambda values: None)(
                     {"val_loss": loss, "lr": optimizer.param_groups[0]["lr"]}
                 )

@@ -29,7 +29,13 @@ export function ask({ title, effect, yes, danger, choose, write }) {
       agreed = true;
       dialog.close();
     });
-    dialog.addEventListener("close", () => answer(agreed ? { chosen: select?.value, written: input?.value.trim() ?? "" } : null), { once: true });
+    // The event comes after the closing: the next question may be open by then, and is not closed.
+    const closed = () => {
+      if (dialog.open) return;
+      dialog.removeEventListener("close", closed);
+      answer(agreed ? { chosen: select?.value, written: input?.value.trim() ?? "" } : null);
+    };
+    dialog.addEventListener("close", closed);
     dialog.showModal();
     (input ?? select ?? cancel).focus();
   });

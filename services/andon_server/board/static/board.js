@@ -54,7 +54,7 @@ function hear(now) {
   signal = now;
   // After a gap everything is fetched again: the line may have gone on without us.
   if (now.kind === "live" && before !== "live") loading = null;
-  if (now.kind === "refused" && [401, 403].includes(now.error.status)) login(now.error.status === 403 ? now.error.message : "");
+  if (now.kind === "refused" && [401, 403].includes(now.error.status)) login(now.error.message);
   draw("state");
 }
 
@@ -76,14 +76,23 @@ async function load() {
 
 // ---------------------------------------------------------------- the page
 
-/** Draws parts in the next frame: many messages make one drawing. */
+/**
+ * Draws parts in the next frame: many messages make one drawing. A tab in the background has no
+ * frames, and its title and icon are then all that can be seen.
+ */
 function draw(...parts) {
-  if (!due.size) requestAnimationFrame(paint);
+  if (!due.size) {
+    if (document.hidden) setTimeout(paint, 200);
+    else requestAnimationFrame(paint);
+  }
   for (const part of parts) due.add(part);
 }
 
+document.addEventListener("visibilitychange", paint);
+
 function paint() {
   const parts = due;
+  if (!parts.size) return;
   due = new Set();
   const heard = signal.kind === "live";
   if (parts.has("state")) {
@@ -177,7 +186,7 @@ function login(why) {
   showLogin(why, () => {
     sessionStorage.setItem("logged-in", "yes");
     loading = null;
-    feed.retry();
+    feed.restart();
     route();
   });
   draw("state");

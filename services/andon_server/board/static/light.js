@@ -85,14 +85,17 @@ function station() {
 function wayNote(state, heard) {
   if (state.state === "COMPLETE") return state.total_steps ? "steps" : "steps, all done";
   if (heard && state.state === "RUNNING" && state.eta_s !== null) return `steps, ${duration(state.eta_s)} left`;
+  if (heard && state.state === "HALTED" && state.halt) {
+    return `steps, halted for ${duration(state.server_unix_s - state.halt.at_unix_s)}`;
+  }
   return `${state.step === 1 && !state.total_steps ? "step" : "steps"}, epoch ${state.epoch}`;
 }
 
 function whyOf(state) {
-  const people = `${several(state.live, "worker")} of ${count(Math.max(state.expect_workers, state.live))}`;
+  const people = `${count(state.live)} of ${several(Math.max(state.expect_workers, state.live), "worker")}`;
   switch (state.state) {
     case "RUNNING":
-      if (state.live < state.expect_workers) return `${people} train. The line goes on without the others.`;
+      if (state.live < state.expect_workers) return `${people} train${state.live === 1 ? "s" : ""}. The line goes on without the others.`;
       return waitingSentence(state) || `${several(state.participating || state.live, "worker")} train${state.live === 1 ? "s" : ""} together.`;
     case "FORMING":
       return state.waiting_for ? `It waits for ${state.waiting_for}.` : `${people} are here.`;

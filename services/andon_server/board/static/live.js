@@ -29,10 +29,15 @@ export class LiveFeed {
       } catch (error) {
         if (error instanceof Refused && error.status < 500) refusal = error;
       }
+      if (this.anew) {
+        this.anew = false;
+        continue;
+      }
       this.lostAt ||= Date.now();
       if (refusal) {
         this.onSignal({ kind: "refused", error: refusal });
         await this.#pause(null); // until somebody logs in
+        this.anew = false;
       } else {
         const wait = WAITS_MS[Math.min(this.failures, WAITS_MS.length - 1)];
         this.failures += 1;
@@ -42,8 +47,10 @@ export class LiveFeed {
     }
   }
 
-  /** Tries again now. */
-  retry() {
+  /** Connects anew, at once: somebody logged in, and may see and do more. */
+  restart() {
+    this.anew = true;
+    this.abort?.abort();
     this.wake();
   }
 
@@ -58,7 +65,7 @@ export class LiveFeed {
   }
 
   async #listen() {
-    const abort = new AbortController();
+    const abort = (this.abort = new AbortController());
     let watchdog = setTimeout(() => abort.abort(), SILENCE_MS);
     try {
       const reader = (await open("live", abort.signal)).pipeThrough(new TextDecoderStream()).getReader();
@@ -96,8 +103,11 @@ export class Lines {
   /** Returns the messages that `text` completes, as [event, data]. */
   read(text) {
     const messages = [];
-    const lines = (this.rest + text).split(/\r\n|\n|\r/);
-    this.rest = lines.pop();
+    const whole = this.rest + text;
+    // A last \r may be half of \r\n.
+    const half = whole.endsWith("\r") ? "\r" : "";
+    const lines = whole.slice(0, whole.length - half.length).split(/\r\n|\n|\r/);
+    this.rest = lines.pop() + half;
     for (const line of lines) {
       if (line === "") {
         if (this.data.length) messages.push([this.event || "message", this.data.join("\n")]);
