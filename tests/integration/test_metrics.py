@@ -1,41 +1,33 @@
-"""Metrics: the values of a real run's endpoints are correct, and Prometheus can discover them."""
+"""Metrics: a real run's endpoints say what is so, and Prometheus and Alertmanager see what happens.
+
+They start while the line is halted, so they never saw that halt begin. The rules and configurations
+are those of docker/, in a hurry (`integration.watchers`), and so are the dashboard's queries.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import shutil
+import re
 import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
-from andon.host.metrics import MetricsEndpoint
-from andon.protocol.halts import HaltReason
-from andon.v1 import coordinator_pb2 as pb
-from andon_coordinator.transport.reader import JournalReader
-from andon_trainer.config import LineConfig
-from andon_trainer.telemetry import Telemetry
-from integration.harness import Service, Worker, on_line, start_line, start_worker
+from andon_grafana.queries import PanelQuery, panel_queries
+from integration.metrics_story import (
+    BACK,
+    BAD,
+    HELD_UP_S,
+    LOST,
+    PAUSED,
+    STEPS,
+    Stage,
+    Story,
+    tell,
+)
+from integration.watchers import DOCS, MISSING, Vector, Watchers, hurried_rules
 
 pytestmark = pytest.mark.integration
-
-STEPS = 9
-PAUSED, BAD, LOST, BACK = 3, 5, 7, 8
-"""Steps at which worker 1 is slow; a loss is NaN; worker 1 is killed; worker 0 is slow."""
-HELD_UP_S = 1.0
-"""The minimum time that worker 0 waits for worker 1 at step `PAUSED`."""
-_PATIENCE_S = 30.0
 
 OF_THE_SERVICE = {
     "andon_line_state": {"state"},
@@ -71,148 +63,53 @@ OF_A_WORKER = {
 }
 
 
-@dataclass(frozen=True)
-class Scrape:
-    """The metrics of one endpoint."""
-
-    text: str
-    families: list[Metric]
-
-    @classmethod
-    def of(cls, url: str) -> Scrape:
-        text = fetch(url)
-        return cls(text, list(text_string_to_metric_families(text)))
-
-    def labels_of(self, name: str) -> list[dict[str, str]]:
-        return [s.labels for f in self.families for s in f.samples if s.name == name]
-
-    def value(self, name: str, **labels: str) -> float:
-        (value,) = [
-            sample.value
-            for family in self.families
-            for sample in family.samples
-            if sample.name == name and sample.labels == labels
-        ]
-        return float(value)
-
-    def shown(self, name: str, label: str) -> dict[str, float]:
-        """A metric's nonzero values, by a label."""
-        found = {each[label]: self.value(name, **each) for each in self.labels_of(name)}
-        return {key: value for key, value in found.items() if value}
-
-
-@dataclass(frozen=True)
-class Stage:
-    """All endpoints at one moment, and the journal's contents."""
-
-    service: Scrape
-    groups: list[dict[str, Any]]
-    """The answer of `/sd`."""
-    steps: int
-    samples: int
-    losses: list[float]
-    halts: list[HaltReason]
-    workers: dict[str, Scrape] = field(default_factory=dict)
-
-
-def fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
-
-
-def discovery(service: Service) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(fetch(service.metrics_url.replace("/metrics", "/sd")))
-    return found
-
-
-def look(service: Service, reached: Callable[[Scrape, list[dict[str, Any]]], bool]) -> Stage:
-    """All endpoints, once the service's match: some gauges are updated twice a second."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while not reached(scrape := Scrape.of(service.metrics_url), discovery(service)):
-        assert time.monotonic() < deadline, scrape.text
-        time.sleep(0.05)
-    # Once more: the gauges may have been moving while that was read.
-    scrape, groups = Scrape.of(service.metrics_url), discovery(service)
-    with JournalReader(service.journal) as journal:
-        return Stage(
-            service=scrape,
-            groups=groups,
-            steps=journal.steps(),
-            samples=journal.samples(),
-            losses=journal.losses(),
-            halts=[halt.evidence.reason for halt in journal.halts()],
-            workers={
-                group["labels"]["worker"]: Scrape.of(f"http://{group['targets'][0]}/metrics")
-                for group in groups
-                if "worker" in group["labels"]
-            },
-        )
-
-
-def training(scrape: Scrape, groups: list[dict[str, Any]]) -> bool:
-    """One worker's blocks have arrived, and the line waits for the other worker."""
-    return (
-        scrape.value("andon_line_state", state="running") == 1
-        and scrape.value("andon_workers", state="live") == 2
-        and scrape.value("andon_inflight_bytes") > 0
-        and len(groups) == 3
-    )
-
-
-def state_is(name: str) -> Callable[[Scrape, list[dict[str, Any]]], bool]:
-    return lambda scrape, _: scrape.value("andon_line_state", state=name) == 1
-
-
-def waits_for(text: str) -> Callable[[pb.LineStatus], bool]:
-    return lambda line: line.waiting_for == text
-
-
-def halted(line: pb.LineStatus) -> bool:
-    return line.state == pb.LINE_STATE_HALTED
-
-
-def tell_story(
-    service: Service, workers: list[Worker], restart: Callable[[], Worker], gates: Path
-) -> Iterator[tuple[str, Stage]]:
-    """A run with all kinds of events; returns its stages."""
-    service.await_status(waits_for(f"workers 0, 1 to finish step {PAUSED}"))
-    yield "paused", look(service, training)
-    time.sleep(HELD_UP_S)
-    (gates / "paused").touch()
-    halt = service.await_status(halted).halt
-    yield "halted", look(service, state_is("halted"))
-    service.clear_halt(halt.id, pb.HALT_ANSWER_RETRY)
-    service.await_status(waits_for(f"workers 0, 1 to finish step {LOST}"))
-    workers[1].process.kill()
-    yield "lost", look(service, state_is("forming"))
-    workers.append(restart())
-    service.await_status(waits_for(f"workers 0, 1 to finish step {BACK}"))
-    yield "back", look(service, training)
-    (gates / "back").touch()
-    for worker in (workers[0], workers[2]):
-        assert worker.wait() == 0, worker.output
-    yield "complete", look(service, state_is("complete"))
+MOMENTS = ("halted", "resumed", "lost", "back", "complete")
+FIRING: dict[str, dict[str, list[dict[str, str]]]] = {
+    "LineHalted": {"halted": [{"reason": "non_finite_loss"}]},
+    "LossNotFinite": {"halted": [{"reason": "non_finite_loss"}]},
+    "WorkersBelowExpected": {"lost": [{}]},
+    "WorkerSilent": {"lost": [{"worker": "1"}]},
+    "OperatorHaltForgotten": {},
+    "CheckpointStale": {},
+    "SharedMemoryLost": {},
+}
+"""Labels besides the run, by alert and moment; nothing where there is none. The other alerts depend
+on how busy the machine is."""
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stage]:
-    folder = tmp_path_factory.mktemp("metrics")
-    spec = {
-        **{"samples": 40, "batch": 8, "steps": STEPS},
-        "bad_loss": {"slot": 0, "step": BAD},
-        "pauses": [
-            {"slot": 1, "step": PAUSED, "until": str(folder / "paused")},
-            {"slot": 1, "step": LOST, "until": str(folder / "never")},
-            {"slot": 0, "step": BACK, "until": str(folder / "back")},
-        ],
-    }
-    needs_all = ("--min-workers", "2")
-    with start_line(folder, spec, 2, *needs_all, ANDON_ON_HALT="wait") as (service, workers):
+def watched_story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    folder = tmp_path_factory.mktemp("story")
+    with nullcontext() if MISSING else Watchers(folder / "watchers") as watchers:
+        story = Story(watchers=watchers)
+        story.stages = tell(folder, story.watch)
+        if watchers is not None:
+            watchers.await_found('up{worker=""} == 0')
+        yield story
 
-        def restart() -> Worker:
-            return start_worker(folder, {**spec, "pauses": []}, slot=1, **on_line(service, 1, 2))
 
-        return dict(tell_story(service, workers, restart, folder))
+@pytest.fixture
+def story(watched_story: Story) -> dict[str, Stage]:
+    return watched_story.stages
+
+
+@pytest.fixture
+def watchers(watched_story: Story) -> Watchers:
+    if watched_story.watchers is None:
+        pytest.skip(f"no {' and no '.join(MISSING)}: apt-get install {' '.join(MISSING)}")
+    return watched_story.watchers
+
+
+def without_run(found: Vector) -> list[dict[str, str]]:
+    return [{k: v for k, v in labels.items() if k != "run"} for labels, _value in found]
+
+
+def queries(story: Story, **names: str) -> list[PanelQuery]:
+    """The dashboard's queries, with intervals as short as the run."""
+    return panel_queries(story.run, **{"window": "10s", "span": "1m", **names})
+
+
+# What the endpoints say
 
 
 def test_every_metric_of_the_service_is_there_with_its_labels(story: dict[str, Stage]) -> None:
@@ -233,15 +130,15 @@ def test_every_metric_of_a_worker_is_there_with_its_labels(story: dict[str, Stag
             assert all(each.keys() == labels for each in found), name
 
 
-@pytest.mark.parametrize("name", ["paused", "halted", "lost", "back", "complete"])
+@pytest.mark.parametrize("name", ["paused", "halted", "resumed", "lost", "back", "complete"])
 def test_the_service_agrees_with_the_journal_to_the_unit(
     story: dict[str, Stage], name: str
 ) -> None:
     stage = story[name]
 
     steps = {
-        **{"paused": PAUSED - 1, "halted": BAD - 1, "lost": LOST - 1, "back": BACK - 1},
-        "complete": STEPS,
+        **{"paused": PAUSED - 1, "halted": BAD - 1, "resumed": LOST - 1, "lost": LOST - 1},
+        **{"back": BACK - 1, "complete": STEPS},
     }
     assert stage.steps == steps[name]
     assert stage.service.value("andon_steps_committed_total") == stage.steps
@@ -306,6 +203,7 @@ def test_the_state_is_one_of_all(story: dict[str, Stage]) -> None:
     assert shown == {
         "paused": {"running": 1},
         "halted": {"halted": 1},
+        "resumed": {"running": 1},
         "lost": {"forming": 1},
         "back": {"running": 1},
         "complete": {"complete": 1},
@@ -349,14 +247,14 @@ def test_pause_for_a_newcomer_is_timed(story: dict[str, Stage]) -> None:
     counts = [stage.service.value("andon_join_pause_seconds_count") for stage in story.values()]
 
     # Worker 1 receives rank 0's weights before step 1, and the line's after it was lost.
-    assert counts == [1, 1, 1, 2, 2]
+    assert counts == [1, 1, 1, 1, 2, 2]
     assert story["back"].service.value("andon_join_pause_seconds_sum") > 0
 
 
 def test_recovery_from_a_loss_is_timed(story: dict[str, Stage]) -> None:
     counts = [stage.service.value("andon_recovery_seconds_count") for stage in story.values()]
 
-    assert counts == [0, 0, 0, 1, 1]
+    assert counts == [0, 0, 0, 0, 1, 1]
     assert story["back"].service.value("andon_recovery_seconds_sum") > 0
 
 
@@ -404,56 +302,181 @@ def test_discovery_drops_who_is_lost_and_who_left(story: dict[str, Stage]) -> No
     assert story["complete"].groups == story["paused"].groups[:1]
 
 
+# Alerts
+
+
 @pytest.mark.prometheus
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="apt-get install prometheus")
+def test_every_rule_is_evaluated_without_an_error(watchers: Watchers) -> None:
+    rules = watchers.rules()
+
+    assert {rule.name for rule in rules} == {
+        rule.get("alert") or rule["record"]
+        for group in hurried_rules()["groups"]
+        for rule in group["rules"]
+    }
+    assert [(rule.health, rule.error) for rule in rules] == [("ok", "")] * len(rules)
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("name", FIRING)
+def test_an_alert_returns_what_happened_and_nothing_at_other_times(
+    watched_story: Story, watchers: Watchers, name: str
+) -> None:
+    (rule,) = [rule for rule in watchers.rules() if rule.name == name]
+
+    found = {
+        moment: watchers.query(rule.expression, watched_story.moments[moment]) for moment in MOMENTS
+    }
+
+    assert {m: without_run(v) for m, v in found.items() if v} == FIRING[name]
+    runs = {labels["run"] for vector in found.values() for labels, _value in vector}
+    assert runs <= {watched_story.run}
+
+
+@pytest.mark.prometheus
+def test_a_service_that_ended_with_its_run_is_still_asked_and_not_missed(
+    watchers: Watchers,
+) -> None:
+    (rule,) = [rule for rule in watchers.rules() if rule.name == "ServiceDown"]
+
+    assert [value for _, value in watchers.query('up{worker=""}')] == [0]
+    assert watchers.query(rule.expression) == []
+
+
+@pytest.mark.prometheus
+def test_the_receiver_printed_what_happened_in_its_order(
+    watched_story: Story, watchers: Watchers
+) -> None:
+    run, told = watched_story.run, watchers.told()
+    places = [
+        next(at for at, line in enumerate(told) if line.startswith(beginning))
+        for beginning in (
+            f"FIRING critical LineHalted: Run {run} has halted: non finite loss.",
+            f"RESOLVED LineHalted: Run {run} has halted: non finite loss",
+            f"FIRING warning WorkersBelowExpected: Run {run} has fewer workers than expected: 1.",
+            f"RESOLVED WorkersBelowExpected: Run {run} has fewer workers than expected",
+        )
+    ]
+
+    assert places == sorted(places)
+    assert any(f"WorkerSilent: Worker 1 of run {run} is silent." in line for line in told)
+
+
+@pytest.mark.prometheus
+def test_an_alert_leads_to_its_page_where_the_documentation_is_published(
+    watchers: Watchers,
+) -> None:
+    (halted,) = {line for line in watchers.told() if line.startswith("FIRING critical LineHalted")}
+
+    assert halted.endswith(f" {DOCS}docs/runbooks/LineHalted.md")
+    assert "after step 4: non finite loss" in halted
+
+
+@pytest.mark.prometheus
+def test_alerts_are_passed_on_to_a_topic_with_their_urgency(
+    watched_story: Story, watchers: Watchers
+) -> None:
+    title = f"Run {watched_story.run} has halted: non finite loss"
+
+    assert ("urgent", title) in watchers.topic
+    assert ("default", title) in watchers.topic
+    assert ("default", f"Worker 1 of run {watched_story.run} is silent") in watchers.topic
+
+
+# The dashboard
+
+
+@pytest.mark.prometheus
+def test_every_panel_returns_what_it_shows(watched_story: Story, watchers: Watchers) -> None:
+    began, ended = watched_story.moments["halted"], watched_story.moments["complete"]
+
+    empty = [
+        (query.row, query.panel, query.expr)
+        for query in queries(watched_story)
+        # A query with an error raises, whether or not it may be empty.
+        if not watchers.span(query.expr, began, ended) and not query.may_be_empty
+    ]
+
+    assert empty == []
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize(
+    ("panel", "moment", "shown"),
+    [
+        ("Halted now, because of", "halted", [({"reason": "non_finite_loss"}, 1)]),
+        ("Halted now, because of", "resumed", []),
+        ("Halts since the run began", "complete", [({"reason": "non_finite_loss"}, 1)]),
+        ("Answers since the run began", "complete", [({"answer": "retry"}, 1)]),
+        ("Missing", "lost", [({}, 1)]),
+        ("Missing", "back", [({}, 0)]),
+        ("Step", "lost", [({}, 6)]),
+        ("Step", "complete", [({}, 9)]),
+    ],
+)
+def test_a_panel_shows_what_happened(
+    watched_story: Story, watchers: Watchers, panel: str, moment: str, shown: Vector
+) -> None:
+    at = watched_story.moments[moment]
+
+    found = [
+        each
+        for query in queries(watched_story)
+        if query.panel == panel
+        for each in watchers.query(query.expr, at)
+    ]
+
+    assert found == shown
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("name", ["andon_step_seconds", "andon_allreduce_seconds"])
+def test_an_exemplar_names_the_step_that_took_so_long(
+    watched_story: Story, watchers: Watchers, name: str
+) -> None:
+    began, ended = watched_story.moments["halted"], watched_story.moments["complete"]
+
+    found = watchers.exemplars(f"{name}_bucket", began, ended + 1)
+
+    assert found
+    assert {int(each["step"]) for each in found} <= set(range(1, STEPS + 1))
+
+
+@pytest.mark.prometheus
+def test_the_dashboard_lists_the_alerts_that_fire(watched_story: Story, watchers: Watchers) -> None:
+    (query,) = [each for each in queries(watched_story) if each.panel == "Alerts that fire"]
+
+    found = watchers.query(query.expr, watched_story.moments["halted"])
+
+    assert {"LineHalted", "LossNotFinite"} <= {labels["alertname"] for labels, _ in found}
+
+
+# What Prometheus reads
+
+
+@pytest.mark.prometheus
+@pytest.mark.usefixtures("watchers")
 def test_promtool_finds_nothing_to_object_to(story: dict[str, Stage]) -> None:
-    for stage in story.values():
-        for scrape in (stage.service, *stage.workers.values()):
-            checked = subprocess.run(
-                ["promtool", "check", "metrics"],
-                input=scrape.text,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+    stage = story["back"]
+
+    for scrape in (stage.service, *stage.workers.values()):
+        checked = subprocess.run(
+            ["promtool", "check", "metrics"],
+            input=scrape.text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def test_the_endpoint_answers_while_the_event_loop_is_busy() -> None:
-    async def busy() -> tuple[str, list[dict[str, Any]]]:
-        with MetricsEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
-            endpoint.discover("7f3a", lambda: {4: "10.0.0.7:9401"})
-            url = endpoint.url("127.0.0.1")
-            # The event loop's own thread waits for the answers, so another thread must give them.
-            return fetch(url), json.loads(fetch(url.replace("/metrics", "/sd")))
+@pytest.mark.prometheus
+def test_every_process_was_scraped_under_the_names_that_its_service_gave(
+    watched_story: Story, watchers: Watchers
+) -> None:
+    found = watchers.query("up", watched_story.moments["resumed"])
 
-    text, groups = asyncio.run(busy())
-
-    assert text == ""
-    assert groups[1:] == [{"targets": ["10.0.0.7:9401"], "labels": {"run": "7f3a", "worker": "4"}}]
-
-
-def test_nothing_else_is_served() -> None:
-    with MetricsEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
-        url = endpoint.url("127.0.0.1").replace("/metrics", "/other")
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            fetch(url)
-        refused.value.close()
-
-    assert refused.value.code == 404
-
-
-def test_a_worker_that_listens_everywhere_is_found_where_it_reaches_the_coordinator() -> None:
-    config = LineConfig(address="127.0.0.1:7070", metrics_bind="0.0.0.0")
-
-    with closing(Telemetry(config)) as telemetry:
-        assert telemetry.address.startswith("127.0.0.1:")
-        assert "andon_worker_step" in fetch(f"http://{telemetry.address}/metrics")
-
-
-def test_a_taken_port_is_refused_with_the_variable_to_change() -> None:
-    with MetricsEndpoint("127.0.0.1", 0, CollectorRegistry()) as endpoint:
-        config = LineConfig(metrics_bind=f"127.0.0.1:{endpoint.port}")
-
-        with pytest.raises(ValueError, match="ANDON_METRICS_BIND"):
-            Telemetry(config)
+    assert all(value == 1 for _, value in found)
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", each["instance"]) for each, _ in found)
+    assert sorted(each.get("worker", "") for each, _ in found) == ["", "0", "1"]
+    assert {each["run"] for each, _ in found} == {watched_story.run}

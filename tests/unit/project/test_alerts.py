@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 
@@ -19,8 +20,8 @@ from unit.project.documents import ROOT
 PROMETHEUS, ALERTMANAGER = ROOT / "docker/prometheus", ROOT / "docker/alertmanager"
 RUNBOOKS = ROOT / "docs/runbooks"
 CASES = sorted((ROOT / "tests/unit/project/alerts").glob("*.yml"))
-DISCOVERED = {"run", "worker", "reducer"}
-"""Labels that the service's discovery gives to whom it names."""
+COMING = {"andon_logged_value"}
+"""What the service will have with this release, and does not yet."""
 PARTS = ["What it means.", "How to see it.", "What to do.", "When to silence it."]
 
 
@@ -29,9 +30,9 @@ def _loaded(path: Path) -> dict[str, Any]:
     return content
 
 
-def _alerts() -> list[dict[str, Any]]:
+def _rules() -> list[dict[str, Any]]:
     groups = _loaded(PROMETHEUS / "alerts.yml")["groups"]
-    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 @cache
@@ -44,7 +45,8 @@ def _cases() -> list[list[tuple[str, bool]]]:
     ]
 
 
-ALERTS = _alerts()
+RULES = _rules()
+ALERTS = [rule for rule in RULES if "alert" in rule]
 every_alert = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
 
 
@@ -91,6 +93,28 @@ def test_every_page_is_of_an_alert_and_the_index_names_them_in_order() -> None:
     assert rows == [
         (alert["alert"], alert["alert"], alert["labels"]["severity"]) for alert in ALERTS
     ]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.get("alert") or rule["record"]))
+def test_a_rule_asks_for_series_that_are_documented_or_recorded(rule: dict[str, Any]) -> None:
+    recorded = {each["record"] for each in RULES if "record" in each}
+    table = (ROOT / "docs/metrics.md").read_text("utf-8")
+    documented = set(re.findall(r"^\| `(\w+)` \|", table, re.M))
+    asked: list[promql_parser.VectorSelector] = []
+
+    def visit(node: promql_parser.Expr) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            asked.append(node)
+        elif isinstance(node, promql_parser.MatrixSelector):
+            asked.append(node.vector_selector)
+
+    promql_parser.walk(promql_parser.parse(rule["expr"]), visit)
+
+    assert asked
+    for selector in asked:
+        name = str(selector.name)
+        metric = re.sub(r"_(sum|count)$", "", name)
+        assert name in recorded | {"up"} | COMING or {name, metric} & documented, name
 
 
 # When it is said

@@ -1,0 +1,224 @@
+"""One run with all kinds of events, for the tests of what can be seen of it from outside.
+
+A worker is slow, a loss is NaN, a person answers the halt, a worker is killed and comes back. The
+endpoints are read at each stage; Prometheus and Alertmanager, if they are here, watch all the time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from andon.protocol.halts import HaltReason
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.transport.reader import JournalReader
+from integration.harness import Service, Worker, on_line, start_line, start_worker
+from integration.watchers import Watchers
+
+__all__ = [
+    *("BACK", "BAD", "HELD_UP_S", "LOST", "PAUSED", "STEPS"),
+    *("Scrape", "Stage", "Story", "fetch", "tell"),
+]
+
+STEPS = 9
+PAUSED, BAD, LOST, BACK = 3, 5, 7, 8
+"""Steps at which worker 1 is slow; a loss is NaN; worker 1 is killed; worker 0 is slow."""
+HELD_UP_S = 1.0
+"""The minimum time that worker 0 waits for worker 1 at step `PAUSED`."""
+_PATIENCE_S = 30.0
+
+Groups = list[dict[str, Any]]
+"""The answer of `/sd`."""
+
+Watch = Callable[[str, Service], None]
+"""Called at each stage, in which the line stands still; it may take its time."""
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """The metrics of one endpoint."""
+
+    text: str
+    families: list[Metric]
+
+    @classmethod
+    def of(cls, url: str) -> Scrape:
+        text = fetch(url)
+        return cls(text, list(text_string_to_metric_families(text)))
+
+    def labels_of(self, name: str) -> list[dict[str, str]]:
+        return [s.labels for f in self.families for s in f.samples if s.name == name]
+
+    def value(self, name: str, **labels: str) -> float:
+        (value,) = [
+            sample.value
+            for family in self.families
+            for sample in family.samples
+            if sample.name == name and sample.labels == labels
+        ]
+        return float(value)
+
+    def shown(self, name: str, label: str) -> dict[str, float]:
+        """A metric's nonzero values, by a label."""
+        found = {each[label]: self.value(name, **each) for each in self.labels_of(name)}
+        return {key: value for key, value in found.items() if value}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All endpoints at one moment, and the journal's contents."""
+
+    service: Scrape
+    groups: Groups
+    steps: int
+    samples: int
+    losses: list[float]
+    halts: list[HaltReason]
+    workers: dict[str, Scrape] = field(default_factory=dict)
+
+
+@dataclass
+class Story:
+    """What the endpoints said at each stage of the run, and who watched it."""
+
+    stages: dict[str, Stage] = field(default_factory=dict)
+    moments: dict[str, float] = field(default_factory=dict)
+    """The time of day at the end of each stage that was watched."""
+    run: str = ""
+    watchers: Watchers | None = None
+    """None: this machine has no Prometheus or no Alertmanager."""
+
+    def watch(self, stage: str, service: Service) -> None:
+        """Waits until those who watch have told what there is to tell at a stage."""
+        watchers = self.watchers
+        if watchers is None:
+            return
+        match stage:
+            case "paused":
+                return  # Prometheus does not run yet: the halt precedes its first scrape.
+            case "halted":
+                self.run = service.run_id
+                watchers.watch(service)
+                watchers.await_told("FIRING critical LineHalted", "FIRING critical LossNotFinite")
+            case "resumed":
+                watchers.await_told("RESOLVED LineHalted", "RESOLVED LossNotFinite")
+            case "lost":
+                watchers.await_told(
+                    "FIRING warning WorkersBelowExpected", "FIRING warning WorkerSilent"
+                )
+            case "back":
+                watchers.await_told("RESOLVED WorkersBelowExpected", "RESOLVED WorkerSilent")
+            case "complete":
+                watchers.await_found('andon_line_state{state="complete"} == 1')
+        self.moments[stage] = time.time()
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def tell(folder: Path, watch: Watch) -> dict[str, Stage]:
+    """Runs the story in `folder`; returns its stages."""
+    spec = {
+        **{"samples": 40, "batch": 8, "steps": STEPS},
+        "bad_loss": {"slot": 0, "step": BAD},
+        "pauses": [
+            {"slot": 1, "step": PAUSED, "until": str(folder / "paused")},
+            {"slot": 1, "step": LOST, "until": str(folder / "never")},
+            {"slot": 0, "step": BACK, "until": str(folder / "back")},
+        ],
+    }
+    needs_all = ("--min-workers", "2")
+    with start_line(folder, spec, 2, *needs_all, ANDON_ON_HALT="wait") as (service, workers):
+
+        def restart() -> Worker:
+            return start_worker(folder, {**spec, "pauses": []}, slot=1, **on_line(service, 1, 2))
+
+        stages = {}
+        for name, stage in _stages(service, workers, restart, folder):
+            stages[name] = stage
+            watch(name, service)
+        return stages
+
+
+def _stages(
+    service: Service, workers: list[Worker], restart: Callable[[], Worker], gates: Path
+) -> Iterator[tuple[str, Stage]]:
+    service.await_status(_waits_for(f"workers 0, 1 to finish step {PAUSED}"))
+    yield "paused", _look(service, _training)
+    time.sleep(HELD_UP_S)
+    (gates / "paused").touch()
+    halt = service.await_status(_halted).halt
+    yield "halted", _look(service, _state_is("halted"))
+    service.clear_halt(halt.id, pb.HALT_ANSWER_RETRY)
+    service.await_status(_waits_for(f"workers 0, 1 to finish step {LOST}"))
+    yield "resumed", _look(service, _training)
+    workers[1].process.kill()
+    yield "lost", _look(service, _state_is("forming"))
+    workers.append(restart())
+    service.await_status(_waits_for(f"workers 0, 1 to finish step {BACK}"))
+    yield "back", _look(service, _training)
+    (gates / "back").touch()
+    for worker in (workers[0], workers[2]):
+        assert worker.wait() == 0, worker.output
+    yield "complete", _look(service, _state_is("complete"))
+
+
+def _look(service: Service, reached: Callable[[Scrape, Groups], bool]) -> Stage:
+    """All endpoints, once the service's match: some gauges are updated twice a second."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not reached(scrape := Scrape.of(service.metrics_url), _discovery(service)):
+        assert time.monotonic() < deadline, scrape.text
+        time.sleep(0.05)
+    # Once more: the gauges may have been moving while that was read.
+    scrape, groups = Scrape.of(service.metrics_url), _discovery(service)
+    with JournalReader(service.journal) as journal:
+        return Stage(
+            service=scrape,
+            groups=groups,
+            steps=journal.steps(),
+            samples=journal.samples(),
+            losses=journal.losses(),
+            halts=[halt.evidence.reason for halt in journal.halts()],
+            workers={
+                group["labels"]["worker"]: Scrape.of(f"http://{group['targets'][0]}/metrics")
+                for group in groups
+                if "worker" in group["labels"]
+            },
+        )
+
+
+def _discovery(service: Service) -> Groups:
+    found: Groups = json.loads(fetch(service.metrics_url.replace("/metrics", "/sd")))
+    return found
+
+
+def _training(scrape: Scrape, groups: Groups) -> bool:
+    """One worker's blocks have arrived, and the line waits for the other worker."""
+    return (
+        scrape.value("andon_line_state", state="running") == 1
+        and scrape.value("andon_workers", state="live") == 2
+        and scrape.value("andon_inflight_bytes") > 0
+        and len(groups) == 3
+    )
+
+
+def _state_is(name: str) -> Callable[[Scrape, Groups], bool]:
+    return lambda scrape, _: scrape.value("andon_line_state", state=name) == 1
+
+
+def _waits_for(text: str) -> Callable[[pb.LineStatus], bool]:
+    return lambda line: line.waiting_for == text
+
+
+def _halted(line: pb.LineStatus) -> bool:
+    return line.state == pb.LINE_STATE_HALTED
