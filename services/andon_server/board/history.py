@@ -30,6 +30,9 @@ MAX_POINTS = 5000
 _MAX_RUNS = 500
 """The newest so many journals are listed."""
 
+_MAX_EVENTS = 2000
+"""The newest so many events of a run are told, and halts: nobody reads more of them on a page."""
+
 _TURN_S = 10.0
 """How long somebody waits for their turn to read journals."""
 
@@ -68,7 +71,7 @@ class RunHistory:
         return [self._summary(run_id, run) for run_id, run in found]
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """One run with its events and halts, and the names of what its script logged.
+        """One run with its last events and halts, and the names of what its script logged.
 
         Raises:
             UnknownRun: there is none, or its journal can't be read.
@@ -77,11 +80,11 @@ class RunHistory:
         with self.turn(), _journal(folder) as reader:
             return {
                 "run": self._summary(run_id, self._read(folder)),
-                "events": [event_view(each) for each in reader.run_events()],
+                "events": [event_view(each) for each in reader.run_events()[-_MAX_EVENTS:]],
                 "halts": [
                     halt_fields(halt)
                     | {"id": str(halt.evidence.id), "sentence": halted_line(halt.evidence)}
-                    for halt in reader.halts()
+                    for halt in reader.halts()[-_MAX_EVENTS:]
                 ],
                 "names": reader.scalar_names(),
             }

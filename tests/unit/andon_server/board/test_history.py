@@ -180,6 +180,15 @@ def test_what_scripts_logged_is_a_curve_of_each_name(board: Board) -> None:
     assert one["val"] == {"step": [3], "value": [2.75]}
 
 
+def test_of_a_run_with_very_many_events_the_last_are_told(board: Board) -> None:
+    for number in range(1, 2006):
+        board.book.note(number, RunEventKind.ATTEMPT, None, "a worker was lost")
+
+    told = board.get("/board/api/runs/7f3a").json["events"]
+
+    assert [told[0]["id"], told[-1]["id"], len(told)] == [6, 2005, 2000]
+
+
 def test_a_run_has_what_happened_in_order(board: Board) -> None:
     board.book.note(1, RunEventKind.JOINED, 0, "from alpha")
 
