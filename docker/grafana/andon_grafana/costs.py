@@ -171,6 +171,7 @@ _TROUBLE = (
             Query(expr=grown("andon_recovery_seconds_sum"), legend="together", unit="s"),
         ),
         width=6,
+        may_be_empty="nothing was lost: then there is no mean",
     ),
     Number(
         title="Pauses for newcomers, in the time shown",
@@ -184,6 +185,7 @@ _TROUBLE = (
             Query(expr=grown("andon_join_pause_seconds_sum"), legend="together", unit="s"),
         ),
         width=6,
+        may_be_empty="nobody came: then there is no mean",
     ),
     Number(
         title="Setbacks, in the time shown",

@@ -14,10 +14,12 @@ __all__ = [
     "grown",
     "latest",
     "mean",
+    "mean_of",
     "of",
     "quantile",
     "rate",
     "rate_of",
+    "slope",
     "total",
 ]
 
@@ -55,6 +57,16 @@ def rate(metric: str, *by: str, where: tuple[str, ...] = ()) -> str:
 def grown(metric: str, *by: str, where: tuple[str, ...] = ()) -> str:
     """How much a counter grew in the time that the dashboard shows."""
     return _fold("sum", f"increase({of(metric, *_chosen(by), *where)}[{_SHOWN}])", by)
+
+
+def mean_of(gauge: str, *by: str) -> str:
+    """A gauge's mean over a few scrapes."""
+    return _fold("max", f"avg_over_time({of(gauge, *_chosen(by))}[{_WINDOW}])", by)
+
+
+def slope(gauge: str, *by: str) -> str:
+    """How fast a gauge that counts up grows a second."""
+    return _fold("max", f"deriv({of(gauge, *_chosen(by))}[{_WINDOW}])", by)
 
 
 def quantile(part: float, histogram: str, *by: str) -> str:

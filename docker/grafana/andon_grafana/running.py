@@ -35,10 +35,9 @@ _SHOWN = {number: (text, color) for number, text, color in STATES.values()}
 _LIVE = latest("andon_workers", where=('state="live"',))
 _EXPECTED = latest("andon_workers_expected")
 _LEFT = f"{latest('andon_steps_planned')} - {latest('andon_step')}"
-# The mean step of five minutes, so that one slow step does not move the end by an hour. A rate of
-# steps would be too low until the run is that old: a rate divides by its whole window.
-_STEPS_S = f"sum(rate({of('andon_step_seconds_sum')}[5m]))"
-_STEPS = f"sum(rate({of('andon_step_seconds_count')}[5m]))"
+# The slope of five minutes, so that one slow step does not move the end by an hour. The counter's
+# rate would be too low until the run is that old: a rate divides by its whole window.
+_PACE = f"max(deriv({of('andon_step')}[5m]))"
 
 _NOW = (
     Number(
@@ -98,10 +97,10 @@ _NOW = (
     ),
     Number(
         title="Time left",
-        tells="Until the last planned step, if nothing stops the line and steps take as long as in "
-        "the last five minutes.",
+        tells="Until the last planned step, at the pace of the last five minutes. A halt makes it "
+        "longer, as it should.",
         see="docs/metrics.md#the-line-and-its-steps",
-        queries=(Query(expr=f"({_LEFT}) * {_STEPS_S} / ({_STEPS} > 0)"),),
+        queries=(Query(expr=f"({_LEFT}) / ({_PACE} > 0)"),),
         width=4,
         unit="dtdurations",
         # Grafana then says two units: hours and minutes, or minutes and seconds.

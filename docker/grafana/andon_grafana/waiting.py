@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from andon_grafana.panels import ORANGE, Amounts, Curve, Number, Query, Row
-from andon_grafana.promql import grown, latest, quantile, rate
+from andon_grafana.promql import grown, latest, mean_of, quantile, rate, slope
 
 __all__ = ["ROW"]
 
-_WAITS = latest("andon_worker_wait_ratio", "worker")
+_WAITS = mean_of("andon_worker_wait_ratio", "worker")
+_RUNNING = 'state="running"'
+# As `andon top` has it: the worker of whom another waits a twentieth of a step longer.
+_LAST = (
+    f"bottomk(1, {_WAITS}) and on () (max({_WAITS}) - min({_WAITS}) > 0.05)"
+    f" and on () ({latest('andon_line_state', where=(_RUNNING,))} == 1)"
+)
 _WORKER = "worker {{worker}}"
 
 _CULPRIT = (
     Number(
         title="Holds the line up",
-        tells="The worker that waits least, and the part of a step that it waits, while somebody "
-        "waits for more than a tenth of a step. Look at *Where each worker's time goes*: is it its "
-        "data, its device or its network? `--shares balanced` or `--schedule cadence` suit "
-        "machines of uneven speed.",
+        tells="The worker that waits least, and the part of its steps that it waits. Somebody "
+        "else waits more than a twentieth of a step longer. Look at *Where each worker's time "
+        "goes*: is it its data, its device or its network? `--shares balanced` or `--schedule "
+        "cadence` suit machines of uneven speed.",
         see="docs/runbooks/StragglerPersistent.md",
         queries=(
             Query(
-                expr=f"bottomk(1, {_WAITS}) and on () (max({_WAITS}) > 0.1)",
+                expr=_LAST,
                 legend=_WORKER,
                 color=ORANGE,
             ),
@@ -55,8 +61,9 @@ _TIME = (
     Curve(
         title="Where each worker's time goes, as part of the time",
         tells="Computing; waiting for the loader (data); waiting for averages that backward did "
-        "not hide; waiting for the commit. Much data: more loading processes. Much averages: a "
-        "slow worker or a thin network. Choose one worker above to read it.",
+        "not hide; waiting for the commit. The rest is the script's own, such as its optimizer and "
+        "evaluation. Much data: more loading processes. Much averages: a slow worker or a thin "
+        "network. Choose one worker above to read it.",
         see="docs/performance.md#what-to-set",
         queries=(
             Query(expr=rate("andon_compute_seconds_sum", "worker"), legend=f"{_WORKER}: computing"),
@@ -111,16 +118,12 @@ _WORK = (
         unit="s",
     ),
     Curve(
-        title="Steps that each worker is behind",
-        tells="The line's step less the worker's. One is normal for a moment; if it grows, the "
-        "worker gets no commits: look at its log.",
+        title="Steps of each worker a second",
+        tells="All have the same pace. A worker at 0 while the others move gets no commits: look "
+        "at its log.",
         see="docs/concepts/steps.md",
-        queries=(
-            Query(
-                expr=f"scalar({latest('andon_step')}) - {latest('andon_worker_step', 'worker')}",
-                legend=_WORKER,
-            ),
-        ),
+        queries=(Query(expr=slope("andon_worker_step", "worker"), legend=_WORKER),),
+        unit="suffix:steps/s",
     ),
 )
 

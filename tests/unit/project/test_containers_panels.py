@@ -159,44 +159,33 @@ def test_the_time_left_is_at_the_present_pace_and_unknown_while_nothing_moves(
     tmp_path: Path,
 ) -> None:
     planned = {line("andon_steps_planned"): "1000x24"}
-    moving = {
-        line("andon_step"): "0+10x24",
-        line("andon_step_seconds_count"): "0+10x24",
-        line("andon_step_seconds_sum"): "0+5x24",
-    }
-    halted = {
-        line("andon_step"): "240x24",
-        line("andon_step_seconds_count"): "240x24",
-        line("andon_step_seconds_sum"): "120x24",
-    }
+    moving = {line("andon_step"): "0+10x24"}
+    halted = {line("andon_step"): "240x24"}
 
-    # 760 steps of half a second. The run is younger than the window of the mean.
+    # 760 steps at 2 a second. The run is younger than the window of the slope.
     check(tmp_path, planned | moving, "Time left", {"": {"{}": 380}})
     check(tmp_path, planned | halted, "Time left", {})
     check(tmp_path, moving, "Time left", {})
 
 
-def test_who_waits_least_holds_up_only_those_who_wait(tmp_path: Path) -> None:
-    def waits(*ratios: float) -> dict[str, str]:
-        return {
+def test_who_waits_least_holds_up_only_those_who_wait_longer(tmp_path: Path) -> None:
+    def waits(*ratios: float, running: bool = True) -> dict[str, str]:
+        series = {
             line("andon_worker_wait_ratio", f'worker="{worker}"'): f"{ratio}x24"
             for worker, ratio in enumerate(ratios)
         }
+        return series | {line("andon_line_state", 'state="running"'): f"{int(running)}x24"}
 
-    legend = "worker {{worker}}"
-    check(
-        tmp_path,
-        waits(0.6, 0.01, 0.5),
-        "Holds the line up",
-        {legend: {'{worker="1"}': 0.01}},
-    )
-    check(tmp_path, waits(0.02, 0.01, 0.03), "Holds the line up", {})
+    shown = {"worker {{worker}}": {'{worker="1"}': 0.25}}
+    check(tmp_path, waits(0.75, 0.25, 0.5), "Holds the line up", shown)
+    check(tmp_path, waits(0.75, 0.25, 0.5, running=False), "Holds the line up", {})
+    check(tmp_path, waits(0.27, 0.25, 0.26), "Holds the line up", {})
+    check(tmp_path, waits(0.75), "Holds the line up", {})
 
 
 def test_a_worker_that_came_back_on_another_port_is_one_series(tmp_path: Path) -> None:
     # Without its end: Prometheus shows the old one for five more minutes.
     series = {
-        line("andon_step"): "0+1x24",
         of(0, "andon_worker_step", port=9500): "0+1x12 _x12",
         of(0, "andon_worker_step", port=9501): "_x12 13+1x11",
         of(0, "andon_samples_total", port=9500): "0+40x12 _x12",
@@ -206,8 +195,8 @@ def test_a_worker_that_came_back_on_another_port_is_one_series(tmp_path: Path) -
     check(
         tmp_path,
         series,
-        "Steps that each worker is behind",
-        {"worker {{worker}}": {'{worker="0"}': 0}},
+        "Steps of each worker a second",
+        {"worker {{worker}}": {'{worker="0"}': 0.2}},
     )
     check(
         tmp_path,

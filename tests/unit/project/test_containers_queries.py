@@ -39,6 +39,7 @@ ENDINGS = {
     "info": ("",),
     "summary": ("_sum", "_count"),
 }
+_A_RATE = re.compile(r"(?:sum|max)(?: by \([^)]*\) )?\((?:rate|deriv|label_replace\(.*rate)\(")
 _ROW = re.compile(r"^\| `((?:andon|process)_\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
 
 PANELS = [panel for row in ROWS for _, panels in row.panels for panel in panels]
@@ -215,7 +216,7 @@ def _unit(panel: Panel, query: Query) -> str:
 def test_a_rate_is_called_a_rate(panel: Panel) -> None:
     for query in panel.queries:
         # The buckets of a quantile are rates, too, and the quantile is not.
-        if not re.match(r"(sum|max)[^(]*\((rate|label_replace\(.*rate)\(", query.expr):
+        if not _A_RATE.match(query.expr):
             continue
         if "_seconds_sum" in query.expr:
             assert "art of the time" in panel.title, panel.title
