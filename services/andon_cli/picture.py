@@ -23,13 +23,14 @@ from andon_cli.texts import (
     duration,
     grouped,
     halted_line,
+    late_line,
+    late_worker,
     on_one_line,
     schedule_line,
     short_time,
     sparkline,
     waiting_line,
 )
-from andon_coordinator.core.status import holds_up
 
 __all__ = [
     "Column",
@@ -39,7 +40,6 @@ __all__ = [
     "device_of",
     "fitted_table",
     "headline",
-    "late_worker",
     "light_of",
     "light_of_worker",
     "lost_lines",
@@ -184,20 +184,14 @@ class LinePicture:
 
     def _remarks(self, status: LineStatus) -> list[Text]:
         lines = []
-        if (late := late_worker(status)) is not None and status.state != "HALTED":
-            longest = max(each.waiting_ratio for each in status.workers if each.rank is not None)
-            lines.append(
-                Text.assemble(
-                    (f"worker {late} holds the line up", "yellow"),
-                    f": others wait for up to {longest * 100:.0f} % of a step (andon top)",
-                )
-            )
+        if late := late_line(status):
+            lines.append(Text(late, style="yellow"))
         if schedule := schedule_line(status):
             lines.append(Text(schedule))
         known = status.checkpoints
         if known is not None and known.overdue:
             lines.append(Text(f"there is no checkpoint of step {known.overdue}", style="yellow"))
-        if self.board_url:
+        if self.board_url and status.state != "COMPLETE":
             lines.append(Text(f"in a browser: {self.board_url}", style="dim"))
         return lines
 
@@ -239,17 +233,6 @@ def lost_lines(status: LineStatus, lost: Lost, silent_s: float, now: float) -> l
         Text(f"last seen {away} ago: {status.state}, step {step_text(status)}{loss}"),
         Text(f"trying again, for {left} more; Ctrl-C ends this", style="yellow"),
     ]
-
-
-def late_worker(status: LineStatus) -> int | None:
-    """The worker that the others wait for; None if nobody waits much longer than another."""
-    return holds_up(
-        {
-            each.worker: each.waiting_ratio
-            for each in status.workers
-            if each.live and each.rank is not None and each.samples_per_second > 0
-        }
-    )
 
 
 def light_of(status: LineStatus) -> Light:

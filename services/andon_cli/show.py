@@ -103,7 +103,7 @@ def step_lines(facts: StepFacts) -> list[str]:
     lines += [halt_line(halt) for halt in facts.halts]
     if facts.events:
         lines += ["", *event_rows(facts.events)]
-    return lines[:-1] if not lines[-1] else lines
+    return lines
 
 
 def event_rows(events: Sequence[RunEvent]) -> list[str]:
@@ -220,7 +220,7 @@ def _record_lines(entry: JournalEntry, *, kept: bool) -> list[str]:
         lines.append(f"note      {on_one_line(entry.note)}")
     if result.contributions:
         headings = ("worker", "rank", "samples", "weight", "loss", "positions")
-        lines += ["", *aligned([headings, *map(_contribution_row, result.contributions)]), ""]
+        lines += ["", *aligned([headings, *map(_contribution_row, result.contributions)])]
     return lines
 
 

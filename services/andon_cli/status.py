@@ -21,6 +21,7 @@ from andon_cli.texts import (
     evidence_fields,
     grouped,
     halted_line,
+    late_line,
     on_one_line,
     schedule_line,
     step_line,
@@ -63,6 +64,8 @@ def status_lines(status: LineStatus, *, flags: str = "") -> list[str]:
         lines += [halted_line(status.halt), *answer_lines(status.halt, flags=flags)]
     if status.workers:
         lines += aligned([_HEADINGS, *(_row(worker) for worker in status.workers)])
+    if late := late_line(status):
+        lines.append(late)
     if schedule := schedule_line(status):
         lines.append(schedule)
     if status.shared:

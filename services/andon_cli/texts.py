@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from andon.protocol.halts import HaltEvidence
 from andon_cli.client import Hardware, LineStatus, WorkerStatus
+from andon_coordinator.core.status import holds_up
 from andon_server.halt_words import answers_to, evidence_fields, halted_line
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "halt_lines",
     "halted_line",
     "hardware_line",
+    "late_line",
+    "late_worker",
     "measured_parts",
     "on_one_line",
     "schedule_line",
@@ -178,6 +181,29 @@ def hardware_line(workers: Sequence[WorkerStatus]) -> str:
     ]
     differ = ["(they differ)"] if len({each.name for each in known}) > 1 else []
     return "  ".join(["devices", *parts, *differ])
+
+
+def late_worker(status: LineStatus) -> int | None:
+    """The worker that the others wait for; None if nobody waits much longer than another."""
+    return holds_up(
+        {
+            each.worker: each.waiting_ratio
+            for each in status.workers
+            if each.live and each.rank is not None and each.samples_per_second > 0
+        }
+    )
+
+
+def late_line(status: LineStatus) -> str:
+    """Who holds the line up; empty if nobody does, or if it stands still anyway."""
+    late = None if status.state == "HALTED" else late_worker(status)
+    if late is None:
+        return ""
+    longest = max(each.waiting_ratio for each in status.workers if each.rank is not None)
+    return (
+        f"worker {late} holds the line up: others wait for up to {longest * 100:.0f} % of a step "
+        "(andon top)"
+    )
 
 
 def schedule_line(status: LineStatus) -> str:

@@ -18,14 +18,13 @@ from andon_cli.picture import (
     device_of,
     fitted_table,
     headline,
-    late_worker,
     light_of_worker,
     lost_lines,
     step_text,
 )
 from andon_cli.questions import TopConfig
 from andon_cli.target import find_target
-from andon_cli.texts import aligned, grouped, on_one_line, short_time
+from andon_cli.texts import aligned, grouped, late_worker, on_one_line, short_time
 from andon_cli.watching import Watcher
 
 __all__ = ["TopPicture", "WorkerCost", "WorkerCosts", "show_top", "top_json", "top_lines"]

@@ -37,6 +37,18 @@ def test_the_table_has_a_row_a_worker_under_aligned_headings() -> None:
     ]
 
 
+def test_the_table_says_who_holds_the_line_up() -> None:
+    first, second = STATUS.workers
+    workers = (
+        replace(first, waiting_ratio=0.31),
+        replace(second, rank=1, live=True, samples_per_second=400.0, waiting_ratio=0.01),
+    )
+
+    assert status_lines(replace(STATUS, workers=workers))[-1] == (
+        "worker 10 holds the line up: others wait for up to 31 % of a step (andon top)"
+    )
+
+
 def test_a_line_that_divides_its_work_unevenly_says_how_and_why() -> None:
     first, second = STATUS.workers
     status = replace(
