@@ -24,7 +24,7 @@ FUZZ_INSTALLED := .venv-fuzz/.installed
 FUZZ_SECONDS ?= 60
 CORE = .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py \
-	checks.py journal.py security.py checksums.py overhead.py)
+	checks.py journal.py security.py checksums.py overhead.py telemetry.py)
 CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 UNWATCHED := andon trainer-0 trainer-1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

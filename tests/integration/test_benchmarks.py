@@ -147,6 +147,24 @@ def test_the_benchmark_of_checks_writes_both_figures(tmp_path: Path) -> None:
         assert 0 <= figures[name]["least"] <= figures[name]["median"] <= figures[name]["greatest"]
 
 
+def test_the_benchmark_of_metrics_writes_the_time_of_a_step_and_of_a_scrape(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "telemetry.json"
+
+    command = [sys.executable, str(BENCHMARKS / "telemetry.py"), "--steps", "20", "--repeats", "2"]
+    ran = subprocess.run(
+        [*command, "--json", str(out)], env=clean_environment(), capture_output=True, text=True
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(out.read_text())
+    assert figures["worker"].keys() == {"step", "scrape_text", "scrape_openmetrics"}
+    for workers in (2, 8, 64):
+        for each in figures[f"{workers}_workers"].values():
+            assert 0 < each["least"] <= each["median"] <= each["greatest"]
+
+
 def test_the_recovery_benchmark_writes_each_part_of_a_recovery(tmp_path: Path) -> None:
     out = tmp_path / "recovery.json"
 
