@@ -261,9 +261,10 @@ class BoardGate:
 
     def _set_cookie(self, value: str, seconds: int, environ: WSGIEnvironment) -> str:
         secure = "; Secure" if environ.get(ENCRYPTED, False) else ""
-        return (
-            f"{self._cookie}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
-        )
+        # Only the API needs it. Cookies don't know ports: what else this host serves gets it, too,
+        # under the same path.
+        where = f"Path=/board/api; Max-Age={seconds}"
+        return f"{self._cookie}={value}; {where}; HttpOnly; SameSite=Strict{secure}"
 
 
 def _is_own(origin: str, host: str, environ: WSGIEnvironment) -> bool:

@@ -142,7 +142,7 @@ def test_the_cookie_is_the_browsers_alone_and_is_not_the_token(tmp_path: Path) -
 
     cookie = made.post("login", {"token": RUN.decode()}).headers["Set-Cookie"]
 
-    assert cookie.endswith("; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict")
+    assert cookie.endswith("; Path=/board/api; Max-Age=43200; HttpOnly; SameSite=Strict")
     assert RUN.decode() not in cookie
 
 
