@@ -106,7 +106,7 @@ class RunConfig:
             raise UsageError("a run either joins a line or serves one")
 
 
-_OBEYED_BY_JOINERS = frozenset({"access", "config", "shared_dir"})
+_OBEYED_BY_JOINERS = frozenset({"access", "config", "log_format", "shared_dir"})
 """What a run that joins a line needs of the settings that all services have."""
 _REFUSED_BY_JOINERS = frozenset({"expect", "report", "resume", "resume_step"})
 """What it does not need of its own."""

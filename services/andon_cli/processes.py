@@ -165,6 +165,7 @@ def worker_environment(
         **kept,
         **line,
         "ANDON_ON_HALT": settings.on_halt,
+        "ANDON_LOG_FORMAT": settings.log_format,
         "LOCAL_RANK": str(slot),
         "LOCAL_WORLD_SIZE": str(settings.workers),
         "MASTER_ADDR": "127.0.0.1",

@@ -9,6 +9,7 @@ traceback.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from typing import Literal
@@ -59,6 +60,17 @@ def colored(line: str) -> str:
     return "".join(kept) + "\x1b[0m"
 
 
+def _message_of(line: str) -> str:
+    """A line as a person reads it: of a log record in JSON, its level and its message."""
+    if not line.startswith('{"time"'):
+        return line
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return line
+    return f"{record.get('level')}: {record.get('message') or record.get('event')}"
+
+
 class Alarms:
     """The warnings and tracebacks of all workers, of which equal ones are shown once."""
 
@@ -104,7 +116,7 @@ class WorkerOutput:
         """Takes the next line. Returns the lines to show now."""
         if self._mode == "all":
             return [line]
-        text = plain(line[:_LONGEST_LINE]).rstrip()
+        text = plain(_message_of(line)[:_LONGEST_LINE]).rstrip()
         if text.strip():
             self.last = text
         if self._traceback is not None:

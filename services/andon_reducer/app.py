@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
+from andon.host.logs import LogEvent
 from andon.host.telemetry import ExchangeDurations, RefusalCounter
 from andon.protocol.reasons import Reason
 from andon.wire.statuses import status_of
@@ -82,7 +83,7 @@ class ReducerApp:
             # gRPC raises this if a message can't be written: the peer is gone.
             refusal = CallRefusal(Reason.PEER_GONE, "the peer is gone")
         except Exception:
-            _log.exception("a call failed")
+            _log.exception(LogEvent("call_failed", "a call failed"))
             refusal = CallRefusal(Reason.INTERNAL, "the reducer failed; its log says how")
         self._observer.refused(refusal.reason)
         await context.abort_with_status(status_of(refusal.reason, refusal.message))

@@ -23,6 +23,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from andon.host.logs import LogEvent
 from andon.protocol.reasons import Reason
 from andon.wire.statuses import status_of
 from andon_server.limits import Limits
@@ -200,7 +201,7 @@ class Admission(grpc.aio.ServerInterceptor):
     ) -> None:
         if reason is Reason.TOO_MANY_STREAMS:
             self._refused(reason)
-        _log.debug("call_refused why=%r", why)
+        _log.debug(LogEvent("call_refused", why=why))
         await context.abort_with_status(status_of(reason, why))
 
 

@@ -14,6 +14,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from andon.host.errors import UsageError
+from andon.host.logs import LogEvent
 from andon.host.settings import LIMITS, Count, check, flag_of, seconds, whole
 from andon.protocol.limits import CHUNK_ELEMENTS, MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES
 from andon_reducer.config import ReducerLimits
@@ -124,5 +125,6 @@ def with_descriptors(limits: Limits) -> Limits:
     room = given - _OWN_DESCRIPTORS
     if room < 1:
         raise UsageError(f"this process may have {hard} open files, too few: raise `ulimit -n`")
-    _log.warning("connections_limited to=%d why='%d open files are allowed'", room, hard)
+    why = f"{hard} open files are allowed"
+    _log.warning(LogEvent("connections_limited", to=room, why=why))
     return replace(limits, max_connections=room)

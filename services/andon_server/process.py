@@ -6,16 +6,20 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Interrupts", "logging_to"]
+from andon.host.logs import TEXT_FORMAT, JsonLines, LogEvent, LogFormat
+from andon_coordinator.core.effects import Effect
+from andon_coordinator.core.events import Event
+from andon_coordinator.core.status import LineSnapshot
+
+__all__ = ["Interrupts", "LinePlace", "logging_to"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class Interrupts:
@@ -60,9 +64,43 @@ class Interrupts:
         (self.again if self.first.is_set() else self.first).set()
 
 
+class LinePlace:
+    """Which run is served and where its line is: an observer that every log record can ask."""
+
+    def __init__(self, run_id: str) -> None:
+        """The line's first status tells its step."""
+        self._facts: dict[str, object] = {"run": run_id}
+
+    def facts(self) -> Mapping[str, object]:
+        """The run, and the step that was committed last. Any thread may ask."""
+        return self._facts
+
+    def observe(self, event: Event, done: Sequence[Effect], now: float) -> None:
+        """Takes no note: a status comes a few times a second."""
+
+    def tick(self, status: LineSnapshot) -> None:
+        """Takes the line's status."""
+        # Replaced as a whole and never changed in place: other threads read it.
+        self._facts = {"run": status.run_id, "step": status.step}
+
+
 @contextmanager
-def logging_to(path: Path | None, *, quiet: bool) -> Iterator[None]:
-    """Sends logs to a file, if any, and to stderr; only warnings to stderr if `quiet`."""
+def logging_to(
+    path: Path | None,
+    *,
+    quiet: bool,
+    form: LogFormat = "text",
+    facts: Callable[[], Mapping[str, object]] = dict,
+) -> Iterator[None]:
+    """Sends logs to a file, if any, and to stderr.
+
+    Args:
+        path: the file.
+        quiet: whether only warnings go to stderr, as text: a person reads them below a run. A halt
+            is left out, since `andon run` shows it in its own words.
+        form: how records are written.
+        facts: what holds for the process, for JSON.
+    """
     terminal = logging.StreamHandler()
     targets: list[logging.Handler] = [terminal]
     if path is not None:
@@ -71,8 +109,11 @@ def logging_to(path: Path | None, *, quiet: bool) -> Iterator[None]:
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.INFO)
+    if quiet:
+        terminal.addFilter(_is_no_halt)
     for target in targets:
-        target.setFormatter(logging.Formatter(_FORMAT))
+        as_json = form == "json" and not (quiet and target is terminal)
+        target.setFormatter(JsonLines(facts) if as_json else logging.Formatter(TEXT_FORMAT))
         root.addHandler(target)
     try:
         yield
@@ -81,6 +122,11 @@ def logging_to(path: Path | None, *, quiet: bool) -> Iterator[None]:
             root.removeHandler(target)
             target.close()
         root.setLevel(level)
+
+
+def _is_no_halt(record: logging.LogRecord) -> bool:
+    message: object = record.msg
+    return not (isinstance(message, LogEvent) and message.name == "line_halted")
 
 
 class _LogFile(logging.FileHandler):

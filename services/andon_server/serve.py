@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -18,6 +18,7 @@ from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.transport.store import JournalError
+from andon_coordinator.transport.task import LineObserver
 from andon_reducer import app as reducer_app
 from andon_reducer.app import build_reducer
 from andon_server.board.feed import BoardFeed
@@ -25,7 +26,7 @@ from andon_server.board.gate import BoardGate
 from andon_server.board.history import RunHistory
 from andon_server.board.mounting import board_on
 from andon_server.health import HealthService
-from andon_server.process import Interrupts, logging_to
+from andon_server.process import Interrupts, LinePlace, logging_to
 from andon_server.runs import JOURNAL, ServiceAddress, make_run_dir
 from andon_server.serve_reducer import serve_reducer
 from andon_server.serving import (
@@ -55,11 +56,17 @@ async def serve(config: ServeConfig) -> int:
     if config.parent_pid is not None and not tie_to_parent(config.parent_pid, signal.SIGTERM):
         return ExitCode.INTERRUPTED
     make_run_dir(config.folder)
+    place = LinePlace(config.run_id)
     with (
-        logging_to(config.folder / "service.log", quiet=config.announce),
+        logging_to(
+            config.folder / "service.log",
+            quiet=config.announce,
+            form=config.log_format,
+            facts=place.facts,
+        ),
         Interrupts() as interrupts,
     ):
-        async with _serving(config) as (coordinator, address):
+        async with _serving(config, place) as (coordinator, address):
             address.write(config.folder)
             print(address.to_json() if config.announce else _greeting(config, address), flush=True)
             await _until_over(coordinator, interrupts, until_complete=config.until_complete)
@@ -87,8 +94,10 @@ async def _until_over(
 
 
 @asynccontextmanager
-async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, ServiceAddress]]:
-    """Serves while entered. What was started last is stopped first."""
+async def _serving(
+    config: ServeConfig, place: LinePlace
+) -> AsyncIterator[tuple[Coordinator, ServiceAddress]]:
+    """Serves while entered, and tells `place`. What was started last is stopped first."""
     registry, secret = new_registry(), read_secret(config.secret_file)
     refusals, exchanges = RefusalCounter(registry), ExchangeDurations(registry)
     host = reachable(config.bind)
@@ -113,7 +122,8 @@ async def _serving(config: ServeConfig) -> AsyncIterator[tuple[Coordinator, Serv
             reducer.add_to(server)
             services.append(reducer_app.SERVICE_NAME)
         feed = BoardFeed()
-        coordinator = _coordinator(settings, registry, secret, (refusals, exchanges, feed))
+        observers: list[LineObserver] = [feed, place]
+        coordinator = _coordinator(settings, registry, secret, (refusals, exchanges), observers)
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
         gate = BoardGate(
@@ -169,11 +179,11 @@ def _coordinator(
     settings: CoordinatorConfig,
     registry: CollectorRegistry,
     secret: bytes,
-    watchers: tuple[RefusalCounter, ExchangeDurations, BoardFeed],
+    counters: tuple[RefusalCounter, ExchangeDurations],
+    observers: Sequence[LineObserver],
 ) -> Coordinator:
-    refusals, exchanges, feed = watchers
     try:
-        return build_coordinator(settings, registry, secret, refusals, exchanges, observers=[feed])
+        return build_coordinator(settings, registry, secret, *counters, observers=observers)
     except JournalError as error:
         raise CommandError(str(error)) from error
 

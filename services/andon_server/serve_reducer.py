@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from andon.host.errors import ExitCode, LineRefused, UsageError
+from andon.host.logs import LogEvent
 from andon.host.metrics import MetricsEndpoint
 from andon.host.telemetry import RefusalCounter, new_registry
 from andon.host.tether import tie_to_parent
@@ -48,7 +49,10 @@ async def serve_reducer(config: ServeConfig) -> int:
     if config.parent_pid is not None and not tie_to_parent(config.parent_pid, signal.SIGTERM):
         return ExitCode.INTERRUPTED
     secret = read_secret(config.secret_file)
-    with logging_to(None, quiet=config.announce), Interrupts() as interrupts:
+    with (
+        logging_to(None, quiet=config.announce, form=config.log_format),
+        Interrupts() as interrupts,
+    ):
         async with _serving(config, secret) as (address, metrics):
             metrics_url = metrics.url(reachable(config.bind))
             announcement = {
@@ -79,7 +83,7 @@ async def _until_over(config: ServeConfig, offer: Offer, interrupts: Interrupts)
     """Stays registered until a signal, or until the run ends if so configured."""
 
     def tell(run_id: str) -> None:
-        _log.info("registered for run %s as %s", run_id, offer.address)
+        _log.info(LogEvent("registered", run=run_id, address=offer.address))
 
     registering = asyncio.create_task(
         stay_registered(offer, until_complete=config.until_complete, tell=tell)

@@ -15,6 +15,7 @@ from cyclopts import Group, Parameter, Token
 
 from andon.host.access import CLEAR, Access, in_the_clear
 from andon.host.errors import UsageError
+from andon.host.logs import LogFormat
 from andon.host.settings import (
     EVERYDAY,
     FLAG_ONLY,
@@ -69,6 +70,8 @@ class ServiceSettings(CommandSettings):
     """Name the run. Default: 4 random hexadecimal digits."""
     run_dir: Annotated[str, Parameter(metavar="DIR")] = ""
     """Keep the run's files there. Default: runs/ID."""
+    log_format: LogFormat = "text"
+    """Write logs as text, or as JSON with one object a line; those of workers here, too."""
     secret_file: File | None = None
     """A secret that the line shares with reducers in other processes. Default: none register."""
     shared_dir: SharedDir = DEFAULT_SHARED_DIR

@@ -13,9 +13,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
+from andon.host.logs import LogFormat
 from andon.host.manifest import checkpoint_folder, newest_whole
 from andon.host.run_token import read_token
 from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
@@ -25,6 +26,7 @@ from andon.protocol.ring import RING_CAPABILITY
 __all__ = ["LineConfig", "TorchrunStore", "endpoint_of"]
 
 _ON_HALT = ("raise", "wait")
+_LOG_FORMATS = get_args(LogFormat)
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Where launchers say how many processes they started: torchrun, Open MPI, MPICH."""
 
@@ -95,6 +97,8 @@ class LineConfig:
     """Whether this worker may talk to other hosts without encryption."""
     on_halt: str = field(default="raise", metadata=_from("ANDON_ON_HALT"))
     """What to do when the line stops: `raise` LineHalted, or `wait` for the operator's answer."""
+    log_format: LogFormat = field(default="text", metadata=_from("ANDON_LOG_FORMAT"))
+    """Write this process's logs as `text`, or as `json` with one object a line."""
     seed: int = field(default=0, metadata=_from("ANDON_SEED", _number))
     """Seed of the sample order, 64 bits; the same on all workers."""
     launch_slot: int | None = field(default=None, metadata=_from("RANK", _number))
@@ -150,8 +154,7 @@ class LineConfig:
                 object.__setattr__(self, name, Path(value))
         if isinstance(self.shared_dir, str):  # Likewise: a folder, or `off`.
             object.__setattr__(self, "shared_dir", shared_dir_of(self.shared_dir))
-        if self.on_halt not in _ON_HALT:
-            raise ValueError(f"on_halt must be one of {', '.join(_ON_HALT)}, not {self.on_halt!r}")
+        self._check_words()
         for name, least in (("checkpoint_every", 0), ("keep_checkpoints", 1), ("max_overflows", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be {least} or more, not {getattr(self, name)}")
@@ -165,6 +168,11 @@ class LineConfig:
         _ = self.metrics_endpoint
         if self.ring_bind not in ("", "off"):
             endpoint_of("ring_bind (ANDON_RING_BIND)", self.ring_bind)
+
+    def _check_words(self) -> None:
+        for name, words in (("on_halt", _ON_HALT), ("log_format", _LOG_FORMATS)):
+            if (word := getattr(self, name)) not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, not {word!r}")
 
     @property
     def solo(self) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.host.trace import Track
 from andon_trainer.candidate import Candidate, refuse_other_policy
@@ -148,6 +149,16 @@ class Membership(MemberFacts):
             self._link.close(after_s=_LEAVE_PATIENCE_S)
         if hasattr(self._route, "exchange"):
             self.exchange.close()
+
+    @property
+    def run_id(self) -> str:
+        """The run that it joined."""
+        return self._link.run_id
+
+    @property
+    def worker(self) -> int | None:
+        """Its id on the line; None before it has one."""
+        return self._link.slot
 
     def _connect(self) -> None:
         # Nothing is in progress that could be finished: a worker that is asked to terminate while
@@ -406,16 +417,17 @@ class Membership(MemberFacts):
                 record_effect(self.timeline, effect)
             match effect:
                 case EndExchange():
-                    log.info("step %d is tried again: %s", self.step + 1, effect.message)
+                    text = f"step {self.step + 1} is tried again: {effect.message}"
+                    log.info(LogEvent("step_retried", text, why=effect.message))
                     self.exchange.end()
                     self._telemetry.metrics.voided()
                 case DropComputed():
-                    log.info(
-                        "what was computed after step %d is dropped: %s", self.step, effect.why
-                    )
+                    text = f"what was computed after step {self.step} is dropped: {effect.why}"
+                    log.info(LogEvent("computed_dropped", text, why=effect.why))
                     self.on_drop()
                 case JoinAgain():
-                    log.warning("%s: joining again", effect.why)
+                    text = f"{effect.why}: joining again"
+                    log.warning(LogEvent("rejoining", text, why=effect.why))
                     self._telemetry.metrics.rejoins()
                     self._rejoin()
                 case StepDone():
@@ -433,10 +445,12 @@ class Membership(MemberFacts):
         """Tells people that the line is halted, or that it goes on."""
         match effect:
             case AwaitAnswer(evidence):
-                log.error("%s. %s Waiting for the operator.", evidence, evidence.outcome)
+                text = f"{evidence}. {evidence.outcome} Waiting for the operator."
+                reason = evidence.reason.label
+                log.error(LogEvent("halted", text, id=str(evidence.id), reason=reason))
                 self.show("HALTED")
             case GoOn():
-                log.info("the halt was answered: the line goes on")
+                log.info(LogEvent("halt_answered", "the halt was answered: the line goes on"))
                 self.show("IDLE")
 
     def _send(self, effect: RequestWork | Report) -> None:
@@ -448,7 +462,8 @@ class Membership(MemberFacts):
             return
         if isinstance(effect, ReportFault) and effect.fault.kind == "CORRUPT_CHUNK":
             # The line recovers by itself; somebody has to look after the hardware.
-            log.warning("step %d: %s", self.step + 1, effect.fault.message)
+            text = f"step {self.step + 1}: {effect.fault.message}"
+            log.warning(LogEvent("corrupt_chunk", text))
         control.send(effect)
 
     def _exception_of(

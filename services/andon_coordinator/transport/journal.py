@@ -28,6 +28,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
+from andon.host.logs import LogEvent
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key
 from andon_coordinator.core import effects, events
@@ -97,7 +98,7 @@ class Journal:
         """The id of the next run event; read before `start`."""
         gaps, step = store.gaps()
         if gaps:
-            log.warning("journal_has_gaps gaps=%d last_at_step=%d", gaps, step)
+            log.warning(LogEvent("journal_has_gaps", gaps=gaps, last_at_step=step))
 
     @classmethod
     def open(
@@ -187,13 +188,14 @@ class Journal:
                 deposed(str(error))
             except _TRANSIENT as error:
                 name = type(effect).__name__
-                log.error("journal_failed effect=%s why=%r", name, str(error))  # noqa: TRY400 - the disk's fault
+                failure = LogEvent("journal_failed", effect=name, why=str(error))
+                log.error(failure)  # noqa: TRY400 - the disk's fault
                 if isinstance(effect, effects.SaveTerm | effects.SaveRecord):
                     report(events.JournalFailed(str(error)))
                 else:
                     self._keep(effect)
             except Exception as error:  # the boundary of this thread: the line halts
-                log.exception("journal_failed effect=%s", type(effect).__name__)
+                log.exception(LogEvent("journal_failed", effect=type(effect).__name__))
                 report(events.JournalFailed(str(error)))
             else:
                 if saved is not None:
@@ -205,7 +207,8 @@ class Journal:
             self._write_overdue()
         except _TRANSIENT as error:  # There is no later record to write it before.
             lost = len(self._overdue)
-            log.error("journal_incomplete lost=%d why=%r", lost, str(error))  # noqa: TRY400 - as above
+            loss = LogEvent("journal_incomplete", lost=lost, why=str(error))
+            log.error(loss)  # noqa: TRY400 - as above
 
     def _keep(self, effect: SaveEffect) -> None:
         """Keeps a fact that could not be written; scalars are no such fact, and are lost."""
@@ -224,7 +227,8 @@ class Journal:
     def _lose(self, effect: effects.SaveScalars) -> None:
         # Once: it would be said again with every heartbeat.
         if not self._lost_scalars:
-            log.warning("scalars_lost worker=%d why='the journal does not keep up'", effect.worker)
+            why = "the journal does not keep up"
+            log.warning(LogEvent("scalars_lost", worker=effect.worker, why=why))
         self._lost_scalars = True
 
     def _write_overdue(self) -> None:
@@ -234,7 +238,8 @@ class Journal:
             except _TRANSIENT:
                 raise
             except Exception:  # It can never be written, and must not block the rest.
-                log.exception("journal_failed effect=%s", type(self._overdue[0]).__name__)
+                name = type(self._overdue[0]).__name__
+                log.exception(LogEvent("journal_failed", effect=name))
             del self._overdue[0]
 
     def _apply(self, effect: SaveEffect) -> events.Event | None:
@@ -253,7 +258,7 @@ class Journal:
             case effects.SaveRecord():
                 if self._store.save_record(effect):
                     parent, step = effect.record.parent, effect.record.step
-                    log.error("journal_has_gap step=%d missing=%s", step, parent)
+                    log.error(LogEvent("journal_has_gap", step=step, missing=str(parent)))
                 return events.RecordSaved(effect.record.key)
             case effects.SaveRun():
                 self._store.save_run(effect)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
+from andon.host.logs import LogEvent
+from andon.protocol.halts import HaltEvidence
 from andon.protocol.limits import MAX_SCALAR_NAMES, clipped
 from andon_coordinator.core import effects
 from andon_coordinator.core.events import Device
@@ -34,7 +36,7 @@ class WaitLog:
             self._awaited, self._since, self._said = awaited, now, False
         elif awaited and not self._said and now - self._since >= _WAITING_LASTS_S:
             self._said = True
-            log.info("line_waits for=%r", awaited)
+            log.info(LogEvent("line_waits", waits_for=awaited))
 
 
 class DeviceLog:
@@ -57,11 +59,16 @@ class DeviceLog:
                 continue
             self._said[worker.worker] = worker.node_id, device
             log.info(
-                "worker_device worker=%d host=%s kind=%s device=%r memory_gib=%.1f cores=%d "
-                "speed_hint=%s",
-                *(worker.worker, worker.node_id, device.kind if device else worker.device),
-                *(device.name if device else "", (device.memory_bytes if device else 0) / 2**30),
-                *(device.cores if device else 0, worker.speed_hint or "unknown"),
+                LogEvent(
+                    "worker_device",
+                    worker=worker.worker,
+                    host=worker.node_id,
+                    kind=device.kind if device else worker.device,
+                    device=device.name if device else "",
+                    memory_gib=round((device.memory_bytes if device else 0) / 2**30, 1),
+                    cores=device.cores if device else 0,
+                    speed_hint=worker.speed_hint or "unknown",
+                )
             )
         names = Counter(
             worker.hardware.name for worker in status.workers if worker.live and worker.hardware
@@ -69,7 +76,7 @@ class DeviceLog:
         mixture = ", ".join(f"{name} x{count}" for name, count in sorted(names.items()))
         if len(names) > 1 and mixture != self._mixture:
             self._mixture = mixture
-            log.info("devices_differ devices=%r", mixture)
+            log.info(LogEvent("devices_differ", devices=mixture))
 
 
 def log_effect(effect: effects.Effect) -> None:
@@ -77,26 +84,29 @@ def log_effect(effect: effects.Effect) -> None:
     match effect:
         case effects.AcceptJoin():
             status = effect.join_status.name.lower()
-            log.info("worker_joined worker=%d join_status=%s", effect.worker, status)
+            log.info(LogEvent("worker_joined", worker=effect.worker, join_status=status))
         case effects.RefuseJoin():
             reason = effect.refusal.reason.name.lower()
             message = clipped(effect.refusal.message)
-            log.warning("join_refused reason=%s message=%r", reason, message)
+            log.warning(LogEvent("join_refused", reason=reason, message=message))
         case effects.SaveDeparture():
             reason = "lost" if effect.reason is None else effect.reason.name.lower()
             log.info(
-                "worker_gone worker=%d reason=%s step=%d message=%r",
-                *(effect.worker, reason, effect.step, effect.message),
+                LogEvent(
+                    "worker_gone",
+                    worker=effect.worker,
+                    reason=reason,
+                    step=effect.step,
+                    message=effect.message,
+                )
             )
         case effects.SaveHalt():
-            evidence = effect.evidence
-            log.error(
-                "line_halted id=%d reason=%s step=%d message=%r",
-                *(evidence.id, evidence.reason.label, evidence.step, evidence.message),
-            )
+            log.error(_halted(effect.evidence))
         case effects.SaveAnswer():
             answer = effect.answer.name.lower()
-            log.info("halt_answered id=%d answer=%s by=%r", effect.halt_id, answer, effect.operator)
+            log.info(
+                LogEvent("halt_answered", id=str(effect.halt_id), answer=answer, by=effect.operator)
+            )
         case effects.NoteWriter() | effects.NoteCheckpoint() | effects.NoteOverdue():
             _log_checkpoints(effect)
         case _:
@@ -107,18 +117,42 @@ def _log_rare(effect: effects.Effect) -> None:
     match effect:
         case effects.NoteSetback():
             log.warning(
-                "state_not_received worker=%d host=%s failures=%d next_try_s=%.1f message=%r",
-                *(effect.worker, effect.host, effect.failures, effect.pause_s, effect.why),
+                LogEvent(
+                    "state_not_received",
+                    worker=effect.worker,
+                    host=effect.host,
+                    failures=effect.failures,
+                    next_try_s=round(effect.pause_s, 1),
+                    message=effect.why,
+                )
             )
         case effects.NoteSchedule():
-            log.info("schedule_chosen schedule=%s why=%r", effect.schedule.value, effect.why)
+            log.info(LogEvent("schedule_chosen", schedule=effect.schedule.value, why=effect.why))
         case effects.NoteScalarsRefused():
+            why = f"the run has {MAX_SCALAR_NAMES} names, which is the limit"
             log.warning(
-                "scalar_not_kept worker=%d name=%s why='the run has %d names, which is the limit'",
-                *(effect.worker, effect.name, MAX_SCALAR_NAMES),
+                LogEvent("scalar_not_kept", worker=effect.worker, name=effect.name, why=why)
             )
         case effects.SaveTerm():
-            log.warning("term_raised term=%016x", effect.term)
+            log.warning(LogEvent("term_raised", term=f"{effect.term:016x}"))
+
+
+def _halted(evidence: HaltEvidence) -> LogEvent:
+    """The event of a halt. What is known of its place is there, in JSON under the same names."""
+    place = {
+        "worker": evidence.worker,
+        "parameter": evidence.parameter or None,
+        "value": evidence.value or None,
+    }
+    return LogEvent(
+        "line_halted",
+        # 64 bits, which not every reader of JSON keeps.
+        id=str(evidence.id),
+        reason=evidence.reason.label,
+        step=evidence.step,
+        message=evidence.message,
+        **{name: value for name, value in place.items() if value is not None},
+    )
 
 
 def _log_checkpoints(
@@ -128,20 +162,34 @@ def _log_checkpoints(
         case effects.NoteWriter():
             where = "another host than the service's" if effect.elsewhere else "the service's host"
             if effect.worker is None:
-                log.warning("checkpoints_not_written reason='no worker in the round can write'")
+                why = "no worker in the round can write"
+                log.warning(LogEvent("checkpoints_not_written", reason=why))
             else:
                 log.log(
                     logging.WARNING if effect.elsewhere else logging.INFO,
-                    "checkpoint_writer worker=%d host=%s folder=%r at=%r",
-                    *(effect.worker, effect.host, effect.folder, where),
+                    LogEvent(
+                        "checkpoint_writer",
+                        worker=effect.worker,
+                        host=effect.host,
+                        folder=effect.folder,
+                        at=where,
+                    ),
                 )
         case effects.NoteCheckpoint():
             log.info(
-                "checkpoint_written worker=%d step=%d folder=%r",
-                *(effect.worker, effect.step, effect.folder),
+                LogEvent(
+                    "checkpoint_written",
+                    worker=effect.worker,
+                    step=effect.step,
+                    folder=effect.folder,
+                )
             )
         case effects.NoteOverdue():
             log.warning(
-                "checkpoint_missing step=%d last=%d writer=%s",
-                *(effect.step, effect.last, effect.writer),
+                LogEvent(
+                    "checkpoint_missing",
+                    step=effect.step,
+                    last=effect.last,
+                    writer=effect.writer,
+                )
             )

@@ -25,6 +25,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from andon.host.keepalive import Keepalive, Options
+from andon.host.logs import LogEvent
 from andon.host.run_token import AUTHORIZATION, BEARER_PREFIX, is_same_token
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.limits import MAX_MESSAGE_BYTES, clipped
@@ -208,7 +209,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         # What the core sent before the end is still written, for `flush_s` at most.
         await asyncio.wait({writer})
         if stream.error is not None:
-            log.info("stream_closed stream=%d why=%r", stream.number, clipped(str(stream.error)))
+            why = clipped(str(stream.error))
+            log.info(LogEvent("stream_closed", stream=stream.number, why=why))
             await self._abort(context, stream.error)
 
     async def RegisterReducer(  # type: ignore[override]  # as Train
@@ -218,7 +220,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         try:
             await self._registration.serve(request_iterator, context)
         except LineError as error:
-            log.info("reducer_ended why=%r", clipped(str(error)))
+            log.info(LogEvent("reducer_ended", why=clipped(str(error))))
             await self._abort(context, error)
 
     async def GetStatus(
@@ -292,7 +294,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             text = "the bytes can't be decoded as a TrainRequest"
             stream.end(LineError(Reason.INVALID_MESSAGE, text))
         except Exception:  # the boundary of this task: the stream ends, the line goes on
-            log.exception("stream_failed stream=%d", stream.number)
+            log.exception(LogEvent("stream_failed", stream=stream.number))
             stream.end(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
 
     async def _joining(self, message: pb.TrainRequest) -> events.JoinRequest:
@@ -327,7 +329,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         try:
             admit(context, run_id)
         except LineError as error:
-            log.info("call_refused reason=%s", error.reason)
+            log.info(LogEvent("call_refused", reason=str(error.reason)))
             await self._abort(context, error)
 
     async def _ask(self, event: events.Event, context: Context) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, get_args
 
+from andon.host.logs import LogEvent
 from andon.protocol.reasons import Reason
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.chronicle import Chronicle
@@ -339,7 +340,7 @@ class LineTask:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the boundary of this task: nothing goes on without a core
-            log.exception("line_failed")
+            log.exception(LogEvent("line_failed"))
             self.failed = error
             self._end_all(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
             raise
@@ -422,7 +423,7 @@ class LineTask:
     def _depose(self, why: str) -> None:
         """Stops serving: the journal has a greater term, so every stream is closed (rule 2)."""
         if self.failed is None:
-            log.error("coordinator_deposed why=%r", why)
+            log.error(LogEvent("coordinator_deposed", why=why))
             self.failed = JournalFenced(why)
             for task in self._tasks:
                 task.cancel()

@@ -37,6 +37,7 @@ from andon.host.arena import (
     SharedMemoryUnavailable,
     folder_identity,
 )
+from andon.host.logs import LogEvent
 from andon.protocol.messages import (
     BlockGradient,
     OpenRound,
@@ -70,7 +71,7 @@ class Arenas:
         )
         """By run, the newest; the memories of its streams keep it alive."""
         if folder is not None and (swept := sweep(folder)):
-            _log.info("removed %d files of dead processes from %s", swept, folder)
+            _log.info(LogEvent("shared_files_removed", count=swept, folder=str(folder)))
 
     async def open(self, opening: OpenRound) -> StreamMemory | str:
         """Memory for a stream that asks for it; or why it gets none, for people."""

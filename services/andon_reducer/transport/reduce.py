@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from andon.host.arena import CAPABILITY
+from andon.host.logs import LogEvent
 from andon.protocol.messages import (
     Abstain,
     BlockFault,
@@ -330,7 +331,8 @@ class ReduceServicer:
         """The threads are done with a job."""
         job = delivery.job
         if delivery.failure is not None:
-            _log.error("a chunk could not be averaged", exc_info=delivery.failure)
+            failure = LogEvent("averaging_failed", "a chunk could not be averaged")
+            _log.error(failure, exc_info=delivery.failure)
             delivery.fault = _failed(job)
         self._receive(ChunkReduced(job.id, delivery.fault))
         del self._deliveries[job.id]

@@ -17,6 +17,7 @@ from typing import Any
 import grpc.aio
 
 from andon.host.keepalive import MIN_PING_S, Keepalive
+from andon.host.logs import LogEvent
 from andon.host.tls import TlsError, open_aio_channel
 from andon.host.tls_diagnosis import diagnose_tls
 from andon.protocol import tokens
@@ -109,7 +110,8 @@ async def stay_registered(
             wait_s, logged = _FIRST_WAIT_S, False
         # One warning each time that the reducer is off the map, not one for each try.
         if not logged:
-            _log.warning("not on the map of %s (%s): registering again", offer.coordinator, why)
+            text = f"not on the map of {offer.coordinator} ({why}): registering again"
+            _log.warning(LogEvent("registration_lost", text, coordinator=offer.coordinator))
             logged = True
         # Drawn at random, so that many reducers do not come back at the same moment.
         await asyncio.sleep(max(min_wait_s, wait_s * random.uniform(0.5, 1.5)))

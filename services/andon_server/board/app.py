@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs
 from wsgiref.types import StartResponse, WSGIEnvironment
 
+from andon.host.logs import LogEvent
 from andon.host.strict_json import strict_json
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.reasons import Reason
@@ -141,7 +142,7 @@ class BoardApp:
         except HistoryBusy as busy:
             return _json(start_response, HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(busy)})
         except Exception:  # the boundary of this request: the next one is answered
-            log.exception("board_failed")
+            log.exception(LogEvent("board_failed"))
             text = "the board failed; the service's log says how"
             return _json(start_response, HTTPStatus.INTERNAL_SERVER_ERROR, {"error": text})
 

@@ -116,6 +116,7 @@ def test_a_run_that_joins_serves_nothing() -> None:
 
 
 EVERYTHING = ServeConfig(
+    log_format="json",
     run_id="7f3a",
     run_dir="runs/elsewhere",
     bind="0.0.0.0",
@@ -191,7 +192,7 @@ def settings_of_a_service() -> list[tuple[str, str]]:
         "max_message_bytes": "4000000", "chunk_elements": "1000",
         "token": "a-token-of-24-characters", "average_buffers": "1", "overlap": "1",
         "schedule": "cadence", "shares": "balanced", "overhead_target": "0.3",
-        "lr_scaling": "linear", "outer": "nesterov",
+        "lr_scaling": "linear", "outer": "nesterov", "log_format": "json",
     }  # fmt: skip
     own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
     arguments = settings_of(app_of(RunSettings).assemble_argument_collection())

@@ -29,6 +29,7 @@ def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
     assert found == {
         **LINE,
         "ANDON_ON_HALT": "wait",
+        "ANDON_LOG_FORMAT": "text",
         "ANDON_SEED": "5",
         "ANDON_CHECKPOINT_EVERY": "7",
         "RANK": "1",

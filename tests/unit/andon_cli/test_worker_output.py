@@ -53,6 +53,16 @@ def test_a_line_that_only_speaks_of_warnings_does_not(line: str) -> None:
     assert shown(worker(), line) == []
 
 
+def test_of_a_record_in_json_a_person_sees_level_and_message() -> None:
+    output = worker()
+    record = '{"time": "2026-11-22T10:00:00.000Z", "level": "%s", "message": "the disk is slow"}'
+
+    passed = shown(output, record % "WARNING", record % "INFO", '{"time": cut')
+
+    assert passed == ["WARNING: the disk is slow"]
+    assert output.last == '{"time": cut'
+
+
 def test_a_warning_of_every_step_and_worker_passes_once() -> None:
     alarms = Alarms()
 

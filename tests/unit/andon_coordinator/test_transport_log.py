@@ -28,8 +28,8 @@ def test_what_a_line_waits_for_is_logged_once_it_lasts_and_again_when_it_changes
         waits.note(bench.line.status(float(at)), float(at))
 
     assert [record.getMessage() for record in caplog.records] == [
-        "line_waits for='3 workers, 0 of them here'",
-        "line_waits for='3 workers, 1 of them here'",
+        "line_waits waits_for='3 workers, 0 of them here'",
+        "line_waits waits_for='3 workers, 1 of them here'",
     ]
 
 

@@ -32,6 +32,7 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
         "run_id": "7f3a",
         "seed": 5,
         "on_halt": "wait",
+        "log_format": "json",
         "device": "cpu",
         "run_dir": str(tmp_path),
         "checkpoint_every": 7,

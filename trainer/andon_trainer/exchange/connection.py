@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 
+from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.wire.statuses import details_of
 from andon_trainer.config import LineConfig
@@ -122,7 +123,8 @@ class Connection:
                         joining.step,
                     ) from None
             if wait_s == _FIRST_WAIT_S:  # Once, and not for each try.
-                log.warning("waiting for %s (%s)", awaited, why)
+                text = f"waiting for {awaited} ({why})"
+                log.warning(LogEvent("coordinator_awaited", text, why=why))
             time.sleep(max(least_s, wait_s * random.uniform(0.5, 1.5)))
             wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
         # A coordinator that lost its journal learns from the next Join which terms were used.

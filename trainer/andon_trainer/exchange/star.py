@@ -28,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from andon.host.arena import SharedMemoryUnavailable
+from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
@@ -124,7 +125,7 @@ class _Reducer:
         """Logs which way it goes, if that changed."""
         if text != self._said:
             self._said = text
-            log.log(level, "%s", text)
+            log.log(level, LogEvent("path_chosen", text))
 
 
 class StarExchange:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
+from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.protocol.limits import STATE_PIECE_BYTES
 from andon.protocol.records import Key
@@ -287,7 +288,8 @@ class StateMover:
                 self._state.install(data)
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
             why = _one_line(error)
-            log.warning("a state transfer failed: %s", why)
+            text = f"a state transfer failed: {why}"
+            log.warning(LogEvent("state_transfer_failed", text))
             return why
         return ""
 

@@ -135,4 +135,7 @@ class LineLife(LineProperties):
         if self._feeder is not None:
             self._feeder.close()
             self._feeder = None
-        self._worker.leave()
+        try:
+            self._worker.leave()
+        finally:
+            self._end_logs()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from andon.host.logs import LogFormat
 from andon_trainer.config import LineConfig
 from andon_trainer.data.evaluation import Coverage, Splitting
 from andon_trainer.line.life import LineLife
@@ -12,6 +13,7 @@ from andon_trainer.line.preparing import Preparing
 from andon_trainer.line.together import Together
 from andon_trainer.line.worker import Worker
 from andon_trainer.process.device import pick_device
+from andon_trainer.process.logs import write_logs
 from andon_trainer.steps.stepper import StepperGate
 
 __all__ = ["Line"]
@@ -46,6 +48,7 @@ class Line(Preparing, Together, LineLife):
         run_id: str | None = None,
         seed: int | None = None,
         on_halt: Literal["raise", "wait"] | None = None,
+        log_format: LogFormat | None = None,
         device: str | None = None,
         run_dir: str | Path | None = None,
         checkpoint_every: int | None = None,
@@ -77,6 +80,7 @@ class Line(Preparing, Together, LineLife):
             run_id: the run to join; empty: the run that is served at `address`.
             seed: seed of the sample order, 64 bits; the same on all workers.
             on_halt: `raise` LineHalted when the line stops, or `wait` for the operator's answer.
+            log_format: write this process's logs as `text`, or as `json` with one object a line.
             device: `cpu`, `cuda` or `cuda:1`; default: CUDA if there is a GPU, else the CPU.
             run_dir: folder of the run's files; default: the run keeps none.
             checkpoint_every: steps between two checkpoints, which one worker writes; 0: none.
@@ -108,6 +112,7 @@ class Line(Preparing, Together, LineLife):
             run_id=run_id,
             seed=seed,
             on_halt=on_halt,
+            log_format=log_format,
             device=device,
             run_dir=run_dir,
             checkpoint_every=checkpoint_every,
@@ -132,6 +137,9 @@ class Line(Preparing, Together, LineLife):
         self.device = pick_device(config.local_rank, config.device)
         self.complete = False
         self._worker = Worker(config, self.device)
+        self._end_logs = write_logs(
+            config.log_format, self._worker.log_facts, marked=config.andon_run
+        )
         self._gate = StepperGate()
         self._schedulers = []
         self._coverage = Coverage()

@@ -36,6 +36,8 @@ class LineProperties:
     """The step, in a script with manual steps."""
     _undo: list[Callable[[], None]]
     """Undoes, last first, what was done to the script's objects."""
+    _end_logs: Callable[[], None]
+    """Ends what the library writes of its logs."""
     _splitting: Splitting
     """Divides the loaders of evaluations."""
     _feeder: Feeder | None = None

@@ -9,6 +9,7 @@ coordinator is told which, and only a worker whose work is done has its final we
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -74,6 +75,16 @@ class Worker:
     def stopped(self) -> bool:
         """Whether the line ended the run."""
         return self.member is not None and bool(self.member.stop_reason)
+
+    def log_facts(self) -> Mapping[str, object]:
+        """The run, the worker and its step, as far as they are known; any thread may ask."""
+        member = self.member
+        facts: dict[str, object] = {"run": self.config.run_id} if self.config.run_id else {}
+        if member is None:
+            return facts
+        if isinstance(member, Membership):
+            facts |= {"run": member.run_id, "worker": member.worker}
+        return {**facts, "step": member.step}
 
     # ------------------------------------------------------------------ joining
 
