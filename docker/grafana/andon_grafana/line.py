@@ -25,6 +25,10 @@ UNSHOWN = {
 }
 """Metrics without a panel, and why."""
 
+_DOCS = ""
+"""Where Andon's sources or documentation can be read, up to and with the slash before `docs/`: then
+the page that a panel names is a link. Empty: it is a path in the sources."""
+
 _ANNOTATION_STEP = "15s"
 """Grafana joins points of an annotation that are no further apart into one region."""
 
@@ -115,7 +119,7 @@ def build() -> models.Dashboard:
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
         .refresh("5s")
         .time("now-15m", "now")
-        .variables([_source(), _run(), _worker()])
+        .variables([_source(), _run(), _worker(), _docs()])
         .annotations(list(ANNOTATIONS))
     )
     number = 0
@@ -174,4 +178,14 @@ def _worker() -> dashboard.QueryVariable:
         # Not .*: that would take the service's own series, which have no worker.
         .all_value(".+")
         .current(models.VariableOption(selected=True, text=["All"], value=["$__all"]))
+    )
+
+
+def _docs() -> dashboard.TextBoxVariable:
+    """What stands before the pages that the panels name."""
+    return (
+        dashboard.TextBoxVariable("docs")
+        .hide(models.VariableHide.HIDE_VARIABLE)
+        .default_value(_DOCS)
+        .current(models.VariableOption(text=_DOCS, value=_DOCS))
     )

@@ -89,8 +89,11 @@ class Panel:
 
     @property
     def description(self) -> str:
-        """What Grafana shows behind the panel's (i)."""
-        return f"{self.tells}\n\nMore: {self.see}"
+        """What Grafana shows behind the panel's (i).
+
+        Grafana fills in the variable `docs`, and makes a link of what is then an address.
+        """
+        return f"{self.tells}\n\nMore: ${{docs}}{self.see}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

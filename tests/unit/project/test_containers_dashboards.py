@@ -139,6 +139,20 @@ def test_a_dashboard_asks_the_source_that_is_selected_at_first_the_provisioned_o
 
 
 @every_dashboard
+def test_the_page_that_a_panel_names_is_a_link_where_the_documentation_is_published(
+    path: Path,
+) -> None:
+    variables = {each["name"]: each for each in _read(path)["templating"]["list"]}
+
+    assert variables["docs"]["hide"] == 2
+    assert variables["docs"]["query"] == ""
+    for panel in _panels(path):
+        assert re.search(r"\n\nMore: \$\{docs\}docs/\S+\.md\S*$", panel["description"]), panel[
+            "title"
+        ]
+
+
+@every_dashboard
 def test_a_halt_by_a_person_is_marked_apart_from_the_lines_own(path: Path) -> None:
     marks = {each["iconColor"]: each["expr"] for each in _read(path)["annotations"]["list"]}
 
