@@ -19,8 +19,9 @@ exit codes:
 OVERVIEW = f"""\
 example:
   andon run --workers 2 train.py      train on two workers of this host
-  andon status                        what the line is doing now
+  andon status --watch                what the line is doing, live
   andon resume                        answer a halt: try the step again
+  andon history                       the runs that are kept here; then andon show RUN
   andon doctor                        what is missing on this host, and what to do about it
 
 A flag overrides its environment variable (--metrics-port: ANDON_METRICS_PORT), which overrides
@@ -175,7 +176,7 @@ andon.v1.Coordinator is NOT_SERVING once the line drains or is complete.
 
 {_EXITS}"""
 
-_CERTS = """\
+_CERTS = f"""\
 example:
   andon certs alpha beta 10.0.0.7     then copy certs/beta to beta, certs/10.0.0.7 to 10.0.0.7
   andon certs gamma                   later: the CA stays, one more host
@@ -185,9 +186,10 @@ Makes a private CA in DIR/ca, and for each host a folder DIR/HOST for --tls, wit
 and ca.crt. Whoever has DIR/ca/ca.key can sign certificates: keep it on this host. Each certificate
 is for its host, localhost and the loopback addresses, for servers and clients. Needs the library
 cryptography (pip install 'andon[certs]').
-"""
 
-_TRACE = """\
+{_EXITS}"""
+
+_TRACE = f"""\
 example:
   andon run --workers 2 --trace trace.json train.py
   andon trace trace.json                          where each worker's time went
@@ -195,7 +197,8 @@ example:
   andon trace trace.json.parts -o trace.json      after the launcher was killed
 
 A trace is in Chrome's trace event format: open it in https://ui.perfetto.dev or chrome://tracing.
-"""
+
+{_EXITS}"""
 
 VERBS = {
     "run": Verb(
