@@ -58,23 +58,35 @@ class Sight:
         script = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         return int(self.page.evaluate(script))
 
-    def picture(self, name: str, *, height: int | None = None) -> None:
+    def picture(self, name: str, *, height: int | None = None, whole: bool = False) -> None:
         """Writes a picture of the page for the documentation, if they were asked for."""
         if not PICTURES:
             return
         from PIL import Image
 
+        if whole:
+            height = int(self.page.evaluate("document.documentElement.scrollHeight"))
         if height:
             self.page.set_viewport_size({**self.page.viewport_size, "height": height})
         self.page.wait_for_timeout(400)  # the charts follow the window's size
         shot = Image.open(BytesIO(self.page.screenshot())).convert("RGB")
-        # Rare colours are the lights: they must stay what they are.
-        few = shot.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few = shot.quantize(palette=_palette(shot), dither=Image.Dither.NONE)
         few.save(ASSETS / f"{name}.png", optimize=True)
 
 
 Opens = Callable[..., Sight]
 """Opens a page: its address, the window's width, height and scheme, a script that runs first."""
+
+
+def _palette(shot: Any) -> Any:
+    """The most frequent colours exactly, so that no surface changes its tone, and then a spread."""
+    from PIL import Image
+
+    exact = sorted(shot.getcolors(shot.width * shot.height), reverse=True)[: _COLOURS // 2]
+    spread = shot.quantize(_COLOURS - len(exact), Image.Quantize.MAXCOVERAGE).getpalette()
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for _count, colour in exact for part in colour] + spread)
+    return palette
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,9 @@ def line(
 
 def join(folder: Path, service: Service, spec: dict[str, Any], slot: int) -> Worker:
     connected = on_line(service, slot, len(spec["paces_s"]))
+    if "every" in spec:
+        connected["ANDON_CHECKPOINT_EVERY"] = str(spec["every"])
+        connected["ANDON_RUN_DIR"] = str(service.journal.parent)
     if "token" in spec:
         connected["ANDON_TOKEN_FILE"] = spec["token"]
     return start_worker(folder, spec, slot=slot, script=SCRIPT, ANDON_ON_HALT="wait", **connected)
@@ -80,6 +83,7 @@ def test_a_running_line_is_shown_live_with_each_worker_and_who_holds_the_others_
         page = sight.page
 
         page.locator("#workers tr[data-holds] .tag", has_text="holds the others up").wait_for()
+        page.locator("#feed li[data-kind=joined]").nth(2).wait_for()
         rows = page.locator("#workers tbody tr")
         step = int(re.sub(r"\D", "", page.locator("#way-step").inner_text().split("/")[0]))
         page.wait_for_function(
@@ -97,7 +101,6 @@ def test_a_running_line_is_shown_live_with_each_worker_and_who_holds_the_others_
         described = page.locator("#charts .plot").first.get_attribute("aria-label")
         assert "Loss" in described
         assert "train from" in described
-        sight.picture("board-running", height=1180)
         assert sight.barriers() == []
 
 
@@ -107,10 +110,11 @@ def test_in_the_dark_a_running_line_has_no_barriers_either(tmp_path: Path, look:
         service.await_status(at_step(SEEN_LONG))
         sight = look(board_of(service), scheme="dark")
         see(sight, "Running")
+        sight.page.locator("#feed li[data-kind=joined]").nth(2).wait_for()
         sight.page.locator("#charts .legend .value", has_text=re.compile("[0-9]")).first.wait_for()
 
         assert sight.barriers() == []
-        sight.picture("board-dark", height=1180)
+        sight.picture("board-dark")
 
 
 def test_a_planted_nan_is_shown_as_evidence_and_a_button_resumes_the_line(
@@ -133,11 +137,13 @@ def test_a_planted_nan_is_shown_as_evidence_and_a_button_resumes_the_line(
         assert "No weight moved" in page.locator("#alarm").inner_text()
         assert page.locator("#stations li").nth(1).get_attribute("data-light") == "red"
         assert "Leave its 256 samples out" in page.locator("[data-answer=skip]").inner_text()
+        page.locator("#feed li[data-kind=halted]").wait_for()
         assert sight.barriers() == []
         sight.picture("board-halted")
         page.locator("[data-answer=retry]").click()
         see(sight, "Running")
         evidence.wait_for(state="hidden")
+        page.locator("#feed li[data-kind=answered]").wait_for()
         service.await_status(at_step(SEEN_LONG + 10))
 
 
@@ -170,21 +176,28 @@ def test_skipping_asks_first_and_the_keyboard_alone_can_do_it(tmp_path: Path, lo
 
 
 def test_a_killed_worker_goes_dark_and_comes_back(tmp_path: Path, look: Opens) -> None:
-    with line(tmp_path, 0.01, 0.01) as (service, workers, spec):
+    hosts = ["alpha", "beta", "gamma"]
+    paces = (0.01, 0.03, 0.012)
+    with line(tmp_path, *paces, steps=1000, hosts=hosts, every=50) as (service, workers, spec):
         sight = look(board_of(service))
         see(sight, "Running")
-        service.await_status(at_step(10))
+        service.await_status(at_step(SEEN_LONG // 2))
         page = sight.page
-        lamp = page.locator("#stations li").nth(1)
 
-        workers[1].kill()
-        page.locator("#stations li:nth-child(2)[data-light=off]").wait_for()
+        workers[2].kill()
+        page.locator("#stations li:nth-child(3)[data-light=off]").wait_for()
+        page.locator("#feed li[data-kind=lost]").wait_for()
         see(sight, "Running")
-        assert "1 of 2 workers trains" in page.locator("#light-why").inner_text()
-        workers[1] = join(tmp_path, service, spec, 1)
-        page.locator("#stations li:nth-child(2)[data-light=green]").wait_for()
-
-        assert "worker 1" in (lamp.get_attribute("title") or "")
+        assert "2 of 3 workers train" in page.locator("#light-why").inner_text()
+        workers[2] = join(tmp_path, service, spec, 2)
+        page.locator("#stations li:nth-child(3)[data-light=green]").wait_for()
+        page.locator("#feed li[data-kind=joined]").nth(3).wait_for()
+        service.await_status(at_step(SEEN_LONG))
+        page.locator("#feed li[data-kind=checkpoint]").first.wait_for()
+        page.locator(
+            "#figures .cell:last-child strong", has_text=re.compile("50|[1-9]00")
+        ).wait_for()
+        sight.picture("board-running", whole=True)
 
 
 def test_the_buttons_halt_the_line_and_drain_it_after_a_question(
@@ -202,6 +215,7 @@ def test_the_buttons_halt_the_line_and_drain_it_after_a_question(
         page.locator("#ask-text").fill(markup)
         page.locator("dialog").get_by_role("button", name="Halt", exact=True).click()
         see(sight, "Halted")
+        page.locator("#feed li[data-kind=halted]").wait_for()
         # What a worker's host and a person are called stays text, everywhere.
         assert markup in page.locator("#light-why").inner_text()
         assert markup in page.locator("#workers tbody tr").first.inner_text()
@@ -293,6 +307,7 @@ def test_complete_runs_are_in_the_history_and_two_lie_over_each_other(
         page.get_by_role("button", name="By time since start").click()
         page.locator("#view-compare .plot[aria-label*='time 0s to']").first.wait_for()
         page.get_by_role("link", name=other.run_id).click()
+        page.locator("#view-run .happening").first.wait_for()
         assert "Complete" in page.locator("#view-run .badge").inner_text()
         assert sight.barriers() == []
 

@@ -64,11 +64,14 @@ export function showEvents(place, events) {
 
 function item(event) {
   const [light, word] = KINDS[event.kind] ?? ["off", plain(event.kind)];
-  const about = event.text || word;
+  // A checkpoint's text is its folder, and its writer matters less than its step.
+  const folder = event.kind === "checkpoint" && event.text;
+  const about = folder ? `worker ${event.worker}: ${event.text.split("/").slice(-2).join("/")}` : event.text;
+  const named = !folder && event.worker !== null && event.worker !== undefined;
   return make("li", { class: "happening", data: { light, kind: event.kind } },
     make("span", { class: "bead", "aria-hidden": "true" }),
-    make("p", { class: "head" }, make("span", {}, make("strong", {}, word), event.worker === null || event.worker === undefined ? "" : ` worker ${event.worker}`,
+    make("p", { class: "head" }, make("span", {}, make("strong", {}, word), named ? ` worker ${event.worker}` : "",
       make("span", { class: "dim" }, event.step ? ` · step\u00a0${count(event.step)}` : "")),
       make("time", { class: "dim", datetime: new Date(event.at_unix_s * 1000).toISOString(), title: date(event.at_unix_s) }, clock(event.at_unix_s))),
-    event.text ? make("p", { class: "about", title: about }, about) : null);
+    about ? make("p", { class: folder ? "about cut" : "about", title: event.text }, about) : null);
 }

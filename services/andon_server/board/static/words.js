@@ -33,6 +33,12 @@ export function span(seconds) {
   return seconds < 100 ? `${seconds.toFixed(seconds < 10 ? 2 : 1)}${THIN}s` : duration(seconds);
 }
 
+/** The end of a path: `…/runs/7f3a/checkpoints`. */
+export function tail(path) {
+  const parts = path.split("/");
+  return parts.length > 4 ? `…/${parts.slice(-3).join("/")}` : path;
+}
+
 /** A number on an axis, without needless zeros: `0.5`, `3`, `1e-4`. */
 export function shortly(number) {
   const size = Math.abs(number);

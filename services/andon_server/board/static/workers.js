@@ -2,7 +2,7 @@
 
 import { byId, fill, keep, make, mark, say } from "./dom.js";
 import { workerLight } from "./light.js";
-import { NONE, count, duration, listed, memory, percent, rate, several } from "./words.js";
+import { NONE, count, duration, listed, memory, percent, rate, several, tail } from "./words.js";
 
 const COLUMNS = [
   ["worker", "Worker"],
@@ -113,11 +113,12 @@ function showPlace(state) {
   const known = state.checkpoints;
   let text = "";
   if (known) {
-    const by = known.writer === null ? "No worker here can write checkpoints" : `Worker ${known.writer} on ${known.host} writes checkpoints to ${known.folder}`;
+    const by = known.writer === null ? "No worker here can write checkpoints" : `Worker ${known.writer} on ${known.host} writes checkpoints to ${tail(known.folder)}`;
     const last = known.step ? `the last is of step ${count(known.step)}` : "there is none yet";
     text = `${by}; ${last}.${known.overdue ? ` Step ${count(known.overdue)} should have one and has none.` : ""}`;
   }
   say(byId("checkpoints"), text);
-  const uneven = state.schedule && !["equal", "even"].includes(state.schedule);
+  mark(byId("checkpoints"), "title", known?.folder || null);
+  const uneven = state.schedule && !["equal", "even", "every-step"].includes(state.schedule);
   say(byId("schedule"), uneven ? `Schedule: ${state.schedule}${state.schedule_note ? ` (${state.schedule_note})` : ""}.` : "");
 }
