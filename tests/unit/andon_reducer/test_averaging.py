@@ -27,7 +27,7 @@ from andon.wire.frames import parse_response
 from andon_reducer.core import jobs
 from andon_reducer.core.jobs import Job
 from andon_reducer.transport.arenas import Arenas, StreamMemory
-from andon_reducer.transport.averaging import Delivery
+from andon_reducer.transport.averaging import AveragingThreads, Delivery
 
 PLACES = ArenaLayout((100,))
 OFFSET, COUNT = 3, 90
@@ -156,3 +156,19 @@ def test_a_delivery_is_freed_without_the_cycle_collector(memory: StreamMemory) -
     del delivery
 
     assert gone() is None, "what a job holds is freed with it"
+
+
+def test_the_threads_say_how_long_they_have_computed() -> None:
+    async def computed() -> tuple[float, float]:
+        done = asyncio.Event()
+        threads = AveragingThreads(2, lambda delivery: done.set())
+        before = threads.busy_s
+        threads.do(Delivery(job_of(*numbers()), {1: None}))
+        await done.wait()
+        threads.close()
+        return before, threads.busy_s
+
+    before, after = asyncio.run(computed())
+
+    assert before == 0.0
+    assert after > 0.0

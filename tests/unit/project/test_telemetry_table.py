@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from metrics_tables import Described, page, process, service, table_of, worker
 from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from andon.host.telemetry import BUCKETS_S
 from unit.project.documents import ROOT
@@ -106,3 +109,16 @@ def test_a_process_tells_its_processor_time_and_memory() -> None:
     assert {"process_cpu_seconds_total", "process_resident_memory_bytes"} <= METRICS[
         "process"
     ].keys()
+
+
+@pytest.mark.parametrize("make", [process, service, worker])
+def test_what_is_sent_to_those_who_ask_for_openmetrics_is_openmetrics(
+    make: Callable[[], CollectorRegistry],
+) -> None:
+    encode, _ = choose_encoder("application/openmetrics-text")
+
+    # This parser refuses whatever the standard does; Prometheus lets some of it pass.
+    parse: Callable[[str], Iterable[Metric]] = text_string_to_metric_families
+    families = list(parse(encode(make()).decode()))
+
+    assert {each.name for each in families} == {each.name for each in make().collect()}
