@@ -27,7 +27,7 @@ from andon_cli.texts import (
     step_line,
     waiting_line,
 )
-from andon_cli.watching import Watcher, flags_of, statuses
+from andon_cli.watching import Watcher, can_draw, flags_of, statuses
 
 __all__ = ["lost_json", "show_status", "status_json", "status_lines"]
 
@@ -47,7 +47,7 @@ async def show_status(config: StatusConfig) -> int:
             print(_shown(await client.status(), config))
         return ExitCode.COMPLETE
     console = Console()
-    if config.format == "json" or not console.is_terminal:
+    if config.format == "json" or not can_draw(console):
         await _print_changes(config)
     else:
         watcher = Watcher(config)

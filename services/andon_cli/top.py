@@ -25,7 +25,7 @@ from andon_cli.picture import (
 from andon_cli.questions import TopConfig
 from andon_cli.target import find_target
 from andon_cli.texts import aligned, grouped, late_worker, on_one_line, short_time
-from andon_cli.watching import Watcher
+from andon_cli.watching import Watcher, can_draw
 
 __all__ = ["TopPicture", "WorkerCost", "WorkerCosts", "show_top", "top_json", "top_lines"]
 
@@ -142,7 +142,7 @@ async def show_top(config: TopConfig) -> int:
     """
     console = Console()
     costs = WorkerCosts()
-    if not config.once and config.format != "json" and console.is_terminal:
+    if not config.once and config.format != "json" and can_draw(console):
         watcher = Watcher(config)
         await watcher.draw(console, lambda: _picture(watcher, costs), costs.note)
         return ExitCode.COMPLETE

@@ -23,7 +23,15 @@ from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
 from andon_server.runs import JOURNAL, RUNS, ServiceAddress, service_of
 
-__all__ = ["RECONNECT_S", "Watcher", "flags_of", "remembered", "service_here", "statuses"]
+__all__ = [
+    "RECONNECT_S",
+    "Watcher",
+    "can_draw",
+    "flags_of",
+    "remembered",
+    "service_here",
+    "statuses",
+]
 
 RECONNECT_S = 300.0
 """A watcher tries so long to reach a service that went away, as a worker does."""
@@ -66,6 +74,11 @@ async def statuses(config: LineCommand) -> AsyncGenerator[LineStatus | Lost]:
             raise LineUnreachable(problem)
         yield lost
         await asyncio.sleep(_TRY_EVERY_S)
+
+
+def can_draw(console: Console) -> bool:
+    """Whether the console is a terminal on which a picture can be drawn again and again."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def flags_of(config: LineCommand) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from andon_cli.client import LineStatus
 from andon_cli.picture import Lost
 from andon_cli.questions import StatusConfig
-from andon_cli.watching import Watcher, flags_of, service_here
+from andon_cli.watching import Watcher, can_draw, flags_of, service_here
 from andon_coordinator.core.run_events import RunEventKind
 from andon_server.runs import JOURNAL, ServiceAddress
 from unit.andon_cli.books import Book
@@ -75,6 +77,18 @@ def test_a_service_that_is_away_is_told_once_and_so_is_its_return(tmp_path: Path
         ("back", "the service answers again"),
     ]
     assert watcher.lost is None
+
+
+@pytest.mark.parametrize(
+    ("terminal", "kind", "draws"),
+    [(True, "xterm-256color", True), (True, "dumb", False), (False, "xterm-256color", False)],
+)
+def test_only_a_terminal_that_can_move_its_cursor_gets_a_picture(
+    terminal: bool, kind: str, draws: bool
+) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, _environ={"TERM": kind})
+
+    assert can_draw(console) == draws
 
 
 def test_the_flags_of_a_watch_are_those_of_the_answers_that_it_shows() -> None:
