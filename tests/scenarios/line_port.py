@@ -192,6 +192,7 @@ class Port:
                 self._store.save_departure(effect)
             case do.SaveScalars():
                 self._store.save_scalars(effect)
+                return [on.ScalarsSaved(effect.stream, effect.sequence)]
         return []
 
     def _send(self, stream: int, message: pb.TrainResponse) -> None:

@@ -262,7 +262,12 @@ class _Commands:
             Scalar(name.split("@")[0], int(name.split("@")[1]), float(value))
             for name, value in logged
         )
-        return self.bench.send(on.HeartbeatArrived(stream, 1, activity, detail, scalars))
+        sequence = int(options.get("sequence", "1"))
+        return self.bench.send(on.HeartbeatArrived(stream, sequence, activity, detail, scalars))
+
+    def scalars_saved(self, words: list[str], options: Options) -> list[do.Effect]:
+        stream = self._stream(words, options)
+        return self.bench.send(on.ScalarsSaved(stream, int(options.get("sequence", "1"))))
 
     def leave(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)

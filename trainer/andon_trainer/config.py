@@ -27,6 +27,7 @@ __all__ = ["LineConfig", "TorchrunStore", "endpoint_of"]
 
 _ON_HALT = ("raise", "wait")
 _LOG_FORMATS = get_args(LogFormat)
+_LOG_TO = ("", "csv", "tensorboard")
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Where launchers say how many processes they started: torchrun, Open MPI, MPICH."""
 
@@ -137,6 +138,9 @@ class LineConfig:
     """Where this worker listens for its neighbour in a ring: a host (on any free port), host:port,
     or `off`, which joins no ring. Empty: loopback if the coordinator is there, else the address
     from which this machine reaches it."""
+    log_to: str = field(default="", metadata=_from("ANDON_LOG_TO"))
+    """Where `line.log` also writes to, in the run's folder: `csv` or `tensorboard`. Empty: a worker
+    that is alone writes `csv` if the run has a folder, a worker on a line nothing."""
     trace: Path | None = field(default=None, metadata=_from("ANDON_TRACE", _path))
     """Record what this worker does: its part of the trace FILE goes into the folder `FILE.parts`.
     Default: nothing is recorded."""
@@ -165,6 +169,7 @@ class LineConfig:
                 "checkpoint_every needs a folder to write to: pass run_dir, or start the script "
                 "with `andon run`"
             )
+        self._check_log_to()
         _ = self.metrics_endpoint
         if self.ring_bind not in ("", "off"):
             endpoint_of("ring_bind (ANDON_RING_BIND)", self.ring_bind)
@@ -173,6 +178,15 @@ class LineConfig:
         for name, words in (("on_halt", _ON_HALT), ("log_format", _LOG_FORMATS)):
             if (word := getattr(self, name)) not in words:
                 raise ValueError(f"{name} must be one of {', '.join(words)}, not {word!r}")
+
+    def _check_log_to(self) -> None:
+        if self.log_to not in _LOG_TO:
+            raise ValueError(f"log_to must be csv or tensorboard, not {self.log_to!r}")
+        if self.log_to and self.run_dir is None:
+            raise ValueError(
+                "log_to needs a folder to write to: pass run_dir, or start the script with "
+                "`andon run`"
+            )
 
     @property
     def solo(self) -> bool:

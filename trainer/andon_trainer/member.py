@@ -7,12 +7,14 @@ alone `SoloMember` does it in this process, with no service and no threads.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Protocol
 
 from andon.host.manifest import CheckpointFacts
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.scalars import Scalar
 from andon.protocol.shards import cursor_after, next_batch
 from andon_trainer.core.events import Assigned, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, LeaveReport, StepReport
@@ -24,6 +26,10 @@ __all__ = ["RunMember", "SoloMember"]
 
 class RunMember(Protocol):
     """A worker's place in a run. Used by one thread."""
+
+    @property
+    def worker(self) -> int | None:
+        """The number that the line gave this worker; None before it has joined."""
 
     @property
     def head(self) -> Key | None:
@@ -98,6 +104,9 @@ class RunMember(Protocol):
     def wrote(self, step: int, folder: str) -> None:
         """Notes a checkpoint that this worker wrote; the line is told with the next message."""
 
+    def log(self, scalars: Sequence[Scalar]) -> None:
+        """Gives the line what the script logged."""
+
     def show(self, activity: str, detail: str = "") -> None:
         """Sets what others see this worker do: a name of `andon.v1.Activity`."""
 
@@ -127,6 +136,11 @@ class SoloMember:
         self.stop_reason = self._end() if origin else ""
         self.doubts = 0
         self.pacing = origin.pacing if origin else b""
+
+    @property
+    def worker(self) -> int:
+        """0: there is no other."""
+        return 0
 
     @property
     def installed_from(self) -> TransferAsked | None:
@@ -229,6 +243,9 @@ class SoloMember:
 
     def wrote(self, step: int, folder: str) -> None:
         """Does nothing: there is no line to tell."""
+
+    def log(self, scalars: Sequence[Scalar]) -> None:
+        """Does nothing: there is no line. `Line` writes the file of a worker that is alone."""
 
     def show(self, activity: str, detail: str = "") -> None:
         """Does nothing: nobody watches."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.host.trace import Track
+from andon.protocol.scalars import Scalar
 from andon_trainer.candidate import Candidate, refuse_other_policy
 from andon_trainer.config import LineConfig
 from andon_trainer.core.calls import Call
@@ -89,6 +90,7 @@ class Membership(MemberFacts):
         self._mover = StateMover(self._link, candidate.replica)
         self._route = Route(candidate.layout, self._inbox, config)
         self._leaving = Leaving()
+        self._lost_scalars = 0
         origin = candidate.origin
         self._checkpoint = (origin.step, str(config.resume)) if origin is not None else None
         """Step and folder of the last checkpoint that this worker wrote or started from."""
@@ -385,6 +387,15 @@ class Membership(MemberFacts):
     def wrote(self, step: int, folder: str) -> None:
         """Notes a checkpoint that was written, for the next request for work."""
         self._checkpoint = step, folder
+
+    def log(self, scalars: Sequence[Scalar]) -> None:
+        """Sends the line what the script logged, soon; a moment of silence loses none of it."""
+        before, self._lost_scalars = self._lost_scalars, self._link.outbox.put(scalars)
+        if self._lost_scalars and not before:
+            log.warning(
+                "this script logs more than the line takes: the oldest scalars are given up. Call "
+                "line.log less often"
+            )
 
     def show(self, activity: str, detail: str = "") -> None:
         """Shows the others what this worker does: `activity` is a name of `andon.v1.Activity`."""

@@ -33,6 +33,7 @@ from andon_coordinator.core.events import (
     HeartbeatArrived,
     JoinRequest,
     ReducerRegistered,
+    ScalarsSaved,
     WorkerJoined,
 )
 from andon_coordinator.core.join_checks import adopts, check_join, greatest_term
@@ -85,14 +86,22 @@ def heartbeat(core: CoreState, member: LineMember, event: HeartbeatArrived) -> N
     """Notes what a worker is doing, and keeps what its script logged."""
     member.activity = event.activity
     member.detail = event.detail
-    if event.scalars:
-        _keep(core, member.worker, event.scalars)
-    # Behind the scalars, because the answer acknowledges them.
-    core.emit(SendHeartbeatAnswer(event.stream, event.sequence))
+    kept = _kept(core, member.worker, event.scalars)
+    if kept:
+        # The answer acknowledges them, so it waits until they are durable: see `scalars_saved`.
+        core.emit(SaveScalars(member.worker, kept, event.stream, event.sequence))
+    else:
+        core.emit(SendHeartbeatAnswer(event.stream, event.sequence))
 
 
-def _keep(core: CoreState, worker: int, scalars: tuple[Scalar, ...]) -> None:
-    """Saves scalars of names for which there is room, and of steps that the line has reached."""
+def scalars_saved(core: CoreState, event: ScalarsSaved) -> None:
+    """A heartbeat's scalars are durable: it is answered, if its stream is still there."""
+    if core.members.on_stream(event.stream) is not None:
+        core.emit(SendHeartbeatAnswer(event.stream, event.sequence))
+
+
+def _kept(core: CoreState, worker: int, scalars: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+    """Those of names for which there is room, and of steps that the line has reached."""
     kept: list[Scalar] = []
     for scalar in scalars:
         # A worker learns of commits from this core, so it can't be ahead. If its number counted,
@@ -103,8 +112,7 @@ def _keep(core: CoreState, worker: int, scalars: tuple[Scalar, ...]) -> None:
             kept.append(scalar)
         elif core.scalar_names.refuse(scalar.name):
             core.emit(NoteScalarsRefused(worker, scalar.name))
-    if kept:
-        core.emit(SaveScalars(worker, tuple(kept)))
+    return tuple(kept)
 
 
 def reducer_registered(core: CoreState, event: ReducerRegistered) -> None:

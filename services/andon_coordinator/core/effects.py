@@ -251,10 +251,17 @@ class SaveDeparture:
 
 @dataclass(frozen=True, slots=True)
 class SaveScalars:
-    """Save what a worker's script logged; a scalar that is there already is replaced."""
+    """Save what a worker's script logged, then report ScalarsSaved.
+
+    A scalar that is there already is replaced.
+    """
 
     worker: int
     scalars: tuple[Scalar, ...]
+    stream: int = 0
+    """The stream that they came on; 0: nobody waits for an answer."""
+    sequence: int = 0
+    """The heartbeat that carried them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ __all__ = [
     "ReducerLost",
     "ReducerRegistered",
     "ScalarAllReduceArrived",
+    "ScalarsSaved",
     "StateReported",
     "StepTimings",
     "TermSaved",
@@ -341,6 +342,18 @@ class RecordSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalarsSaved:
+    """The journal is done with the scalars of a heartbeat: they are durable, or given up.
+
+    They are given up if the journal can't keep up, or can't write. They decide nothing, so a
+    worker need not keep them for a better time.
+    """
+
+    stream: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class JournalFailed:
     """The record or the term that was given to the journal last could not be written.
 
@@ -392,6 +405,7 @@ Event = (
     | TimePassed
     | TermSaved
     | RecordSaved
+    | ScalarsSaved
     | JournalFailed
     | CordPulled
     | HaltCleared

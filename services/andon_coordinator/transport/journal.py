@@ -5,9 +5,9 @@ Theory of operation
 
 A file lock keeps a second coordinator of the same run on this host away. Opening the journal reads
 the history and makes the new term durable, before anything else can happen. From then on one thread
-takes the core's Save effects in order, one transaction each, and reports TermSaved, RecordSaved or
-JournalFailed. The core announces a record only after RecordSaved. If another coordinator took the
-run over, nothing more is written, and `deposed` is called.
+takes the core's Save effects in order, one transaction each, and reports TermSaved, RecordSaved,
+ScalarsSaved or JournalFailed. The core announces a record only after RecordSaved. If another
+coordinator took the run over, nothing more is written, and `deposed` is called.
 
 While the disk is full, records and terms fail, and the core hears of it. Everything else is a fact
 that no later one undoes (a halt, its answer, a departure). Such a fact is kept in memory, and
@@ -88,6 +88,7 @@ class Journal:
         self._lock = lock
         self._queue: queue.SimpleQueue[SaveEffect | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._report: Report = lambda event: None
         self._overdue: list[SaveEffect] = []
         self.wrote: Callable[[float, int | None], None] = lambda seconds, step: None
         """Called on the journal's thread after each write, one that failed too: the time that it
@@ -154,9 +155,10 @@ class Journal:
         """Starts the writer's thread, which calls both functions.
 
         Args:
-            report: called with what is durable, or could not be made so.
+            report: called with what is durable, or could not be made so, from any thread.
             deposed: called with a sentence if another coordinator took the run over.
         """
+        self._report = report
         self._thread = threading.Thread(
             target=self._write, args=(report, deposed), name="andon-journal", daemon=True
         )
@@ -230,6 +232,8 @@ class Journal:
             why = "the journal does not keep up"
             log.warning(LogEvent("scalars_lost", worker=effect.worker, why=why))
         self._lost_scalars = True
+        # The worker must not wait for an answer that never comes.
+        self._report(events.ScalarsSaved(effect.stream, effect.sequence))
 
     def _write_overdue(self) -> None:
         while self._overdue:
@@ -270,6 +274,7 @@ class Journal:
                 self._store.save_departure(effect)
             case effects.SaveScalars():
                 self._store.save_scalars(effect)
+                return events.ScalarsSaved(effect.stream, effect.sequence)
             case effects.SaveRunEvent():
                 self._store.save_run_event(effect)
         return None

@@ -198,7 +198,7 @@ class LineTask:
         """Starts to own the core, and the journal's thread."""
         loop = asyncio.get_running_loop()
 
-        # Both are called on the journal's thread.
+        # Both are called on the journal's thread, and `report` also by `save`.
         def report(event: events.Event) -> None:
             loop.call_soon_threadsafe(self.put_now, event)
 

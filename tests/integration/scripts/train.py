@@ -171,6 +171,14 @@ def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.T
     return loss
 
 
+def log(line: Line, spec: dict[str, Any], seen: dict[str, Any]) -> None:
+    """Logs a number of this step and worker, if the spec asks for it."""
+    if spec.get("logs"):
+        value = line.step + spec["slot"] / 10
+        line.log({"val": torch.tensor(value, dtype=torch.float64)})
+        seen.setdefault("logged", []).append([line.step, value])
+
+
 def in_its_host(model: nn.Module, spec: dict[str, Any]) -> nn.Module:
     """The model, wrapped if the spec says that its host has several processes."""
     if not spec.get("ddp"):
@@ -210,6 +218,7 @@ def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
                 scheduler.step()
                 if line.committed:
                     seen["losses"].append(line.loss)
+                    log(line, spec, seen)
 
     while not line.complete:
         try:

@@ -32,6 +32,10 @@ def event(number: int, text: str = "", kind: RunEventKind = RunEventKind.JOINED)
     return RunEvent(id=number, kind=kind, worker=None, step=0, text=text, at_unix_s=100.0)
 
 
+def logged(worker: int, *scalars: Scalar, sequence: int = 1) -> effects.SaveScalars:
+    return effects.SaveScalars(worker, scalars, stream=7, sequence=sequence)
+
+
 def scalars(path: Path) -> list[LoggedScalar]:
     with JournalReader(path) as reader:
         return reader.scalars()
@@ -48,9 +52,9 @@ def forget_tables(path: Path) -> None:
 
 def test_scalars_are_read_back_by_name_step_and_worker(path: Path) -> None:
     with Writing(path) as writing:
-        writing.journal.save(effects.SaveScalars(1, (Scalar("val", 2, 0.5), Scalar("lr", 2, 0.1))))
-        writing.journal.save(effects.SaveScalars(0, (Scalar("val", 2, 0.25),)))
-        writing.journal.save(effects.SaveScalars(0, (Scalar("val", 1, math.inf),)))
+        writing.journal.save(logged(1, Scalar("val", 2, 0.5), Scalar("lr", 2, 0.1)))
+        writing.journal.save(logged(0, Scalar("val", 2, 0.25)))
+        writing.journal.save(logged(0, Scalar("val", 1, math.inf)))
 
     assert scalars(path) == [
         LoggedScalar("lr", 2, 1, 0.1, 100.0),
@@ -68,15 +72,15 @@ def test_scalars_are_read_back_by_name_step_and_worker(path: Path) -> None:
 def test_what_is_sent_again_replaces_what_is_there(path: Path) -> None:
     with Writing(path) as writing:
         for value in (0.5, 0.5, 0.75):
-            writing.journal.save(effects.SaveScalars(1, (Scalar("val", 2, value),)))
+            writing.journal.save(logged(1, Scalar("val", 2, value)))
 
     assert scalars(path) == [LoggedScalar("val", 2, 1, 0.75, 100.0)]
 
 
 def test_nan_is_kept_and_makes_the_mean_nan(path: Path) -> None:
     with Writing(path) as writing:
-        writing.journal.save(effects.SaveScalars(0, (Scalar("val", 2, math.nan),)))
-        writing.journal.save(effects.SaveScalars(1, (Scalar("val", 2, 1.0),)))
+        writing.journal.save(logged(0, Scalar("val", 2, math.nan)))
+        writing.journal.save(logged(1, Scalar("val", 2, 1.0)))
 
     assert [math.isnan(each.value) for each in scalars(path)] == [True, False]
     with JournalReader(path) as reader:
@@ -89,11 +93,29 @@ def test_a_roll_back_takes_the_scalars_of_the_steps_that_it_undoes(path: Path) -
     mark = Record(Key(TERM, 6), INITIAL.key, RecordKind.MARK, 0, Cursor(0, 0), ())
     with Writing(path) as writing:
         writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
-        logged = (Scalar("val", 0, 1.0), Scalar("val", 1, 2.0))
-        writing.journal.save(effects.SaveScalars(0, logged))
+        writing.journal.save(logged(0, Scalar("val", 0, 1.0), Scalar("val", 1, 2.0)))
         writing.save(effects.SaveRecord(mark, rolls_back=True))
 
     assert [(each.step, each.value) for each in scalars(path)] == [(0, 1.0)]
+
+
+def test_a_heartbeat_is_reported_once_its_scalars_can_be_read(path: Path) -> None:
+    seen: list[tuple[events.Event, list[float]]] = []
+    journal = Journal.open(path, "7f3a", clock=lambda: 100.0)
+    journal.begin_term(TERM)
+    # On the journal's thread, while its report is made.
+    journal.start(
+        lambda report: seen.append((report, [each.value for each in scalars(path)])),
+        lambda why: None,
+    )
+    journal.save(logged(0, Scalar("val", 2, 0.5), sequence=3))
+    journal.save(logged(0, Scalar("val", 3, 0.25), sequence=4))
+    journal.close()
+
+    assert seen == [
+        (events.ScalarsSaved(7, 3), [0.5]),
+        (events.ScalarsSaved(7, 4), [0.5, 0.25]),
+    ]
 
 
 def test_scalars_that_the_journal_does_not_keep_up_with_are_lost(
@@ -103,11 +125,14 @@ def test_scalars_that_the_journal_does_not_keep_up_with_are_lost(
     journal = Journal.open(path, "7f3a", clock=lambda: 100.0)
     journal.begin_term(TERM)
     for step in range(5):  # Its thread does not run yet.
-        journal.save(effects.SaveScalars(0, (Scalar("val", step, 1.0),)))
-    journal.start(lambda report: None, lambda why: None)
+        journal.save(logged(0, Scalar("val", step, 1.0)))
+    reports: list[events.Event] = []
+    journal.start(reports.append, lambda why: None)
+    journal.save(logged(0, Scalar("val", 5, 1.0), sequence=9))  # There may be room by now.
     journal.close()
 
-    assert [each.step for each in scalars(path)] == [0, 1, 2]
+    assert [each.step for each in scalars(path)][:3] == [0, 1, 2]
+    assert events.ScalarsSaved(7, 9) in reports  # Answered in any case.
     assert [each.getMessage() for each in caplog.records] == [
         "scalars_lost worker=0 why='the journal does not keep up'"
     ]

@@ -13,6 +13,7 @@ from torch import nn
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Policy
+from andon.protocol.scalars import Scalar
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, LeaveReport, StepReport
 from andon_trainer.data.feed import Feeder, Shard, ShardFeeder
@@ -73,6 +74,7 @@ class ScriptedSeat:
 
     policy = Policy()
     pacing = b""
+    worker: int | None = 0
 
     def __init__(self, blocks: Sequence[int]) -> None:
         self.head: Key | None = Key(1, 0)
@@ -94,6 +96,7 @@ class ScriptedSeat:
         `commit overflow` (another worker's)."""
         self.waited: Callable[[], None] = lambda: None
         """Called in each wait for the line."""
+        self.logged: list[Scalar] = []
 
     def next_round(self) -> Assigned:
         self.waited()
@@ -146,6 +149,9 @@ class ScriptedSeat:
 
     def wrote(self, step: int, folder: str) -> None:
         raise AssertionError(folder)
+
+    def log(self, scalars: Sequence[Scalar]) -> None:
+        self.logged += scalars
 
     def stop_line(self, kind: str, message: str) -> None:
         raise AssertionError(f"{kind}: {message}")

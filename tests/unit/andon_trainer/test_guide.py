@@ -231,6 +231,30 @@ def test_an_evaluation_sees_every_sample_once() -> None:
     assert done["val_loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_numbers_are_logged_beside_a_step_and_printed_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    done = run("guide/logging")
+
+    assert set(done["line"].logged) == {"lr", "val/loss"}
+    assert done["line"].logged["lr"] == pytest.approx(0.1 * 0.9**8)
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()] == [
+        ["epoch", "0", "validation"],
+        ["epoch", "1", "validation"],
+    ]
+
+
+def test_what_is_logged_is_also_written_for_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    run("guide/logging", 1)
+
+    (events,) = (tmp_path / "runs/adam/tensorboard").iterdir()
+    assert events.read_bytes().count(b"loss") == 4
+
+
 def test_a_run_stops_early_after_three_epochs_without_a_better_evaluation() -> None:
     done = run("guide/evaluation", 1)
 
@@ -409,11 +433,13 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     }
 
     # From DDP: two scripts side by side, of which one is for DDP. Halts: what to catch.
+    # Watching: pandas, which reads what was exported.
     assert {name: count for name, count in counts.items() if count} == {
         "checkpoints": 4,
         "data": 5,
         "evaluation": 3,
         "halts": 1,
+        "logging": 2,
         "losses": 1,
         "micro-batches": 3,
         "models": 2,
@@ -421,4 +447,5 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
         "plain-script": 2,
         "several-models": 4,
         "trainer": 1,
+        "watching": 1,
     }

@@ -51,6 +51,7 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
         "metrics_bind": "off",
         "shared_dir": "off",
         "ring_bind": "off",
+        "log_to": "tensorboard",
         "trace": str(tmp_path / "trace"),
         "checksums": False,
     }

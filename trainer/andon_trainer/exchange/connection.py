@@ -19,6 +19,7 @@ from andon_trainer.core.reports import Joined, Joining
 from andon_trainer.errors import JoinRefused, LineLost
 from andon_trainer.exchange.channels import tls_trouble
 from andon_trainer.exchange.control import ControlStream
+from andon_trainer.exchange.heartbeats import ScalarOutbox
 from andon_trainer.exchange.path import Inbox
 from andon_trainer.timeline import Timeline
 
@@ -42,6 +43,8 @@ class Connection:
         self._inbox = inbox
         self._control: ControlStream | None = None
         self._joined: Joined | None = None
+        self.outbox = ScalarOutbox()
+        """What the script logged, for whichever stream there is."""
         self.incarnation = secrets.randbits(64)
         """Distinguishes this process from another one that wants its slot."""
         self.number = 0
@@ -178,7 +181,12 @@ class Connection:
         # Before the stream exists: from here on events of the last one are dropped.
         self._inbox.follow(self.number)
         stream = ControlStream(
-            self._config.address, self._inbox, self.number, self.tls, timeline=self._timeline
+            self._config.address,
+            self._inbox,
+            self.number,
+            self.tls,
+            outbox=self.outbox,
+            timeline=self._timeline,
         )
         try:
             joined = stream.join(joining)

@@ -24,6 +24,7 @@ from andon_trainer.core.events import ControlLost, Halted, Resumed
 from andon_trainer.core.reports import Joined, Joining, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange.channels import open_channel
+from andon_trainer.exchange.heartbeats import Heartbeats, ScalarOutbox
 from andon_trainer.exchange.path import Inbox
 from andon_trainer.exchange.translation import (
     Report,
@@ -42,9 +43,6 @@ __all__ = ["ControlStream"]
 
 log = logging.getLogger(__name__)
 
-_QUICK_BEATS = 5
-_QUICK_BEAT_S = 0.05
-
 
 class ControlStream:
     """One Train stream, from Join to its end. It is never resumed: join again on a new one.
@@ -60,11 +58,12 @@ class ControlStream:
         number: int,
         tls: Path | None = None,
         *,
+        outbox: ScalarOutbox,
         timeline: Timeline | None = None,
     ) -> None:
         """Opens nothing yet; `number` tells this stream's events from an older one's.
 
-        Heartbeats tell `timeline` the coordinator's time.
+        Heartbeats carry what is in `outbox`, and tell `timeline` the coordinator's time.
 
         Raises:
             TlsError: the folder of certificates can't be used.
@@ -72,11 +71,9 @@ class ControlStream:
         self._channel = open_channel(address, tls)
         self._inbox = inbox
         self._number = number
-        self._timeline = timeline
         self._outgoing: queue.SimpleQueue[pb.TrainRequest | None] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._activity = "ACTIVITY_IDLE"
-        self._detail = ""
+        self._heartbeats = Heartbeats(self._outgoing.put, number, outbox, timeline)
         self._threads: list[threading.Thread] = []
         self._ended = threading.Event()
         self._at_end: Callable[[], object] | None = None
@@ -114,7 +111,8 @@ class ControlStream:
         elif joining.halt is not None:  # It was answered while this worker was away.
             self._inbox.put(Resumed(joining.halt.id), self._number)
         self._start("andon-control", self._read)
-        self._start("andon-heartbeat", lambda: self._beat(joined.liveness.heartbeat_s))
+        self._heartbeats.begin()
+        self._start("andon-heartbeat", lambda: self._heartbeats.run(joined.liveness.heartbeat_s))
         return joined
 
     def request_work(
@@ -145,16 +143,18 @@ class ControlStream:
         self._outgoing.put(pb.TrainRequest(fault=fault))
 
     def leave(self, departure: LeaveReport) -> None:
-        """Says good-bye; close the stream after it."""
+        """Says good-bye, behind all that the script logged; close the stream after it."""
+        self._heartbeats.flush()
         self._outgoing.put(pb.TrainRequest(leave=leave_to(departure)))
 
     def show(self, activity: str, detail: str = "") -> None:
         """Sets what the next heartbeats say: `activity` is a name of `andon.v1.Activity`."""
-        self._activity, self._detail = f"ACTIVITY_{activity}", clipped(detail)
+        self._heartbeats.show(activity, detail)
 
     def close(self, *, after_s: float = 0.0) -> None:
         """Ends the stream, giving the coordinator up to `after_s` to take what was sent."""
         self._stop.set()  # First, so that the end that follows is not reported as a loss.
+        self._heartbeats.stop()
         self._outgoing.put(None)
         # The coordinator ends a stream once it has taken Leave, and the reading thread ends then.
         for thread in self._threads:
@@ -177,9 +177,8 @@ class ControlStream:
         refusal: AndonError | None = None
         try:
             for response in self._call:
-                if self._timeline is not None and response.HasField("heartbeat_answer"):
-                    answer = response.heartbeat_answer
-                    self._timeline.heartbeat_answered(answer.sequence, answer.unix_time_s)
+                if response.HasField("heartbeat_answer"):
+                    self._heartbeats.answered(response.heartbeat_answer)
                 event = event_from(response)
                 if event is not None:
                     self._inbox.put(event, self._number)
@@ -195,24 +194,8 @@ class ControlStream:
             if not self._stop.is_set():
                 self._inbox.put(ControlLost(self._number, reason, refusal), self._number)
             self._stop.set()
+            self._heartbeats.stop()
             self._ended.set()
             act = self._at_end
             if act is not None:
                 act()
-
-    def _beat(self, every_s: float) -> None:
-        """Runs on the heartbeats' thread."""
-        sequence = 0
-        # A trace wants to know the coordinator's time soon: a short run ends before a heartbeat.
-        quick = 0 if self._timeline is None else _QUICK_BEATS
-        while not self._stop.wait(every_s if sequence >= quick else min(every_s, _QUICK_BEAT_S)):
-            sequence += 1
-            if self._timeline is not None:
-                self._timeline.heartbeat_sent(sequence)
-            self._outgoing.put(
-                pb.TrainRequest(
-                    heartbeat=pb.Heartbeat(
-                        sequence=sequence, activity=self._activity, detail=self._detail
-                    )
-                )
-            )

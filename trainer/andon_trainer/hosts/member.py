@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from andon.protocol.records import Cursor, Key
+from andon.protocol.scalars import Scalar
 from andon_trainer.candidate import Candidate
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, Committed, TransferAsked
@@ -57,6 +58,7 @@ class _Facts:
     installed_from: TransferAsked | None = None
     pacing: bytes = b""
     digest_every: int = 0
+    worker: int | None = None
 
     @classmethod
     def of(cls, member: RunMember) -> _Facts:
@@ -70,6 +72,7 @@ class _Facts:
             member.installed_from,
             member.pacing,
             member.digest_every,
+            member.worker,
         )
 
 
@@ -230,6 +233,11 @@ class FollowerMember:
         return self._hear()
 
     @property
+    def worker(self) -> int | None:
+        """The host's."""
+        return self._facts.worker
+
+    @property
     def head(self) -> Key | None:
         """The host's head."""
         return self._facts.head
@@ -318,6 +326,9 @@ class FollowerMember:
     def wrote(self, step: int, folder: str) -> None:
         """Is never called: the leader writes the checkpoints."""
         raise AssertionError(folder)
+
+    def log(self, scalars: Sequence[Scalar]) -> None:
+        """Does nothing: the leader logs for the host."""
 
     def show(self, activity: str, detail: str = "") -> None:
         """Does nothing: the leader shows what the host does."""

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from andon.host.logs import LogFormat
+from andon.protocol.scalars import ScalarNames
 from andon_trainer.config import LineConfig
 from andon_trainer.data.evaluation import Coverage, Splitting
 from andon_trainer.line.life import LineLife
+from andon_trainer.line.logs import Logs
 from andon_trainer.line.preparing import Preparing
 from andon_trainer.line.together import Together
 from andon_trainer.line.worker import Worker
@@ -19,7 +21,7 @@ from andon_trainer.steps.stepper import StepperGate
 __all__ = ["Line"]
 
 
-class Line(Preparing, Together, LineLife):
+class Line(Preparing, Together, Logs, LineLife):
     """One training script's connection to the line: data, gradients, commits and checkpoints.
 
     A plain PyTorch loop calls `prepare` once, iterates `epochs` and the prepared loader, and calls
@@ -67,6 +69,7 @@ class Line(Preparing, Together, LineLife):
         metrics_bind: str | None = None,
         shared_dir: str | Path | None = None,
         ring_bind: str | None = None,
+        log_to: Literal["csv", "tensorboard"] | None = None,
         trace: str | Path | None = None,
         checksums: bool | None = None,
     ) -> None:
@@ -99,6 +102,8 @@ class Line(Preparing, Together, LineLife):
             metrics_bind: where this worker's metrics are served: a host, host:port, or `off`.
             shared_dir: folder for memory that is shared with a reducer on this host, or `off`.
             ring_bind: where this worker listens for its neighbour in a ring, or `off`.
+            log_to: what `line.log` gets is also written to the run's folder by the worker of rank
+                0: `csv` to `scalars.csv`, `tensorboard` to `tensorboard/`.
             trace: the file whose part this worker records; default: nothing is recorded.
             checksums: whether chunks get checksums; False is for measuring what they cost.
 
@@ -131,6 +136,7 @@ class Line(Preparing, Together, LineLife):
             metrics_bind=metrics_bind,
             shared_dir=shared_dir,
             ring_bind=ring_bind,
+            log_to=log_to,
             trace=trace,
             checksums=checksums,
         )
@@ -145,4 +151,6 @@ class Line(Preparing, Together, LineLife):
         self._coverage = Coverage()
         self._splitting = Splitting(self.device)
         self._undo = []
+        self._scalar_names = ScalarNames()
+        self._last_logged = {}
         self._begin_life()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from andon.protocol.limits import MAX_SCALAR_NAME_BYTES
 from andon_trainer.data.loader import LineLoader
 from andon_trainer.errors import LineHalted
 from andon_trainer.line.line import Line
@@ -145,6 +147,9 @@ class Course:
         self._evaluated_at = line.step
         evaluation = Evaluation(line.step, means.pop("loss"), means, epoch)
         self._evaluations.append(evaluation)
+        if line.is_main:  # All workers have the same means.
+            means = {"loss": evaluation.loss, **evaluation.metrics}
+            line.log({_scalar_name(name): value for name, value in means.items()})
         value, fit = self._best.take(evaluation), self._fit
         if fit.keep_best or fit.patience:
             line.best(value, fit.best_is, fit.patience)
@@ -179,3 +184,8 @@ class Course:
     def _call(self, what: str, *facts: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, what)(*facts)
+
+
+def _scalar_name(metric: str) -> str:
+    """The name that a mean over the validation set is logged under; metrics have any name."""
+    return f"val/{re.sub(r'[^A-Za-z0-9_./-]', '_', metric)}"[:MAX_SCALAR_NAME_BYTES]
