@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import http.client
+import logging
+import os
+import random
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
@@ -18,11 +21,27 @@ import pytest
 from andon.host.endpoint import ENCRYPTED, Endpoint, EndpointLimits
 from andon.host.tls import ServerIdentity
 from unit.andon.certificates import certify
+from unit.andon_server.board.boards import Board, line_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 HOST = "127.0.0.1"
 _PATIENCE_S = 20
+REQUESTS = int(os.environ.get("ANDON_BOARD_REQUESTS", "300"))
+_PATHS = (
+    *("/", "/board/board.js", "/board/api/state", "/board/api/runs", "/board/api/runs/7f3a"),
+    *("/board/api/runs/7f3a/curves?points=3", "/board/api/answer", "/board/api/halt"),
+    *("/board/api/login", "/board/api/logout", "/board/api/drain", "//", "*", "http://x/"),
+    *("/%ff%00", "/board/api/runs/\xff", "/?" + "a=b&" * 50),
+)
+_HEADERS = (
+    ("Origin", "http://127.0.0.1:9400"), ("Origin", "http://["), ("Cookie", "andon-7f3a=x"),
+    ("Cookie", 'a="\\"; x=\x80'), ("Authorization", "Bearer \xe9"), ("X-Andon-Board", "1"),
+    ("Content-Type", "application/json"), ("Content-Length", "10"), ("Content-Length", "-1"),
+    ("Transfer-Encoding", "chunked"), ("If-None-Match", "*"), ("Expect", "100-continue"),
+    ("Host", "[::1"),
+)  # fmt: skip
+_BODIES = (b"", b"{}", b'{"halt_id":"1","answer":"retry"}', b'{"token":"\\ud800"}', b"\xff" * 20)
 
 
 class Application:
@@ -242,6 +261,40 @@ def test_half_written_certificates_leave_the_previous_ones_in_use(tmp_path: Path
         (certs / "tls.crt").write_text("-----BEGIN")
 
         assert get(endpoint, context=trusted) == b"encrypted"
+
+
+def random_request(chance: random.Random) -> bytes:
+    """A request for the board of which some part is usually wrong."""
+    method = chance.choice(["GET", "POST", "HEAD", "PUT", "OPTIONS", "\x00"])
+    version = chance.choice(["1.0", "1.1", "0.9", "2.0"])
+    lines = [f"{method} {chance.choice(_PATHS)} HTTP/{version}", "Host: 127.0.0.1:9400"]
+    lines += [f"{name}: {value}" for name, value in chance.choices(_HEADERS, k=chance.randrange(8))]
+    data = bytearray("\r\n".join([*lines, "", ""]).encode("latin-1") + chance.choice(_BODIES))
+    for _ in range(chance.choice([0, 0, 1, 5])):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    return bytes(data)
+
+
+def test_random_requests_make_no_thread_of_a_board_fail(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seed = random.randrange(2**32)
+    chance, board = random.Random(seed), Board(tmp_path)
+    board.feed.tick(line_of(2))
+
+    with serving(board.app, request_s=0.5) as endpoint:
+        for _ in range(REQUESTS):
+            request = random_request(chance)
+            with socket.create_connection((HOST, endpoint.port), _PATIENCE_S) as connection:
+                with suppress(OSError):
+                    connection.sendall(request)
+                    connection.shutdown(socket.SHUT_WR)
+                read_all(connection)
+        assert b'"run_id": "7f3a"' in get(endpoint, "/board/api/state")
+
+    board.book.close()
+    failed = [each.message for each in caplog.records if each.levelno >= logging.ERROR]
+    assert failed == [], f"seed {seed}"
 
 
 def patiently(endpoint: Endpoint) -> bytes:
