@@ -167,7 +167,8 @@ _TRAINING = (
     Curve(
         title="What the script logs",
         tells='The values that the script reports with `line.log({"val": ...})`, the mean over '
-        "the workers.",
+        "the workers that logged it. NaN is allowed here and leaves a hole; it does not halt the "
+        "line.",
         see="docs/guide/watching.md#prometheus-and-grafana",
         queries=(Query(expr=latest("andon_logged_value", "name"), legend="{{name}}"),),
         width=6,
