@@ -21,6 +21,10 @@ LONG = 100_000
 """Steps of a line that a test ends."""
 SEEN_LONG = 260 if PICTURES else 60
 """The steps after which a running line is looked at: a picture shows a curve."""
+GONE = {"ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE"} | {
+    "ERR_CONNECTION_RESET"
+}
+"""What a browser's console says of a service that is not there."""
 RUN, OPERATORS = "the-token-of-the-run", "the-token-of-operators"
 
 
@@ -221,6 +225,9 @@ def test_the_buttons_halt_the_line_and_drain_it_after_a_question(
         assert markup in page.locator("#workers tbody tr").first.inner_text()
         assert page.locator("main img").count() == 0
         assert sight.overhang() == 0
+        page.set_viewport_size({"width": 320, "height": 640})
+        assert sight.overhang() == 0
+        page.set_viewport_size({"width": 1360, "height": 900})
         page.locator("[data-answer=retry]").click()
         see(sight, "Running")
         page.locator("#drain").click()
@@ -254,9 +261,7 @@ def test_a_board_whose_line_is_gone_says_so_and_finds_it_again(tmp_path: Path, l
     folder = tmp_path / "runs" / "7f3a"
     with line(tmp_path, 0.01) as (service, workers, _spec):
         sight = look(board_of(service))
-        # What a browser says of a service that is not there.
-        sight.expected |= {"ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE"}
-        sight.expected |= {"ERR_CONNECTION_RESET"}
+        sight.expected |= GONE
         see(sight, "Running")
         service.await_status(at_step(5))
         port = service.metrics_url.rsplit(":", 1)[1].split("/")[0]
@@ -310,6 +315,11 @@ def test_complete_runs_are_in_the_history_and_two_lie_over_each_other(
         page.locator("#view-run .happening").first.wait_for()
         assert "Complete" in page.locator("#view-run .badge").inner_text()
         assert sight.barriers() == []
+        page.get_by_role("link", name="Line", exact=True).click()
+        sight.expected |= GONE
+        service.stop()
+        page.locator("#light-why", has_text="Its service has ended").wait_for()
+        see(sight, "Complete")
 
 
 def test_a_line_with_tokens_asks_for_one_and_only_an_operators_may_answer(

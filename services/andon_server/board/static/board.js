@@ -70,7 +70,10 @@ async function load() {
     events.add(past.events);
     draw("curves", "events");
   } catch {
-    loading = null; // the next state tries again; the signal shows whether the service is there
+    // A later state tries again, and not each of them: the service may be busy with its journal.
+    setTimeout(() => {
+      if (loading === run) loading = null;
+    }, 3000);
   }
 }
 

@@ -67,7 +67,7 @@ export function showLight(state, signal) {
 }
 
 /** Who waits for whom, as a sentence; empty if nobody waits. */
-export function waitingSentence(state) {
+function waitingSentence(state) {
   const slow = state.workers.find((worker) => worker.live && worker.holds_up);
   if (!slow) return "";
   const waiting = state.workers.filter((worker) => worker.live && worker !== slow);
@@ -113,7 +113,7 @@ function whyOf(state) {
 }
 
 /** A halt in words. The state's word stands above it already. */
-export function sentenceOf(halt) {
+function sentenceOf(halt) {
   return halt ? halt.sentence.replace(/^HALTED at /, "At ") : "The line waits for a person's answer.";
 }
 
