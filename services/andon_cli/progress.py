@@ -127,7 +127,8 @@ def _state(view: RunView, status: LineStatus, width: int) -> list[Text]:
     """How far the run is, and what it does."""
     first = _progress(status, None if view.over else view.eta_s, width)
     if view.over:
-        return [first, Text("  ".join(measured_parts(status)))]
+        measured = "  ".join(measured_parts(status))
+        return [first, Text(measured)] if measured else [first]
     if status.halt is not None:
         return [first, Text(_halted(status.halt, view), "bold white on red")]
     if status.state == "DRAINING" or status.stop_reason:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,9 @@ from andon_coordinator.core.effects import Effect
 from andon_coordinator.core.events import Event
 from andon_coordinator.core.status import LineSnapshot
 
-__all__ = ["Interrupts", "LinePlace", "logging_to"]
+__all__ = ["Interrupts", "LinePlace", "greet", "logging_to"]
+
+_log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -62,6 +65,24 @@ class Interrupts:
         if not self.first.is_set():
             self.number = number
         (self.again if self.first.is_set() else self.first).set()
+
+
+def greet(text: str, *, needed: bool) -> None:
+    """Prints where a service is. That nobody can read it ends the service only if it is `needed`.
+
+    Raises:
+        OSError: it is needed, and can't be written.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        if needed:
+            raise
+        _log.warning(LogEvent("greeting_not_written", why=error.strerror or str(error)))
+        # What is left in the buffer would fail again when Python exits.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 class LinePlace:

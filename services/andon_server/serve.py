@@ -27,7 +27,7 @@ from andon_server.board.gate import BoardGate
 from andon_server.board.history import RunHistory
 from andon_server.board.mounting import board_on
 from andon_server.health import HealthService
-from andon_server.process import Interrupts, LinePlace, logging_to
+from andon_server.process import Interrupts, LinePlace, greet, logging_to
 from andon_server.runs import JOURNAL, ServiceAddress, make_run_dir
 from andon_server.serve_reducer import serve_reducer
 from andon_server.serving import (
@@ -70,7 +70,8 @@ async def serve(config: ServeConfig) -> int:
     ):
         async with _serving(config, place) as (coordinator, address):
             address.write(config.folder)
-            print(address.to_json() if config.announce else _greeting(config, address), flush=True)
+            greeting = address.to_json() if config.announce else _greeting(config, address)
+            greet(greeting, needed=config.announce)
             await _until_over(coordinator, interrupts, until_complete=config.until_complete)
             # Closing takes seconds if clients are slow. A second Ctrl-C must not wait for them.
             interrupts.let_next_kill()

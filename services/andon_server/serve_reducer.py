@@ -21,7 +21,7 @@ from andon_coordinator.app import server_options
 from andon_reducer import app as reducer_app
 from andon_reducer.app import build_reducer
 from andon_reducer.transport.registration import Offer, RegistrationRefused, stay_registered
-from andon_server.process import Interrupts, logging_to
+from andon_server.process import Interrupts, greet, logging_to
 from andon_server.serving import (
     GRACE_S,
     guarded_server,
@@ -64,7 +64,8 @@ async def serve_reducer(config: ServeConfig) -> int:
             greeting = (
                 f"reducer {address}  metrics {metrics_url}  for the line at {config.coordinator}"
             )
-            print(json.dumps(announcement) if config.announce else greeting, flush=True)
+            text = json.dumps(announcement) if config.announce else greeting
+            greet(text, needed=config.announce)
             offer = Offer(
                 coordinator=config.coordinator,
                 address=address,

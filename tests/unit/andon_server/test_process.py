@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from andon.host.logs import LogEvent
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.settings import LineSettings
-from andon_server.process import LinePlace, logging_to
+from andon_server.process import LinePlace, greet, logging_to
 from scenarios.line_bench import Bench
 
 
@@ -61,4 +62,23 @@ def test_what_andon_run_shows_of_its_service_is_text_without_the_halt_that_it_sh
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == [
         "line_halted",
         "checkpoint_missing",
+    ]
+
+
+def test_a_service_whose_greeting_nobody_can_read_goes_on_unless_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        greet("run 7f3a", needed=False)
+        full.flush()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(OSError, match="No space left"):
+            greet("run 7f3a", needed=True)
+        # Its buffer would fail again when it is closed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "greeting_not_written why='No space left on device'"
     ]
