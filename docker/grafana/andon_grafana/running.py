@@ -169,7 +169,7 @@ _TRAINING = (
         tells='The values that the script reports with `line.log({"val": ...})`, the mean over '
         "the workers that logged it. NaN is allowed here and leaves a hole; it does not halt the "
         "line.",
-        see="docs/guide/watching.md#prometheus-and-grafana",
+        see="docs/guide/logging.md",
         queries=(Query(expr=latest("andon_logged_value", "name"), legend="{{name}}"),),
         width=6,
         may_be_empty="the script logs nothing",
