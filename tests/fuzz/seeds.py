@@ -145,6 +145,11 @@ def _sessions() -> Iterator[bytes]:
     key = conversion.key_to_proto(Key((1 << 32) + 1, 1))
     later = [
         pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1)),
+        pb.TrainRequest(
+            heartbeat=pb.Heartbeat(
+                sequence=2, scalars=[pb.LoggedScalar(name="val/loss", step=1, value=0.5)]
+            )
+        ),
         pb.TrainRequest(request_work=pb.RequestWork(head=key)),
         pb.TrainRequest(step_ready=pb.StepReady(key=key, loss_sum=1, weight=2, samples=2)),
         pb.TrainRequest(fault=pb.Fault(key=key, kind=pb.FAULT_KIND_PROTOCOL, message="x")),

@@ -6,6 +6,7 @@ it the coordinator starts again on what it wrote, and the two go on.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -117,6 +118,15 @@ class Hostile:
             pb.TrainRequest(fault=pb.Fault(kind=pb.FAULT_KIND_STALE_ROUND, key=key, greatest=head)),
             pb.TrainRequest(fault=pb.Fault(kind=pb.FAULT_KIND_DATA_STREAM_LOST, key=key)),
             pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1)),
+            pb.TrainRequest(
+                heartbeat=pb.Heartbeat(
+                    sequence=2,
+                    scalars=[
+                        pb.LoggedScalar(name="val", step=1, value=0.5),
+                        pb.LoggedScalar(name="lr", value=math.nan),
+                    ],
+                )
+            ),
             pb.TrainRequest(leave=pb.Leave(reason=pb.LEAVE_REASON_FAILED)),
             pb.TrainRequest(state_report=pb.StateReport(transfer_id=(*transfers, 1)[0], head=head)),
             pb.TrainRequest(scalar_all_reduce=pb.ScalarAllReduce(head=head, value=1, weight=1)),

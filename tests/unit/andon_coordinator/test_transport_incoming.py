@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from andon.protocol.limits import COUNT_LIMIT
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.scalars import Scalar
 from andon.testing import small_layout
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, record_pb2
@@ -33,6 +35,10 @@ def refused(why: str) -> pytest.RaisesExc[LineError]:
     return pytest.RaisesExc(
         LineError, match=why, check=lambda error: error.reason is Reason.INVALID_MESSAGE
     )
+
+
+def beat(*scalars: pb.LoggedScalar) -> pb.TrainRequest:
+    return pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1, scalars=scalars))
 
 
 def join(**fields: Any) -> pb.TrainRequest:
@@ -180,6 +186,20 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
             events.HeartbeatArrived(5, 3, events.Activity.BUSY, "upload"),
         ),
         (
+            pb.TrainRequest(
+                heartbeat=pb.Heartbeat(
+                    sequence=4,
+                    scalars=[
+                        pb.LoggedScalar(name="val/loss", step=7, value=math.inf),
+                        pb.LoggedScalar(name="lr"),
+                    ],
+                )
+            ),
+            events.HeartbeatArrived(
+                5, 4, scalars=(Scalar("val/loss", 7, math.inf), Scalar("lr", 0, 0.0))
+            ),
+        ),
+        (
             pb.TrainRequest(heartbeat=pb.Heartbeat(activity=99)),  # type: ignore[arg-type]  # likewise
             events.HeartbeatArrived(5, 0),
         ),
@@ -241,6 +261,11 @@ def test_c_wire_002_message_becomes_its_event(
             pb.TrainRequest(scalar_all_reduce=pb.ScalarAllReduce(data=bytes(3073))),
             "scalar_all_reduce",
         ),
+        (beat(pb.LoggedScalar()), "letters, digits"),
+        (beat(pb.LoggedScalar(name="<b>")), "letters, digits"),
+        (beat(pb.LoggedScalar(name="n" * 65)), "65 characters in the name"),
+        (beat(pb.LoggedScalar(name="val", step=COUNT_LIMIT)), "the step of a scalar"),
+        (beat(*[pb.LoggedScalar(name="val")] * 257), "257 scalars in a heartbeat"),
     ],
 )
 def test_c_wire_002_invalid_message_is_refused_by_name(message: pb.TrainRequest, why: str) -> None:

@@ -179,6 +179,26 @@ def test_metrics_are_exact_means_over_the_validation_set() -> None:
     assert found.metrics["recall"] == pytest.approx(wanted, rel=1e-6)
 
 
+def test_evaluations_are_logged_by_names_that_scalars_can_have(tmp_path: Path) -> None:
+    report = trainer(
+        predict=lambda model, batch: (model(batch[0]), batch[1]),
+        metrics={"error (L1)": lambda p, t: (p - t).abs().mean()},
+    ).fit(Fit(batch_size=8, steps=4, evaluate_every=2, run_dir=str(tmp_path)))
+
+    rows = (tmp_path / "scalars.csv").read_text().splitlines()
+    assert rows == [
+        "step,name,worker,value",
+        *(
+            row
+            for each in report.evaluations
+            for row in (
+                f"{each.step},val/loss,0,{each.loss!r}",
+                f"{each.step},val/error__L1_,0,{each.metrics['error (L1)']!r}",
+            )
+        ),
+    ]
+
+
 def test_a_metric_without_predict_gets_the_model_in_evaluation_mode() -> None:
     def dropped(model: nn.Module, batch: Any) -> float:
         return float(model.training)
