@@ -88,6 +88,10 @@ def test_a_running_line_is_shown_live_with_each_worker_and_who_holds_the_others_
 
         page.locator("#workers tr[data-holds] .tag", has_text="holds the others up").wait_for()
         page.locator("#feed li[data-kind=joined]").nth(2).wait_for()
+        # What the script logs: a loss over the training loss, anything else in a chart of its own.
+        page.locator("#charts .tall .legend li", has_text="val_loss").wait_for()
+        page.locator("#charts h3", has_text="val_accuracy").wait_for()
+        page.locator("#charts h3", has_text="lr").wait_for()
         rows = page.locator("#workers tbody tr")
         step = int(re.sub(r"\D", "", page.locator("#way-step").inner_text().split("/")[0]))
         page.wait_for_function(

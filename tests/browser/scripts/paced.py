@@ -78,6 +78,7 @@ def main() -> None:
     )
     model, optimizer, loader, scheduler = line.prepare(model, optimizer, loader, scheduler)
     plant(line, model, spec)
+    held_out = data[:256]
     for _epoch in line.epochs(10**6):
         for x, y in loader:
             optimizer.zero_grad()
@@ -85,6 +86,14 @@ def main() -> None:
             line.backward(F.cross_entropy(model(x), y))
             optimizer.step()
             scheduler.step()
+            if line.is_main and line.step % 10 == 0:
+                with torch.no_grad():
+                    scores = model(held_out[0])
+                loss = F.cross_entropy(scores, held_out[1])
+                right = (scores.argmax(1) == held_out[1]).float().mean()
+                line.log(
+                    {"val_loss": loss, "val_accuracy": right, "lr": scheduler.get_last_lr()[0]}
+                )
     Path(sys.argv[2]).write_text(json.dumps({"step": line.step}))
 
 
