@@ -84,7 +84,9 @@ class Writing:
     def __exit__(self, *_: object) -> None:
         self.journal.close()
 
-    def save(self, *changes: effects.SaveRecord | effects.SaveTerm) -> list[events.Event]:
+    def save(
+        self, *changes: effects.SaveRecord | effects.SaveTerm | effects.SaveScalars
+    ) -> list[events.Event]:
         """Saves, and waits for one report each."""
         for change in changes:
             self.journal.save(change)

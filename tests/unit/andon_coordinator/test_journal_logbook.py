@@ -118,6 +118,19 @@ def test_a_heartbeat_is_reported_once_its_scalars_can_be_read(path: Path) -> Non
     ]
 
 
+def test_scalars_that_can_not_be_written_are_given_up_and_do_not_halt_the_line(path: Path) -> None:
+    with Writing(path) as writing:
+        with sqlite3.connect(path) as other:
+            other.execute("ALTER TABLE scalars RENAME TO elsewhere")
+        other.close()
+        given_up, saved = writing.save(
+            logged(0, Scalar("val", 0, 1.0), sequence=3), effects.SaveRecord(INITIAL)
+        )
+
+    assert given_up == events.ScalarsSaved(7, 3)
+    assert saved == events.RecordSaved(INITIAL.key)
+
+
 def test_scalars_that_the_journal_does_not_keep_up_with_are_lost(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
