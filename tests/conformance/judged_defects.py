@@ -29,6 +29,7 @@ from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from andon_trainer.exchange import connection, control, star, wire
 from andon_trainer.exchange.collector import Collector
 from andon_trainer.exchange.connection import Connection
+from andon_trainer.exchange.heartbeats import Heartbeats
 from andon_trainer.exchange.transfer import Arrived
 from andon_trainer.exchange.wire import BulkStream
 from andon_trainer.membership import Membership
@@ -88,7 +89,7 @@ def _turn_the_digest() -> None:
 
 
 def _be_silent() -> None:
-    _wrap(control.ControlStream, "_beat", lambda _: lambda self, every_s: None)
+    _wrap(Heartbeats, "run", lambda _: lambda self, every_s: None)
 
 
 def _insist() -> None:
