@@ -231,6 +231,9 @@ def test_the_buttons_halt_the_line_and_drain_it_after_a_question(
         assert sight.overhang() == 0
         page.set_viewport_size({"width": 320, "height": 640})
         assert sight.overhang() == 0
+        # Nor does a chart that was not drawn anew yet.
+        page.evaluate("document.querySelector('.uplot').style.width = '3000px'")
+        assert sight.overhang() == 0
         page.set_viewport_size({"width": 1360, "height": 900})
         page.locator("[data-answer=retry]").click()
         see(sight, "Running")
