@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from andon_server.board.history import RunHistory
 from andon_server.runs import JOURNAL
 from unit.andon_cli.books import Book
 
-__all__ = ["OPERATORS", "RUN", "Answer", "Board", "commit", "line_of", "nan_halt"]
+__all__ = ["OPERATORS", "RUN", "Answer", "Board", "MakeBoard", "commit", "line_of", "nan_halt"]
 
 RUN, OPERATORS = b"the-token-of-the-run", b"the-token-of-operators"
 
@@ -174,6 +174,9 @@ class Board:
         answer = self.post("login", {"token": token.decode()}, **headers)
         assert answer.status == 200, answer.text
         return answer.headers["Set-Cookie"].partition(";")[0]
+
+
+MakeBoard = Callable[..., Board]
 
 
 def nan_halt() -> HaltEvidence:

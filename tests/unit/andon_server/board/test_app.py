@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +13,14 @@ from andon.protocol.reasons import Reason
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.errors import LineError
 from andon_server.board.app import MAX_VIEWERS
-from unit.andon_server.board.boards import Answer, Board, commit, line_of, nan_halt
+from unit.andon_server.board.boards import Answer, Board, MakeBoard, commit, line_of, nan_halt
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Iterator[Board]:
-    board = Board(tmp_path)
+def board(make_board: MakeBoard) -> Board:
+    board = make_board()
     board.feed.tick(line_of(1))
-    yield board
-    board.book.close()
+    return board
 
 
 def messages(answer: Answer) -> list[tuple[str, Any]]:
@@ -54,8 +51,8 @@ def test_every_answer_says_what_a_browser_must_not_do(board: Board) -> None:
         assert answer.headers["Referrer-Policy"] == "no-referrer"
 
 
-def test_before_the_first_snapshot_one_is_told_to_ask_again(tmp_path: Path) -> None:
-    answer = Board(tmp_path).get("/board/api/state")
+def test_before_the_first_snapshot_one_is_told_to_ask_again(make_board: MakeBoard) -> None:
+    answer = make_board().get("/board/api/state")
 
     assert (answer.status, answer.json["error"]) == (
         503, "the line is starting: ask again in a moment",

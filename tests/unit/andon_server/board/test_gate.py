@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from andon.host.endpoint import ENCRYPTED
-from unit.andon_server.board.boards import OPERATORS, RUN, Board, line_of
+from unit.andon_server.board.boards import OPERATORS, RUN, Board, MakeBoard, line_of
 
 BEYOND = {"HTTP_HOST": "andon.example:9400", "REMOTE_ADDR": "10.0.0.9"}
 
 
-def board(folder: Path, **how: Any) -> Board:
-    made = Board(folder, **how)
-    made.feed.tick(line_of())
-    return made
+@pytest.fixture
+def watched(make_board: MakeBoard) -> MakeBoard:
+    """Makes boards that show a line."""
+
+    def make(**how: Any) -> Board:
+        board = make_board(**how)
+        board.feed.tick(line_of())
+        return board
+
+    return make
 
 
-def test_without_tokens_everybody_on_the_host_looks_and_answers(tmp_path: Path) -> None:
-    state = board(tmp_path).get("/board/api/state").json
+def test_without_tokens_everybody_on_the_host_looks_and_answers(watched: MakeBoard) -> None:
+    state = watched().get("/board/api/state").json
 
     assert (state["may_operate"], state["needs_login"]) == (True, False)
 
 
 @pytest.mark.parametrize("host", ["localhost:9400", "127.0.0.1", "[::1]:9400", "127.8.8.8:1"])
-def test_loopback_has_several_names(tmp_path: Path, host: str) -> None:
-    assert board(tmp_path).get("/board/api/state", HTTP_HOST=host).status == 200
+def test_loopback_has_several_names(watched: MakeBoard, host: str) -> None:
+    assert watched().get("/board/api/state", HTTP_HOST=host).status == 200
 
 
 @pytest.mark.parametrize(
@@ -36,9 +41,9 @@ def test_loopback_has_several_names(tmp_path: Path, host: str) -> None:
 )
 @pytest.mark.parametrize("path", ["/", "/board/api/state", "/board/api/live"])
 def test_another_name_for_loopback_is_refused_because_a_page_may_have_rebound_it(
-    tmp_path: Path, host: str | None, path: str
+    watched: MakeBoard, host: str | None, path: str
 ) -> None:
-    answer = board(tmp_path).get(path, HTTP_HOST=host)
+    answer = watched().get(path, HTTP_HOST=host)
 
     assert answer.status == 403
     assert "open it as http://127.0.0.1" in answer.json["error"]
@@ -46,8 +51,10 @@ def test_another_name_for_loopback_is_refused_because_a_page_may_have_rebound_it
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "%%"])
 @pytest.mark.parametrize("path", ["state", "live", "halt"])
-def test_a_request_of_another_sites_page_is_refused(tmp_path: Path, origin: str, path: str) -> None:
-    made = board(tmp_path)
+def test_a_request_of_another_sites_page_is_refused(
+    watched: MakeBoard, origin: str, path: str
+) -> None:
+    made = watched()
 
     answer = made.post(path, {"reason": ""}, HTTP_ORIGIN=origin)
 
@@ -55,8 +62,8 @@ def test_a_request_of_another_sites_page_is_refused(tmp_path: Path, origin: str,
     assert made.line.asked == []
 
 
-def test_the_boards_own_page_may_send_its_origin(tmp_path: Path) -> None:
-    made = board(tmp_path)
+def test_the_boards_own_page_may_send_its_origin(watched: MakeBoard) -> None:
+    made = watched()
 
     answer = made.post("drain", HTTP_ORIGIN="http://127.0.0.1:9400")
 
@@ -74,16 +81,16 @@ def test_the_boards_own_page_may_send_its_origin(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("path", ["halt", "answer", "drain", "login", "logout"])
 def test_what_a_form_of_another_site_could_send_is_refused(
-    tmp_path: Path, headers: dict[str, Any], status: int, path: str
+    watched: MakeBoard, headers: dict[str, Any], status: int, path: str
 ) -> None:
-    made = board(tmp_path)
+    made = watched()
 
     assert made.post(path, {"reason": ""}, **headers).status == status
     assert made.line.asked == []
 
 
-def test_with_the_runs_token_alone_its_owner_looks_and_answers(tmp_path: Path) -> None:
-    made = board(tmp_path, run_token=RUN)
+def test_with_the_runs_token_alone_its_owner_looks_and_answers(watched: MakeBoard) -> None:
+    made = watched(run_token=RUN)
     stranger = made.get("/board/api/state")
 
     cookie = made.log_in(RUN)
@@ -95,8 +102,8 @@ def test_with_the_runs_token_alone_its_owner_looks_and_answers(tmp_path: Path) -
     assert (state["may_operate"], state["needs_login"]) == (True, False)
 
 
-def test_with_operators_the_runs_token_only_looks(tmp_path: Path) -> None:
-    made = board(tmp_path, run_token=RUN, operator_token=OPERATORS)
+def test_with_operators_the_runs_token_only_looks(watched: MakeBoard) -> None:
+    made = watched(run_token=RUN, operator_token=OPERATORS)
     looks, operates = made.log_in(RUN), made.log_in(OPERATORS)
 
     state = made.get("/board/api/state", HTTP_COOKIE=looks).json
@@ -110,8 +117,8 @@ def test_with_operators_the_runs_token_only_looks(tmp_path: Path) -> None:
     assert made.line.asked == [("drain", "board@127.0.0.1")]
 
 
-def test_on_loopback_operators_alone_leave_looking_to_everybody(tmp_path: Path) -> None:
-    made = board(tmp_path, operator_token=OPERATORS)
+def test_on_loopback_operators_alone_leave_looking_to_everybody(watched: MakeBoard) -> None:
+    made = watched(operator_token=OPERATORS)
 
     state = made.get("/board/api/state").json
 
@@ -119,8 +126,8 @@ def test_on_loopback_operators_alone_leave_looking_to_everybody(tmp_path: Path) 
     assert made.post("halt", {"reason": ""}).status == 403
 
 
-def test_a_program_may_show_its_token_in_a_header(tmp_path: Path) -> None:
-    made = board(tmp_path, run_token=RUN)
+def test_a_program_may_show_its_token_in_a_header(watched: MakeBoard) -> None:
+    made = watched(run_token=RUN)
 
     shown = f"Bearer {RUN.decode()}"
 
@@ -129,16 +136,16 @@ def test_a_program_may_show_its_token_in_a_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "x" * 16000, "ünï"])
-def test_a_wrong_token_begins_no_session(tmp_path: Path, token: str) -> None:
-    answer = board(tmp_path, run_token=RUN).post("login", {"token": token})
+def test_a_wrong_token_begins_no_session(watched: MakeBoard, token: str) -> None:
+    answer = watched(run_token=RUN).post("login", {"token": token})
 
     assert answer.status == 401
     assert "Set-Cookie" not in answer.headers
     assert token[:6] not in answer.json["error"] or not token
 
 
-def test_the_cookie_is_the_browsers_alone_and_is_not_the_token(tmp_path: Path) -> None:
-    made = board(tmp_path, run_token=RUN)
+def test_the_cookie_is_the_browsers_alone_and_is_not_the_token(watched: MakeBoard) -> None:
+    made = watched(run_token=RUN)
 
     cookie = made.post("login", {"token": RUN.decode()}).headers["Set-Cookie"]
 
@@ -146,8 +153,8 @@ def test_the_cookie_is_the_browsers_alone_and_is_not_the_token(tmp_path: Path) -
     assert RUN.decode() not in cookie
 
 
-def test_a_session_ends_with_its_time_or_by_logging_out(tmp_path: Path) -> None:
-    made = board(tmp_path, run_token=RUN)
+def test_a_session_ends_with_its_time_or_by_logging_out(watched: MakeBoard) -> None:
+    made = watched(run_token=RUN)
     first, second = made.log_in(RUN), made.log_in(RUN)
 
     out = made.post("logout", HTTP_COOKIE=first)
@@ -158,8 +165,8 @@ def test_a_session_ends_with_its_time_or_by_logging_out(tmp_path: Path) -> None:
     assert made.get("/board/api/state", HTTP_COOKIE=second).status == 401
 
 
-def test_logins_are_bounded_and_the_oldest_ends_first(tmp_path: Path) -> None:
-    made = board(tmp_path, run_token=RUN)
+def test_logins_are_bounded_and_the_oldest_ends_first(watched: MakeBoard) -> None:
+    made = watched(run_token=RUN)
     cookies = [made.log_in(RUN) for _ in range(257)]
 
     assert made.get("/board/api/state", HTTP_COOKIE=cookies[0]).status == 401
@@ -167,14 +174,14 @@ def test_logins_are_bounded_and_the_oldest_ends_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cookie", ["andon-7f3a", "andon-7f3a=", "\x00", "a=b; ;;=", "x" * 9000])
-def test_a_made_up_cookie_is_nobodys(tmp_path: Path, cookie: str) -> None:
-    made = board(tmp_path, run_token=RUN)
+def test_a_made_up_cookie_is_nobodys(watched: MakeBoard, cookie: str) -> None:
+    made = watched(run_token=RUN)
 
     assert made.get("/board/api/state", HTTP_COOKIE=cookie).status == 401
 
 
-def test_beyond_loopback_without_any_token_nothing_is_shown(tmp_path: Path) -> None:
-    made = board(tmp_path, bind="0.0.0.0")
+def test_beyond_loopback_without_any_token_nothing_is_shown(watched: MakeBoard) -> None:
+    made = watched(bind="0.0.0.0")
 
     for path in ("/", "/board/api/state", "/board/api/live"):
         answer = made.get(path, **BEYOND)
@@ -183,8 +190,10 @@ def test_beyond_loopback_without_any_token_nothing_is_shown(tmp_path: Path) -> N
     assert made.gate.url("andon", 9400) == ""
 
 
-def test_beyond_loopback_operators_alone_do_not_leave_looking_to_everybody(tmp_path: Path) -> None:
-    made = board(tmp_path, bind="0.0.0.0", operator_token=OPERATORS)
+def test_beyond_loopback_operators_alone_do_not_leave_looking_to_everybody(
+    watched: MakeBoard,
+) -> None:
+    made = watched(bind="0.0.0.0", operator_token=OPERATORS)
 
     assert made.get("/board/api/state", **BEYOND).status == 401
     cookie = made.log_in(OPERATORS, **BEYOND)
@@ -192,9 +201,9 @@ def test_beyond_loopback_operators_alone_do_not_leave_looking_to_everybody(tmp_p
 
 
 def test_beyond_loopback_a_line_with_certificates_shows_its_board_over_tls_only(
-    tmp_path: Path,
+    watched: MakeBoard,
 ) -> None:
-    made = board(tmp_path, bind="0.0.0.0", encrypts=True, run_token=RUN)
+    made = watched(bind="0.0.0.0", encrypts=True, run_token=RUN)
 
     page, state = made.get("/", **BEYOND), made.get("/board/api/state", **BEYOND)
     login = made.post("login", {"token": RUN.decode()}, **BEYOND)
@@ -209,8 +218,8 @@ def test_beyond_loopback_a_line_with_certificates_shows_its_board_over_tls_only(
     assert made.gate.url("andon", 9400) == "https://andon:9400/"
 
 
-def test_a_page_is_not_sent_to_what_is_no_host(tmp_path: Path) -> None:
-    made = board(tmp_path, bind="0.0.0.0", encrypts=True, run_token=RUN)
+def test_a_page_is_not_sent_to_what_is_no_host(watched: MakeBoard) -> None:
+    made = watched(bind="0.0.0.0", encrypts=True, run_token=RUN)
 
     for host in ("", "a\r\nSet-Cookie: x", "evil/..", "x" * 400):
         assert made.get("/", HTTP_HOST=host).status == 400

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ from andon_coordinator.core.run_events import RunEventKind
 from andon_server.runs import JOURNAL
 from unit.andon_cli.books import Book
 from unit.andon_server.board.boards import Board, nan_halt
-
-
-@pytest.fixture
-def board(tmp_path: Path) -> Iterator[Board]:
-    board = Board(tmp_path)
-    yield board
-    board.book.close()
 
 
 def beside(folder: Path, name: str, at: float) -> Book:

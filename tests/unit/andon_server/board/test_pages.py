@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from andon_server import board as package
-from unit.andon_server.board.boards import Board
+from unit.andon_server.board.boards import Board, MakeBoard
 
 STATIC = Path(package.__file__).parent / "static"
 FILES = sorted(str(each.relative_to(STATIC)) for each in STATIC.rglob("*") if each.is_file())
 
 
-def test_the_page_is_at_the_root(tmp_path: Path) -> None:
-    board = Board(tmp_path)
-
+def test_the_page_is_at_the_root(board: Board) -> None:
     root, named = board.get("/"), board.get("/board/index.html")
 
     assert (root.status, root.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
@@ -24,8 +22,8 @@ def test_the_page_is_at_the_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_file_is_served_as_what_it_is(tmp_path: Path, name: str) -> None:
-    answer = Board(tmp_path).get(f"/board/{name}")
+def test_each_file_is_served_as_what_it_is(board: Board, name: str) -> None:
+    answer = board.get(f"/board/{name}")
 
     kinds = {
         "html": "text/html",
@@ -39,9 +37,7 @@ def test_each_file_is_served_as_what_it_is(tmp_path: Path, name: str) -> None:
     assert b"".join(answer.body) == (STATIC / name).read_bytes()
 
 
-def test_what_the_page_names_is_there(tmp_path: Path) -> None:
-    board = Board(tmp_path)
-
+def test_what_the_page_names_is_there(board: Board) -> None:
     named = re.findall(r'(?:src|href)="(?!https?:|#)([^"]+)"', board.get("/").text)
 
     assert named
@@ -49,8 +45,7 @@ def test_what_the_page_names_is_there(tmp_path: Path) -> None:
         assert board.get(f"/{name.lstrip('/')}").status == 200, name
 
 
-def test_a_browser_that_has_a_file_gets_it_once_more_only_after_a_change(tmp_path: Path) -> None:
-    board = Board(tmp_path)
+def test_a_browser_that_has_a_file_gets_it_once_more_only_after_a_change(board: Board) -> None:
     first = board.get("/")
 
     again = board.get("/", HTTP_IF_NONE_MATCH=first.headers["ETag"])
@@ -59,17 +54,15 @@ def test_a_browser_that_has_a_file_gets_it_once_more_only_after_a_change(tmp_pat
     assert (again.status, again.text) == (304, "")
 
 
-def test_the_head_of_a_page_is_its_answer_without_the_content(tmp_path: Path) -> None:
-    board = Board(tmp_path)
-
+def test_the_head_of_a_page_is_its_answer_without_the_content(board: Board) -> None:
     head, page = board.get("/", "HEAD"), board.get("/")
 
     assert (head.status, head.text) == (200, "")
     assert head.headers == page.headers
 
 
-def test_the_page_is_shown_before_anybody_logs_in(tmp_path: Path) -> None:
-    board = Board(tmp_path, bind="0.0.0.0", run_token=b"the-token-of-the-run")
+def test_the_page_is_shown_before_anybody_logs_in(make_board: MakeBoard) -> None:
+    board = make_board(bind="0.0.0.0", run_token=b"the-token-of-the-run")
 
     assert board.get("/", HTTP_HOST="andon:9400").status == 200
     assert board.get("/board/board.js", HTTP_HOST="andon:9400").status == 200
