@@ -158,7 +158,7 @@ def serve_config(given: Given[ServeConfig], _words: Sequence[str]) -> ServeConfi
         )
         return config
     given.refuse_flags(
-        lambda path: path[0] in ("coordinator", "advertise"),
+        lambda path: path[0] == "coordinator",
         "belongs to a reducer: add --role reducer, or leave it out",
     )
     if config.role == "coordinator":

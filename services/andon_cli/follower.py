@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sqlite3
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from andon.host.errors import CommandError
-from andon.host.tls import is_loopback
+from andon.host.tls import host_of, is_loopback
 from andon_cli.client import LineClient, LineStatus
 from andon_cli.config import RunConfig
 from andon_cli.screen import Screen
@@ -83,15 +82,13 @@ class Follower:
         summary = device_summary(devices or [""] * self._config.settings.workers, threads)
         line = self._line
         board = f"board {line.board_url}  " if line.board_url else ""
-        where = f"coordinator {line.address}  {board}metrics {line.metrics_url}"
+        where = f"coordinator {line.advertised or line.address}  {board}metrics {line.metrics_url}"
         self._screen.introduce(summary, f"run {line.run_id}  {where}  {summary}")
         if hardware := hardware_line(workers):
             self._screen.say(hardware)
         if status is not None and (schedule := schedule_line(status)):
             self._screen.say(schedule)
-        service = self._config.service
-        hint = join_hint(service.bind, line.address) if service is not None else ""
-        if hint:
+        if hint := join_hint(line.advertised):
             self._screen.say(hint)
 
     async def _follow(self) -> None:
@@ -152,13 +149,8 @@ class Follower:
                 self._screen.show(past, time.monotonic())
 
 
-def join_hint(bind: str, address: str) -> str:
-    """How other hosts join a line that listens on `bind`; empty if they can't.
-
-    `address` is the one for this host. Others use the interface's own address, or this host's name
-    if the line listens on every interface.
-    """
-    if is_loopback(bind):
+def join_hint(advertised: str) -> str:
+    """How other hosts join a line that they reach at `advertised`; empty if they can't."""
+    if not advertised or is_loopback(host_of(advertised)):
         return ""
-    host = socket.gethostname() if bind in ("0.0.0.0", "::", "[::]") else bind
-    return f"other hosts join with: andon run --join {host}:{address.rpartition(':')[2]} SCRIPT"
+    return f"other hosts join with: andon run --join {advertised} SCRIPT"

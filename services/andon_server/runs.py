@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from andon.host.errors import CommandError
@@ -35,12 +35,15 @@ class ServiceAddress:
     """Where a run is served. `andon serve` announces this, and leaves it in the run's folder."""
 
     address: str
+    """Where this host reaches it, as host:port."""
     metrics_url: str
     run_id: str
     journal: str
     pid: int
     board_url: str = ""
     """Where people see the run in a browser; empty: it is not served to anybody."""
+    advertised: str = ""
+    """Where others reach it, as host:port; empty: nobody has said."""
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -53,9 +56,10 @@ class ServiceAddress:
         Raises:
             ValueError: the text is something else.
         """
-        fields = json.loads(text)
+        told = json.loads(text)
         try:
-            return cls(**fields)
+            # A later release may say more.
+            return cls(**{each.name: told[each.name] for each in fields(cls) if each.name in told})
         except TypeError as error:
             raise ValueError(f"not the address of a service: {text!r}") from error
 

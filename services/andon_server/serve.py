@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry
 from andon.host.errors import CommandError, ExitCode
 from andon.host.telemetry import ExchangeDurations, RefusalCounter, new_registry
 from andon.host.tether import tie_to_parent
+from andon.host.tls import is_loopback
+from andon.protocol.run_settings import Liveness
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
 from andon_coordinator.config import CoordinatorConfig
@@ -32,7 +34,9 @@ from andon_server.runs import JOURNAL, ServiceAddress, make_run_dir
 from andon_server.serve_reducer import serve_reducer
 from andon_server.serving import (
     GRACE_S,
+    advertised,
     guarded_server,
+    host_in,
     identity_of,
     introducing,
     listen,
@@ -103,20 +107,20 @@ async def _serving(
     """Serves while entered, and tells `place`. What was started last is stopped first."""
     registry, secret = new_registry(), read_secret(config.secret_file)
     refusals, exchanges = RefusalCounter(registry), ExchangeDurations(registry)
-    host = reachable(config.bind)
     # The stack closes in reverse: health reports that the process is shutting down, coordinator and
     # reducer end their streams with a reason, and only then does the server cut what is left.
     async with AsyncExitStack() as stack:
         identity = identity_of(config.access, registry)
         # Both ports before the journal: a service that can't start must not begin a term in it.
         metrics = stack.enter_context(metrics_endpoint(config, registry, identity))
-        settings = coordinator_config(config, metrics.url(host))
         server, admission = guarded_server(
-            server_options(settings.liveness), config.limits, refusals
+            server_options(Liveness(lease_s=config.line.liveness_s)), config.limits, refusals
         )
         port = listen(server, config.bind, config.line_port, "the line", identity)
         stack.push_async_callback(server.stop, GRACE_S)
         stack.callback(admission.leave)
+        public = advertised(config, port)
+        metrics_url = metrics.url(host_in(public))
         services = [coordinator_app.SERVICE_NAME]
         if config.role == "all":
             shares = reducer_config(config.limits, config.shared_dir)
@@ -126,6 +130,7 @@ async def _serving(
             services.append(reducer_app.SERVICE_NAME)
         feed = BoardFeed()
         observers: list[LineObserver] = [feed, place, *_spans(config.run_id, stack)]
+        settings = coordinator_config(config, metrics_url)
         coordinator = _coordinator(settings, registry, secret, (refusals, exchanges), observers)
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
@@ -143,15 +148,19 @@ async def _serving(
         # The coordinator owns the line before the first call can arrive.
         await coordinator.start()
         await server.start()
+        # On loopback the board answers only to names of this host.
+        local = reachable(config.bind)
+        board_url = gate.url(local if is_loopback(config.bind) else host_in(public), metrics.port)
         yield (
             coordinator,
             ServiceAddress(
-                address=f"{host}:{port}",
-                metrics_url=metrics.url(host),
-                board_url=gate.url(host, metrics.port),
+                address=f"{local}:{port}",
+                metrics_url=metrics_url,
+                board_url=board_url,
                 run_id=config.run_id,
                 journal=str((config.folder / JOURNAL).absolute()),
                 pid=os.getpid(),
+                advertised=public,
             ),
         )
 
@@ -217,7 +226,7 @@ def _greeting(config: ServeConfig, address: ServiceAddress) -> str:
         f"board {address.board_url}  " if address.board_url else "no board without --token-file  "
     )
     return (
-        f"run {address.run_id}  coordinator {address.address}  {board}"
+        f"run {address.run_id}  coordinator {address.advertised}  {board}"
         f"metrics {address.metrics_url}  "
         f"waiting for {count} worker{'' if count == 1 else 's'}{more}"
     )

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from andon.host.errors import ExitCode, LineRefused, UsageError
 from andon.host.logs import LogEvent
 from andon.host.metrics import MetricsEndpoint
+from andon.host.settings import at_port
 from andon.host.telemetry import RefusalCounter, new_registry
 from andon.host.tether import tie_to_parent
 from andon.protocol.run_settings import Liveness
@@ -25,11 +26,11 @@ from andon_server.process import Interrupts, greet, logging_to
 from andon_server.serving import (
     GRACE_S,
     guarded_server,
+    host_in,
     identity_of,
     introducing,
     listen,
     metrics_endpoint,
-    reachable,
     read_secret,
     reducer_config,
 )
@@ -54,7 +55,8 @@ async def serve_reducer(config: ServeConfig) -> int:
         Interrupts() as interrupts,
     ):
         async with _serving(config, secret) as (address, metrics):
-            metrics_url = metrics.url(reachable(config.bind))
+            host = host_in(address)
+            metrics_url = metrics.url(host)
             announcement = {
                 "address": address,
                 "metrics_url": metrics_url,
@@ -72,7 +74,7 @@ async def serve_reducer(config: ServeConfig) -> int:
                 secret=secret,
                 run_id=config.run_id,
                 # Prometheus reaches the metrics under the name by which workers reach the reducer.
-                metrics_address=f"{address.rpartition(':')[0]}:{metrics.port}",
+                metrics_address=f"{host}:{metrics.port}",
                 tls=config.access.tls_dir,
             )
             await _until_over(config, offer, interrupts)
@@ -133,10 +135,7 @@ def address_for_workers(config: ServeConfig, port: int) -> str:
         UsageError: the address can't be found out.
     """
     if config.advertise:
-        host, colon, given = config.advertise.rpartition(":")
-        # The colons of a bare IPv6 address are no port's.
-        has_port = colon and given.isdecimal() and not host.endswith(":")
-        return config.advertise if has_port else f"{config.advertise}:{port}"
+        return at_port(config.advertise, port)
     if config.bind.strip("[]") in ("0.0.0.0", "::"):
         return f"{_host_towards(config.coordinator)}:{port}"
     return f"{config.bind}:{port}"

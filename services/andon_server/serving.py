@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from andon.host.access import Access
 from andon.host.endpoint import EndpointLimits
 from andon.host.errors import CommandError, UsageError
 from andon.host.metrics import MetricsEndpoint
+from andon.host.settings import at_port
 from andon.host.telemetry import HandshakeCounter, RefusalCounter
 from andon.host.tls import ServerIdentity, TlsError, add_port
 from andon.protocol.tokens import MIN_SECRET_BYTES
@@ -30,7 +32,9 @@ from andon_server.settings import ServeConfig
 
 __all__ = [
     "GRACE_S",
+    "advertised",
     "guarded_server",
+    "host_in",
     "identity_of",
     "introducing",
     "listen",
@@ -43,6 +47,9 @@ __all__ = [
 
 _CONNECTIONS = 32
 """HTTP connections beside those of viewers: scrapes, pages, and questions."""
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}
+"""What listens on every address is reached at these, too."""
 
 GRACE_S = 2.0
 """How long open calls have to end when a service stops."""
@@ -170,7 +177,18 @@ def metrics_endpoint(
 
 def reachable(bind: str) -> str:
     """The host by which this machine reaches what listens on `bind`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}.get(bind, bind)
+    return _LOOPBACK.get(bind, bind)
+
+
+def advertised(config: ServeConfig, port: int) -> str:
+    """Where others reach the line that listens on `port`, as host:port."""
+    usual = socket.gethostname() if config.bind in _LOOPBACK else config.bind
+    return at_port(config.advertise or usual, port)
+
+
+def host_in(address: str) -> str:
+    """The host of a host:port, as a URL has it: IPv6 keeps its brackets."""
+    return address.rpartition(":")[0]
 
 
 def read_secret(path: Path | None) -> bytes:

@@ -23,6 +23,7 @@ from andon.host.settings import (
     CommandSettings,
     Count,
     File,
+    Place,
     Port,
     SharedDir,
     Workers,
@@ -60,6 +61,9 @@ class ServiceSettings(CommandSettings):
 
     bind: Annotated[str, Parameter(metavar="HOST", group=EVERYDAY)] = "127.0.0.1"
     """Listen on this interface; 0.0.0.0 opens the line to other hosts."""
+    advertise: Place = ""
+    """How others reach this service. Default: `--bind`, or this host's name if that is every
+    address; of a reducer its address on the way to the coordinator."""
     port: Port | None = None
     """The line's port; 0 is any free one. Default: 7070; of a reducer 7071; of `andon run` on
     loopback any free one."""
@@ -105,8 +109,6 @@ class ServeConfig(ServiceSettings):
     """What this process serves: the coordinator and a reducer, or one of them alone."""
     coordinator: Address = ""
     """With `--role reducer`: where the line is served."""
-    advertise: Annotated[str, Parameter(metavar="HOST[:PORT]")] = ""
-    """With `--role reducer`: how workers reach it. Default: chosen automatically."""
     resume_from: Annotated[
         Key | None,
         FLAG_ONLY,
@@ -116,7 +118,7 @@ class ServeConfig(ServiceSettings):
     until_complete: bool = False
     """End once the line is complete and its workers are gone."""
     announce: bool = False
-    """Print one line of JSON (address, metrics_url, run_id, journal, pid) once it serves."""
+    """Print one line of JSON (address, advertised, metrics_url, and more) once it serves."""
     parent_pid: Annotated[Count | None, Parameter(metavar="PID")] = None
     """End when this parent process is gone."""
 

@@ -25,13 +25,16 @@ SERVICES = ("andon.v1.Coordinator", "andon.v1.Reducer")
 def test_a_service_announces_where_it_is_and_leaves_that_in_its_run_directory(
     tmp_path: Path,
 ) -> None:
-    with announced(tmp_path, "--run-id", "7f3a") as (told, process):
+    with announced(tmp_path, "--run-id", "7f3a", "--advertise", "localhost") as (told, process):
         left = json.loads((tmp_path / "runs/7f3a/service.json").read_text())
 
     assert told == left
     assert told["run_id"] == "7f3a"
     assert told["pid"] == process.pid
     assert told["address"].startswith("127.0.0.1:")
+    assert told["advertised"] == told["address"].replace("127.0.0.1", "localhost")
+    assert told["metrics_url"].startswith("http://localhost:")
+    assert told["board_url"].startswith("http://127.0.0.1:")
     assert Path(told["journal"]) == tmp_path / "runs/7f3a/journal.sqlite"
     assert Path(told["journal"]).is_file()
 

@@ -106,8 +106,9 @@ class LineConfig:
     """The slot that the launcher gave this worker."""
     launch_size: int = field(default=1, metadata=_from("WORLD_SIZE", _number))
     """Number of workers that the launcher started."""
-    local_rank: int = field(default=0, metadata=_from("LOCAL_RANK", _number))
-    """This worker's number on its host; picks the GPU."""
+    local_rank: int | None = field(default=None, metadata=_from("LOCAL_RANK", _number))
+    """This worker's number on its host; picks the GPU. Default: where a worker on a line sees
+    several GPUs, it claims one that no other worker of its host has."""
     run_dir: Path | None = field(default=None, metadata=_from("ANDON_RUN_DIR", _path))
     """Folder of the run's files. Default: the run keeps none."""
     checkpoint_every: int = field(default=0, metadata=_from("ANDON_CHECKPOINT_EVERY", _number))

@@ -12,7 +12,9 @@ are flat. `andon_cli.settings` reads them; nothing here parses anything.
 
 from __future__ import annotations
 
+import ipaddress
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -38,6 +40,7 @@ __all__ = [
     "File",
     "Folder",
     "Given",
+    "Place",
     "Port",
     "Seconds",
     "SharedDir",
@@ -45,6 +48,7 @@ __all__ = [
     "Whole",
     "Within",
     "Workers",
+    "at_port",
     "check",
     "flag_of",
     "seconds",
@@ -66,6 +70,9 @@ FLAG_ONLY = Parameter(show_env_var=False)
 
 VARIABLE_ONLY = Parameter(show=False)
 """For what nobody may read over a shoulder: it comes from its variable and nothing else."""
+
+_PLACE = re.compile(r"(?:\w[\w.-]{0,252}|\[[0-9a-fA-F:.]{2,45}\])(?::(?P<port>\d{1,5}))?", re.ASCII)
+"""A host that can be dialled, by name or address, and perhaps a port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +169,33 @@ def _check_address(type_: Any, text: str) -> None:
         raise ValueError(f"must be HOST:PORT, such as 127.0.0.1:7070, not {text!r}")
 
 
+def _check_place(_type: Any, text: str) -> None:
+    """Accepts what others can dial: a host, perhaps with a port."""
+    if not text:
+        return
+    found = _PLACE.fullmatch(text)
+    if not (_is_ipv6(text) or (found and 0 < int(found["port"] or 1) <= 65535)):
+        raise ValueError(f"must be HOST or HOST:PORT, such as alpha or alpha:7070, not {text!r}")
+    if text.strip("[]") in ("0.0.0.0", "::") or text.startswith(("0.0.0.0:", "[::]:")):
+        raise ValueError(f"must be a name that others can dial, and {text} means every address")
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def at_port(place: str, port: int) -> str:
+    """A `Place` as host:port; `port` counts if the place names none."""
+    if _is_ipv6(place):
+        return f"[{place}]:{port}"  # Its colons are no port's.
+    _, colon, given = place.rpartition(":")
+    return place if colon and given.isdecimal() else f"{place}:{port}"
+
+
 def _shared_dir(_type: Any, tokens: tuple[Token, ...]) -> Path | None:
     return shared_dir_of(tokens[0].value)
 
@@ -173,6 +207,7 @@ Port = Annotated[int, whole(0, 65535, metavar="PORT")]
 Factor = Annotated[float, Parameter(validator=Within(above=0), metavar="FACTOR")]
 Seconds = Annotated[float, Parameter(validator=Within(above=0, unit=" s"), metavar="SECONDS")]
 Address = Annotated[str, Parameter(validator=_check_address, metavar="HOST:PORT")]
+Place = Annotated[str, Parameter(validator=_check_place, metavar="HOST[:PORT]")]
 File = Annotated[Path, Parameter(metavar="FILE")]
 Folder = Annotated[Path, Parameter(metavar="DIR")]
 SharedDir = Annotated[Path | None, Parameter(metavar="DIR", converter=_shared_dir, n_tokens=1)]

@@ -120,6 +120,7 @@ EVERYTHING = ServeConfig(
     run_id="7f3a",
     run_dir="runs/elsewhere",
     bind="0.0.0.0",
+    advertise="beta:7071",
     port=1,
     metrics_port=2,
     access=Access(
@@ -176,7 +177,7 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
             for each in fields(schema)
             if getattr(schema, each.name) == getattr(default, each.name)
         }
-        assert left_out <= {"config", "coordinator", "advertise", "token"}
+        assert left_out <= {"config", "coordinator", "token"}
 
     again = read_config(["serve", *as_flags(replace(EVERYTHING, role="all"))], {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def left_in(runs: Path, run_id: str, at_s: int) -> None:
 
 def test_an_address_survives_its_json() -> None:
     assert ServiceAddress.from_json(address("7f3a").to_json()) == address("7f3a")
+
+
+def test_what_a_later_release_adds_to_an_address_is_left_out() -> None:
+    told = json.loads(address("7f3a").to_json()) | {"something": "new"}
+
+    assert ServiceAddress.from_json(json.dumps(told)) == address("7f3a")
 
 
 @pytest.mark.parametrize("text", ["", "nothing", "[]", "{}", '{"address": 1}'])

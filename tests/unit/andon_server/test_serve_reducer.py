@@ -46,7 +46,13 @@ def test_a_reducer_can_be_configured_by_its_environment() -> None:
 
 @pytest.mark.parametrize(
     ("advertise", "address"),
-    [("beta", "beta:7071"), ("beta:99", "beta:99"), ("[::1]", "[::1]:7071")],
+    [
+        ("beta", "beta:7071"),
+        ("beta:99", "beta:99"),
+        ("[fe80::1]", "[fe80::1]:7071"),
+        ("fe80::1", "[fe80::1]:7071"),
+        ("[fe80::1]:99", "[fe80::1]:99"),
+    ],
 )
 def test_workers_are_told_the_address_that_is_advertised(advertise: str, address: str) -> None:
     assert address_for_workers(config_of(*HERE, "--advertise", advertise), 7071) == address

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
+from andon_trainer.process.claims import GpuClaims, claims_of_process
 from andon_trainer.process.device import (
+    claimed_place,
     counters_of,
     describe,
     device_for,
@@ -22,6 +27,58 @@ def test_f_dp_004_a_worker_takes_the_gpu_of_its_local_rank_else_the_cpu(
     local_rank: int, gpus: int, expected: str
 ) -> None:
     assert device_for(local_rank, gpus) == torch.device(expected)
+
+
+@pytest.fixture
+def unclaimed() -> Iterator[None]:
+    """This process has no GPU before the test, nor after it."""
+    claims_of_process().release()
+    yield
+    claims_of_process().release()
+
+
+@pytest.mark.usefixtures("unclaimed")
+def test_without_a_local_rank_a_worker_takes_a_gpu_that_nobody_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = GpuClaims()
+    other.claim(["GPU-0", "GPU-1"], tmp_path)
+
+    assert claimed_place(["GPU-0", "GPU-1"], tmp_path) == 1
+    assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("unclaimed")
+def test_a_worker_that_shares_a_gpu_says_so_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = [GpuClaims() for _ in range(2)]
+    for each in others:
+        each.claim(["GPU-0", "GPU-1"], tmp_path)
+
+    assert claimed_place(["GPU-0", "GPU-1"], tmp_path) == 0
+    assert caplog.messages == [
+        "all 2 GPUs here are taken: this worker uses cuda:0 together with 1 other"
+    ]
+
+
+@pytest.mark.usefixtures("unclaimed")
+def test_a_worker_that_can_not_claim_a_gpu_says_what_to_set(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert claimed_place(["GPU-0", "GPU-1"], tmp_path / "nowhere") == 0
+
+    (said,) = caplog.messages
+    assert "No such file or directory" in said
+    assert "LOCAL_RANK" in said
+
+
+@pytest.mark.usefixtures("unclaimed")
+def test_a_local_rank_and_a_device_with_a_number_claim_nothing(tmp_path: Path) -> None:
+    pick_device(0, claims=tmp_path)
+    pick_device(None, "cpu", claims=tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_f_dp_004_the_report_is_of_the_device_that_is_used() -> None:

@@ -97,7 +97,8 @@ class Line(Preparing, Together, Logs, LineLife):
             insecure: whether this worker may talk to other hosts without encryption.
             launch_slot: the slot that the launcher gave this worker.
             launch_size: number of workers that the launcher started.
-            local_rank: this worker's number on its host; picks the GPU.
+            local_rank: this worker's number on its host; picks the GPU. Default: one that no other
+                worker of this host has claimed.
             speed_hint: how fast this worker is, compared with the others, until it is measured.
             metrics_bind: where this worker's metrics are served: a host, host:port, or `off`.
             shared_dir: folder for memory that is shared with a reducer on this host, or `off`.
@@ -140,7 +141,8 @@ class Line(Preparing, Together, Logs, LineLife):
             trace=trace,
             checksums=checksums,
         )
-        self.device = pick_device(config.local_rank, config.device)
+        claims = None if config.solo else config.shared_dir
+        self.device = pick_device(config.local_rank, config.device, claims=claims)
         self.complete = False
         self._worker = Worker(config, self.device)
         self._end_logs = write_logs(

@@ -8,16 +8,25 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
+from andon_trainer.process.claims import claims_of_process
 from andon_trainer.telemetry import GpuReading
 from andon_trainer.timeline import Counters
 
-__all__ = ["counters_of", "describe", "device_for", "gpu_of", "pick_device", "processor_in"]
+__all__ = [
+    "claimed_place",
+    "counters_of",
+    "describe",
+    "device_for",
+    "gpu_of",
+    "pick_device",
+    "processor_in",
+]
 
 log = logging.getLogger(__name__)
 
@@ -31,28 +40,34 @@ def device_for(local_rank: int, cuda_devices: int) -> torch.device:
     return torch.device("cuda", local_rank % cuda_devices)
 
 
-def pick_device(local_rank: int, name: str = "") -> torch.device:
+def pick_device(
+    local_rank: int | None, name: str = "", *, claims: Path | None = None
+) -> torch.device:
     """The device to use: the named one, else CUDA by local rank, else the CPU.
+
+    Without a local rank, and with several GPUs here, a worker claims the GPU that the fewest other
+    workers of this host have.
 
     A CUDA device becomes the process's current device. If nothing was asked for by name and the GPU
     does not work, a warning is logged and the CPU is used.
 
     Args:
-        local_rank: this worker's number on its host.
+        local_rank: this worker's number on its host; None: no launcher gave it one.
         name: `cpu`, `cuda` or `cuda:1`; empty: the best that is there.
+        claims: the folder in which workers of this host claim GPUs; None: they don't.
 
     Raises:
         ValueError: there is no such device, or it does not work.
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not name:
-        device = device_for(local_rank, devices)
+        device = device_for(_number_here(local_rank, devices, claims), devices)
         trouble = _trouble(device)
         if trouble:
             log.warning("%s does not work, so this worker uses the CPU: %s", device, trouble)
             device = torch.device("cpu")
     else:
-        device = _named(name, local_rank, devices)
+        device = _named(name, lambda: _number_here(local_rank, devices, claims), devices)
     if device.type == "cuda":
         # A script that writes "cuda" without a number means this device too.
         torch.cuda.set_device(device)
@@ -126,13 +141,51 @@ def _utilization(device: torch.device) -> float | None:
         return None
 
 
-def _named(name: str, local_rank: int, cuda_devices: int) -> torch.device:
+def _number_here(local_rank: int | None, cuda_devices: int, claims: Path | None) -> int:
+    """The local rank, or if there is none the place of the GPU that this worker claims."""
+    if local_rank is not None:
+        return local_rank
+    if cuda_devices < 2 or claims is None:
+        return 0
+    return claimed_place([_identity(index) for index in range(cuda_devices)], claims)
+
+
+def claimed_place(gpus: Sequence[str], folder: Path) -> int:
+    """The place in `gpus` of the one that this worker claims; 0 if it can't claim any."""
+    try:
+        place, others = claims_of_process().claim(gpus, folder)
+    except OSError as error:
+        log.warning(
+            "%d GPUs are here, and this worker can't claim one in %s (%s), so it uses cuda:0: set "
+            "ANDON_SHARED_DIR to a folder that the workers of this host share, or LOCAL_RANK",
+            *(len(gpus), folder, error.strerror),
+        )
+        return 0
+    if others:
+        log.warning(
+            "all %d GPUs here are taken: this worker uses cuda:%d together with %d other%s",
+            *(len(gpus), place, others, "" if others == 1 else "s"),
+        )
+    return place
+
+
+def _identity(index: int) -> str:
+    """What the hardware calls a GPU: the same in every process and container of this host."""
+    facts = torch.cuda.get_device_properties(index)
+    uuid = getattr(facts, "uuid", None)  # Not in every release of PyTorch that is supported.
+    if uuid is not None:
+        return str(uuid)
+    bus = (getattr(facts, f"pci_{part}_id", index) for part in ("domain", "bus", "device"))
+    return "-".join(map(str, bus))
+
+
+def _named(name: str, number_here: Callable[[], int], cuda_devices: int) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"{name!r} is no device: give cpu, cuda or cuda:N") from None
     if device.type == "cuda" and device.index is None and cuda_devices:
-        device = device_for(local_rank, cuda_devices)
+        device = device_for(number_here(), cuda_devices)
     if device.type == "cuda" and (device.index or 0) >= cuda_devices:
         raise ValueError(
             f"device {name} was asked for, and PyTorch sees {cuda_devices} CUDA devices here; "

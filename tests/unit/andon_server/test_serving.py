@@ -1,0 +1,69 @@
+"""Where a service says that others reach it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from andon.host.errors import UsageError
+from andon_cli.app import read_config
+from andon_server.serving import advertised
+from andon_server.settings import ServeConfig
+
+OPEN = ("--bind", "0.0.0.0", "--insecure")
+
+
+def place_of(*argv: str) -> str:
+    config = read_config(["serve", *argv], {})
+    assert isinstance(config, ServeConfig)
+    return advertised(config, 7070)
+
+
+def test_a_line_on_loopback_is_reached_there() -> None:
+    assert place_of() == "127.0.0.1:7070"
+
+
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "::", "[::]"])
+def test_a_line_on_every_address_is_reached_by_the_name_of_its_host(everywhere: str) -> None:
+    assert place_of("--bind", everywhere, "--insecure") == f"{socket.gethostname()}:7070"
+
+
+@pytest.mark.parametrize(
+    ("place", "reached"),
+    [
+        ("alpha", "alpha:7070"),
+        ("alpha.example", "alpha.example:7070"),
+        ("alpha:99", "alpha:99"),
+        ("10.0.0.7", "10.0.0.7:7070"),
+        ("fe80::1", "[fe80::1]:7070"),
+        ("[fe80::1]:99", "[fe80::1]:99"),
+    ],
+)
+def test_others_are_told_what_is_advertised(place: str, reached: str) -> None:
+    assert place_of(*OPEN, "--advertise", place) == reached
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("http://alpha", "HOST or HOST:PORT"),
+        ("alpha beta", "HOST or HOST:PORT"),
+        ("alpha:port", "HOST or HOST:PORT"),
+        ("alpha:99999", "HOST or HOST:PORT"),
+        ("0.0.0.0", "every address"),
+        ("0.0.0.0:7070", "every address"),
+        ("::", "every address"),
+        ("[::]:7070", "every address"),
+    ],
+)
+def test_what_nobody_can_dial_is_not_advertised(place: str, says: str) -> None:
+    with pytest.raises(UsageError, match=rf"--advertise.*{says}"):
+        place_of(*OPEN, "--advertise", place)
+
+
+def test_a_containers_environment_names_it() -> None:
+    config = read_config(["serve", *OPEN], {"ANDON_ADVERTISE": "andon"})
+
+    assert isinstance(config, ServeConfig)
+    assert advertised(config, 7070) == "andon:7070"
