@@ -245,22 +245,39 @@ def test_averaged_statistics_are_equal_also_on_a_worker_that_came_while_a_step_w
         assert all(other[name].equal(first[name]) for name in first)
 
 
-def test_f_dp_002_a_line_takes_more_workers_than_it_was_started_for(tmp_path: Path) -> None:
+def test_f_dp_002_a_running_line_of_two_grows_to_four_and_gives_each_worker_its_slot(
+    tmp_path: Path,
+) -> None:
     spec = {**SPEC, "pauses": [paused(tmp_path, 0)]}
-    with start_line(tmp_path, spec, 2, "--max-workers", "3") as (service, workers):
-        await_exchanging(service, 1)
-        newcomer = start_worker(tmp_path, SPEC, slot=2, **on_line(service, 2, 3))
-        try:
-            service.await_status(lambda line: line.live == 3)
-            (tmp_path / "go-0").touch()
-            codes = [worker.wait() for worker in (*workers, newcomer)]
-        finally:
-            newcomer.kill()
+    workers: list[Worker] = []
 
-    assert codes == [0, 0, 0], newcomer.output
-    assert [result_of(tmp_path, step)[0] for step in (STEP, STEP + 1)] == [(0, 1), (0, 1, 2)]
-    assert bodies(newcomer, STEP + 1) == [samples((56, 60))]
-    assert len({worker.seen["digest"] for worker in (*workers, newcomer)}) == 1
+    def start(*processes: int) -> None:
+        # As containers of one service: none knows its number, nor how many there are.
+        where = {"ANDON_ADDRESS": service.address, "ANDON_RUN_ID": service.run_id}
+        workers.extend(start_worker(tmp_path, spec, slot=process, **where) for process in processes)
+
+    with Service(tmp_path / "run", 2, "--max-workers", "4") as service:
+        try:
+            start(0, 1)
+            service.await_status(
+                lambda line: (
+                    line.step == STEP - 1
+                    and any(each.activity == pb.ACTIVITY_EXCHANGING for each in line.workers)
+                )
+            )
+            start(2, 3)
+            service.await_status(lambda line: line.live == 4)
+            (tmp_path / "go-0").touch()
+            codes = [worker.wait() for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+
+    assert codes == [0, 0, 0, 0], workers[-1].output
+    assert [result_of(tmp_path, step)[0] for step in (STEP, STEP + 1)] == [(0, 1), (0, 1, 2, 3)]
+    shares = [bodies(worker, STEP + 1)[0] for worker in workers]
+    assert sorted(chain.from_iterable(shares)) == sorted(samples((48, 60)))
+    assert len({worker.seen["digest"] for worker in workers}) == 1
 
 
 def test_below_min_workers_the_line_waits_for_one_and_goes_on(tmp_path: Path) -> None:

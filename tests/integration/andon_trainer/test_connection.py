@@ -53,8 +53,8 @@ def said() -> Iterator[Said]:
     logger.removeHandler(said)
 
 
-def connection_to(service: Service) -> Connection:
-    return Connection(LineConfig(address=service.address, launch_slot=1), Inbox())
+def connection_to(service: Service, slot: int | None = 1) -> Connection:
+    return Connection(LineConfig(address=service.address, launch_slot=slot), Inbox())
 
 
 def join(service: Service, connection: Connection) -> Joined:
@@ -92,6 +92,23 @@ def test_a_dead_process_that_still_seems_to_hold_the_slot_is_waited_out(
 
     assert said.text == "waiting for slot 1 (another process on stranger holds slot 1)"
     assert [joined.worker for joined in again] == [1]
+
+
+def test_a_worker_whose_slot_a_newcomer_got_is_given_another_unless_its_launcher_chose_it(
+    service: Service,
+) -> None:
+    chosen_by_the_line = connection_to(service, None)
+    assert join(service, chosen_by_the_line).worker == 0
+    chosen_by_the_line.close()
+    service.await_status(lambda line: line.live == 0)
+    newcomer = connection_to(service, None)
+    assert join(service, newcomer).worker == 0
+
+    again = join(service, chosen_by_the_line)
+    newcomer.close()
+    chosen_by_the_line.close()
+
+    assert again.worker == 1
 
 
 def test_a_slot_that_another_process_holds_is_refused_at_once_to_a_newcomer(

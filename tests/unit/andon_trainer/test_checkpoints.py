@@ -18,7 +18,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon.host.manifest import MANIFEST, Manifest, checkpoints_in, step_of
+from andon.protocol.run_settings import RunPlan
 from andon_trainer import CheckpointRefused, Line, LineHalted
+from andon_trainer.config import LineConfig
+from andon_trainer.member import SoloMember
+from andon_trainer.state.checkpoints import WorkerCheckpoints
 from andon_trainer.state.replica import Replica
 from andon_trainer.state.weights import weights_digest
 
@@ -120,6 +124,34 @@ def test_prepare_returns_with_the_checkpoints_state_and_step(tmp_path: Path) -> 
     assert resumed.digest == weights_digest([saved])
     assert resumed.scheduler.last_epoch == 4
     resumed.line.close()
+
+
+class Second(SoloMember):
+    """A worker to which the line gave slot 1."""
+
+    @property
+    def worker(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("member", "given", "takes_over"),
+    [(SoloMember, None, True), (Second, None, False), (SoloMember, 1, False), (Second, 0, True)],
+)
+def test_only_slot_0_continues_the_writers_random_numbers_whoever_chose_the_slot(
+    tmp_path: Path, member: type[SoloMember], given: int | None, takes_over: bool
+) -> None:
+    run = Run(4, run_dir=tmp_path, checkpoint_every=4).train()
+    replica, plan = run.line._worker.replica, RunPlan(global_batch=4, dataset_size=8)
+    torch.manual_seed(77)  # As no worker of the run before.
+    own = torch.get_rng_state()
+    config = LineConfig(resume=tmp_path / "checkpoints/step-00000004", launch_slot=given)
+    checkpoints = WorkerCheckpoints(config, torch.device("cpu"))
+    checkpoints.begin(replica)
+
+    checkpoints.between_steps(replica, member(plan), plan)
+
+    assert torch.equal(torch.get_rng_state(), own) is not takes_over
 
 
 def test_a_resumed_run_that_is_done_takes_no_step(tmp_path: Path) -> None:

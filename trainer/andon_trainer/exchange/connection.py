@@ -109,6 +109,9 @@ class Connection:
                 if not self._may_end(refusal) or time.monotonic() + wait_s > deadline:
                     raise
                 awaited, why = f"slot {self.slot}", str(refusal)
+                # A slot that the line chose may be a newcomer's now, for good, if that came first
+                # after a restart of the coordinator: then the line chooses another.
+                joining = replace(joining, launch_slot=self._config.launch_slot)
             except (grpc.RpcError, TlsError) as error:
                 over = time.monotonic() + wait_s > deadline
                 awaited = f"a coordinator at {self._config.address}"

@@ -47,6 +47,8 @@ class WorkerCheckpoints:
         """Digests of the random generators when this worker began."""
         self._generators: dict[str, Any] = {}
         """States of random generators that are still to be restored."""
+        self._alike: set[str] = set()
+        """Names of generators that began here as they did where the checkpoint was written."""
         self._requested = False
         """Whether SIGUSR1, or a best evaluation, asked for a checkpoint."""
         self._best: int | None = None
@@ -77,14 +79,8 @@ class WorkerCheckpoints:
             return
         self.origin, states = replica.load(folder)
         self._written = self.origin.step
-        # See `rng`: slot 0, or a worker that is alone, continues rank 0's numbers. The others take
-        # over only generators that all workers had seeded alike.
-        everything = not self._config.launch_slot
-        self._generators = {
-            name: state
-            for name, state in states["now"].items()
-            if everything or states["began"].get(name) == began.get(name)
-        }
+        self._generators = dict(states["now"])
+        self._alike = {name for name in began if states["began"].get(name) == began[name]}
 
     def check(self, plan: RunPlan) -> None:
         """Refuses a script that describes another run than its checkpoint; its length may differ.
@@ -129,6 +125,12 @@ class WorkerCheckpoints:
             # Here, and not in `begin`: numbers drawn between loading and the first step (an
             # evaluation, a model's weights) are no part of the checkpoint's history.
             states, self._generators = self._generators, {}
+            # See `rng`: slot 0, or a worker that is alone, continues rank 0's numbers. The others
+            # take over only generators that all workers had seeded alike. Without a launcher's slot
+            # the line chooses it, so it is known only now.
+            given = self._config.launch_slot
+            if member.worker if given is None else given:
+                states = {name: state for name, state in states.items() if name in self._alike}
             rng.restore(states, self._device)
         if self._config.run_dir is None:
             return
