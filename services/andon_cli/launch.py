@@ -378,7 +378,7 @@ class Launch:
         return ExitCode.LOST
 
     def _judge_worker(self, child: Child, code: int) -> ExitCode:
-        if child in self._late or (code == ExitCode.REFUSED and self._is_late(child)):
+        if child in self._late or (code == ExitCode.COMPLETE and self._is_late(child)):
             self._screen.say(f"{child.name} came back too late: the others have ended the run")
         elif self._was_dropped(child):
             self._screen.say(f"{child.name} was dropped: the others go on without it")

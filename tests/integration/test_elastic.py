@@ -269,11 +269,19 @@ def test_f_dp_002_a_running_line_of_two_grows_to_four_and_gives_each_worker_its_
             service.await_status(lambda line: line.live == 4)
             (tmp_path / "go-0").touch()
             codes = [worker.wait() for worker in workers]
+            # As a container that is started again, once the run is complete.
+            start(4)
+            late = workers.pop()
+            codes.append(late.wait())
         finally:
             for worker in workers:
                 worker.kill()
 
-    assert codes == [0, 0, 0, 0], workers[-1].output
+    assert codes == [0, 0, 0, 0, 0], workers[-1].output
+    assert late.output == (
+        f"run {service.run_id} is over after step 10: nothing is left to do, and another run "
+        "needs another name\n"
+    )
     assert [result_of(tmp_path, step)[0] for step in (STEP, STEP + 1)] == [(0, 1), (0, 1, 2, 3)]
     shares = [bodies(worker, STEP + 1)[0] for worker in workers]
     assert sorted(chain.from_iterable(shares)) == sorted(samples((48, 60)))

@@ -65,8 +65,11 @@ class LineHalted(AndonError):
 class JoinRefused(AndonError):
     """The line does not accept this worker; starting it again unchanged would not help.
 
+    If the run is complete already (`reason` is `complete`), nothing went wrong: a script that does
+    not catch it says so in one line, and exits with code 0.
+
     Attributes:
-        reason: what was refused, in lower case: `layout_differs`, `token`, `slot`.
+        reason: what was refused, in lower case: `layout_differs`, `token`, `slot`, `complete`.
         component: what differs between this worker and the line; empty if nothing does.
         mine: this worker's value of `component`.
         theirs: the line's value of `component`.
@@ -79,6 +82,9 @@ class JoinRefused(AndonError):
     ) -> None:
         """Carries the coordinator's answer, or this worker's own reason not to join."""
         super().__init__(message)
+        if reason == "complete":
+            # A restart policy that heeds exit codes must not start this worker again and again.
+            self.exit_code = 0
         self.reason = reason
         self.component = component
         self.mine = mine

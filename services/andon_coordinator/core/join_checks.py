@@ -26,7 +26,7 @@ from andon_coordinator.core.events import JoinRequest
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 
-__all__ = ["adopts", "check_join", "greatest_term"]
+__all__ = ["adopts", "check_join", "greatest_term", "refusal_of_an_ended_run"]
 
 _TOTALS = ("total_steps", "total_epochs")
 
@@ -65,6 +65,15 @@ def greatest_term(request: JoinRequest) -> int:
     if request.halt is not None:
         keys.append(request.halt.key)
     return max([request.greatest_term, *(key.term for key in keys if key is not None)])
+
+
+def refusal_of_an_ended_run(core: CoreState) -> JoinRefusal:
+    """What a worker is told that comes, or still waits for state, once the run is over."""
+    message = (
+        f"run {core.settings.run_id} is over after step {core.chain.step}: nothing is left to do, "
+        "and another run needs another name"
+    )
+    return JoinRefusal(reason=Reason.COMPLETE, message=message)
 
 
 def adopts(core: CoreState, request: JoinRequest) -> bool:
@@ -129,10 +138,7 @@ def _check_not_over(core: CoreState, request: JoinRequest) -> JoinRefusal | None
             and (record.kind is RecordKind.MARK or request.held_key == record.key)
         )
         over = request.head != core.chain.head and not missed
-    if not over:
-        return None
-    message = f"run {core.settings.run_id} is over after step {core.chain.step}"
-    return JoinRefusal(reason=Reason.COMPLETE, message=message)
+    return refusal_of_an_ended_run(core) if over else None
 
 
 def _check_layout(core: CoreState, request: JoinRequest) -> JoinRefusal | None:

@@ -9,14 +9,12 @@ back-off after a void round lasts.
 from __future__ import annotations
 
 from andon.protocol.halts import HaltReason
-from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import Ranges, Split, next_batch, reassign
 from andon_coordinator.core import departures, overlap, syncing
 from andon_coordinator.core.defects import LineDefect, divergence
 from andon_coordinator.core.effects import (
-    JoinRefusal,
     LineState,
     NoteSchedule,
     RefuseJoin,
@@ -24,6 +22,7 @@ from andon_coordinator.core.effects import (
     SendShutdown,
     Skip,
 )
+from andon_coordinator.core.join_checks import refusal_of_an_ended_run
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState, Trigger
@@ -335,8 +334,7 @@ def _complete(core: CoreState) -> None:
 
 def _send_away(core: CoreState, member: LineMember) -> None:
     """Refuses a joiner that waits for state: every worker that had it has left."""
-    message = f"run {core.settings.run_id} is over after step {core.chain.step}"
-    core.emit(RefuseJoin(_stream(member), JoinRefusal(reason=Reason.COMPLETE, message=message)))
+    core.emit(RefuseJoin(_stream(member), refusal_of_an_ended_run(core)))
     departures.detach(core, member, "the run was complete before it had its state", grace_s=0.0)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 PREPARED = """\
 import atexit, sys
-from andon_trainer.errors import LineHalted, WorkerDropped
+from andon_trainer.errors import JoinRefused, LineHalted, WorkerDropped
 from andon_trainer.process.exits import watch_exit
 from andon.protocol.halts import HaltEvidence, HaltReason
 
@@ -71,7 +71,16 @@ sys.excepthook = as_torch_distributed
 fail()
 """
 DONE = "DONE = True\nraise SystemExit(0)"
+OVER = "raise JoinRefused('complete', 'run 7f3a is over after step 9: nothing is left to do')"
+CAUGHT_OVER = """\
+try:
+    raise JoinRefused('complete', 'run 7f3a is over')
+except JoinRefused as refused:
+    print(refused.reason, file=sys.stderr)
+"""
+FULL = "raise JoinRefused('full', 'all 2 slots are taken')"
 DROPPED = "raise WorkerDropped('dropped after step 2: why', 'alpha:7070', 2)"
+OTHERS = (DONE, DROPPED, OVER, CAUGHT_OVER, FULL, COLLECTED)
 
 Ended = Callable[[str], tuple[int, str, str]]
 
@@ -87,7 +96,7 @@ def ended() -> Ended:
             text=True,
             env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
         )
-        for script in (*GOOD_ENDS, *(script for script, _, _ in BAD_ENDS), DONE, DROPPED, COLLECTED)
+        for script in (*GOOD_ENDS, *(script for script, _, _ in BAD_ENDS), *OTHERS)
     }
     said = {script: process.communicate() for script, process in started.items()}
     return lambda script: (started[script].returncode, said[script][0].strip(), said[script][1])
@@ -116,6 +125,25 @@ def test_a_worker_that_was_dropped_ends_with_one_line(ended: Ended) -> None:
     code, _, errors = ended(DROPPED)
 
     assert (code, errors) == (5, "dropped after step 2: why\n")
+
+
+def test_a_worker_that_finds_the_run_complete_says_so_in_one_line_and_ends_well(
+    ended: Ended,
+) -> None:
+    code, _, errors = ended(OVER)
+
+    assert (code, errors) == (0, "run 7f3a is over after step 9: nothing is left to do\n")
+
+
+def test_a_script_may_catch_that_the_run_is_complete(ended: Ended) -> None:
+    assert ended(CAUGHT_OVER) == (0, "None", "complete\n")
+
+
+def test_any_other_refusal_is_an_error_with_its_traceback(ended: Ended) -> None:
+    code, _, errors = ended(FULL)
+
+    assert code == 4
+    assert "Traceback" in errors
 
 
 def test_the_traceback_is_seen_though_another_hook_collects_it_around_ours(ended: Ended) -> None:

@@ -223,6 +223,7 @@ def test_a_halt_of_the_line_is_raised_in_every_process() -> None:
         HALTED,
         RunOver("the run is over: steps", "alpha:7070", 7),
         JoinRefused("slot", "no room", "workers", "2", "1"),
+        JoinRefused("complete", "run 7f3a is over after step 9"),
         Terminated(),
         HostLost("another process of this host failed, and so its host: OSError: full"),
     ],

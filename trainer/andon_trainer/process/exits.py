@@ -23,12 +23,9 @@ from functools import cache
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from andon_trainer.errors import AndonError, RunOver, WorkerDropped
+from andon_trainer.errors import AndonError, WorkerDropped
 
 __all__ = ["ProcessExit", "is_interactive", "watch_exit"]
-
-_NO_TRACEBACK = (RunOver, WorkerDropped)
-"""An operator brought these about: the message is enough."""
 
 
 class ProcessExit:
@@ -116,7 +113,7 @@ class ProcessExit:
                 return
             self.error = error
             try:
-                if isinstance(error, _NO_TRACEBACK):
+                if _needs_no_traceback(error):
                     sys.stderr.write(f"{error}\n")
                 else:
                     previous(kind, error, traceback)
@@ -186,6 +183,13 @@ def watch_exit() -> ProcessExit:
     ending = _exit_of_process()
     ending.begin()
     return ending
+
+
+def _needs_no_traceback(error: BaseException) -> bool:
+    """Whether an error's message is enough: the script is not at fault, and nothing failed."""
+    if isinstance(error, WorkerDropped):
+        return True  # An operator brought it about.
+    return isinstance(error, AndonError) and error.exit_code == 0
 
 
 def _write_collected() -> None:
