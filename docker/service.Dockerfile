@@ -1,6 +1,9 @@
 # The service: coordinator and reducer in one process, without PyTorch.
 #
 #   docker build -f docker/service.Dockerfile -t andon-service .
+#
+# The classic builder and BuildKit both build it. So no step has a cache mount, which the classic one
+# refuses: the packages are in a layer of their own instead, which a change of the sources keeps.
 
 ARG BASE=python:3.11-slim-bookworm
 
@@ -11,17 +14,28 @@ WORKDIR /src
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
-COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt ./
+# `certs` is for the container that makes certificates, in docker-compose.tls.yml.
+RUN python -m venv --without-pip /opt/andon \
+    && python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+print(*project['dependencies'], *project['optional-dependencies']['certs'], sep='\n')" > packages.txt \
+    && python -m pip --python /opt/andon/bin/python install --no-cache-dir -c constraints.txt \
+        -r packages.txt
+COPY hatch_build.py README.md LICENSE ./
 COPY proto proto
 COPY services services
 COPY trainer trainer
-RUN python -m venv --without-pip /opt/andon \
-    && python -m pip --python /opt/andon/bin/python install --no-cache-dir -c constraints.txt .
+# An image without the C part would work, and average slower for good: so it is not built.
+RUN ANDON_C_PART=required python -m pip --python /opt/andon/bin/python install --no-cache-dir \
+        -c constraints.txt '.[certs]' \
+    && /opt/andon/bin/python -c 'import andon.protocol._fused'
 
 FROM ${BASE}
+# A volume that is mounted on one of these folders gets its owner.
 RUN groupadd --gid 10001 andon \
     && useradd --uid 10001 --gid 10001 --create-home andon \
-    && install -d -o andon -g andon /srv/andon /srv/andon/runs
+    && install -d -o andon -g andon /srv/andon /srv/andon/runs /srv/andon/certs \
+        /srv/andon/certs/ca /srv/andon/certs/andon /srv/andon/certs/trainer
 COPY --from=build /opt/andon /opt/andon
 ENV PATH=/opt/andon/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

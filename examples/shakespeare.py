@@ -237,7 +237,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     option = parser.add_argument
-    option("--steps", type=int, default=600, help="steps to train for")
+    option(
+        "--steps",
+        type=int,
+        default=int(os.environ.get("ANDON_STEPS") or 600),
+        help="steps to train for",
+    )
     option("--batch-size", type=int, default=32, help="pieces in a step, over all workers")
     option("--learning-rate", type=float, default=3e-3, help="of AdamW, at the start")
     option("--seed", type=int, default=1, help="of weights, order and sample")

@@ -125,7 +125,7 @@ _HIDING = (
         title="Path of each worker's exchange",
         tells="The slowest path that its last exchange took. A worker on the reducer's host that "
         "turns from shared memory to the wire lost it: `/dev/shm` is too small, or its container "
-        "has its own `ipc`.",
+        "has one of its own.",
         see="docs/runbooks/SharedMemoryLost.md",
         queries=(
             Query(

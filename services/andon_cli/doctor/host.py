@@ -110,7 +110,7 @@ def check_folder(runs: Path) -> list[Finding]:
 
 def check_shared_memory(folder: Path) -> list[Finding]:
     """Writes a file where processes share memory, and checks how much room there is."""
-    check, remedy = "shared memory", "set shm_size, or ANDON_SHARED_DIR to a folder on tmpfs"
+    check, remedy = "shared memory", "enlarge it, or set ANDON_SHARED_DIR to a folder on tmpfs"
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"andon")

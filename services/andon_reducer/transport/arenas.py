@@ -81,9 +81,9 @@ class Arenas:
         try:
             if opening.shared_folder != folder_identity(folder):
                 return (
-                    f"the reducer's {folder} is not the worker's folder: between containers, "
-                    "share one (ipc) and set ANDON_SHARED_DIR alike; if the worker is on another "
-                    "host, nothing is wrong"
+                    f"the reducer's {folder} is not the worker's folder: mount one volume there "
+                    "in both containers, or set ANDON_SHARED_DIR alike; if the worker is on "
+                    "another host, nothing is wrong"
                 )
             layout = ArenaLayout(opening.block_elements)
             # One at a time: two streams of a run that come together must find one memory for
@@ -326,7 +326,7 @@ def _why(folder: Path, size_bytes: int, error: OSError) -> str:
         free = os.statvfs(folder)
         return (
             f"{folder} has {free.f_bavail * free.f_frsize // _MIB} MiB free and one arena needs "
-            f"{-(-size_bytes // _MIB)} MiB: set shm_size, or ANDON_SHARED_DIR to a larger tmpfs"
+            f"{-(-size_bytes // _MIB)} MiB: enlarge it, or set ANDON_SHARED_DIR to a larger tmpfs"
         )
     return (
         f"{folder} can't be used by the reducer ({error.strerror}): set ANDON_SHARED_DIR to a "

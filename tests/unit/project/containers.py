@@ -19,11 +19,13 @@ __all__ = ["FORMS", "SERVICE", "TRAINER", "Dockerfile", "compose"]
 FORMS = {
     "gpu": ("docker-compose.yml",),
     "cpu": ("docker-compose.yml", "docker-compose.cpu.yml"),
+    "tls": ("docker-compose.yml", "docker-compose.tls.yml"),
+    "cpu-tls": ("docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.tls.yml"),
 }
-_CONTINUED = re.compile(r"\\\n(?:\s*#.*\n)*")
+_COMMENT = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)
 
 
-def compose(form: str) -> dict[str, Any]:
+def compose(form: str, **variables: str) -> dict[str, Any]:
     """What Compose makes of a form's files: everything merged, interpolated and in full."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     tool = shutil.which("docker-compose", path=path)
@@ -32,7 +34,7 @@ def compose(form: str) -> dict[str, Any]:
     done = subprocess.run(
         [tool, *files, "config", "--format", "json"],
         cwd=ROOT,
-        env={"PATH": path, "HOME": "/nonexistent"},
+        env={"PATH": path, "HOME": "/nonexistent", **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -52,8 +54,9 @@ class Dockerfile:
     def instructions(self) -> list[tuple[str, str]]:
         """Each instruction and what follows it, on one line."""
         text = (ROOT / "docker" / self.name).read_text("utf-8")
-        lines = _CONTINUED.sub(" ", text).splitlines()
-        words = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
+        # As Docker reads it: a comment is no part of the instruction that goes on around it.
+        lines = _COMMENT.sub("", text).replace("\\\n", " ").splitlines()
+        words = [line.split(None, 1) for line in lines if line]
         return [(name, rest) for name, rest in words]
 
     @property
