@@ -136,7 +136,8 @@ $(BIN)/docker-compose $(1) config -q $(2)
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.compose-spec -
 endef
 
-# Each combination: with and without GPUs, certificates and monitoring. This needs no Docker engine.
+# Each combination: with and without GPUs, certificates and monitoring. This needs no Docker engine
+# and no cluster.
 check-containers: $(INSTALLED)  ## hadolint, Compose's own check of each combination, the dashboard
 	$(BIN)/hadolint docker/*.Dockerfile
 	$(call composed,,)
@@ -146,10 +147,10 @@ check-containers: $(INSTALLED)  ## hadolint, Compose's own check of each combina
 	$(call composed,-f docker-compose.yml $(TLS),)
 	$(call composed,$(CPU) $(TLS),)
 	$(call composed,$(CPU) $(TLS),$(UNWATCHED))
-	$(BIN)/python -m pytest -q tests/unit/project/test_containers*.py
+	$(BIN)/python -m pytest -q tests/unit/project/test_containers*.py tests/unit/project/test_kubernetes*.py
 
 check-docs: $(INSTALLED)  ## links, commands and metrics in the documentation exist; the site builds
-	$(BIN)/python -m pytest -q tests/unit/project --ignore-glob='*/test_containers*'
+	$(BIN)/python -m pytest -q tests/unit/project --ignore-glob='*/test_containers*' --ignore-glob='*/test_kubernetes*'
 	$(BIN)/python -m andon_cli.help docs/settings.md trainer/andon_trainer/config.py --check
 	$(BIN)/python docs/metrics_tables.py docs/metrics.md --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

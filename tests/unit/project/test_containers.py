@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
 
@@ -17,6 +16,7 @@ from andon_server.settings import ServeConfig
 from andon_trainer.config import LineConfig
 from unit.project.containers import FORMS, SERVICE, TRAINER, Dockerfile, compose
 from unit.project.documents import ROOT
+from unit.project.watched import Watched
 
 every_form = pytest.mark.parametrize("services", FORMS, indirect=True)
 every_dockerfile = pytest.mark.parametrize(
@@ -25,24 +25,6 @@ every_dockerfile = pytest.mark.parametrize(
 encrypted_forms = pytest.mark.parametrize("services", ["tls", "cpu-tls"], indirect=True)
 RUNS = "/srv/andon/runs"
 SHARED = "/dev/shm"
-
-
-class Watched(Mapping[str, str]):
-    """An environment that remembers what was asked of it."""
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-        self.asked: set[str] = set()
-
-    def __getitem__(self, name: str) -> str:
-        self.asked.add(name)
-        return self._variables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._variables)
-
-    def __len__(self) -> int:
-        return len(self._variables)
 
 
 @pytest.fixture(scope="module")
