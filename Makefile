@@ -30,7 +30,7 @@ TLS := -f docker-compose.tls.yml
 UNWATCHED := andon trainer
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-core browser screenshots check docs settings metrics dashboards bench gpu proto vectors clients clean soak rehearse fuzz
+.PHONY: help install demo test test-core browser screenshots check docs dist settings metrics dashboards bench gpu proto vectors clients clean soak rehearse fuzz
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -184,7 +184,7 @@ clients:  ## builds the workers in other languages, if their tools are installed
 	else echo 'clients/cpp needs: apt-get install g++ pkg-config protobuf-compiler' \
 		'protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libssl-dev'; fi
 
-soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks and the search, for much longer; models above 2 GiB
+soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks, upgrades and the search, for much longer; models above 2 GiB
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
 		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py tests/fuzz \
 		tests/unit/andon_coordinator/test_implausible_messages.py \
@@ -194,6 +194,7 @@ soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks and 
 	ANDON_ATTACK_SECONDS=10 ANDON_ATTACK_CONNECTIONS=5000 $(BIN)/python -m pytest -q --timeout 3600 \
 		tests/hostile
 	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
+	ANDON_UPGRADES=all $(BIN)/python -m pytest -q --timeout 3600 tests/upgrade
 	ANDON_LARGE=1 $(BIN)/python -m pytest -q --timeout 3600 tests/integration/andon_trainer/test_large.py
 
 fuzz: $(FUZZ_INSTALLED)  ## coverage-guided fuzzing of each parser, for FUZZ_SECONDS=60 each
@@ -201,6 +202,9 @@ fuzz: $(FUZZ_INSTALLED)  ## coverage-guided fuzzing of each parser, for FUZZ_SEC
 
 rehearse: $(INSTALLED)  ## runs the images' commands in clean environments, without Docker; takes minutes
 	$(BIN)/python docker/rehearse.py $(ARGS)
+
+dist: $(INSTALLED)  ## the wheels and the source of a release, in dist/, tried in a clean environment
+	$(BIN)/python release/dist.py
 
 gpu: $(INSTALLED)  ## what needs a GPU: tests, two workers end to end, figures, in one JSON; without one it says so
 	$(BIN)/python benchmarks/gpu.py --json benchmarks/results/gpu.json $(ARGS)

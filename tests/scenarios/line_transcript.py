@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import count, takewhile
 from typing import Any
 
+from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.limits import CHUNK_ELEMENTS
 from andon.protocol.records import Cursor, Key, PositionRange, Record
@@ -149,7 +150,7 @@ class _Commands:
             mid_script="mid_script" in options,
             node_id=options.get("host", request.node_id),
             devices=(on.Device("cpu", options["device"]),) if "device" in options else (),
-            capabilities=frozenset(filter(None, options.get("can", "").split(","))),
+            capabilities=_capabilities(options),
             speed_hint=_real(options.get("hint", "")),
             pacing=request.pacing,
             checkpoints=on.CheckpointPlan(int(options["every"]), "/runs")
@@ -199,6 +200,7 @@ class _Commands:
             gradient_norm=_real(options.get("norm", "")),
             own_gradient_norm=_real(options.get("own_norm", "")),
             overflow="overflow" in options,
+            digest_base_hashed="hashed" in options,
             timings=self._timings(report.samples, options),
         )
         self.bench.peers[stream].held = report.key
@@ -493,6 +495,13 @@ def _shown_key(key: Key | None) -> str:
         return "none"
     counter, bits = divmod(key.term, 2**32)
     return f"{counter}{'' if bits == counter else f'.{bits}'}/{key.round}"
+
+
+def _capabilities(options: Options) -> frozenset[str]:
+    """What a worker can do: `older` is one of a version that lacks what all have since."""
+    older = "older" in options
+    can = options.get("can", "").split(",")
+    return frozenset(filter(None, (*can, "" if older else OVERFLOW)))
 
 
 def _key(text: str) -> Key | None:

@@ -200,7 +200,9 @@ def _control_up() -> list[Message]:
             sequence=1,
             value=0.5,
             weight=100.0,
-            digest=pb.WeightsDigest(head=PARENT, sha256=_DIGEST, prefixes=_DIGEST[:16]),
+            digest=pb.WeightsDigest(
+                head=PARENT, sha256=_DIGEST, prefixes=_DIGEST[:16], base_hashed=True
+            ),
             data=b"rank 0",
         ),
     ]
@@ -236,6 +238,7 @@ def _control_down() -> list[Message]:
             step=117,
             term=TERM,
             halt=evidence(),
+            capabilities=["hashed-base.v1", "overflow.v1"],
         ),
         pb.ShardAssignment(
             writes_checkpoint=True,

@@ -21,6 +21,7 @@ from andon.host.manifest import checkpoint_folder, newest_whole
 from andon.host.run_token import read_token
 from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.tls import host_of, is_loopback
+from andon.protocol.capabilities import WORKER_CAPABILITIES
 from andon.protocol.ring import RING_CAPABILITY
 
 __all__ = ["LineConfig", "TorchrunStore", "endpoint_of"]
@@ -232,7 +233,8 @@ class LineConfig:
     @property
     def capabilities(self) -> tuple[str, ...]:
         """What this worker can do that not every worker can."""
-        return () if self.ring_bind == "off" else (RING_CAPABILITY,)
+        ring = () if self.ring_bind == "off" else (RING_CAPABILITY,)
+        return (*WORKER_CAPABILITIES, *ring)
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> LineConfig:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from andon.host.manifest import CheckpointFacts
+from andon.protocol.capabilities import COORDINATOR_CAPABILITIES
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
@@ -70,6 +71,10 @@ class RunMember(Protocol):
     @property
     def digest_every(self) -> int:
         """The interval, in steps, at which workers compare digests of their weights; 0: never."""
+
+    @property
+    def coordinator_can(self) -> frozenset[str]:
+        """What the coordinator can do that one of an earlier version can't."""
 
     def next_round(self) -> Assigned:
         """Asks for work and waits for it."""
@@ -151,6 +156,11 @@ class SoloMember:
     def digest_every(self) -> int:
         """0: there is no worker to compare with."""
         return 0
+
+    @property
+    def coordinator_can(self) -> frozenset[str]:
+        """Everything: nobody of another version takes part."""
+        return frozenset(COORDINATOR_CAPABILITIES)
 
     def next_round(self) -> Assigned:
         """Assigns all positions of the next step.

@@ -71,6 +71,11 @@ class MemberFacts:
         return self._link.joined.policy
 
     @property
+    def coordinator_can(self) -> frozenset[str]:
+        """The coordinator's capabilities, by the answer to the latest Join."""
+        return self._link.joined.capabilities
+
+    @property
     def digest_every(self) -> int:
         """Compare digests of the weights every so many steps; 0: never."""
         return self._link.joined.policy.digest_every

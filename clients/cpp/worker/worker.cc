@@ -14,8 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
-// What this client can do beyond the steps of every worker: docs/protocol.md, Schedules.
-constexpr char kBalance[] = "balance.v1";
+// What this client can do beyond the steps of every worker: docs/protocol.md, Capabilities.
+constexpr const char* kCapabilities[] = {"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1"};
 constexpr double kFirstPatienceS = 300, kFirstWaitS = 0.05, kLongestWaitS = 2;
 
 void say(const std::string& text) { std::cerr << "cpp: " << text << std::endl; }
@@ -103,7 +103,7 @@ v1::Join Worker::join() const {
   auto* device = join.add_devices();
   device->set_kind("cpu");
   device->set_name("cpp");
-  join.add_capabilities(kBalance);
+  for (const char* each : kCapabilities) join.add_capabilities(each);
   *join.mutable_layout() = config_.layout;
   *join.mutable_plan() = config_.plan;
   if (replica_.head()) *join.mutable_head() = *replica_.head();

@@ -25,8 +25,8 @@ type Lost struct{ Message string }
 func (l *Lost) Error() string { return "the line is lost: " + l.Message }
 
 // capabilities are what this client can do beyond the steps of every worker: docs/protocol.md,
-// Schedules.
-var capabilities = []string{"balance.v1"}
+// Capabilities.
+var capabilities = []string{"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1"}
 
 var errOver = errors.New("the run is over")
 

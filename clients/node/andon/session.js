@@ -21,8 +21,8 @@ export class Again extends Error {}
 
 const LEAVE_PATIENCE_MS = 5000;
 
-/** What this client can do beyond the steps of every worker: docs/protocol.md, Schedules. */
-const CAPABILITIES = ['balance.v1'];
+/** What this client can do beyond the steps of every worker: docs/protocol.md, Capabilities. */
+const CAPABILITIES = ['balance.v1', 'norms.v1', 'mean-buffers.v1', 'overflow.v1'];
 
 const REFUSALS = new Set([
   status.FAILED_PRECONDITION, status.INVALID_ARGUMENT, status.UNAUTHENTICATED, status.PERMISSION_DENIED,

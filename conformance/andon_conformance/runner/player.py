@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from andon.protocol.capabilities import WORKER_CAPABILITIES
 from andon.protocol.layout import Layout
 from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.records import Cursor, Key
@@ -104,7 +105,7 @@ class Player:
             incarnation=self.incarnation,
             devices=[pb.Device(kind="cpu", name="conformance")],
             backend="cpu",
-            capabilities=[BALANCE_CAPABILITY],
+            capabilities=[BALANCE_CAPABILITY, *WORKER_CAPABILITIES],
             protocol_version=PROTOCOL_VERSION,
             layout=layouts.layout_to_proto(self.target.layout),
             plan=conversion.plan_to_proto(self.target.plan),

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class CheckpointFacts:
             "step": self.step,
             "cursor": {"epoch": self.cursor.epoch, "position": self.cursor.position},
             "digest": self.digest,
-            "plan": asdict(self.plan),
+            "plan": self.plan.to_json(),
         }
         if self.pacing:
             facts["pacing"] = base64.b64encode(self.pacing).decode()
@@ -93,7 +93,7 @@ class CheckpointFacts:
             step=fields["step"],
             cursor=Cursor(fields["cursor"]["epoch"], fields["cursor"]["position"]),
             digest=fields["digest"],
-            plan=RunPlan(**fields["plan"]),
+            plan=RunPlan.from_json(fields["plan"]),
             # Checkpoints from before there was one have none.
             pacing=base64.b64decode(fields.get("pacing", ""), validate=True),
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.limits import BATCH_LIMIT, CHUNK_ELEMENTS, COUNT_LIMIT
@@ -78,6 +80,29 @@ class RunPlan:
                 f"drop_last leaves no batch of {self.global_batch} in a dataset of "
                 f"{self.dataset_size or 'unknown'} samples"
             )
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields as values of JSON, without those that have their default.
+
+        So a program of an earlier version, which does not know the latest fields, reads a plan that
+        does not use them.
+        """
+        values = ((each, getattr(self, each.name)) for each in fields(self))
+        return {each.name: value for each, value in values if value != each.default}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`.
+
+        Raises:
+            TypeError, ValueError: a field is missing, illegal, or of a later version.
+        """
+        if unknown := sorted(values.keys() - {each.name for each in fields(cls)}):
+            raise ValueError(
+                f"the run's plan has {', '.join(unknown)}, which this version of Andon does not "
+                "know: use the version that wrote it, or a later one"
+            )
+        return cls(**values)
 
     @property
     def epoch_size(self) -> int | None:

@@ -371,7 +371,7 @@ class ReducerShare(_message.Message):
     def __init__(self, address: _Optional[str] = ..., start_element: _Optional[int] = ..., stop_element: _Optional[int] = ...) -> None: ...
 
 class JoinAccepted(_message.Message):
-    __slots__ = ("worker", "session_token", "reducers", "plan", "policy", "liveness", "join_status", "head", "step", "term", "halt", "run_id")
+    __slots__ = ("worker", "session_token", "reducers", "plan", "policy", "liveness", "join_status", "head", "step", "term", "halt", "run_id", "capabilities")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REDUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -384,6 +384,7 @@ class JoinAccepted(_message.Message):
     TERM_FIELD_NUMBER: _ClassVar[int]
     HALT_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     worker: int
     session_token: bytes
     reducers: _containers.RepeatedCompositeFieldContainer[ReducerShare]
@@ -396,7 +397,8 @@ class JoinAccepted(_message.Message):
     term: int
     halt: _halt_pb2.HaltEvidence
     run_id: str
-    def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., join_status: _Optional[_Union[JoinStatus, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., run_id: _Optional[str] = ...) -> None: ...
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., join_status: _Optional[_Union[JoinStatus, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., run_id: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RequestWork(_message.Message):
     __slots__ = ("head", "ring_address", "leaves_epoch", "checkpoint")
@@ -477,14 +479,16 @@ class Timings(_message.Message):
     def __init__(self, compute_s: _Optional[float] = ..., exchange_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., data_s: _Optional[float] = ..., busy_s: _Optional[float] = ..., micro_batches: _Optional[int] = ..., computed: _Optional[int] = ...) -> None: ...
 
 class WeightsDigest(_message.Message):
-    __slots__ = ("head", "sha256", "prefixes")
+    __slots__ = ("head", "sha256", "prefixes", "base_hashed")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    BASE_HASHED_FIELD_NUMBER: _ClassVar[int]
     head: _record_pb2.Key
     sha256: bytes
     prefixes: bytes
-    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ..., prefixes: _Optional[bytes] = ...) -> None: ...
+    base_hashed: bool
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ..., prefixes: _Optional[bytes] = ..., base_hashed: bool = ...) -> None: ...
 
 class StepReady(_message.Message):
     __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
@@ -158,8 +158,9 @@ def in_round(round_: StepRound, layout: Layout | None) -> LineDefect | None:
         if ready.digest and ready.digest_head == round_.parent
     }
     prefixes = {worker: ready.digest_prefixes for worker, ready in round_.in_rank_order}
+    hashed = {worker for worker, ready in round_.in_rank_order if ready.digest_base_hashed}
     return (
-        divergence(digests, round_.step - 1, prefixes, layout)
+        divergence(digests, round_.step - 1, prefixes, layout, hashed)
         or _weights_differ(round_)
         or _loss_overflows(round_)
     )
@@ -170,12 +171,29 @@ def divergence(
     step: int,
     prefixes: Mapping[int, bytes],
     layout: Layout | None,
+    hashed: Collection[int] = (),
 ) -> LineDefect | None:
     """The defect if workers have different weights after `step` (rule 17).
 
     If there is a majority, the evidence names the lowest worker outside it. If the workers sent
-    prefixes of their digests, it names the first parameter that differs.
+    prefixes of their digests, it names the first parameter that differs. The digests of the workers
+    in `hashed` have hashes of frozen parameters in the place of their elements: of equal weights
+    they differ from those of the other workers, so each kind is compared within itself.
     """
+    for same_kind in (True, False):
+        kind = {each: it for each, it in digests.items() if (each in hashed) is same_kind}
+        defect = _divergence(kind, step, prefixes, layout)
+        if defect is not None:
+            return defect
+    return None
+
+
+def _divergence(
+    digests: Mapping[int, bytes],
+    step: int,
+    prefixes: Mapping[int, bytes],
+    layout: Layout | None,
+) -> LineDefect | None:
     # A majority is only a hint for people: nothing is repaired by it.
     votes = Counter(digests.values())
     if len(votes) < 2:

@@ -76,6 +76,7 @@ def left(core: CoreState, member: LineMember, event: WorkerLeft) -> None:
     member.left = event.reason
     member.final_digest = event.digest
     member.final_head = event.digest_head
+    member.final_base_hashed = event.digest_base_hashed
     core.emit(
         SaveDeparture(member.worker, event.reason, event.message, event.final_step, event.digest)
     )

@@ -208,6 +208,8 @@ class Ready:
     digest_head: Key | None = None
     digest_prefixes: bytes = b""
     """Prefixes of the digest after each component, from the layout's last block to its first."""
+    digest_base_hashed: bool = False
+    """Whether the digest has hashes of frozen parameters in the place of their elements."""
     end_of_data: bool = False
     stop_reason: str = ""
     gradient_norm: float | None = None
@@ -271,6 +273,7 @@ class WorkerLeft:
     digest: bytes = b""
     digest_head: Key | None = None
     checkpoint: Checkpoint | None = None
+    digest_base_hashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +299,7 @@ class ScalarAllReduceArrived:
     digest_head: Key | None = None
     digest_prefixes: bytes = b""
     data: bytes = b""
+    digest_base_hashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

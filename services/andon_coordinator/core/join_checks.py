@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hmac
 
+from andon.protocol.capabilities import MEAN_BUFFERS, NORMS
 from andon.protocol.layout import first_difference
 from andon.protocol.limits import COUNT_LIMIT, PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
@@ -30,10 +31,14 @@ __all__ = ["adopts", "check_join", "greatest_term", "refusal_of_an_ended_run"]
 
 _TOTALS = ("total_steps", "total_epochs")
 
-_REMEDIES = dict.fromkeys(
-    (BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY),
-    ": start the line with --schedule every-step --shares equal, or update the client",
-)
+_REMEDIES = {
+    **dict.fromkeys(
+        (BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY),
+        ": start the line with --schedule every-step --shares equal, or update the client",
+    ),
+    NORMS: ": start the line without --max-grad-norm and --worker-grad-norm, or update the client",
+    MEAN_BUFFERS: ": start the line without --average-buffers, or update the client",
+}
 """What helps a worker that lacks a capability."""
 
 _ADOPTED_LIMIT = COUNT_LIMIT // 2

@@ -61,6 +61,7 @@ class LineMember:
     left: LeaveReason | None = None
     final_digest: bytes = b""
     final_head: Key | None = None
+    final_base_hashed: bool = False
     last_weights: ScalarAllReduceArrived | None = None
     """Its report of the weights that its loop ended with."""
     voided_attempt: int | None = None

@@ -20,6 +20,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from andon.protocol.capabilities import MEAN_BUFFERS, NORMS
 from andon.protocol.limits import BATCH_LIMIT
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.protocol.schedules import (
@@ -52,6 +53,9 @@ def capabilities_for(settings: PacingSettings, policy: Policy) -> frozenset[str]
         CADENCE_CAPABILITY: settings.schedule is Schedule.CADENCE,
         LOCAL_CAPABILITY: policy.local_steps > 0,
         OVERLAP_CAPABILITY: policy.overlap,
+        # A worker that does not know these fields would train on without what they ask for.
+        NORMS: policy.max_grad_norm is not None or policy.own_gradient_norm,
+        MEAN_BUFFERS: policy.average_buffers,
     }
     return frozenset(name for name, needs in needed.items() if needs)
 

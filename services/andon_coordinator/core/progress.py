@@ -316,7 +316,8 @@ def _complete(core: CoreState) -> None:
             and member.final_digest
             and member.final_head == core.chain.head
         }
-        defect = divergence(digests, core.chain.step, {}, None)
+        hashed = {member.worker for member in core.members if member.final_base_hashed}
+        defect = divergence(digests, core.chain.step, {}, None, hashed)
         if defect is not None:
             core.stop_line(defect)
             return

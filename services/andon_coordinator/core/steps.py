@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
@@ -95,6 +96,8 @@ def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:
     ended = report.end_of_data and core.plan.dataset_size is None
     fewest = 0 if ended or core.plan.sparse else share
     defect = in_ready(member.worker, report, range(fewest, share + 1))
+    if defect is None and report.overflow:
+        defect = _overflow_not_taken(core, member, round_)
     if defect is not None:
         core.stop_line(defect)
         return
@@ -102,6 +105,27 @@ def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:
     member.held = round_.key
     if round_.complete:
         _prepare(core, round_)
+
+
+def _overflow_not_taken(
+    core: CoreState, member: LineMember, round_: StepRound
+) -> LineDefect | None:
+    """The defect if a worker of the round would move its weights though gradients overflowed.
+
+    A worker that lacks the capability does not look at `StepCommitted.overflow`. If this step were
+    committed, its weights would move and the others' would not.
+    """
+    members = filter(None, map(core.members.get, round_.roster))
+    lacking = [each.worker for each in members if OVERFLOW not in each.request.capabilities]
+    if not lacking:
+        return None
+    return LineDefect(
+        reason=HaltReason.NON_FINITE_GRADIENT,
+        message=f"worker {member.worker}'s scaled gradients overflowed, and worker {lacking[0]} "
+        f"lacks {OVERFLOW}, so it would not skip the step: update its client, or lower the "
+        "scaler's scale",
+        worker=member.worker,
+    )
 
 
 def fault(core: CoreState, member: LineMember, event: FaultReported) -> None:

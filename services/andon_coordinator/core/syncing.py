@@ -221,6 +221,7 @@ def _compare_last_weights(core: CoreState) -> None:
         core.chain.step,
         {worker: weights.digest_prefixes for worker, weights in given.items()},
         core.layout,
+        {worker for worker, weights in given.items() if weights.digest_base_hashed},
     )
     if defect is not None:
         # A person who answers this halt accepts the weights. They must not halt the line again

@@ -189,6 +189,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
                 ready.own_gradient_norm if ready.HasField("own_gradient_norm") else None
             ),
             overflow=ready.overflow,
+            digest_base_hashed=ready.digest.base_hashed,
         ),
     )
 
@@ -250,6 +251,7 @@ def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
         digest,
         digest_head,
         _checkpoint(leave),
+        leave.digest.base_hashed,
     )
 
 
@@ -271,6 +273,7 @@ def _scalar_all_reduce_arrived(stream: int, message: pb.TrainRequest) -> events.
         *_digest(scalar_all_reduce.digest),
         _prefixes(scalar_all_reduce.digest),
         scalar_all_reduce.data,
+        scalar_all_reduce.digest.base_hashed,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from andon.protocol import tokens
+from andon.protocol.capabilities import COORDINATOR_CAPABILITIES
 from andon.protocol.run_settings import Liveness, Policy
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
@@ -70,6 +71,7 @@ class JoinAnswers:
                 term=term,
                 halt=conversion.evidence_to_proto(effect.halt),
                 run_id=self.run_id,
+                capabilities=COORDINATOR_CAPABILITIES,
             )
         )
 

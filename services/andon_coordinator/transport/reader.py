@@ -30,8 +30,8 @@ from andon_coordinator.transport.curves import CurvePoint, reduced_scalar_curve,
 from andon_coordinator.transport.files import open_to_read
 from andon_coordinator.transport.logbook import LoggedScalar
 from andon_coordinator.transport.rows import RunEnd
-from andon_coordinator.transport.schema import VERSION, evidence_of, plan_of, u64_of
-from andon_coordinator.transport.store import JournalError
+from andon_coordinator.transport.schema import VERSION, evidence_of, u64_of
+from andon_coordinator.transport.store import JournalError, recorded_plan
 
 __all__ = [
     "JournalEntry",
@@ -127,6 +127,7 @@ class JournalReader:
         Raises:
             JournalError: there is none, or this program can't read it.
         """
+        self._path = path
         if not path.is_file():
             raise JournalError(f"there is no journal {path}")
         try:
@@ -161,7 +162,7 @@ class JournalReader:
     def run(self) -> RecordedRun:
         """What the run is."""
         row = self._database.execute("SELECT * FROM run").fetchone()
-        plan = None if row["plan"] is None else plan_of(row["plan"])
+        plan = None if row["plan"] is None else recorded_plan(self._path, row["plan"])
         return RecordedRun(row["run_id"], row["created_at"], plan, row["layout_digest"])
 
     def entries(self) -> list[JournalEntry]:

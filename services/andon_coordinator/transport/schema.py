@@ -16,7 +16,6 @@ order of events is given by records. Times are for people only: clocks are somet
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import struct
 from collections.abc import Iterable
@@ -216,12 +215,12 @@ def ranges_of(text: str, base: int) -> tuple[PositionRange, ...]:
 
 def plan_text(plan: RunPlan) -> str:
     """A run's plan as JSON."""
-    return json.dumps(dataclasses.asdict(plan))
+    return json.dumps(plan.to_json())
 
 
 def plan_of(text: str) -> RunPlan:
     """The plan that `plan_text` wrote; fields that an older version did not have get defaults."""
-    return RunPlan(**json.loads(text))
+    return RunPlan.from_json(json.loads(text))
 
 
 def layout_text(layout: Layout) -> str:

@@ -19,6 +19,7 @@ from typing import Literal
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.limits import COUNT_LIMIT
 from andon.protocol.records import Key, Record, RecordKind
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.effects import (
     SaveAnswer,
@@ -52,7 +53,7 @@ from andon_coordinator.transport.schema import (
     u64_text,
 )
 
-__all__ = ["Counts", "JournalError", "JournalFenced", "JournalSync", "Store"]
+__all__ = ["Counts", "JournalError", "JournalFenced", "JournalSync", "Store", "recorded_plan"]
 
 JournalSync = Literal["normal", "full"]
 """`normal` survives the death of any process, `full` also a power failure."""
@@ -78,6 +79,18 @@ class Counts:
     """By the name of the answer."""
     departures: dict[str, int]
     """By the name of the reason, `rows.LOST` or `rows.DROPPED`."""
+
+
+def recorded_plan(journal: Path, text: str) -> RunPlan:
+    """The plan of a run as its journal has it.
+
+    Raises:
+        JournalError: it is of a later version of this program, or damaged.
+    """
+    try:
+        return plan_of(text)
+    except (TypeError, ValueError) as error:
+        raise JournalError(f"the journal {journal} can't be read: {error}") from error
 
 
 class Store:
@@ -204,7 +217,7 @@ class Store:
             greatest_term=0 if greatest is None else u64_of(greatest),
             halt=latest if is_open else None,
             next_halt_id=u64_of(next_halt) + 1 if next_halt else 1,
-            plan=None if plan is None else plan_of(plan),
+            plan=None if plan is None else recorded_plan(self._path, plan),
             layout=None if layout is None else layout_of(layout),
             dropped=run_end.dropped,
             last_roster=run_end.roster,

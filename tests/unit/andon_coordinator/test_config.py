@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from andon.protocol.capabilities import MEAN_BUFFERS, NORMS
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
@@ -76,6 +77,25 @@ def test_schedules_need_what_their_workers_must_be_capable_of() -> None:
 
     both = config(schedule="local", overlap=True).line_settings()
     assert both.capabilities == {LOCAL_CAPABILITY, OVERLAP_CAPABILITY}
+
+
+def test_what_an_earlier_version_would_not_heed_needs_a_capability() -> None:
+    needed: dict[str, set[str]] = {
+        name: set(config(**{name: value}).line_settings().capabilities)
+        for name, value in (
+            ("max_grad_norm", 1.0),
+            ("worker_grad_norm", 10.0),
+            ("average_buffers", True),
+            ("grad_norm_spike", 10.0),
+        )
+    }
+
+    assert needed == {
+        "max_grad_norm": {NORMS},
+        "worker_grad_norm": {NORMS},
+        "average_buffers": {MEAN_BUFFERS},
+        "grad_norm_spike": set(),
+    }
 
 
 def test_only_the_schedule_local_hands_out_local_steps() -> None:

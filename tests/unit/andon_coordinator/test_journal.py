@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -231,6 +232,18 @@ def test_journal_of_a_later_version_is_refused(path: Path) -> None:
         Journal.open(path, "7f3a")
     with pytest.raises(JournalError, match="version 99"):
         JournalReader(path)
+
+
+def test_journal_whose_plan_is_of_a_later_version_is_refused_by_both_readers(path: Path) -> None:
+    Journal.open(path, "7f3a").close()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE run SET plan = ?", ('{"global_batch": 8, "curriculum": 3}',))
+        database.commit()
+
+    with pytest.raises(JournalError, match="plan has curriculum"):
+        Journal.open(path, "7f3a")
+    with JournalReader(path) as reader, pytest.raises(JournalError, match="plan has curriculum"):
+        reader.run()
 
 
 def test_file_that_is_not_a_database_is_refused_and_unlocked(path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from andon.protocol.capabilities import COORDINATOR_CAPABILITIES
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.scalars import Scalar
@@ -75,6 +76,7 @@ class ScriptedSeat:
     policy = Policy()
     pacing = b""
     worker: int | None = 0
+    coordinator_can: frozenset[str] = frozenset(COORDINATOR_CAPABILITIES)
 
     def __init__(self, blocks: Sequence[int]) -> None:
         self.head: Key | None = Key(1, 0)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from andon.host.manifest import MANIFEST, Manifest
+from andon.protocol.capabilities import HASHED_BASE
 from andon_trainer import Line
 from andon_trainer.errors import CheckpointRefused
 from andon_trainer.gradients.model_layout import plan_model
@@ -112,6 +113,29 @@ def test_a_frozen_weight_counts_by_the_sha_256_of_its_elements() -> None:
     trained = model.bias.detach().numpy().tobytes()
     expected = b"weight\0float32\0" + b"2,3\0" + frozen + b"bias\0float32\0" + b"2\0" + trained
     assert digest == hashlib.sha256(expected).digest()
+
+
+def test_a_coordinator_of_an_earlier_version_gets_a_digest_with_the_elements_themselves() -> None:
+    model = nn.Linear(3, 2)
+    model.weight.requires_grad_(False)
+    parts = (("weight", b"2,3", model.weight), ("bias", b"2", model.bias))
+    expected = b"".join(
+        b"\0".join((name.encode(), b"float32", shape, part.detach().numpy().tobytes()))
+        for name, shape, part in parts
+    )
+    replica = replica_of(model)
+
+    plain, hashed = replica.weights(()), replica.weights((HASHED_BASE,))
+
+    assert plain.sha256 == hashlib.sha256(expected).digest()
+    assert (plain.base_hashed, hashed.base_hashed) == (False, True)
+    assert hashed.sha256 == replica.digest()
+
+
+def test_a_digest_without_frozen_weights_is_of_one_kind_only() -> None:
+    replica = replica_of(nn.Linear(3, 2))
+
+    assert replica.weights(()) == replica.weights((HASHED_BASE,))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -54,6 +54,30 @@ def unseeded(base: Dataset[Any]) -> Subset[Any]:
     return random_split(base, [30, 10], torch.Generator().manual_seed(random.getrandbits(40)))[0]
 
 
+@pytest.mark.parametrize(
+    ("dataset", "micro", "expected"),
+    [
+        (numbers(), None, "e9bb6e7d32b8d73bfb897a37dc1f4237e906858c784232ef9c3a02c5cf3fe292"),
+        (numbers(), 3, "e34cc516e4882aabf5e780a4ebdba2e72644a1fb77c74b068b4aed5f8b57643a"),
+        (
+            Subset(numbers(), list(range(3, 33))),
+            None,
+            "49c00a5eb33012d699e07d0e79728c04dd6bee1a1471a203c496691ea1cfd8c6",
+        ),
+        (
+            ConcatDataset([numbers(), numbers()]),
+            3,
+            "9e93d3f21b9f7dcb7bdb7a254286a4938918657d2cf4cd9577ae8ef3ae02463f",
+        ),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_digest_is_the_one_that_earlier_versions_compute(
+    dataset: Dataset[Any], micro: int | None, expected: str, workers: int
+) -> None:
+    assert digest(dataset, workers, micro) == expected
+
+
 def test_an_unseeded_split_of_the_same_length_has_another_digest() -> None:
     first, second = unseeded(numbers()), unseeded(numbers())
 

@@ -170,6 +170,18 @@ def test_a_later_micro_batch_that_overflows_spoils_the_step() -> None:
     assert unchanged(before, bench.weights)
 
 
+def test_a_coordinator_that_would_tell_nobody_of_an_overflow_gets_the_value_that_is_one() -> None:
+    bench = ScaledBench()
+    bench.member.coordinator_can = frozenset()
+    bench.overflows_in = {0}
+    bench.assign((0, 4), end="commit")
+
+    bench.run()
+
+    assert bench.member.exchange.refused  # The exchange found it, and the halt follows.
+    assert bench.member.reports == []
+
+
 def test_beyond_the_most_overflows_the_value_is_not_zeroed() -> None:
     bench = ScaledBench()
     bench.overflows_in = set(range(10))

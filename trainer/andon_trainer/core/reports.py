@@ -71,6 +71,8 @@ class Joined:
     """The halt that the line is in, if any."""
     run_id: str = ""
     """Empty if the coordinator is of a version that does not say it."""
+    capabilities: frozenset[str] = frozenset()
+    """What the coordinator can do that one of an earlier version can't."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Digest:
     sha256: bytes = b""
     prefixes: bytes = b""
     """The running digest after each component, from the layout's last block to its first."""
+    base_hashed: bool = False
+    """Whether it has hashes of frozen parameters in the place of their elements."""
 
 
 NO_DIGEST = Digest()

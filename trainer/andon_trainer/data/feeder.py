@@ -308,9 +308,13 @@ class LoaderFeeder:
     def _probed(self, probes: list[PositionRange], salt: int) -> Iterator[Any]:
         """The batches of a few positions, with the same random numbers on all workers."""
         self._salt = salt
-        # Not `batches`: no epoch begins.
-        for micro_batch in self._batches(Share(0, tuple(probes)), lambda: iter(())):
-            yield micro_batch.batch
+        # One share each, so that no batch has positions of two: how the samples lie in batches is a
+        # part of the digest, and workers of other versions compare theirs with this one.
+        shares = deque(Share(0, (probe,)) for probe in probes)
+        while shares:
+            # Not `batches`: no epoch begins.
+            for micro_batch in self._batches(shares.popleft(), lambda: iter(tuple(shares))):
+                yield micro_batch.batch
 
     def _load(self, indices: Indices) -> Any:
         """A batch, loaded in this process."""

@@ -107,6 +107,7 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
         if answer.HasField("halt")
         else None,
         run_id=answer.run_id,
+        capabilities=frozenset(answer.capabilities),
     )
 
 
@@ -334,7 +335,10 @@ def _number(effect: SendNumber) -> pb.ScalarAllReduce:
 
 def _digest(head: Key | None, digest: Digest) -> pb.WeightsDigest:
     return pb.WeightsDigest(
-        head=conversion.key_to_proto(head), sha256=digest.sha256, prefixes=digest.prefixes
+        head=conversion.key_to_proto(head),
+        sha256=digest.sha256,
+        prefixes=digest.prefixes,
+        base_hashed=digest.base_hashed,
     )
 
 

@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.halts import describe_value
 from andon_trainer.core.reports import Timings
 from andon_trainer.core.values import first_not_finite
@@ -327,7 +328,9 @@ class LineAverager:
         """
         if first_not_finite(flat.numpy()) is None:
             return
-        if self.overflowed or loss_scale.tolerates():
+        # Without the capability no worker would be told to skip the step: it is a defect, then.
+        told = OVERFLOW in self._member.coordinator_can
+        if self.overflowed or (told and loss_scale.tolerates()):
             flat.zero_()
             self.overflowed = True
 

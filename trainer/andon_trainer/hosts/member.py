@@ -59,6 +59,7 @@ class _Facts:
     pacing: bytes = b""
     digest_every: int = 0
     worker: int | None = None
+    coordinator_can: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, member: RunMember) -> _Facts:
@@ -73,6 +74,7 @@ class _Facts:
             member.pacing,
             member.digest_every,
             member.worker,
+            member.coordinator_can,
         )
 
 
@@ -281,6 +283,11 @@ class FollowerMember:
     def digest_every(self) -> int:
         """Compare digests every so many steps."""
         return self._facts.digest_every
+
+    @property
+    def coordinator_can(self) -> frozenset[str]:
+        """What the leader's coordinator can do."""
+        return self._facts.coordinator_can
 
     def next_round(self) -> Assigned:
         """Waits for the host's work."""

@@ -197,7 +197,7 @@ class Worker:
         assert self.member is not None
         # Once a head: both the end of `epochs` and `close` come here.
         if self._compared is None or self._compared[0] != self.member.head:
-            digest = self.replica.weights()
+            digest = self.replica.weights(self.member.coordinator_can)
             self.member.compare(digest)
             self._compared = self.member.head, digest
 
@@ -272,7 +272,11 @@ class Worker:
                 reason="DRAINED" if member.stop_reason == DRAINED else "COMPLETE",
                 final_step=member.step,
                 head=member.head,
-                digest=self._compared[1] if self._compared else self.replica.weights(),
+                digest=(
+                    self._compared[1]
+                    if self._compared
+                    else self.replica.weights(member.coordinator_can)
+                ),
             )
         reason = "FAILED"
         if isinstance(crash, LineHalted):

@@ -35,6 +35,10 @@ class Base:
         self.hashed = 0
         """How many tensors were hashed so far."""
 
+    def __bool__(self) -> bool:
+        """Whether there is any such parameter."""
+        return bool(self._ids)
+
     def __contains__(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a part of the base."""
         return id(tensor) in self._ids

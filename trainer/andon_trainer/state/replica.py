@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from andon.host.manifest import CheckpointDamaged, CheckpointFacts
+from andon.protocol.capabilities import COORDINATOR_CAPABILITIES, HASHED_BASE
 from andon_trainer.core.reports import Digest
 from andon_trainer.errors import CheckpointRefused
 from andon_trainer.gradients.model_layout import ModelPlan
@@ -104,10 +105,15 @@ class Replica:
         """SHA-256 of the weights, 32 bytes; see docs/protocol.md."""
         return digest_and_prefixes(self.modules, frozenset(), base=self.base)[0]
 
-    def weights(self) -> Digest:
-        """The digest that workers compare, with prefixes that tell where two weights differ."""
-        digest = digest_and_prefixes(self.modules, self._marked, self.outer, self.base)
-        return Digest(*digest)
+    def weights(self, coordinator_can: Collection[str] = COORDINATOR_CAPABILITIES) -> Digest:
+        """The digest that workers compare, with prefixes that tell where two weights differ.
+
+        A coordinator that can't tell the two kinds of digest apart gets the one that has the
+        elements of frozen parameters: all of them are hashed again.
+        """
+        base = self.base if HASHED_BASE in coordinator_can else None
+        digest = digest_and_prefixes(self.modules, self._marked, self.outer, base)
+        return Digest(*digest, base_hashed=bool(base))
 
     def use_outer(self, optimizer: Optimizer) -> None:
         """Makes an outer optimizer's state part of this state and of its digest.

@@ -255,7 +255,9 @@ class LocalStepper(LoopSteps):
     def _head_digest(self) -> Digest:
         """The digest of the models' weights, if the line compares those of this head."""
         every = self._member.digest_every
-        return self._replica.weights() if every and not self._member.step % every else NO_DIGEST
+        if not every or self._member.step % every:
+            return NO_DIGEST
+        return self._replica.weights(self._member.coordinator_can)
 
     def _open(self, assigned: Assigned, due: Share, ahead: Share) -> _Round:
         parts = self._parts(due, self._local.computed.add)

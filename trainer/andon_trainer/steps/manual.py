@@ -239,6 +239,7 @@ class ManualStepper:
             return None
         assigned, every = step.assigned, self._member.digest_every
         compared = every and self._member.step % every == 0
+        can = self._member.coordinator_can
         self._member.show("COMMITTING")
         self._member.report(
             StepReport(
@@ -253,7 +254,7 @@ class ManualStepper:
                     exchange_s=step.exchange_s,
                     wait_s=step.exchange_s,
                 ),
-                digest=self._replica.weights() if compared else NO_DIGEST,
+                digest=self._replica.weights(can) if compared else NO_DIGEST,
                 digest_head=assigned.parent,
                 stop_reason=self.stop_wanted,
                 total_weight=step.first.total_weight if step.first else 0.0,

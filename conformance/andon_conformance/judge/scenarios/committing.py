@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.records import Record, RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
@@ -20,7 +21,9 @@ _CHECKS = (
     Check("commit.other-void", "keeps its round when RoundVoided names another one", "section 3"),
     Check("commit.strange-record", "joins again when it receives a record that it can't apply",
           "rule 4"),
-    Check("commit.overflow", "takes a record with overflow, and moves no weight", "rule 15"),
+    Check("commit.overflow",
+          "takes a record with overflow, and moves no weight, if it offers `overflow.v1`",
+          "rule 15"),
     Check("commit.strange-parent", "joins again when it is assigned work for another head",
           "rule 4"),
 )  # fmt: skip
@@ -98,6 +101,9 @@ async def _overflow(
     `patient`: whether the client waits for records. One that does not has moved already.
     """
     verdicts, name = bench.verdicts, "commit.overflow"
+    if OVERFLOW not in line.join.capabilities:
+        verdicts.skip(name, f"it does not offer {OVERFLOW}")
+        return current
     line.tell_record(line.record_of(current), overflow=True)
     with verdicts.deciding(name):
         after, following = await line.averaged()

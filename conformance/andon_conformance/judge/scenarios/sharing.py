@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from andon.protocol.capabilities import NORMS
 from andon.protocol.schedules import BALANCE_CAPABILITY
 from andon.protocol.shards import Split
 from andon.v1 import coordinator_pb2 as pb
@@ -26,9 +27,9 @@ _CHECKS = (
           "reports how long it computed, and how many samples, if it offers `balance.v1`",
           "section 3"),
     Check("shares.own-norm",
-          "reports the norm of its own gradient, before any limit, if the policy asks for it",
+          "reports the norm of its own gradient, before any limit, if it offers `norms.v1`",
           "section 3"),
-    Check("shares.limit", "limits the norm of its own gradient if the policy asks for it",
+    Check("shares.limit", "limits the norm of its own gradient, if it offers `norms.v1`",
           "section 3"),
 )  # fmt: skip
 
@@ -47,6 +48,10 @@ async def _play(bench: Bench) -> None:
     await line.bootstrap()
     norm = await _uneven(bench, line)
     await _in_pieces(bench, line)
+    if NORMS not in line.join.capabilities:
+        bench.verdicts.skip("shares.own-norm", f"it does not offer {NORMS}")
+        bench.verdicts.skip("shares.limit", f"it does not offer {NORMS}")
+        return
     if not norm > 0:
         bench.verdicts.skip("shares.limit", f"its gradient has the norm {norm}")
         return
@@ -57,6 +62,8 @@ async def _uneven(bench: Bench, line: ScriptedLine) -> float:
     """A step with a large share; returns the norm of the client's gradient."""
     ready, current = await _step(bench, line, "shares.uneven", _UNEVEN)
     norm = _norm_of(line, current)
+    if NORMS not in line.join.capabilities:
+        return norm
     reported = _own_norm(ready)
     right = reported is not None and math.isclose(reported, norm, rel_tol=_TOLERANCE)
     evidence = f"own norm {reported}, and what it sent has {norm:.6g}"

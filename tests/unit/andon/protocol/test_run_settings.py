@@ -71,3 +71,20 @@ def test_a_policy_by_default_never_passes_grpcs_own_limit() -> None:
     policy = Policy()
 
     assert policy.chunk_elements * policy.encoding.itemsize < 4 * 2**20
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_plan_written_as_json_has_only_what_an_earlier_version_must_know_to_obey_it(
+    sparse: bool,
+) -> None:
+    plan = RunPlan(global_batch=8, dataset_size=40, sparse=sparse)
+
+    written = plan.to_json()
+
+    assert written == {"global_batch": 8, "dataset_size": 40} | ({"sparse": True} if sparse else {})
+    assert RunPlan.from_json(written) == plan
+
+
+def test_a_plan_of_a_later_version_is_refused_by_the_field_that_is_new() -> None:
+    with pytest.raises(ValueError, match=r"plan has curriculum, .* use the version that wrote it"):
+        RunPlan.from_json({"global_batch": 8, "curriculum": 3})
