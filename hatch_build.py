@@ -1,11 +1,13 @@
 """Builds the one compiled module, proto/andon/protocol/_fused.c, if there is a C compiler.
 
 The module is optional. Without a compiler or Python's headers, Andon is installed without it and
-averages with NumPy. `andon doctor` says whether it is there.
+averages with NumPy. `andon doctor` says whether it is there. The variable ANDON_C_PART decides
+otherwise: `required` makes a failed build an error, `off` builds a wheel for every platform.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sysconfig
 from pathlib import Path
@@ -19,22 +21,36 @@ from setuptools.errors import BaseError, CCompilerError
 
 _MODULE = "andon.protocol._fused"
 _FOLDER = Path("proto/andon/protocol")
+_VARIABLE = "ANDON_C_PART"
+_CHOICES = ("", "required", "off")
 
 
 class FusedBuildHook(BuildHookInterface[Any]):
     """Puts the module into the wheel, and beside its source for an editable install."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Builds the module. Called before each build, editable or not."""
+        """Builds the module. Called before each build of a wheel, editable or not.
+
+        Raises:
+            ValueError: ANDON_C_PART is something else than it may be.
+            BaseError, CCompilerError: it is required, and could not be built.
+        """
+        choice = os.environ.get(_VARIABLE, "")
+        if choice not in _CHOICES:
+            raise ValueError(f"{_VARIABLE} is required or off, or is not set; not {choice!r}")
         folder = Path(self.root) / _FOLDER
         # An older module would be imported in place of one that could not be built.
         for stale in _built(folder):
             stale.unlink()
+        if choice == "off":
+            return
         with TemporaryDirectory() as scratch:
             # A failed build is a warning, not an error: the module is optional.
             try:
                 module = _build(folder / "_fused.c", Path(scratch))
             except (BaseError, CCompilerError) as error:
+                if choice == "required":
+                    raise
                 self.app.display_warning(
                     f"Andon will average with NumPy: its C module was not built ({error}). "
                     "To build it, install a C compiler and Python's headers."
