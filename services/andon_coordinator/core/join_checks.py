@@ -251,7 +251,10 @@ def _slot(core: CoreState, request: JoinRequest) -> int | JoinRefusal:
             if holder is None or not _is_taken(holder):
                 return slot
         most = str(core.settings.max_workers)
-        message = f"all {most} slots are taken"
+        message = (
+            f"all {most} slots are taken: start the line with a greater --max-workers, or end one "
+            "of its workers"
+        )
         return JoinRefusal(reason=Reason.FULL, message=message, theirs=most)
     slot = request.launch_slot
     if slot >= core.settings.max_workers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from andon_trainer.process.device import (
     counters_of,
     describe,
     device_for,
+    identity_in,
     pick_device,
     processor_in,
 )
@@ -71,6 +73,28 @@ def test_a_worker_that_can_not_claim_a_gpu_says_what_to_set(
     (said,) = caplog.messages
     assert "No such file or directory" in said
     assert "LOCAL_RANK" in said
+
+
+def test_a_gpu_is_called_what_the_hardware_calls_it_if_that_is_known() -> None:
+    known = SimpleNamespace(uuid="ffc79498-8ff3-c2dc-3b0d-fafd804516ae")
+
+    names = [identity_in(known, 3), identity_in(SimpleNamespace(), 3)]
+
+    assert names == ["ffc79498-8ff3-c2dc-3b0d-fafd804516ae", "index-3"]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="needs a CUDA device and a CUDA build of torch; then: pytest -m cuda",
+)
+def test_this_hosts_gpus_have_names_of_their_own() -> None:
+    count = torch.cuda.device_count()
+
+    names = {identity_in(torch.cuda.get_device_properties(each), each) for each in range(count)}
+
+    assert len(names) == count
+    assert not any(name.startswith("index") for name in names)
 
 
 @pytest.mark.usefixtures("unclaimed")

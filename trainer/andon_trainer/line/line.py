@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from andon.host.logs import LogFormat
+from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon.protocol.scalars import ScalarNames
 from andon_trainer.config import LineConfig
 from andon_trainer.data.evaluation import Coverage, Splitting
@@ -141,7 +142,8 @@ class Line(Preparing, Together, Logs, LineLife):
             trace=trace,
             checksums=checksums,
         )
-        claims = None if config.solo else config.shared_dir
+        # A lock shares no memory: `off` does not mean it.
+        claims = None if config.solo else config.shared_dir or DEFAULT_SHARED_DIR
         self.device = pick_device(config.local_rank, config.device, claims=claims)
         self.complete = False
         self._worker = Worker(config, self.device)

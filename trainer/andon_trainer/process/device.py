@@ -24,6 +24,7 @@ __all__ = [
     "describe",
     "device_for",
     "gpu_of",
+    "identity_in",
     "pick_device",
     "processor_in",
 ]
@@ -147,7 +148,8 @@ def _number_here(local_rank: int | None, cuda_devices: int, claims: Path | None)
         return local_rank
     if cuda_devices < 2 or claims is None:
         return 0
-    return claimed_place([_identity(index) for index in range(cuda_devices)], claims)
+    facts = [torch.cuda.get_device_properties(index) for index in range(cuda_devices)]
+    return claimed_place([identity_in(each, index) for index, each in enumerate(facts)], claims)
 
 
 def claimed_place(gpus: Sequence[str], folder: Path) -> int:
@@ -169,14 +171,14 @@ def claimed_place(gpus: Sequence[str], folder: Path) -> int:
     return place
 
 
-def _identity(index: int) -> str:
-    """What the hardware calls a GPU: the same in every process and container of this host."""
-    facts = torch.cuda.get_device_properties(index)
-    uuid = getattr(facts, "uuid", None)  # Not in every release of PyTorch that is supported.
-    if uuid is not None:
-        return str(uuid)
-    bus = (getattr(facts, f"pci_{part}_id", index) for part in ("domain", "bus", "device"))
-    return "-".join(map(str, bus))
+def identity_in(facts: object, index: int) -> str:
+    """What the hardware calls a GPU, by PyTorch's `facts` on the one that it calls `index` here.
+
+    It is the same in every process and container of this host. The oldest releases of PyTorch that
+    are supported do not tell it: then the GPU is known by its index.
+    """
+    uuid = getattr(facts, "uuid", None)
+    return f"index-{index}" if uuid is None else str(uuid)
 
 
 def _named(name: str, number_here: Callable[[], int], cuda_devices: int) -> torch.device:
