@@ -23,26 +23,19 @@ from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.tls import host_of, is_loopback
 from andon.protocol.capabilities import WORKER_CAPABILITIES
 from andon.protocol.ring import RING_CAPABILITY
+from andon_trainer.launchers import (
+    LaunchStore,
+    place_in_launch,
+    refuse_to_be_many,
+    store_of_launch,
+    whole_number,
+)
 
-__all__ = ["LineConfig", "TorchrunStore", "endpoint_of"]
+__all__ = ["LineConfig", "endpoint_of"]
 
 _ON_HALT = ("raise", "wait")
 _LOG_FORMATS = get_args(LogFormat)
 _LOG_TO = ("", "csv", "tensorboard")
-_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Where launchers say how many processes they started: torchrun, Open MPI, MPICH."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchrunStore:
-    """The store of a torchrun launch, through which rank 0 publishes the line's address."""
-
-    host: str
-    port: int
-    rank: int
-    world_size: int
-    hosted_by_agent: bool
-    """Whether torchrun's agent serves the store; if not, rank 0 does."""
 
 
 def _text(_variable: str, text: str) -> str:
@@ -51,13 +44,6 @@ def _text(_variable: str, text: str) -> str:
 
 def _path(_variable: str, text: str) -> Path:
     return Path(text)
-
-
-def _number(variable: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{variable} must be a whole number, not {text!r}: unset it") from None
 
 
 def _positive(variable: str, text: str) -> float:
@@ -88,7 +74,7 @@ class LineConfig:
     """One worker's configuration: an argument, else the environment variable, else the default."""
 
     address: str = field(default="", metadata=_from("ANDON_ADDRESS"))
-    """The coordinator, as host:port. Empty: the worker is solo, or torchrun's rank 0 serves."""
+    """The coordinator, as host:port. Empty: the worker is solo, or the launch's rank 0 serves."""
     run_id: str = field(default="", metadata=_from("ANDON_RUN_ID"))
     """The run to join. Empty: the run that is served at the address."""
     token: bytes = field(default=b"", repr=False, metadata={"variable": "ANDON_TOKEN_FILE"})
@@ -101,20 +87,20 @@ class LineConfig:
     """What to do when the line stops: `raise` LineHalted, or `wait` for the operator's answer."""
     log_format: LogFormat = field(default="text", metadata=_from("ANDON_LOG_FORMAT"))
     """Write this process's logs as `text`, or as `json` with one object a line."""
-    seed: int = field(default=0, metadata=_from("ANDON_SEED", _number))
+    seed: int = field(default=0, metadata=_from("ANDON_SEED", whole_number))
     """Seed of the sample order, 64 bits; the same on all workers."""
-    launch_slot: int | None = field(default=None, metadata=_from("RANK", _number))
+    launch_slot: int | None = field(default=None, metadata=_from("RANK", whole_number))
     """The slot that the launcher gave this worker."""
-    launch_size: int = field(default=1, metadata=_from("WORLD_SIZE", _number))
+    launch_size: int = field(default=1, metadata=_from("WORLD_SIZE", whole_number))
     """Number of workers that the launcher started."""
-    local_rank: int | None = field(default=None, metadata=_from("LOCAL_RANK", _number))
+    local_rank: int | None = field(default=None, metadata=_from("LOCAL_RANK", whole_number))
     """This worker's number on its host; picks the GPU. Default: where a worker on a line sees
     several GPUs, it claims one that no other worker of its host has."""
     run_dir: Path | None = field(default=None, metadata=_from("ANDON_RUN_DIR", _path))
     """Folder of the run's files. Default: the run keeps none."""
-    checkpoint_every: int = field(default=0, metadata=_from("ANDON_CHECKPOINT_EVERY", _number))
+    checkpoint_every: int = field(default=0, metadata=_from("ANDON_CHECKPOINT_EVERY", whole_number))
     """Steps between two checkpoints, which one worker writes; 0: none."""
-    keep_checkpoints: int = field(default=3, metadata=_from("ANDON_KEEP_CHECKPOINTS", _number))
+    keep_checkpoints: int = field(default=3, metadata=_from("ANDON_KEEP_CHECKPOINTS", whole_number))
     """Number of checkpoints to keep, the newest ones."""
     resume: Path | None = field(default=None, metadata=_from("ANDON_RESUME", _path))
     """Folder of the checkpoint to resume from. `latest`: the newest whole one of the run's folder,
@@ -123,7 +109,7 @@ class LineConfig:
     """`cpu`, `cuda` or `cuda:1`. Empty: CUDA if there is a GPU, else the CPU."""
     check_data: bool = field(default=True, metadata=_from("ANDON_CHECK_DATA", _switch))
     """Whether workers compare digests of their training sets when they join."""
-    max_overflows: int = field(default=16, metadata=_from("ANDON_MAX_OVERFLOWS", _number))
+    max_overflows: int = field(default=16, metadata=_from("ANDON_MAX_OVERFLOWS", whole_number))
     """Steps in a row whose scaled gradients may overflow, if the script prepares a GradScaler; the
     next one halts the line. The same on all workers."""
     total_steps: int | None = None
@@ -148,8 +134,8 @@ class LineConfig:
     Default: nothing is recorded."""
     checksums: bool = True
     """Whether chunks get checksums where both ends can; False is for measuring what they cost."""
-    torchrun: TorchrunStore | None = None
-    """Set under torchrun if there is no address."""
+    launch: LaunchStore | None = None
+    """Where rank 0 says the line's address; set under torchrun and the like without an address."""
     andon_run: bool = False
     """Whether `andon run` started this process."""
 
@@ -166,7 +152,7 @@ class LineConfig:
                 raise ValueError(f"{name} must be {least} or more, not {getattr(self, name)}")
         if self.speed_hint is not None and not 0 < self.speed_hint < math.inf:
             raise ValueError(f"speed_hint must be a number above 0, not {self.speed_hint}")
-        if self.checkpoint_every and self.run_dir is None:
+        if self.checkpoint_every and not self._has_folder:
             raise ValueError(
                 "checkpoint_every needs a folder to write to: pass run_dir, or start the script "
                 "with `andon run`"
@@ -184,16 +170,21 @@ class LineConfig:
     def _check_log_to(self) -> None:
         if self.log_to not in _LOG_TO:
             raise ValueError(f"log_to must be csv or tensorboard, not {self.log_to!r}")
-        if self.log_to and self.run_dir is None:
+        if self.log_to and not self._has_folder:
             raise ValueError(
                 "log_to needs a folder to write to: pass run_dir, or start the script with "
                 "`andon run`"
             )
 
     @property
+    def _has_folder(self) -> bool:
+        """Whether the run has a folder: rank 0 of a launch will say which."""
+        return self.run_dir is not None or self.launch is not None
+
+    @property
     def solo(self) -> bool:
         """Whether there is no line to join."""
-        return not self.address and self.torchrun is None
+        return not self.address and self.launch is None
 
     @property
     def on_its_own(self) -> bool:
@@ -254,6 +245,7 @@ class LineConfig:
             for each in fields(cls)
             if "read" in each.metadata and (text := env.get(each.metadata["variable"], "").strip())
         }
+        found |= place_in_launch(env)
         found["token"] = _token(env)
         run_id = env.get("ANDON_RUN_ID", "")
         found["andon_run"] = bool(run_id) and env.get("TORCHELASTIC_RUN_ID") == run_id
@@ -264,12 +256,14 @@ class LineConfig:
         unknown = found.keys() - {each.name for each in fields(cls)}
         if unknown:
             raise TypeError(f"Line has no setting {', '.join(sorted(unknown))}")
-        if str(found.get("resume")) == "latest":
-            found["resume"] = _latest(found.get("run_dir"))
         if not found.get("address"):
-            found["torchrun"] = _torchrun(env)
-            if found["torchrun"] is None:
-                _refuse_to_be_many(env)
+            found["launch"] = store_of_launch(env)
+            if found["launch"] is None:
+                refuse_to_be_many(env)
+        if str(found.get("resume")) == "latest":
+            # A launch goes on from its newest checkpoint anyway, once rank 0 has said where it is.
+            launched = found.get("launch") is not None and found.get("run_dir") is None
+            found["resume"] = None if launched else _latest(found.get("run_dir"))
         return cls(**found)
 
 
@@ -281,19 +275,6 @@ def _latest(run_dir: Path | str | None) -> Path | None:
             "run_dir, or start the script with `andon run`"
         )
     return newest_whole(Path(run_dir))
-
-
-def _refuse_to_be_many(env: Mapping[str, str]) -> None:
-    """Raises if a launcher started several processes, each of which would train alone."""
-    for name in _SIZES:
-        size = _number(name, env.get(name) or "1")
-        if size > 1:
-            raise ValueError(
-                f"{name} is {size}, and nothing says where the line is: each of the {size} "
-                f"processes would train alone. Start them with `andon run --workers {size}` or "
-                "torchrun, or set ANDON_ADDRESS to the line's host:port; to train alone unset "
-                f"{name}"
-            )
 
 
 def endpoint_of(setting: str, text: str) -> tuple[str, int]:
@@ -319,19 +300,4 @@ def _token(env: Mapping[str, str]) -> bytes:
         env.get("ANDON_TOKEN", ""),
         file_setting="ANDON_TOKEN_FILE",
         text_setting="ANDON_TOKEN",
-    )
-
-
-def _torchrun(env: Mapping[str, str]) -> TorchrunStore | None:
-    """The store of the torchrun launch that this process belongs to; None if it does not."""
-    if "TORCHELASTIC_RUN_ID" not in env or "MASTER_ADDR" not in env:
-        return None
-    if not all(env.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")):
-        return None
-    return TorchrunStore(
-        host=env["MASTER_ADDR"],
-        port=_number("MASTER_PORT", env["MASTER_PORT"]),
-        rank=_number("RANK", env["RANK"]),
-        world_size=_number("WORLD_SIZE", env["WORLD_SIZE"]),
-        hosted_by_agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )

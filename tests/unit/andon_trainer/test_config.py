@@ -67,32 +67,29 @@ def test_arguments_beat_the_environment_and_a_bad_number_is_named() -> None:
         LineConfig.read({"ANDON_ON_HALT": "ignore"})
 
 
-@pytest.mark.parametrize("name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
-def test_several_processes_that_know_of_no_line_are_refused_with_what_to_set(name: str) -> None:
-    alone = LineConfig.read({name: "1"})
-    addressed = LineConfig.read({name: "4", "ANDON_ADDRESS": "a:1"})
+def test_a_launch_is_found_unless_there_is_an_address_and_gives_the_run_a_folder() -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "alpha", "MASTER_PORT": "29500"}
 
-    assert (alone.solo, addressed.solo) == (True, False)
-    with pytest.raises(ValueError, match=f"{name} is 4.* would train alone.*andon run --workers 4"):
-        LineConfig.read({name: "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
-
-
-def test_torchrun_is_found_by_its_variables_unless_there_is_an_address() -> None:
-    env = {
-        "TORCHELASTIC_RUN_ID": "none",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "29500",
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-
-    under = LineConfig.read(env)
+    under = LineConfig.read({**env, "ANDON_CHECKPOINT_EVERY": "5", "ANDON_RESUME": "latest"})
     addressed = LineConfig.read({**env, "ANDON_ADDRESS": "a:1"})
 
-    assert under.torchrun is not None
-    assert (under.torchrun.rank, under.torchrun.hosted_by_agent, under.solo) == (1, True, False)
-    assert addressed.torchrun is None
+    assert under.launch is not None
+    assert (under.launch.rank, under.solo, under.checkpoint_every) == (1, False, 5)
+    assert addressed.launch is None
+
+
+def test_the_place_that_mpirun_gives_counts_unless_the_script_says_another() -> None:
+    env = {
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "ANDON_ADDRESS": "a:1",
+    }
+
+    found, told = LineConfig.read(env), LineConfig.read(env, launch_slot=7)
+
+    assert (found.launch_slot, found.launch_size, found.local_rank) == (3, 4, 1)
+    assert told.launch_slot == 7
 
 
 def test_the_latest_checkpoint_is_the_newest_whole_one_or_none(tmp_path: Path) -> None:

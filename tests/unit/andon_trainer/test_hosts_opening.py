@@ -17,12 +17,13 @@ from torch.utils.data import DataLoader
 from andon.protocol.layout import Layout
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line
-from andon_trainer.config import LineConfig, TorchrunStore
+from andon_trainer.config import LineConfig
 from andon_trainer.data.evaluation import Place, Splitting
 from andon_trainer.errors import HostLost
 from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.hosts.calls import answer_in_host
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, group_of, switch_off
+from andon_trainer.launchers import LaunchStore
 from unit.andon_trainer.host_bench import ThreadGroup, thread_groups
 from unit.andon_trainer.solo import SAMPLES, data, model
 
@@ -121,13 +122,15 @@ def test_andon_run_is_known_by_the_run_that_it_gives_to_launchers() -> None:
 
 
 def test_the_line_counts_hosts_where_torchrun_counts_processes() -> None:
-    launch = TorchrunStore(host="a", port=1, rank=2, world_size=6, hosted_by_agent=True)
-    config = LineConfig(launch_slot=2, torchrun=launch)
+    launch = LaunchStore(
+        host="a", port=1, rank=2, world_size=6, hosted_by_agent=True, one_host=True
+    )
+    config = LineConfig(launch_slot=2, launch=launch)
 
     found = config_of_host(config, thread_groups(2)[0])
 
     assert found.launch_slot is None
-    assert found.torchrun == replace(launch, world_size=3)
+    assert found.launch == replace(launch, world_size=3)
 
 
 def test_processes_that_prepare_something_else_than_their_leader_are_named_on_all() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from andon_trainer import Line
 from andon_trainer.config import LineConfig
 
-FOUND = {"andon_run", "torchrun"}
+FOUND = {"andon_run", "launch"}
 """Found in the environment by `LineConfig.read`, and never given."""
 
 

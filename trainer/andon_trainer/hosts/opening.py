@@ -116,17 +116,17 @@ def switch_off(models: Sequence[DistributedDataParallel]) -> Callable[[], None]:
 
 def config_of_host(config: LineConfig, group: HostGroup) -> LineConfig:
     """The leader's configuration: the launcher counted processes, and the line counts hosts."""
-    launch = config.torchrun
+    launch = config.launch
     if launch is not None:
         launch = replace(launch, world_size=max(1, launch.world_size // group.size))
     # Each torchrun counts from 0: slots of two launches would collide. The line hands them out.
-    return replace(config, torchrun=launch, launch_slot=None)
+    return replace(config, launch=launch, launch_slot=None)
 
 
 def located_by_leader(config: LineConfig, told: tuple[str, str, Path | None]) -> LineConfig:
     """A follower's configuration, once the leader told where the line is."""
     address, run_id, run_dir = told
-    return replace(config, address=address, run_id=run_id, run_dir=run_dir, torchrun=None)
+    return replace(config, address=address, run_id=run_id, run_dir=run_dir, launch=None)
 
 
 def agree_on_plan(group: HostGroup, layout: Layout, plan: RunPlan) -> None:

@@ -117,7 +117,7 @@ class Preparing(TrainingLoop, ManualSteps):
         if self._scaling is not None and self._scaling.loss_scale.enabled:
             # One that is switched off has no state: a run goes on from checkpoints without one.
             replica.register("andon.scaler", self._scaling.loss_scale)
-        self._worker.checkpoints.begin(replica)
+        self._worker.begin()
         loader: Any = None
         if given.loader is not None and feeder is not None:
             self._join(feeder)
@@ -236,7 +236,7 @@ class Preparing(TrainingLoop, ManualSteps):
             place(model, self.device)
         worker = self._worker
         worker.replica.modules = models
-        worker.checkpoints.begin(worker.replica)
+        worker.begin()
         plan = plan_model(worker.replica.modules)
         # One position of the run is one step: the line assigns no samples.
         member = worker.join(plan, worker.plan_run(1))

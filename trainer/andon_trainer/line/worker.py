@@ -10,6 +10,7 @@ coordinator is told which, and only a worker whose work is done has its final we
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from andon_trainer.member import RunMember, SoloMember
 from andon_trainer.membership import Membership
 from andon_trainer.process.device import counters_of, describe, gpu_of
 from andon_trainer.process.exits import is_interactive, watch_exit
-from andon_trainer.process.torchrun import locate
+from andon_trainer.process.launch import Launch
 from andon_trainer.state.checkpoints import WorkerCheckpoints
 from andon_trainer.state.replica import Replica
 from andon_trainer.telemetry import Telemetry
@@ -55,6 +56,7 @@ class Worker:
         """Its place on the line, or alone; None before it has joined."""
         self.crash: BaseException | None = None
         """What ended the script; None if it came to its end, as far as is known."""
+        self._launch = Launch(config)
         self._run: RunPlan | None = None
         self._telemetry: Telemetry | None = None
         self._timeline: Timeline | None = None
@@ -87,6 +89,23 @@ class Worker:
         return {**facts, "step": member.step}
 
     # ------------------------------------------------------------------ joining
+
+    def begin(self) -> None:
+        """Finds out where the line is, and loads the checkpoint that the run goes on from.
+
+        Raises:
+            CheckpointRefused: it is damaged, or of other models or optimizers.
+            JoinRefused, LineLost: see `Launch.locate`.
+        """
+        config, host = self.config, self.host
+        located = self._launch.locate(config if host is None else config_of_host(config, host))
+        # A host's slot is the line's to choose, but its processes keep theirs until they join.
+        self.config = replace(located, launch_slot=config.launch_slot)
+        if host is not None:
+            # Now: this host's other processes wait for it, and the leader will meet them.
+            self._launch.publish()
+        self.checkpoints = WorkerCheckpoints(self.config, self.device)
+        self.checkpoints.begin(self.replica)
 
     def join(
         self, plan: ModelPlan, run: RunPlan, capabilities: tuple[str, ...] = ()
@@ -128,8 +147,7 @@ class Worker:
         self, plan: ModelPlan, run: RunPlan, capabilities: tuple[str, ...]
     ) -> SoloMember | Membership:
         """Takes a worker's place on the line, or alone."""
-        if not self.config.solo:
-            self.config = locate(self.config)
+        self._launch.publish()  # Here: it begins a thread, and by now the loaders have forked.
         self._open_timeline()
         config = self.config
         if config.solo:
@@ -250,6 +268,8 @@ class Worker:
             self._telemetry.close()
         if self._timeline is not None:
             self._timeline.close()
+        if self._termination.wanted and not self.stopped:
+            self._launch.hurry()
         self._termination.remove()
         self.checkpoints.close()
         if not self._gone:

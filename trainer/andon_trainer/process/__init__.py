@@ -1,1 +1,1 @@
-"""This process: its device, its exit, and how torchrun started it."""
+"""This process: its device, its exit, and the launch that it is part of."""

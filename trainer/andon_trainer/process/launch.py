@@ -1,0 +1,364 @@
+"""A launch by torchrun or the like: rank 0 starts the service, and the others ask it where that is.
+
+Theory of operation. All processes of a launch reach a store at rank 0's host. Rank 0 starts `andon
+serve` there as a child, and answers the others' tickets: the port, the run and its folder. They
+reach the service under the host name by which they reached the store. A launch that is started
+again goes on with the same run, in the same folder and if possible at the same port: then workers
+that live find the service again. Which run that was, the store says if it is still the same one,
+else the folder of the run that the launch names. A worker that starts anew loads the newest
+checkpoint of that folder, if it sees one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it by a star
+
+from andon.host.manifest import newest_whole
+from andon_trainer.config import LineConfig
+from andon_trainer.errors import AndonError, JoinRefused, LineLost
+from andon_trainer.launchers import LaunchStore
+from andon_trainer.process.tickets import Answering, Store, ask
+
+__all__ = ["Launch", "Served", "command_of", "open_store", "served_before"]
+
+_PATIENCE_S = 1800
+"""How long the processes of a launch wait for each other; PyTorch's own limit."""
+_LINGER_S = 15
+"""How long a rank 0 that can't serve stays to tell the others why."""
+_END_TIMEOUT_S = 5
+_FREED_TIMEOUT_S = 30
+"""How long the service of an earlier start may take to end."""
+_RUNS = Path("runs")
+"""Where `andon serve` keeps the runs that get no folder."""
+
+_lines = itertools.count(1)
+"""Lines of this process: a script may open several in turn, and all processes open the same."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Where rank 0 serves a run, or served it before."""
+
+    port: int
+    run_id: str
+    run_dir: str
+    """Absolute."""
+
+
+def open_store(launch: LaunchStore) -> Store:
+    """Connects to a launch's store; rank 0 serves it if no agent does.
+
+    Raises:
+        RuntimeError: it can't be reached.
+    """
+    store: Store = TCPStore(
+        launch.host,
+        launch.port,
+        is_master=launch.rank == 0 and not launch.hosted_by_agent,
+        timeout=timedelta(seconds=_PATIENCE_S),
+        wait_for_workers=False,
+        # The script's own `init_process_group` may want to serve a store at the same port.
+        multi_tenant=True,
+    )
+    return store
+
+
+class Launch:
+    """One worker's part in its launch. Used by one thread."""
+
+    def __init__(
+        self,
+        config: LineConfig,
+        open_store: Callable[[LaunchStore], Store] = open_store,
+        lines: Iterator[int] = _lines,
+    ) -> None:
+        """Asks nobody yet.
+
+        Args:
+            config: the worker's.
+            open_store: connects to the launch's store.
+            lines: numbers the lines of this process.
+        """
+        self._open_store = open_store
+        self._lines = lines
+        self._service: subprocess.Popen[str] | None = None
+        self._answering: Answering | None = None
+        self._publish: Callable[[], Answering] | None = None
+        self._patience_s = _END_TIMEOUT_S
+        if config.launch is not None:
+            # Python calls in reverse what is registered. This comes before what makes the worker
+            # leave its line, so that the service hears of that.
+            atexit.register(self.end)
+
+    def locate(self, config: LineConfig) -> LineConfig:
+        """The configuration with the line's address, run, folder and checkpoint, asked of rank 0.
+
+        Rank 0 starts `andon serve` as a child process, which ends with the run. It answers the
+        others once it publishes; they wait for that here. A configuration that has an address, or
+        belongs to no launch, is returned as it is.
+
+        Raises:
+            JoinRefused: the launch spans several hosts, and nothing says whether to encrypt.
+            LineLost: the service could not be started, or rank 0 is gone.
+        """
+        launch = config.launch
+        if launch is None or config.address:
+            return config
+        number = next(self._lines)
+        if number > 1 and launch.run_name:
+            launch = replace(launch, run_name=f"{launch.run_name}-{number}")
+        try:
+            served = self._served(config, launch, f"andon/{number}")
+        except RuntimeError as error:  # Of the store; a DistNetworkError, for example.
+            raise LineLost(
+                f"the store of this launch at {launch.host}:{launch.port} can't be used "
+                f"({str(error).splitlines()[0]}): rank 0's host is gone, or this one can't reach "
+                "it",
+                address=f"{launch.host}:{launch.port}",
+                last_step=0,
+            ) from error
+        run_dir = Path(served.run_dir)
+        resume = config.resume or newest_whole(run_dir)
+        if resume is not None:
+            log.info("run %s goes on from %s", served.run_id, resume)
+        return replace(
+            config,
+            address=_address(launch, served.port),
+            run_id=served.run_id,
+            run_dir=run_dir,
+            resume=resume,
+            launch=None,
+        )
+
+    def publish(self) -> None:
+        """Lets rank 0 answer the others. It begins a thread: whoever forks does so before."""
+        if self._publish is not None:
+            self._answering, self._publish = self._publish(), None
+
+    def hurry(self) -> None:
+        """Does not wait for the line to be complete at the end: this worker was told to go."""
+        self._patience_s = 0
+
+    def end(self) -> None:
+        """Waits for the service, which ends by itself once the line is complete; else ends it."""
+        if self._answering is not None:
+            self._answering.close()
+        service, self._service = self._service, None
+        if service is None:
+            return
+        try:
+            service.wait(timeout=self._patience_s)
+        except subprocess.TimeoutExpired:
+            service.terminate()
+            service.wait()
+
+    def _served(self, config: LineConfig, launch: LaunchStore, prefix: str) -> Served:
+        """Where the line is: rank 0 serves it, and the others ask."""
+        if launch.rank:
+            if refusal := _in_the_clear(config, launch):
+                raise refusal
+            return _answered(ask(self._open_store(launch), prefix, _PATIENCE_S), launch)
+        store = self._open_store(launch)
+        try:
+            if refusal := _in_the_clear(config, launch):
+                raise refusal
+            before = _left_in(store, prefix) or served_before(config, launch)
+            served, self._service = _serve(config, launch, before)
+        except AndonError as error:
+            reason = error.reason if isinstance(error, JoinRefused) else ""
+            answering = Answering(store, prefix, {"refused": str(error), "reason": reason})
+            answering.await_tickets(launch.world_size - 1, _LINGER_S)
+            answering.close()
+            raise
+        store.set(_key_of_served(prefix), json.dumps(asdict(served)))
+        self._publish = lambda: Answering(store, prefix, asdict(served))
+        return served
+
+
+def _address(launch: LaunchStore, port: int) -> str:
+    """Where this process reaches the service: at the host where it reached the store."""
+    if launch.one_host:
+        return f"127.0.0.1:{port}"
+    return f"[{launch.host}]:{port}" if ":" in launch.host else f"{launch.host}:{port}"
+
+
+def _in_the_clear(config: LineConfig, launch: LaunchStore) -> JoinRefused | None:
+    """The refusal to serve a line beyond this host that nobody wants to be encrypted or not."""
+    if launch.one_host or config.tls is not None or config.insecure:
+        return None
+    return JoinRefused.in_the_clear(
+        f"this launch spans several hosts, and rank 0 serves its line at {launch.host}"
+    )
+
+
+def _answered(answer: dict[str, Any], launch: LaunchStore) -> Served:
+    """Rank 0's answer, or its refusal."""
+    if "refused" not in answer:
+        return Served(**answer)
+    text = f"rank 0 of this launch, at {launch.host}, serves no line: {answer['refused']}"
+    if answer["reason"]:
+        raise JoinRefused(answer["reason"], text)
+    raise LineLost(text, address="", last_step=0)
+
+
+# ------------------------------------------------------------------ rank 0
+
+
+def _key_of_served(prefix: str) -> str:
+    return f"{prefix}/served"
+
+
+def _left_in(store: Store, prefix: str) -> Served | None:
+    """What the rank 0 of an earlier start left in the store; None if there was none."""
+    key = _key_of_served(prefix)
+    return Served(**json.loads(store.get(key))) if store.check([key]) else None
+
+
+def served_before(config: LineConfig, launch: LaunchStore) -> Served | None:
+    """What the folder of the run says that this launch names; None if it is a new run."""
+    name = config.run_id or launch.run_name
+    folder = config.run_dir or (_RUNS / name if name else None)
+    service = {} if folder is None else _service_of(folder)
+    if folder is None or "run_id" not in service:
+        return None
+    port = int(service["address"].rpartition(":")[2])
+    # Another id than the folder's is the service's to refuse.
+    return Served(port=port, run_id=name or service["run_id"], run_dir=str(folder.absolute()))
+
+
+def _service_of(folder: Path) -> dict[str, Any]:
+    """What a service wrote to the folder of its run; empty if it is not there, or no such thing."""
+    try:
+        found = json.loads((folder / "service.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _await_end(folder: Path) -> None:
+    """Waits until the service of an earlier start has ended, which it does with its parent.
+
+    Until then it holds the journal and the port.
+
+    Raises:
+        LineLost: it does not end.
+    """
+    pid = _service_of(folder).get("pid", 0)
+    deadline = time.monotonic() + _FREED_TIMEOUT_S
+    while _is_service(pid):
+        if time.monotonic() > deadline:
+            raise LineLost(
+                f"the service of an earlier start (process {pid}) has not ended for "
+                f"{_FREED_TIMEOUT_S} s: end it",
+                address="",
+                last_step=0,
+            )
+        time.sleep(0.05)
+
+
+def _is_service(pid: int) -> bool:
+    """Whether a process exists here and is one that `_serve` started."""
+    try:
+        return b"andon_cli\0serve" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def command_of(config: LineConfig, launch: LaunchStore, before: Served | None) -> list[str]:
+    """The command line of the service that rank 0 starts.
+
+    Args:
+        config: rank 0's.
+        launch: rank 0's place.
+        before: what the rank 0 of an earlier start served.
+    """
+    everywhere = "[::]" if ":" in launch.host else "0.0.0.0"
+    port = launch.service_port
+    if before is not None and not port and _is_free(before.port):
+        port = before.port
+    command = [
+        *(sys.executable, "-m", "andon_cli", "serve"),
+        *("--bind", "127.0.0.1" if launch.one_host else everywhere, "--port", str(port)),
+        *("--metrics-port", "0", "--workers", str(launch.world_size)),
+        # With the parent's pid the service ends even if this process is killed.
+        *("--announce", "--until-complete", "--parent-pid", str(os.getpid())),
+    ]
+    if not launch.one_host:
+        command += ["--advertise", launch.host]
+    run_id = before.run_id if before else config.run_id or launch.run_name
+    if run_id:
+        command += ["--run-id", run_id]
+    folder = before.run_dir if before else config.run_dir
+    if folder is not None:
+        command += ["--run-dir", str(folder)]
+    if config.tls is not None:
+        command += ["--tls", str(config.tls)]
+    if config.insecure:
+        command.append("--insecure")
+    return command
+
+
+def _is_free(port: int) -> bool:
+    """Whether a TCP port can be listened on, on all interfaces."""
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+def _serve(
+    config: LineConfig, launch: LaunchStore, before: Served | None
+) -> tuple[Served, subprocess.Popen[str]]:
+    """Starts the service."""
+    if before is not None:
+        _await_end(Path(before.run_dir))
+    environment = dict(os.environ)
+    if config.token:  # It may be an argument of the script's.
+        environment.pop("ANDON_TOKEN_FILE", None)
+        environment["ANDON_TOKEN"] = config.token.decode()
+    service = subprocess.Popen(
+        command_of(config, launch, before),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # torchrun ends a worker by a signal to its group. The service must outlive this process,
+        # which wants to leave the line; it ends with its parent.
+        process_group=0,
+    )
+    assert service.stdout is not None
+    line = service.stdout.readline()  # `--announce` prints one line once it serves.
+    if not line:
+        raise LineLost(
+            f"`andon serve` ended with exit code {service.wait()} before it served; "
+            "its output says why",
+            address="",
+            last_step=0,
+        )
+    announced = json.loads(line)
+    served = Served(
+        port=int(announced["address"].rpartition(":")[2]),
+        run_id=announced["run_id"],
+        run_dir=str(Path(announced["journal"]).resolve().parent),
+    )
+    return served, service
