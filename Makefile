@@ -30,7 +30,7 @@ TLS := -f docker-compose.tls.yml
 UNWATCHED := andon trainer
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-core browser screenshots check docs dist settings metrics dashboards bench gpu proto vectors clients clean soak rehearse fuzz
+.PHONY: help install demo test test-core browser containers screenshots check docs dist settings metrics dashboards bench gpu proto vectors clients clean soak rehearse fuzz
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -79,13 +79,17 @@ demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
 
 # Two processes run half of the tests each; tests/conftest.py divides them, always in the same way.
 test: $(INSTALLED)  ## the tests; with ARGS for pytest, in one process
-	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadscope --ignore=tests/browser)
+	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadscope --ignore=tests/browser --ignore=tests/containers)
 
 # Playwright drives the Chromium of this machine; axe-core, from npm, looks for barriers.
 browser: $(INSTALLED)  ## the board's page in Chromium, with real runs; needs chromium and npm
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group browser
 	@if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix tests/browser; fi
 	$(BIN)/python -m pytest -q tests/browser $(ARGS)
+
+# Starts a Docker daemon of its own, and leaves one that runs already alone.
+containers: $(INSTALLED)  ## builds the images and runs docker compose up, shot at and halted; needs root and Docker
+	$(BIN)/python -m pytest -q tests/containers $(ARGS)
 
 screenshots: export ANDON_SCREENSHOTS = 1
 screenshots: browser  ## makes the documentation's pictures of the board anew
