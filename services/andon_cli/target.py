@@ -45,7 +45,12 @@ def find_target(address: str, run: str = "") -> Target:
 
 def served_here(runs: Path = RUNS) -> list[ServiceAddress]:
     """The services under `runs` that are running now, newest first."""
-    living = [service for service in services(runs) if service.alive]
+    # Of those at one address only the newest can be served. An older one may seem to be alive: in a
+    # new container the next service often gets the same process id.
+    newest: dict[str, ServiceAddress] = {}
+    for service in services(runs):
+        newest.setdefault(service.address, service)
+    living = [service for service in newest.values() if service.alive]
     if len(living) < 2:
         return living
     # A killed service leaves its file behind, and its process id may belong to another process by

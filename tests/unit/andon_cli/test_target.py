@@ -19,12 +19,15 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def serve(run_id: str, *, pid: int, at_s: int = 100) -> None:
+def serve(run_id: str, *, pid: int, at_s: int = 100, address: str = "") -> None:
     folder = Path("runs", run_id)
     folder.mkdir(parents=True)
-    address = f"{run_id}.example:7070"
     ServiceAddress(
-        address=address, metrics_url="", run_id=run_id, journal=f"{run_id}.sqlite", pid=pid
+        address=address or f"{run_id}.example:7070",
+        metrics_url="",
+        run_id=run_id,
+        journal=f"{run_id}.sqlite",
+        pid=pid,
     ).write(folder)
     os.utime(folder / "service.json", (at_s, at_s))
 
@@ -38,6 +41,15 @@ def test_the_only_run_that_is_served_is_meant_though_a_newer_one_was() -> None:
     serve("beef", pid=GONE, at_s=200)
 
     assert find_target("") == Target("7f3a.example:7070", "7f3a")
+
+
+def test_of_runs_at_one_address_only_the_newest_can_be_served() -> None:
+    # As in containers, which begin to count processes anew: the old service seems to be alive.
+    serve("7f3a", pid=HERE, at_s=100, address="127.0.0.1:1")
+    serve("beef", pid=HERE, at_s=200, address="127.0.0.1:1")
+    serve("c0de", pid=GONE, at_s=300)
+
+    assert find_target("") == Target("127.0.0.1:1", "beef")
 
 
 @pytest.mark.parametrize("named", ["beef", "runs/beef"])
