@@ -43,6 +43,7 @@ class Process:
     """One worker's process."""
 
     slot: int
+    """Its place among the processes; it asks for this slot."""
     incarnation: int
     head: Key | None = None
     weights: Weights = ()
@@ -56,18 +57,23 @@ class Process:
     pacing: bytes = b""
     up: deque[on.Event] = field(default_factory=deque)
     down: deque[do.Effect] = field(default_factory=deque)
+    worker: int | None = None
+    """The slot that the line gave it last."""
 
 
 class Simulation:
     """Runs one seed. `check` asserts what must always hold."""
 
-    def __init__(self, seed: int, *, workers: int = 3, steps: int = 12, dataset: int = 10) -> None:
+    def __init__(
+        self, seed: int, *, workers: int = 3, steps: int = 12, dataset: int = 10, spare: int = 0
+    ) -> None:
+        """`spare`: slots beyond the expected workers."""
         self.random = random.Random(seed)
         settings = LineSettings(
             run_id="sim",
             expect_workers=workers,
             min_workers=self.random.choice([1, workers]),
-            max_workers=workers,
+            max_workers=workers + spare,
             policy=Policy(max_steps=steps),
             max_attempts=1000,
         )
@@ -148,7 +154,7 @@ class Simulation:
                 seen = on.Fault(kind=on.FaultKind.STALE_ROUND, key=assignment.key, greatest=newest)
                 process.up.append(on.FaultReported(stream, seen))
                 return
-            self.averages.setdefault(assignment.key, set()).add(process.slot)
+            self.averages.setdefault(assignment.key, set()).add(self._id_of(process))
             if self.averages[assignment.key] == set(assignment.roster):
                 process.held = assignment.key
                 process.assignment = None
@@ -328,6 +334,15 @@ class Simulation:
         self.incarnations += 1
         return Process(slot, self.incarnations)
 
+    def _asks_for(self, process: Process) -> int | None:
+        """The slot that a process asks for when it joins."""
+        return process.slot
+
+    @staticmethod
+    def _id_of(process: Process) -> int:
+        assert process.worker is not None
+        return process.worker
+
     def _hang_up(self, process: Process) -> int:
         assert process.stream is not None
         stream, process.stream = process.stream, None
@@ -344,7 +359,7 @@ class Simulation:
             if record.key == process.head:
                 step, cursor = record.step, record.cursor
         request = replace(
-            self.bench.request(process.slot, process.incarnation),
+            self.bench.request(self._asks_for(process), process.incarnation),
             head=process.head,
             held_key=process.held,
             step=step,
@@ -383,14 +398,19 @@ class Simulation:
                 self.before[key] = last
             self.parents[key] = assignment.parent
         self.shares.setdefault(key, {})[worker] = assignment.positions
-        if key in self.before:
+        if key in self.before and self._survived(self.before[key], key, worker):
             kept = self.shares[self.before[key]].get(worker, ())
             assert not subtract(kept, assignment.positions), "a survivor keeps its positions"
+
+    def _survived(self, before: Key, key: Key, worker: int) -> bool:
+        """Whether a worker that was in the round `before` is the one that is in `key`'s now."""
+        return True  # A slot's next process computes what the one before it had to.
 
     def _hear(self, process: Process, effect: do.Effect) -> None:  # noqa: C901 (one case an effect)
         match effect:
             case do.AcceptJoin():
                 process.accepted = True
+                process.worker = effect.worker
             case do.Assign(_, assignment):
                 process.greatest_term = max(process.greatest_term, assignment.key.term)
                 process.held = None
@@ -423,7 +443,7 @@ class Simulation:
         if process.head == key:
             return
         fresh = record.kind is RecordKind.INITIAL and process.head is None
-        if record.kind is RecordKind.INITIAL and fresh and process.slot in record.roster:
+        if record.kind is RecordKind.INITIAL and fresh and process.worker in record.roster:
             process.weights = (("initial", process.incarnation),)
         elif process.head != record.parent or fresh:
             self._give_up(process)
@@ -444,8 +464,9 @@ class Simulation:
     def _receive(self, process: Process, effect: do.SendTransfer) -> None:
         if effect.transfer_id not in self.relay:
             process.down.appendleft(effect)  # The donor has not sent it yet.
-            donor = self.processes[effect.peer]
-            if donor.stream is None or donor.head != effect.head or self.random.random() < 0.1:
+            donors = [each for each in self.processes if each.worker == effect.peer]
+            there = any(each.stream is not None and each.head == effect.head for each in donors)
+            if not there or self.random.random() < 0.1:
                 process.down.popleft()
                 self._report(process, effect.transfer_id, "the donor is gone")
             return

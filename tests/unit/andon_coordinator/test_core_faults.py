@@ -16,6 +16,7 @@ from scenarios.line_simulation import Simulation
 from scenarios.overlapped_simulation import OverlappedSimulation
 from scenarios.paced_simulation import PacedSimulation
 from scenarios.reduced_simulation import ReducedSimulation
+from scenarios.unnumbered_simulation import UnnumberedSimulation
 
 _SEEDS = range(int(os.environ.get("ANDON_SEEDS", "40")))
 _REDUCER_SEEDS = range(len(_SEEDS) // 2)
@@ -111,6 +112,29 @@ def test_c_commit_001_reducers_come_and_go_and_the_run_still_ends_with_whole_ste
     assert simulation.bench.line.state is LineState.COMPLETE
     steps = [record for record, _ in simulation.history if record.kind is RecordKind.STEP]
     assert len(steps) == 12
+
+
+@pytest.mark.parametrize("seed", _REDUCER_SEEDS)
+def test_f_dp_002_where_the_line_gives_the_slots_every_position_is_committed_once_too(
+    seed: int,
+) -> None:
+    simulation = UnnumberedSimulation(seed)
+
+    simulation.run(actions=1500)
+    simulation.finish()
+
+    assert simulation.bench.line.state is LineState.COMPLETE
+    assert positions_of(simulation) == each_once(simulation)
+
+
+def test_the_simulation_had_workers_whose_slot_a_newcomer_got() -> None:
+    moved = 0
+    for seed in list(_REDUCER_SEEDS)[:10]:
+        simulation = UnnumberedSimulation(seed)
+        simulation.run(actions=1500)
+        moved += simulation.moved
+
+    assert moved > 5
 
 
 @pytest.mark.parametrize("seed", _REDUCER_SEEDS)
