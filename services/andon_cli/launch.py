@@ -34,10 +34,10 @@ from andon_cli.processes import (
     start_worker,
     worker_environment,
 )
-from andon_cli.resuming import checkpoints_written
 from andon_cli.screen import Screen
 from andon_server.book import dropped_workers
 from andon_server.process import Interrupts
+from andon_server.resuming import checkpoints_written
 from andon_server.runs import JOURNAL, RUNS, ServiceAddress, make_run_dir, worker_log
 
 __all__ = ["Launch"]

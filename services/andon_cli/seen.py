@@ -52,7 +52,7 @@ def happening_of(event: RunEvent) -> Happening:
             text = f"there is no checkpoint of step {event.step}: {event.text}"
         case RunEventKind.COMPLETE:
             text = f"complete {event.text}"
-        case RunEventKind.STARTED | RunEventKind.OVERFLOW:
+        case RunEventKind.STARTED | RunEventKind.OVERFLOW | RunEventKind.WENT_BACK:
             text = event.text
         case RunEventKind.LEFT | RunEventKind.LOST | RunEventKind.DROPPED:
             text = f"{who}left ({event.text})"

@@ -105,6 +105,10 @@ class Coordinator:
         """Where the metrics of each registered reducer are, by its address; any thread may ask."""
         return self._task.scraped_reducers
 
+    def folder_searched(self, folder: str, step: int | None) -> None:
+        """Tells the line which checkpoint the run's folder has; None: none. It only gives words."""
+        self._task.put_now(events.FolderSearched(folder, step))
+
     def status(self) -> LineSnapshot:
         """What the line is doing now."""
         return self._task.status()

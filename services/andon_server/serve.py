@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -28,6 +28,7 @@ from andon_server.board.feed import BoardFeed
 from andon_server.board.gate import BoardGate
 from andon_server.board.history import RunHistory
 from andon_server.board.mounting import board_on
+from andon_server.folder_search import search_folder
 from andon_server.health import HealthService
 from andon_server.process import Interrupts, LinePlace, greet, logging_to
 from andon_server.runs import JOURNAL, ServiceAddress, make_run_dir
@@ -151,6 +152,7 @@ async def _serving(
         # On loopback the board answers only to names of this host.
         local = reachable(config.bind)
         board_url = gate.url(local if is_loopback(config.bind) else host_in(public), metrics.port)
+        _search_folder(config, coordinator)
         yield (
             coordinator,
             ServiceAddress(
@@ -163,6 +165,19 @@ async def _serving(
                 advertised=public,
             ),
         )
+
+
+def _search_folder(config: ServeConfig, coordinator: Coordinator) -> None:
+    """Says what a run that had begun before can go on from, unless that was chosen already."""
+    loop, at_step = asyncio.get_running_loop(), coordinator.status().step
+    if not at_step or config.resume_from is not None:
+        return
+
+    def report(folder: str, step: int | None) -> None:
+        with suppress(RuntimeError):  # The service has stopped meanwhile.
+            loop.call_soon_threadsafe(coordinator.folder_searched, folder, step)
+
+    search_folder(config.run_id, config.folder, at_step, report)
 
 
 def _report_readiness(health: HealthService, ready: bool) -> None:  # noqa: FBT001 - a callback

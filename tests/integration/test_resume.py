@@ -1,4 +1,4 @@
-"""`andon run --resume`: a run that is killed in the middle of a step continues exactly."""
+"""Resuming: a run that is killed in the middle of a step goes on exactly, told to or by itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,15 @@ from safetensors.torch import load_file
 
 from andon.host.manifest import Manifest, checkpoints_in, step_of
 from andon.protocol.records import RecordKind
+from andon_coordinator.core.run_events import RunEventKind
 from andon_coordinator.transport.reader import JournalReader
-from integration.fixtures.console import andon, finish, lines_until, processes_of, start
+from integration.fixtures.console import (
+    andon,
+    finish,
+    lines_until,
+    processes_of,
+    start,
+)
 from integration.fixtures.disk import small_disk_at
 from integration.harness import SCRIPTS
 
@@ -213,27 +221,57 @@ def test_a_changed_byte_is_refused_with_code_4_and_the_file_is_named(killed: Pat
     assert "--resume-step" in output
 
 
-def test_a_worker_that_cant_read_the_checkpoint_gets_the_state_of_one_that_can(
+def test_a_whole_cluster_that_was_lost_goes_on_by_itself_from_its_newest_whole_checkpoint(
     killed: Path, whole: Path, tmp_path: Path
 ) -> None:
-    away = tmp_path / "elsewhere"
+    run_dir, away = killed / "runs/7f3a", tmp_path / "elsewhere"
     away.mkdir()
-    first = start(
-        killed,
-        *("run", "--workers", "1", "--expect", "2", "--resume", "7f3a", SCRIPT, str(killed)),
-        str(STEPS),
+    (run_dir / "checkpoints/step-00000006/model.safetensors").write_bytes(b"damaged")
+    flags = ("--workers", "2", "--run-id", "7f3a", "--run-dir", str(run_dir))
+    ports = ("--port", "0", "--metrics-port", "0")
+
+    service = start(killed, "serve", "--announce", *ports, *flags)
+    (greeting,) = lines_until(service, "{")
+    address = json.loads(greeting)["address"]
+    reads = worker(killed, 0, address, ANDON_RUN_DIR=str(run_dir))
+    # Another host's folder has no checkpoint: that worker gets the state of the first one.
+    finds_none = worker(away, 1, address, ANDON_RUN_DIR=str(away))
+    said = [finish(each) for each in (reads, finds_none)]
+    service.send_signal(signal.SIGTERM)
+    warnings = finish(service)[2]
+
+    assert [code for code, *_ in said] == [0, 0], said
+    assert "step-00000006 is left out" in said[0][2]
+    assert "line_went_back step=3 lost=7" in warnings
+    assert (seen(killed)["began"], seen(away, 1)["began"]) == (3, 3)
+    assert same_bits(weights(killed), weights(whole))
+    assert same_bits(weights(away, 1), weights(whole))
+    log = (run_dir / "service.log").read_text()
+    assert "at step 7; its newest whole checkpoint is of step 3: the line goes on from" in log
+    with JournalReader(run_dir / "journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+        chain = [entry.record for entry in journal.chain()]
+        assert [r.step for r in chain if r.kind is RecordKind.STEP] == list(range(1, STEPS + 1))
+        assert [r.step for r in chain if r.kind is RecordKind.MARK] == [3]
+        assert journal.halts() == []
+        events = journal.run_events()
+    assert [each.text for each in events if each.kind is RunEventKind.WENT_BACK] == [
+        "went on after step 3, which worker 0 brought: no worker held step 7"
+    ]
+
+
+def worker(folder: Path, slot: int, address: str, **environment: str) -> subprocess.Popen[str]:
+    """Starts the script as an engine does that starts it again and again."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("ANDON_")}
+    line = {"ANDON_ADDRESS": address, "ANDON_RUN_ID": "7f3a", "ANDON_RESUME": "latest"}
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, str(folder), str(STEPS)],
+        cwd=folder,
+        env={**kept, **line, "ANDON_CHECKPOINT_EVERY": "3", "RANK": str(slot), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    lines_until(first, "waiting for 2 workers")
-    address = json.loads((killed / "runs/7f3a/service.json").read_text())["address"]
-
-    code, output, errors = andon(away, "run", "--join", address, SCRIPT, str(away), str(STEPS))
-
-    assert code == 0, output + errors
-    assert finish(first)[0] == 0
-    assert seen(away)["step"] == STEPS
-    assert same_bits(weights(killed), weights(away))
-    for name, tensor in weights(whole).items():
-        torch.testing.assert_close(weights(away)[name], tensor, rtol=0, atol=1e-5)
 
 
 def test_sigusr1_and_ctrl_c_to_andon_run_write_a_checkpoint_after_the_present_step(

@@ -58,8 +58,11 @@ class Journal:
     layout: Layout | None = None
     pacing: bytes = b""
     rolled_back_to: Key | None = None
+    rolled_back: int = 0
+    """How many records came before the last one that rolled the line back; 0: none did."""
     pending_records: list[do.SaveRecord] = field(default_factory=list)
     pending_terms: list[int] = field(default_factory=list)
+    pending_searches: list[tuple[Key, ...]] = field(default_factory=list)
 
     def take(self, effect: do.Effect) -> None:
         """Takes what is to be written."""
@@ -69,6 +72,8 @@ class Journal:
             case do.SaveRecord():
                 self.pending_records.append(effect)
                 self.older_departures = len(self.departures)
+            case do.FindAncestor(heads):
+                self.pending_searches.append(heads)
             case do.SaveRun(plan, layout):
                 self.plan, self.layout = plan, layout
             case do.SaveHalt(evidence):
@@ -92,7 +97,11 @@ class Journal:
         effect = self.pending_records.pop(0)
         assert effect.record.key.term >= self.term, "an append under an older term fails"
         parent = effect.record.parent
-        assert not self.records or parent in (self.records[-1][0].key, self.rolled_back_to)
+        back = parent in self.ancestry() if effect.rolls_back else parent == self.rolled_back_to
+        assert not self.records or back or parent == self.records[-1][0].key
+        if effect.rolls_back:
+            self.rolled_back = len(self.records)
+            del self.departures[: self.older_departures]
         self.records.append((effect.record, effect.result))
         self.pacing = effect.pacing or self.pacing
         if len(self.records) > self.halted_after:
@@ -100,6 +109,22 @@ class Journal:
         if effect.result is not None:
             del self.departures[: self.older_departures]
         return effect.record.key
+
+    def find_ancestor(self) -> tuple[tuple[Key, ...], Record | None]:
+        """What the oldest search finds."""
+        heads = self.pending_searches.pop(0)
+        history = self.ancestry()
+        found = max((head for head in heads if head in history), default=None)
+        return heads, history.get(found) if found is not None else None
+
+    def ancestry(self) -> dict[Key, Record]:
+        """The records of the line's history."""
+        history: dict[Key, Record] = {}
+        wanted: Key | None = None
+        for record, _ in reversed(self.records):
+            if not history or record.key == wanted:
+                history[record.key], wanted = record, record.parent
+        return history
 
     def save_term(self) -> int:
         """Makes the oldest term durable."""
@@ -109,13 +134,14 @@ class Journal:
     def history(self, roll_back_to: Key | None = None) -> History:
         """What a coordinator finds when it starts, or when it is to roll back."""
         head, result = self.records[-1] if self.records else (None, None)
+        before = self.records[self.rolled_back - 1][0].key if self.rolled_back else None
         last, self.rolled_back_to = head, roll_back_to
         for record, came_to in self.records:
             if record.key == roll_back_to:
                 head, result = record, came_to
         return History(
             roll_back=roll_back_to is not None,
-            abandoned=last.key if last is not None and roll_back_to is not None else None,
+            abandoned=last.key if last is not None and roll_back_to is not None else before,
             head=head,
             result=result,
             greatest_term=self.term,
@@ -136,7 +162,8 @@ class Journal:
         )
 
     def _last_roster(self) -> tuple[int, ...]:
-        steps = (record for record, _ in reversed(self.records) if record.kind is RecordKind.STEP)
+        present = self.records[self.rolled_back :]
+        steps = (record for record, _ in reversed(present) if record.kind is RecordKind.STEP)
         last = next(steps, None)
         return () if last is None else last.roster
 
@@ -195,6 +222,7 @@ class Bench:
             self.journal = Journal()
         self.journal.pending_records.clear()
         self.journal.pending_terms.clear()
+        self.journal.pending_searches.clear()
         self.journal.halted_after = min(self.journal.halted_after, len(self.journal.records))
         self.journal.term = term
         self.peers.clear()

@@ -30,7 +30,7 @@ from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.telemetry import LineMetrics, Totals
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import event_from, is_slow_to_read, join_from
-from andon_coordinator.transport.journal import SaveEffect
+from andon_coordinator.transport.journal import JournalEffect
 from andon_coordinator.transport.outgoing import (
     JoinAnswers,
     MessageEffect,
@@ -46,8 +46,18 @@ __all__ = ["PLAN", "RUN", "Healthy", "Port", "held_bytes", "let_work"]
 RUN = "sim"
 PLAN = RunPlan(global_batch=4, dataset_size=10, seed=3)
 
-_SAVES = get_args(SaveEffect)
+_SAVES = get_args(JournalEffect)
 _SENDS = get_args(MessageEffect)
+_FOR_PEOPLE = (
+    do.RefuseOperator,
+    do.NoteSetback,
+    do.NoteWriter,
+    do.NoteSchedule,
+    do.NoteCheckpoint,
+    do.NoteOverdue,
+    do.NoteScalarsRefused,
+    do.NoteWentBack,
+)
 _BORN_UNIX_S = 1_700_000_000.0
 _MOST_TURNS = 200
 
@@ -151,6 +161,8 @@ class Port:
     def _done(self, effect: do.Effect) -> list[on.Event]:
         if isinstance(effect, _SAVES):
             return self._saved(effect)
+        if isinstance(effect, _FOR_PEOPLE):
+            return []  # It only goes to the log and the metrics.
         stream = getattr(effect, "stream", 0)
         match effect:
             case do.RefuseJoin():
@@ -162,10 +174,6 @@ class Port:
                 self._send(stream, self._answers.accepted(effect, self.core.keys.term))
             case do.Assign():
                 self._send(stream, self._answers.assignment(effect))
-            case do.RefuseOperator() | do.NoteSetback() | do.NoteWriter() | do.NoteSchedule():
-                pass
-            case do.NoteCheckpoint() | do.NoteOverdue() | do.NoteScalarsRefused():
-                pass  # It only goes to the log and the metrics.
             case do.SendHeartbeatAnswer():
                 self._send(stream, heartbeat_answer_to(effect, self._wall()))
             case _:
@@ -173,7 +181,7 @@ class Port:
                 self._send(stream, message_to(effect))
         return []
 
-    def _saved(self, effect: SaveEffect) -> list[on.Event]:
+    def _saved(self, effect: JournalEffect) -> list[on.Event]:
         assert self._store is not None
         match effect:
             case do.SaveTerm(term):
@@ -190,6 +198,8 @@ class Port:
                 self._store.save_answer(effect)
             case do.SaveDeparture():
                 self._store.save_departure(effect)
+            case do.FindAncestor(heads):
+                return [on.AncestorFound(heads, self._store.find_ancestor(heads))]
             case do.SaveScalars():
                 self._store.save_scalars(effect)
                 return [on.ScalarsSaved(effect.stream, effect.sequence)]

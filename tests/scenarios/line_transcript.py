@@ -308,8 +308,17 @@ class _Commands:
     def term_saved(self, words: list[str], options: Options) -> list[do.Effect]:
         return self.bench.send(on.TermSaved(self.bench.journal.save_term()))
 
+    def found(self, words: list[str], options: Options) -> list[do.Effect]:
+        """The journal answers which of the heads is in the history."""
+        return self.bench.send(on.AncestorFound(*self.bench.journal.find_ancestor()))
+
+    def folder(self, words: list[str], options: Options) -> list[do.Effect]:
+        """The service looked for checkpoints in the run's folder."""
+        return self.bench.send(on.FolderSearched("runs/7f3a", _number(options.get("step", ""))))
+
     def journal_failed(self, words: list[str], options: Options) -> list[do.Effect]:
         self.bench.journal.pending_records.clear()
+        self.bench.journal.pending_searches.clear()
         return self.bench.send(on.JournalFailed("disk full"))
 
     def cord(self, words: list[str], options: Options) -> list[do.Effect]:
@@ -358,6 +367,10 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
         case do.SaveRecord(record, result, note, skipped, _):
             skip = f" skip {_range(skipped.positions)}" if skipped is not None else ""
             return f"{_record(record)}{_result(result)}{skip}" + (f" ({note})" if note else "")
+        case do.FindAncestor(heads):
+            return " ".join(map(_shown_key, heads))
+        case do.NoteWentBack():
+            return effect.in_words
         case do.SaveHalt(evidence) | do.SendHalt(_, evidence):
             return _halt(evidence)
         case do.SaveAnswer(halt_id, answer, worker, operator):

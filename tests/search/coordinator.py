@@ -10,6 +10,7 @@ from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
+from andon_coordinator.core import lost_state
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings, PacingSettings
 from andon_coordinator.core.state import CoreState
@@ -25,12 +26,13 @@ from andon_trainer.core.events import (
 )
 from scenarios.line_bench import LAYOUT
 from search.messages import Accepted, Refused
+from search.state import Bounds
 from search.weights import Wrong
 
 __all__ = ["Journal", "Timer", "core_of", "fire", "heard", "settings", "start", "term", "timers"]
 
 Saved = tuple[Record, do.StepResult | None]
-Save = do.SaveTerm | do.SaveRecord | do.SaveHalt | do.SaveAnswer
+Save = do.SaveTerm | do.SaveRecord | do.SaveHalt | do.SaveAnswer | do.FindAncestor
 Timer = tuple[str, int]
 """Which deadline, of which worker if it is one's."""
 
@@ -39,7 +41,7 @@ _NEVER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What is durable (of the records the last two), and what is still to be written."""
+    """What is durable, and what is still to be written or found."""
 
     term: int = 0
     records: tuple[Saved, ...] = ()
@@ -60,15 +62,31 @@ class Journal:
                 if record.key.term < self.term:
                     raise Wrong(f"record {record.key} is of an older term than the journal")
                 # A line that wrote a record after a halt had an answer.
-                return replace(
-                    after, records=(*self.records[-1:], (record, result)), halt=None
-                ), save
+                return replace(after, records=(*self.records, (record, result)), halt=None), save
             case do.SaveHalt(evidence):
                 return replace(after, halt=evidence, next_halt_id=evidence.id + 1), save
+            case do.FindAncestor():
+                return after, save
             case do.SaveAnswer(halt_id):
                 # A halt that came while the answer's record was being saved is another one.
                 is_it = self.halt is not None and self.halt.id == halt_id
                 return replace(after, halt=None if is_it else self.halt), save
+
+    def ancestors(self) -> dict[Key, Record]:
+        """The records of the line's history."""
+        found: dict[Key, Record] = {}
+        parent: Key | None = None
+        for record, _ in reversed(self.records):
+            # A missing parent is one that only workers knew.
+            if not found or (parent is not None and record.key <= parent):
+                found[record.key], parent = record, record.parent
+        return found
+
+    def find_ancestor(self, heads: tuple[Key, ...]) -> Record | None:
+        """The newest of these records in the line's history."""
+        history = self.ancestors()
+        newest = max((head for head in heads if head in history), default=None)
+        return None if newest is None else history[newest]
 
     def given(self, save: Save) -> Journal:
         """Adds something to be written."""
@@ -85,7 +103,16 @@ class Journal:
     def history(self, plan: RunPlan) -> History:
         """What a coordinator finds in it."""
         head, result = self.records[-1] if self.records else (None, None)
+        roster: tuple[int, ...] = ()
+        abandoned: Key | None = None
+        for (before, _), (record, _) in zip(self.records, self.records[1:], strict=False):
+            if record.kind is RecordKind.STEP:
+                roster = record.roster
+            elif record.kind is RecordKind.MARK and record.parent != before.key:
+                roster, abandoned = (), before.key  # It went back.
         return History(
+            last_roster=roster,
+            abandoned=abandoned,
             head=head,
             result=result,
             greatest_term=self.term,
@@ -96,15 +123,14 @@ class Journal:
         )
 
 
-def settings(
-    workers: int, min_workers: int, *, local: bool = False, overlap: bool = False
-) -> LineSettings:
+def settings(bounds: Bounds) -> LineSettings:
     """Settings of the searched line: the search itself decides about silence and failures."""
+    local, overlap = bounds.local, bounds.overlap
     return LineSettings(
         run_id="search",
-        expect_workers=workers,
-        min_workers=min_workers,
-        max_workers=workers,
+        expect_workers=bounds.expect or bounds.workers,
+        min_workers=bounds.min_workers,
+        max_workers=bounds.workers,
         policy=Policy(digest_every=0, local_steps=int(local or overlap), overlap=overlap),
         pacing=PacingSettings(schedule=Schedule.LOCAL if local or overlap else Schedule.EVERY_STEP),
         liveness=Liveness(lease_s=_NEVER_S),
@@ -137,7 +163,8 @@ def timers(line: LineCore) -> list[Timer]:
         found.append(("back-off", 0))
     setbacks = core.transfers.setbacks
     found += [("transfer", slot) for slot, each in setbacks.items() if each.not_before > 0]
-    if not core.workers_ready_once and core.first_join_at == 0.0 and core.chain.head is not None:
+    gathers = not core.workers_ready_once or lost_state.awaited(core)
+    if gathers and core.first_join_at == 0.0 and core.chain.head is not None:
         found.append(("window", 0))
     return found
 

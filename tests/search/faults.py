@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 
 from andon.protocol.records import Key
 from andon_coordinator.core import events as on
@@ -51,6 +52,14 @@ def _crash(world: World, state: State, slot: int) -> Iterator[tuple[Label, State
             _lose_transfer(world, draft, slot)
             world.spawn(draft, slot, Serial(worker.numbers))
             yield ("crash", slot, arrived, data), draft.state()
+    checkpoint = world.checkpoint(state)
+    if checkpoint is not None:  # It comes back with that. All that it sent last is lost.
+        draft = Draft.of(state)
+        world.end_control(draft, slot, 0, gone=True)
+        world.end_data(draft, slot, 0)
+        _lose_transfer(world, draft, slot)
+        world.spawn(draft, slot, Serial(worker.numbers), checkpoint)
+        yield ("crash", slot, "with a checkpoint"), draft.state()
 
 
 def _break(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
@@ -193,6 +202,33 @@ def _cut(world: World, state: State) -> Iterator[tuple[Label, State]]:
         yield ("coordinator", "cut"), _restarted(world, state, journal.cut())
 
 
+def _power(world: World, state: State) -> Iterator[tuple[Label, State]]:
+    """The coordinator's machine loses power, and with it some workers, or all of them.
+
+    Each of them comes back with the last checkpoint, or finds none.
+    """
+    journal, checkpoint = world.journal(state), world.checkpoint(state)
+    journals = [journal]
+    while journals[-1].pending:
+        journals.append(journals[-1].written()[0])
+    if journal.records:
+        journals.append(journal.cut())
+    fates = ("lives", "fresh") if checkpoint is None else ("lives", "fresh", "loads")
+    for number, kept in enumerate(journals):
+        for each in product(fates, repeat=world.bounds.workers):
+            if set(each) == {"lives"}:
+                continue  # That is another fault.
+            draft = Draft.of(_restarted(world, state, kept))
+            for slot, fate in enumerate(each):
+                if fate != "lives":
+                    worker = world.worker(draft, slot)
+                    world.end_data(draft, slot, 0)
+                    _lose_transfer(world, draft, slot)
+                    loaded = checkpoint if fate == "loads" else None
+                    world.spawn(draft, slot, Serial(worker.numbers), loaded)
+            yield ("power", number, *each), draft.state()
+
+
 def _restarted(world: World, state: State, journal: coordinator.Journal) -> State:
     """A coordinator in a new term: its clock is past every counter that was ever used."""
     now = coordinator.term((world.core(state).keys.term >> 32) + 1)
@@ -237,4 +273,5 @@ _OF_OTHERS: dict[str, Callable[[World, State], Iterator[tuple[Label, State]]]] =
     "kept": _kept,
     "lost": _lost,
     "cut": _cut,
+    "power": _power,
 }

@@ -23,17 +23,18 @@ def reached(world: World, state: State) -> bool:
 
 
 def lost(world: World, state: State) -> bool:
-    """Whether no process holds the line's trained head, nor can apply its record.
+    """Whether no process holds the line's trained head, nor can apply its record, nor an older one.
 
-    Only faults lead to this, and then only a person can help. At step 0 nothing is lost: the line
-    is bootstrapped again.
+    Only faults lead to this, and then only a person can help, with an older checkpoint. At step 0
+    nothing is lost: the line is bootstrapped again.
     """
     chain = world.core(state).chain
     if chain.head is None or chain.step == 0:
         return False
+    history = world.journal(state).ancestors()
     for slot in range(world.bounds.workers):
         worker_state = world.worker(state, slot).state
-        if worker_state.head == chain.head:
+        if worker_state.head == chain.head or worker_state.head in history:
             return False
         held = worker_state.held_key == chain.head and chain.record is not None
         if held and chain.record is not None and worker_state.head == chain.record.parent:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.messages import BlockFault, RoundAborted, StaleRound
-from andon.protocol.records import Key
+from andon.protocol.records import Cursor, Key
 from andon_coordinator.core import events as on
 from andon_trainer.core.events import (
     Assigned,
@@ -18,11 +18,12 @@ from andon_trainer.core.events import (
     TransferAsked,
     Voided,
 )
-from search.numbers import Stream
+from search.numbers import Stream, Weights
 from search.weights import Averages, Contribution
 
 __all__ = [
     "Accepted",
+    "Checkpoint",
     "Chunk",
     "CloseData",
     "CloseStream",
@@ -33,6 +34,17 @@ __all__ = [
     "Out",
     "Refused",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A worker's state at its head, on disk."""
+
+    head: Key
+    cursor: Cursor
+    step: int
+    weights: Weights
+    scheduled: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,6 @@ _IGNORED = {
     ("CoreState", "detectors"),  # They are off.
     ("CoreState", "effects"),
     ("CoreState", "departed"),  # Nobody leaves a searched line.
-    ("CoreState", "last_roster"),
     ("CoreState", "forming_since"),  # Every wait of a searched line is without a limit.
     ("Member", "activity"),
     ("Member", "detail"),

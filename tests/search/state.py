@@ -28,6 +28,7 @@ ALL_FAULTS = frozenset(
         "kept",  # the coordinator dies and comes back on its journal
         "lost",  # ... without it
         "cut",  # ... on a journal that lacks its last record
+        "power",  # ... and some workers with it, which come back with a checkpoint or without
     }
 )
 
@@ -45,6 +46,10 @@ class Bounds:
     chunks: int = 1
     """Chunks of a worker's gradients."""
     min_workers: int = 1
+    expect: int = 0
+    """How many workers the line waits for; 0: all."""
+    checkpoint: int | None = None
+    """The step of which a checkpoint is written, that a worker may come back with."""
     means: int = 0
     """Numbers that the workers average after each step, before they ask for the next."""
     local: bool = False
@@ -73,6 +78,8 @@ class State(NamedTuple):
     """What is on its way to each worker, or in its inbox: of its present stream alone."""
     data_ups: tuple[tuple[Stream, Queue], ...]
     data_downs: tuple[Queue, ...]
+    checkpoint: int | None = None
+    """The checkpoint that was written last."""
 
 
 @dataclass(slots=True)
@@ -88,6 +95,7 @@ class Draft:
     downs: list[Queue]
     data_ups: dict[Stream, Queue]
     data_downs: list[Queue]
+    checkpoint: int | None = None
 
     @classmethod
     def of(cls, state: State) -> Draft:
@@ -102,6 +110,7 @@ class Draft:
             list(state.downs),
             dict(state.data_ups),
             list(state.data_downs),
+            state.checkpoint,
         )
 
     def state(self) -> State:
@@ -116,4 +125,5 @@ class Draft:
             tuple(self.downs),
             tuple(sorted(self.data_ups.items())),
             tuple(self.data_downs),
+            self.checkpoint,
         )

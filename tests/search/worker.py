@@ -44,6 +44,7 @@ from scenarios.line_bench import LAYOUT
 from search.local_weights import LocalWeights
 from search.messages import (
     Accepted,
+    Checkpoint,
     Chunk,
     CloseData,
     CloseStream,
@@ -129,6 +130,13 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.local = LocalWeights(self.slot)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """The process loads a checkpoint before it joins."""
+        state = self.state
+        state.head, state.cursor, state.step = checkpoint.head, checkpoint.cursor, checkpoint.step
+        self.weights, self.scheduled = checkpoint.weights, checkpoint.scheduled
+        self._wait_at(Place.FIRST, Wait.WEIGHTS)
 
     def start(self, out: list[Out]) -> None:
         """The process begins, or was refused a slot and tries again."""

@@ -20,12 +20,22 @@ from andon_trainer.core.events import ControlLost
 from search import coordinator, reducer
 from search.coordinator import Journal
 from search.copying import copied
-from search.messages import Chunk, CloseData, CloseStream, Lost, Open, OpenData, Out, Refused
+from search.messages import (
+    Checkpoint,
+    Chunk,
+    CloseData,
+    CloseStream,
+    Lost,
+    Open,
+    OpenData,
+    Out,
+    Refused,
+)
 from search.numbers import Incarnation, Serial, Stream
 from search.parts import Mark, Parts, renamed
 from search.state import Bounds, Draft, Queue, State
 from search.weights import Library, Wrong
-from search.worker import Worker
+from search.worker import Place, Worker
 
 __all__ = ["World"]
 
@@ -39,9 +49,7 @@ class World:
         size = bounds.windows * bounds.workers or 1000
         self.library = Library(size)
         self.plan = RunPlan(global_batch=bounds.workers, dataset_size=size)
-        self.settings = coordinator.settings(
-            bounds.workers, bounds.min_workers, local=bounds.local, overlap=bounds.overlap
-        )
+        self.settings = coordinator.settings(bounds)
         self._memo: dict[object, Any] = {}
 
     def first(self) -> State:
@@ -84,7 +92,8 @@ class World:
         marks_of, plain_of = self.parts.marks, self.parts.plain
         plain: list[object] = [state.faults]
         marks: list[Mark] = []
-        for part in (state.coordinator, state.journal, state.reducer, *state.workers):
+        kept = () if state.checkpoint is None else (state.checkpoint,)
+        for part in (state.coordinator, state.journal, state.reducer, *state.workers, *kept):
             plain.append(plain_of[part])
             marks += marks_of[part]
         for streams in (state.ups, state.data_ups):
@@ -144,7 +153,27 @@ class World:
         outcome = self._remembered(("worker", draft.workers[slot], *memo), after)
         draft.workers[slot], out, inbox = outcome
         draft.downs[slot] = (*inbox, *draft.downs[slot])
+        self._keep(draft, self.worker(draft, slot))
         return tuple(out)
+
+    def checkpoint(self, state: State | Draft) -> Checkpoint | None:
+        """The checkpoint that was written last."""
+        if state.checkpoint is None:
+            return None
+        checkpoint: Checkpoint = self.parts.objects[state.checkpoint]
+        return checkpoint
+
+    def _keep(self, draft: Draft, worker: Worker) -> None:
+        """A worker that waits between two steps has written its checkpoint, if it was due."""
+        head, between = worker.state.head, worker.place in (Place.WORK, Place.ENOUGH)
+        if head is None or not between or worker.state.step != self.bounds.checkpoint:
+            return
+        last = self.checkpoint(draft)
+        if last is None or head > last.head:
+            state = worker.state
+            draft.checkpoint = self.numbered(
+                Checkpoint(head, state.cursor, state.step, worker.weights, worker.scheduled)
+            )
 
     def act_out(self, draft: Draft, slot: int, out: tuple[Out, ...], sent: int = 0) -> None:
         """Does what a worker's turn came to; of a stream that it closes, `sent` messages arrive."""
@@ -180,6 +209,9 @@ class World:
                     said = self.parts.number(on.RecordSaved(record.key))
                 case do.SaveTerm(term):
                     said = self.parts.number(on.TermSaved(term))
+                case do.FindAncestor(heads):
+                    found = on.AncestorFound(heads, journal.find_ancestor(heads))
+                    said = self.parts.number(found)
             return self.parts.number(journal), said
 
         draft.journal, said = self._remembered(("write", draft.journal), after)
@@ -193,8 +225,10 @@ class World:
 
     # ------------------------------------------------------------------ streams and processes
 
-    def spawn(self, draft: Draft, slot: int, numbers: Serial) -> None:
-        """A fresh process takes a slot."""
+    def spawn(
+        self, draft: Draft, slot: int, numbers: Serial, checkpoint: Checkpoint | None = None
+    ) -> None:
+        """A new process takes a slot, with a checkpoint or fresh."""
         process = Incarnation(numbers * self.bounds.workers + slot)
         worker = Worker(
             slot=slot,
@@ -208,6 +242,8 @@ class World:
             means=self.bounds.means,
             local_steps=self.bounds.local or self.bounds.overlap,
         )
+        if checkpoint is not None:
+            worker.load(checkpoint)
         out: list[Out] = []
         worker.start(out)
         draft.workers[slot] = self.parts.number(worker)
@@ -273,7 +309,13 @@ class World:
         routed: list[tuple[object, ...]] = []
         for effect in effects:
             match effect:
-                case do.SaveTerm() | do.SaveRecord() | do.SaveHalt() | do.SaveAnswer():
+                case (
+                    do.SaveTerm()
+                    | do.SaveRecord()
+                    | do.SaveHalt()
+                    | do.SaveAnswer()
+                    | do.FindAncestor()
+                ):
                     routed.append(("save", effect, self.parts.number(effect)))
                 case do.SaveRun():
                     routed.append(("run",))

@@ -206,10 +206,21 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
 
 
 def newest_whole(run_dir: Path) -> Path | None:
-    """A run's newest checkpoint that is as it was written; None if there is none."""
+    """A run's newest checkpoint that is as it was written; None if there is none.
+
+    The one with the greatest key is the newest. Its step need not be the greatest: steps from
+    before the run was rolled back may lie beside it.
+    """
+    manifests: list[tuple[Key, Path, Manifest]] = []
     for folder in checkpoints_in(run_dir):
         try:
-            Manifest.read(folder).verify(folder)
+            manifest = Manifest.read(folder)
+            manifests.append((manifest.facts.head, folder, manifest))
+        except (FileNotFoundError, CheckpointDamaged) as error:
+            log.warning("%s is left out: %s", folder, error)
+    for _, folder, manifest in sorted(manifests, key=lambda each: each[0], reverse=True):
+        try:
+            manifest.verify(folder)
         except (FileNotFoundError, CheckpointDamaged) as error:
             log.warning("%s is left out: %s", folder, error)
         else:

@@ -229,7 +229,7 @@ def _halt_if_ahead(core: CoreState, member: LineMember) -> None:
     head: Key | None = member.request.head
     # The pending record may be durable, and the worker may have it from before its stream broke.
     pending = core.pending_record
-    ours = core.chain.step if pending is None else pending.record.step
+    ours = core.chain.step if pending is None else max(core.chain.step, pending.record.step)
     if not core.recovery_over or head is None or member.request.step <= ours:
         return
     if core.abandoned is not None and head <= core.abandoned:

@@ -98,6 +98,16 @@ class Chain:
         self.result = result
         self.last_result = result or self.last_result
 
+    def go_back(self, record: Record) -> None:
+        """Moves the head back to an older record of the history; a MARK follows it (rule 12)."""
+        assert self.head is not None
+        assert record.key < self.head, "the head itself needs no going back"
+        self.request_heads.clear()
+        self._move(record.key, record.step, record.cursor)
+        self.record = record
+        self.result = None
+        self.last_result = None
+
     def adopt(self, head: Key, step: int, cursor: Cursor) -> None:
         """Takes over a worker's head that is newer than the journal's last record (rule 9)."""
         assert self.head is None or head > self.head, "recovery never goes back"

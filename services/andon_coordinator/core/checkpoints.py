@@ -42,6 +42,12 @@ class RunCheckpoints:
     """A step that should have a checkpoint and has none; 0 if none is missing."""
     reported: int = 0
     """The last step that was reported as overdue; each is reported once."""
+    searched: bool = False
+    """Whether the service has looked into the run's folder; see `FolderSearched`."""
+    found: int | None = None
+    """The step of the newest whole checkpoint that it found there."""
+    run_dir: str = ""
+    """That folder."""
 
     @property
     def elsewhere(self) -> bool:
@@ -62,6 +68,16 @@ class RunCheckpoints:
             return []
         self.step, self.folder = checkpoint.step, checkpoint.folder
         return [NoteCheckpoint(worker, checkpoint.step, checkpoint.folder)]
+
+    def went_back(self, line_step: int) -> None:
+        """Forgets what was written after a step that the line went back to.
+
+        A checkpoint of a later step would hide that one is due.
+        """
+        self.overdue = 0
+        self.reported = min(self.reported, line_step)
+        if self.step > line_step:
+            self.step, self.folder = 0, ""
 
     def choose_writer(self, roster: Sequence[LineMember], line_step: int) -> list[Effect]:
         """Sets `writer` to the member of a round's roster that writes if a checkpoint is due."""

@@ -111,6 +111,13 @@ class Chronicle:
             case effects.SaveRecord(record, result) if result is not None and result.overflow:
                 assert record.kind is RecordKind.STEP
                 self._overflows[record.key] = record.step
+            case _:
+                self._noted(effect)
+
+    def _noted(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.NoteWentBack():
+                self._tell(RunEventKind.WENT_BACK, None, effect.in_words, effect.step)
             case effects.NoteCheckpoint():
                 self._tell(RunEventKind.CHECKPOINT, effect.worker, effect.folder, effect.step)
             case effects.NoteOverdue():

@@ -1,7 +1,7 @@
 """Effects: what has to be done. They are the output of `LineCore.receive`.
 
-`Save...` goes to the journal, `Send...` and `Assign` to a worker, `Note...` to people only. The
-adapter carries them out in the order in which they are listed.
+`Save...` and `FindAncestor` go to the journal, `Send...` and `Assign` to a worker, `Note...` to
+people only. The adapter carries them out in the order in which they are listed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = [
     "CloseReducer",
     "CloseStream",
     "Effect",
+    "FindAncestor",
     "JoinRefusal",
     "JoinStatus",
     "LineState",
@@ -36,6 +37,7 @@ __all__ = [
     "NoteScalarsRefused",
     "NoteSchedule",
     "NoteSetback",
+    "NoteWentBack",
     "NoteWriter",
     "RefuseJoin",
     "RefuseOperator",
@@ -216,6 +218,13 @@ class SaveRecord:
     """Whether the MARK rolls the line back to its parent."""
     pacing: bytes = field(default=b"", repr=False)
     """What is known of the workers' pace once it is durable; empty: nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindAncestor:
+    """Find the newest of these records in the line's history, then report AncestorFound."""
+
+    heads: tuple[Key, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +411,28 @@ class NoteSetback:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteWentBack:
+    """Tell people that the line goes on from an older record: nobody held its head."""
+
+    step: int
+    """Steps committed at that record."""
+    lost: int
+    """Steps committed at the head that nobody held."""
+    holders: tuple[int, ...]
+    """The workers that hold the older record."""
+
+    @property
+    def in_words(self) -> str:
+        """One sentence of it."""
+        who = " and ".join(map(str, self.holders)) or "none that is still here"
+        several = "workers" if len(self.holders) > 1 else "worker"
+        return (
+            f"went on after step {self.step}, which {several} {who} brought: no worker held step "
+            f"{self.lost}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class NoteWriter:
     """Tell people which worker writes checkpoints from now on; None: no worker can."""
 
@@ -469,7 +500,8 @@ class NoteSchedule:
 
 
 Effect = (
-    SaveTerm
+    FindAncestor
+    | SaveTerm
     | SaveRun
     | SaveRecord
     | SaveHalt
@@ -494,6 +526,7 @@ Effect = (
     | NoteScalarsRefused
     | NoteSetback
     | NoteSchedule
+    | NoteWentBack
     | NoteWriter
     | SendScalarAllReduceResult
     | SendHeartbeatAnswer

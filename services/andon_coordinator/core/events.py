@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
-from andon.protocol.records import Cursor, Key
+from andon.protocol.records import Cursor, Key, Record
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import Scalar
 
 __all__ = [
     "Activity",
+    "AncestorFound",
     "CordPulled",
     "Device",
     "DrainRequested",
@@ -24,6 +25,7 @@ __all__ = [
     "Fault",
     "FaultKind",
     "FaultReported",
+    "FolderSearched",
     "HaltCleared",
     "HeartbeatArrived",
     "JoinRequest",
@@ -358,10 +360,28 @@ class ScalarsSaved:
 
 
 @dataclass(frozen=True, slots=True)
-class JournalFailed:
-    """The record or the term that was given to the journal last could not be written.
+class AncestorFound:
+    """The journal's answer to FindAncestor, about these heads."""
 
-    It will not be written later: the core voids the record, or gives the term again. This is not
+    heads: tuple[Key, ...]
+    record: Record | None
+    """The newest of them that is in the line's history; None: none of them is."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSearched:
+    """The service looked for checkpoints in the run's folder, when it started."""
+
+    folder: str
+    step: int | None
+    """Of the newest whole one in the line's history; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFailed:
+    """What the journal was given last could not be done: a record, a term, a search.
+
+    It will not be done later: the core voids the record, or asks again. This is not
     reported for facts that nothing later undoes (halts, answers, departures): the journal keeps
     them in memory, and writes them before any later record.
     """
@@ -410,6 +430,8 @@ Event = (
     | TermSaved
     | RecordSaved
     | ScalarsSaved
+    | AncestorFound
+    | FolderSearched
     | JournalFailed
     | CordPulled
     | HaltCleared

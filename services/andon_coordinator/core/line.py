@@ -31,7 +31,8 @@ So a round is in one of three phases, and what may end it differs:
     pending   the journal has its record; nothing voids it any more. A halt waits until the record
               is announced. A lost worker changes nothing. Only the journal can say that the
               record was not written.
-    durable   it is history. An operator can roll the line back to an earlier record, which adds a
+    durable   it is history. An operator can roll the line back to an earlier record, and if every
+              worker that had it is lost, the line goes back by itself (`lost_state`). Both add a
               MARK to the chain; no record is ever removed
 
 Why a round is never continued after a loss: a worker that was away may hold averages over a
@@ -71,8 +72,8 @@ Data: `events` and `effects`, `settings`, `chain`, `members`, `round`, `checkpoi
 `scalar_all_reduces`, and `state`, which puts them together. How work is divided: `pacing`, with
 `readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. What is computed while the window
 before is exchanged: `overlap`. Checks without side effects: `defects`, `detectors`, `join_checks`.
-Rules: `arrivals`, `departures`, `steps`, `syncing`, `operators`, `progress`. `status` is what
-people see.
+Rules: `arrivals`, `departures`, `steps`, `syncing`, `lost_state`, `operators`, `progress`. `status`
+is what people see.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ from andon.protocol.scalars import ScalarNames
 from andon_coordinator.core import (
     arrivals,
     departures,
+    lost_state,
     operators,
     progress,
     steps,
@@ -94,10 +96,12 @@ from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.detectors import Detectors
 from andon_coordinator.core.effects import Effect, LineState
 from andon_coordinator.core.events import (
+    AncestorFound,
     CordPulled,
     DrainRequested,
     Event,
     FaultReported,
+    FolderSearched,
     HaltCleared,
     HeartbeatArrived,
     JournalFailed,
@@ -142,6 +146,8 @@ _OF_OTHERS: dict[type[Event], Callable[[CoreState, Any], None]] = {
     TermSaved: steps.term_saved,
     RecordSaved: steps.record_saved,
     ScalarsSaved: arrivals.scalars_saved,
+    AncestorFound: lost_state.ancestor_found,
+    FolderSearched: lost_state.folder_searched,
     JournalFailed: steps.journal_failed,
     CordPulled: operators.pull_cord,
     HaltCleared: operators.clear,

@@ -6,7 +6,7 @@ from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.records import PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import cursor_after, next_batch
-from andon_coordinator.core import departures
+from andon_coordinator.core import departures, lost_state
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     LineState,
@@ -68,13 +68,14 @@ def clear(core: CoreState, event: HaltCleared) -> None:
         for member in core.members.live():
             assert member.stream is not None
             core.emit(SendResume(member.stream, halt.id, event.answer))
+    core.accepts_older = halt.reason is HaltReason.STATE_LOST
     core.halt = None
     core.attempts.reset()
     core.enter(Trigger.ANSWERED)
     if not core.keys.saved and halt.reason is HaltReason.JOURNAL:
         core.emit(SaveTerm(core.keys.term))  # The journal dropped it when it failed.
     if halt.reason is HaltReason.STATE_LOST and core.bootstrap_again:
-        _close_all(core)
+        lost_state.close_all(core, "the line is bootstrapped again", "bootstrapped again")
 
 
 def roll_back(core: CoreState) -> None:
@@ -107,13 +108,16 @@ def _objection(core: CoreState, halt: HaltEvidence, event: HaltCleared) -> str:
         # The record decides where the line goes on, and workers have not heard of the halt yet.
         return "a record is being saved; answer again in a moment"
     if halt.reason is HaltReason.STATE_LOST and not core.members.in_sync(core.chain.head):
-        return _objection_to_bootstrapping_again(core, event)
+        return _objection_without_head(core, event)
     match event.answer:
         case HaltAnswer.SKIP if core.chain.head is None or core.stop_reason:
             return "there is no step whose samples could be skipped"
         case HaltAnswer.SKIP if not core.members.in_sync(core.chain.head):
             # A MARK that nobody can apply would leave nobody at the line's head.
-            return f"no worker holds the weights of step {core.chain.step}: wait for one"
+            return (
+                f"no worker holds the weights of step {core.chain.step}: wait for one, or try the "
+                "step again, and the line goes on from a checkpoint that a worker has loaded"
+            )
         case HaltAnswer.SKIP if not core.keys.saved:
             return "the coordinator's term is being saved; answer again in a moment"
         case HaltAnswer.DROP if event.worker is None:
@@ -124,17 +128,21 @@ def _objection(core: CoreState, halt: HaltEvidence, event: HaltCleared) -> str:
             return ""
 
 
-def _objection_to_bootstrapping_again(core: CoreState, event: HaltCleared) -> str:
-    """Why lost state can't be replaced by new initial weights.
+def _objection_without_head(core: CoreState, event: HaltCleared) -> str:
+    """Why a line can't go on whose head nobody holds.
 
-    At step 0 it can, if the operator answers RETRY: nothing was trained yet.
+    It can, if the operator answers RETRY, from an older record that a worker has brought meanwhile.
+    At step 0 it can go on from new initial weights: nothing was trained yet.
     """
     live = core.members.live()
     fresh = any(member.head is None for member in live) and all(each.step == 0 for each in live)
     if event.answer is HaltAnswer.RETRY and core.chain.step == 0 and fresh:
         core.bootstrap_again = True
         return ""
-    return f"no worker holds the weights of step {core.chain.step}: bring one back that does"
+    if event.answer is HaltAnswer.RETRY and lost_state.heads_here(core):
+        return ""  # If none of them is in the history, the line halts again.
+    what = f"no worker holds the weights of step {core.chain.step}"
+    return f"{what}: bring one back that does. {lost_state.remedy(core)}"
 
 
 def _skip(core: CoreState, event: HaltCleared, answer: SaveAnswer) -> None:
@@ -187,14 +195,3 @@ def _drop(core: CoreState, event: HaltCleared) -> None:
     departures.cancel_transfer(core, member, why)
     core.members.remove(member.worker)
     core.dropped.add(member.worker)
-
-
-def _close_all(core: CoreState) -> None:
-    """Closes every stream before the line is bootstrapped again (rule 12).
-
-    What workers hold or were sent belongs to the lost history; joining again discards it.
-    """
-    message = "the line is bootstrapped again: join again"
-    grace_s = core.settings.liveness.lease_s
-    for member in core.members.live():
-        departures.cut_off(core, member, message, "bootstrapped again", grace_s=grace_s)

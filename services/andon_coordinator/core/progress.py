@@ -12,7 +12,7 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import Ranges, Split, next_batch, reassign
-from andon_coordinator.core import departures, overlap, syncing
+from andon_coordinator.core import departures, lost_state, overlap, syncing
 from andon_coordinator.core.defects import LineDefect, divergence
 from andon_coordinator.core.effects import (
     LineState,
@@ -57,13 +57,8 @@ def _go_on_training(core: CoreState) -> None:
         _wait(core)
     elif core.chain.head is None or _may_bootstrap_again(core):
         _bootstrap(core)
-    elif _state_is_lost(core):
-        core.stop_line(
-            LineDefect(
-                reason=HaltReason.STATE_LOST,
-                message=f"no worker holds the weights of step {core.chain.step}",
-            )
-        )
+    elif lost_state.is_lost(core):
+        lost_state.go_on_without_head(core)
     elif not core.members.in_grace():
         # A worker in its grace period may come back at any moment. A round without it would compute
         # its samples again for nothing.
@@ -92,6 +87,8 @@ def _workers_ready(core: CoreState) -> bool:
     if not core.workers_ready_once:
         recovered = _recovery_window_over(core) and live >= core.needed
         core.workers_ready_once = live >= core.expected or recovered
+        # Numbers that were given before then waited for just that.
+        syncing.answer_scalar_all_reduces(core)
     return core.workers_ready_once
 
 
@@ -169,13 +166,6 @@ def _bootstrap(core: CoreState) -> None:
         PendingRecord(record=record, pacing=core.pacing.saved()),
         note=f"initial weights of worker {chosen.worker}",
     )
-
-
-def _state_is_lost(core: CoreState) -> bool:
-    """Whether everybody is here and nobody holds the head (rule 12)."""
-    if core.members.in_sync(core.chain.head) or core.members.in_grace():
-        return False
-    return len(core.members.live()) >= core.expected
 
 
 # --------------------------------------------------------------------------------- rounds

@@ -246,6 +246,8 @@ class PendingRecord:
     """Workers that are gone since the journal got it; True if a worker left in order."""
     rolls_back: bool = False
     """Whether the record is the MARK that rolls the line back."""
+    back_to: Record | None = None
+    """The older record that the line goes back to once the MARK is durable; see `lost_state`."""
     answer: SaveAnswer | None = None
     """The answer to a halt that this record carries out; saved once the record is durable."""
     resume: Callable[[int], Effect] | None = None

@@ -27,6 +27,8 @@ class RunEventKind(enum.Enum):
     """A step moved no weight, because scaled gradients overflowed."""
     CHECKPOINT = "checkpoint"
     CHECKPOINT_MISSED = "checkpoint_missed"
+    WENT_BACK = "went_back"
+    """The line went on from an older record: nobody held its last one."""
     COMPLETE = "complete"
 
 

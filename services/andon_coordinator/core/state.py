@@ -159,6 +159,10 @@ class CoreState:
     """Whether the next join sets the length of the run: a resumed run may be extended."""
     abandoned: Key | None = None
     """The greatest key that a roll-back may have removed from the history."""
+    accepts_older: bool = False
+    """Whether a person answered lost state by RETRY: any record of the history will do then."""
+    sought: tuple[Key, ...] = ()
+    """The heads among which the journal looks for a record of the history; empty: it does not."""
     final_weights_compared: bool = False
     forming_since: float | None = None
     """Since when the line has been FORMING; None if it is not."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key
+from andon_coordinator.core import lost_state
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity, Device, StepTimings
@@ -244,6 +245,8 @@ def _participants_missing(core: CoreState, live: list[LineMember]) -> str:
 
 def _work_missing(core: CoreState) -> str:
     in_sync = core.members.in_sync(core.chain.head)
+    if not in_sync and core.chain.step and (late := lost_state.awaited(core)):
+        return f"{_names(late)} to come back with the weights of step {core.chain.step}"
     if len(in_sync) < core.needed:
         away = [each.worker for each in core.members if each.stream is None]
         return (

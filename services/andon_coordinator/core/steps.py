@@ -14,7 +14,7 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import cursor_after
-from andon_coordinator.core import overlap, syncing
+from andon_coordinator.core import lost_state, overlap, syncing
 from andon_coordinator.core.defects import LineDefect, corruption, in_fault, in_ready, in_round
 from andon_coordinator.core.effects import SendShutdown
 from andon_coordinator.core.events import (
@@ -289,6 +289,8 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     core.pending_record = None
     record = pending.record
     core.stop_reason = pending.stop_reason
+    if pending.back_to is not None:
+        lost_state.go_back(core, pending.back_to)  # Every stream is closed: nobody hears the rest.
     # The order of the rest matters. A worker can apply the record only while its own head is the
     # parent, so `able` is taken before `announce` changes heads. Scalar all-reduces are closed
     # before the head moves, because their answers name the old head.
@@ -307,6 +309,15 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
         core.emit(pending.answer)
     for member in able:
         core.announce(member, record, pending.result)
+    _tell_the_rest(core, pending, able)
+    if not core.halt_announced:
+        # The line was halted while the record was pending. Workers hear of the halt after the
+        # record, since the record stands.
+        core.announce_halt()
+
+
+def _tell_the_rest(core: CoreState, pending: PendingRecord, able: list[LineMember]) -> None:
+    """Tells everybody that a halt is answered, and those left behind that the run is over."""
     for member in core.members.live():
         assert member.stream is not None
         if pending.resume is not None:
@@ -315,10 +326,6 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
             # It can't get the last weights any more, and nobody trains on.
             text = f"the run is over: {core.stop_reason}"
             core.emit(SendShutdown(member.stream, text, core.stop_reason))
-    if not core.halt_announced:
-        # The line was halted while the record was pending. Workers hear of the halt after the
-        # record, since the record stands.
-        core.announce_halt()
 
 
 def _renew_requests(core: CoreState, record: Record) -> None:
@@ -340,7 +347,7 @@ def term_saved(core: CoreState, event: TermSaved) -> None:
 
 def journal_failed(core: CoreState, event: JournalFailed) -> None:
     """The journal can't be written: the line halts, because nothing commits unrecorded."""
-    halt = core.halt
+    halt, core.sought = core.halt, ()
     if halt is not None and halt.reason is HaltReason.JOURNAL and core.pending_record is None:
         return  # It is halted for this already.
     core.stop_line(

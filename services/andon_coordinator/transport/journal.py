@@ -5,9 +5,10 @@ Theory of operation
 
 A file lock keeps a second coordinator of the same run on this host away. Opening the journal reads
 the history and makes the new term durable, before anything else can happen. From then on one thread
-takes the core's Save effects in order, one transaction each, and reports TermSaved, RecordSaved,
-ScalarsSaved or JournalFailed. The core announces a record only after RecordSaved. If another
-coordinator took the run over, nothing more is written, and `deposed` is called.
+takes the core's effects in order, one transaction for each Save effect, and reports TermSaved,
+RecordSaved, ScalarsSaved, AncestorFound or JournalFailed. The core announces a record only after
+RecordSaved. If another coordinator took the run over, nothing more is written, and `deposed` is
+called.
 
 While the disk is full, records and terms fail, and the core hears of it. Everything else is a fact
 that no later one undoes (a halt, its answer, a departure). Such a fact is kept in memory, and
@@ -43,16 +44,16 @@ from andon_coordinator.transport.store import (
 
 __all__ = [
     "Journal",
+    "JournalEffect",
     "JournalError",
     "JournalFenced",
     "JournalLocked",
     "JournalSync",
-    "SaveEffect",
 ]
 
 log = logging.getLogger(__name__)
 
-SaveEffect = (
+JournalEffect = (
     effects.SaveTerm
     | effects.SaveRun
     | effects.SaveRecord
@@ -61,10 +62,15 @@ SaveEffect = (
     | effects.SaveDeparture
     | effects.SaveScalars
     | effects.SaveRunEvent
+    | effects.FindAncestor
 )
+"""What the journal is asked to write, or to find."""
 
 _TRANSIENT = (sqlite3.OperationalError, JournalError)
 """Errors that may go away by themselves: a full disk, a missing file."""
+
+_AWAITED = (effects.SaveTerm, effects.SaveRecord, effects.FindAncestor)
+"""What the line waits for: it hears at once that it can't be done."""
 
 _MOST_WAITING = 4096
 """Scalars are not queued behind so many changes: a flood of them must not fill the memory."""
@@ -86,10 +92,10 @@ class Journal:
         """Takes an open store and its held lock; see `open`."""
         self._store = store
         self._lock = lock
-        self._queue: queue.SimpleQueue[SaveEffect | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[JournalEffect | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._report: Report = lambda event: None
-        self._overdue: list[SaveEffect] = []
+        self._overdue: list[JournalEffect] = []
         self.wrote: Callable[[float, int | None], None] = lambda seconds, step: None
         """Called on the journal's thread after each write, one that failed too: the time that it
         took, and the step if it was a record's. Set it before `start`."""
@@ -164,8 +170,8 @@ class Journal:
         )
         self._thread.start()
 
-    def save(self, effect: SaveEffect) -> None:
-        """Queues a change; never blocks."""
+    def save(self, effect: JournalEffect) -> None:
+        """Queues a change, or a search; never blocks."""
         if isinstance(effect, effects.SaveScalars) and self._queue.qsize() >= _MOST_WAITING:
             self._lose(effect)
             return
@@ -192,7 +198,7 @@ class Journal:
                 name = type(effect).__name__
                 failure = LogEvent("journal_failed", effect=name, why=str(error))
                 log.error(failure)  # noqa: TRY400 - the disk's fault
-                if isinstance(effect, effects.SaveTerm | effects.SaveRecord):
+                if isinstance(effect, _AWAITED):
                     report(events.JournalFailed(str(error)))
                 else:
                     self._keep(effect)
@@ -212,7 +218,7 @@ class Journal:
             loss = LogEvent("journal_incomplete", lost=lost, why=str(error))
             log.error(loss)  # noqa: TRY400 - as above
 
-    def _keep(self, effect: SaveEffect) -> None:
+    def _keep(self, effect: JournalEffect) -> None:
         """Keeps a fact that could not be written; scalars are no such fact, and are lost."""
         if isinstance(effect, effects.SaveScalars):
             self._lose(effect)
@@ -246,7 +252,9 @@ class Journal:
                 log.exception(LogEvent("journal_failed", effect=name))
             del self._overdue[0]
 
-    def _apply(self, effect: SaveEffect) -> events.Event | None:
+    def _apply(self, effect: JournalEffect) -> events.Event | None:
+        if isinstance(effect, effects.FindAncestor):  # No write, so it is not timed as one.
+            return events.AncestorFound(effect.heads, self._store.find_ancestor(effect.heads))
         began = time.perf_counter()
         try:
             return self._save(effect)
@@ -254,7 +262,7 @@ class Journal:
             step = effect.record.step if isinstance(effect, effects.SaveRecord) else None
             self.wrote(time.perf_counter() - began, step)
 
-    def _save(self, effect: SaveEffect) -> events.Event | None:
+    def _save(self, effect: JournalEffect) -> events.Event | None:
         match effect:
             case effects.SaveTerm():
                 self._store.begin_term(effect.term)
@@ -280,11 +288,11 @@ class Journal:
         return None
 
 
-def _is_journal_halt(effect: SaveEffect) -> bool:
+def _is_journal_halt(effect: JournalEffect) -> bool:
     return isinstance(effect, effects.SaveHalt) and effect.evidence.reason is HaltReason.JOURNAL
 
 
-def _repeats(older: SaveEffect, newer: SaveEffect) -> bool:
+def _repeats(older: JournalEffect, newer: JournalEffect) -> bool:
     """Whether two departures are alike in everything that decisions depend on."""
     if not isinstance(older, effects.SaveDeparture) or not isinstance(newer, effects.SaveDeparture):
         return False

@@ -126,6 +126,15 @@ def _log_rare(effect: effects.Effect) -> None:
                     message=effect.why,
                 )
             )
+        case effects.NoteWentBack():
+            log.warning(
+                LogEvent(
+                    "line_went_back",
+                    step=effect.step,
+                    lost=effect.lost,
+                    message=effect.in_words,
+                )
+            )
         case effects.NoteSchedule():
             log.info(LogEvent("schedule_chosen", schedule=effect.schedule.value, why=effect.why))
         case effects.NoteScalarsRefused():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -275,6 +275,17 @@ class Store:
     def ancestry(self) -> Iterator[Key]:
         """The keys of the line's history, newest first."""
         return rows.ancestry(self._database)
+
+    def find_ancestor(self, heads: Collection[Key]) -> Record | None:
+        """The newest of these records in the line's history; None: none of them is in it."""
+        wanted = {key_blob(head) for head in heads}
+        oldest = min(wanted)
+        for row in rows.walk_back(self._database):
+            if row["key"] in wanted:
+                return rows.record_of(row)
+            if row["key"] < oldest:
+                break
+        return None
 
     def _recent(self) -> tuple[StepResult, ...]:
         steps = (

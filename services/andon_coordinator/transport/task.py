@@ -28,7 +28,7 @@ from andon_coordinator.core.chronicle import Chronicle
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.errors import LineError
-from andon_coordinator.transport.journal import Journal, JournalFenced, SaveEffect
+from andon_coordinator.transport.journal import Journal, JournalEffect, JournalFenced
 from andon_coordinator.transport.log import DeviceLog, WaitLog, log_effect
 from andon_coordinator.transport.outgoing import (
     JoinAnswers,
@@ -42,7 +42,7 @@ __all__ = ["LineClock", "LineObserver", "LineTask", "Mailbox", "TaskSettings"]
 
 log = logging.getLogger(__name__)
 
-_SAVES = get_args(SaveEffect)
+_SAVES = get_args(JournalEffect)
 _SENDS = get_args(MessageEffect)
 
 Item = TypeVar("Item")

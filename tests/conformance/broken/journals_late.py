@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from andon_coordinator.core.effects import SaveRecord
 from andon_coordinator.core.events import Event, RecordSaved
-from andon_coordinator.transport.journal import Journal, SaveEffect
+from andon_coordinator.transport.journal import Journal, JournalEffect
 from conformance.breaking import serve_with
 
 apply = Journal._apply
 late: list[SaveRecord] = []
 
 
-def later(journal: Journal, effect: SaveEffect) -> Event | None:
+def later(journal: Journal, effect: JournalEffect) -> Event | None:
     while late:
         apply(journal, late.pop())
     if not isinstance(effect, SaveRecord):

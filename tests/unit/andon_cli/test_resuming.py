@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,6 @@ from andon.protocol.run_settings import RunPlan
 from andon_cli.app import read_config
 from andon_cli.config import RunConfig
 from andon_cli.processes import worker_environment
-from andon_cli.resuming import find_resumption
 from andon_cli.settings import as_flags
 from andon_coordinator.core.effects import (
     SaveDeparture,
@@ -24,6 +25,8 @@ from andon_coordinator.core.effects import (
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.transport.store import Store
 from andon_server.book import RunBook
+from andon_server.folder_search import search_folder
+from andon_server.resuming import find_resumption, newest_in_history
 from unit.andon_cli.books import DIGESTS, TERM, Book
 
 LATER = 2 * TERM
@@ -123,6 +126,47 @@ def test_other_bytes_are_refused_and_the_file_is_named(
         find_resumption(str(run_dir))
 
     assert refused.value.exit_code == 4
+
+
+def test_a_service_finds_the_newest_checkpoint_of_the_history_that_is_whole(run_dir: Path) -> None:
+    rolled_back = checkpoint(run_dir, 5, Key(TERM - 1, 6))
+    found = newest_in_history(run_dir)
+    checkpoint(run_dir, 4, Key(TERM, 5)).joinpath("model.safetensors").write_bytes(b"weightz")
+    before = newest_in_history(run_dir)
+
+    assert rolled_back.exists()
+    assert found is not None
+    assert before is not None
+    assert (found[1].step, before[1].step) == (4, 2)
+
+
+def test_what_a_service_finds_is_logged_and_reported(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    told: list[tuple[str, int | None]] = []
+
+    def report(folder: str, step: int | None) -> None:
+        told.append((folder, step))
+
+    search_folder("7f3a", run_dir, 5, report).join()
+    shutil.rmtree(run_dir / "checkpoints")
+    search_folder("7f3a", run_dir, 5, report).join()
+
+    assert told == [(str(run_dir), 4), (str(run_dir), None)]
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "at step 5; its newest whole checkpoint is of step 4: the line goes on from" in first
+    assert "has no checkpoint of it" in second
+
+
+def test_a_journal_that_cant_be_read_is_said_and_nothing_is_reported(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (run_dir / "journal.sqlite").write_bytes(b"no database")
+
+    search_folder("7f3a", run_dir, 5, lambda *_: pytest.fail("nothing was found")).join()
+
+    assert "can't be read" in caplog.text
 
 
 def test_a_run_without_a_checkpoint_is_refused_with_the_remedy(run_dir: Path) -> None:

@@ -131,6 +131,7 @@ def test_losses_go_on_where_the_journal_ended() -> None:
         ("overflow", None, "no weight moved", "no weight moved"),
         ("checkpoint", 0, "/runs/7f3a", "checkpoint at step 7"),
         ("checkpoint_missed", 0, "disk full", "there is no checkpoint of step 7: disk full"),
+        ("went_back", None, "went on after step 7", "went on after step 7"),
         ("complete", None, "after 7 steps", "complete after 7 steps"),
     ],
 )  # fmt: skip

@@ -171,6 +171,25 @@ def test_checkpoints_are_told_written_or_missed() -> None:
     ]
 
 
+def test_that_the_line_went_back_is_told_with_the_step_that_nobody_held() -> None:
+    alone, several = effects.NoteWentBack(2, 5, (0,)), effects.NoteWentBack(2, 5, (0, 1))
+
+    assert Telling().told(TICK, alone, several) == [
+        (
+            "went_back",
+            None,
+            2,
+            "went on after step 2, which worker 0 brought: no worker held step 5",
+        ),
+        (
+            "went_back",
+            None,
+            2,
+            "went on after step 2, which workers 0 and 1 brought: no worker held step 5",
+        ),
+    ]
+
+
 def test_the_end_is_told_once() -> None:
     telling = Telling()
 

@@ -116,6 +116,40 @@ def test_f_dp_002_the_ledger_of_a_run_that_was_rolled_back_is_exact(
     assert Key(TERM, 4) not in keys
 
 
+def test_the_newest_of_several_heads_that_is_in_the_history_is_found(store: Store) -> None:
+    unknown = Key(TERM, 99)
+
+    found = store.find_ancestor((unknown, Key(TERM, 4), Key(TERM, 2)))
+
+    assert found is not None
+    assert (found.key, found.step, found.cursor) == (Key(TERM, 4), 3, Cursor(0, 12))
+    assert store.find_ancestor((unknown,)) is None
+
+
+def test_a_head_that_was_rolled_back_is_not_found_and_an_older_one_is(store: Store) -> None:
+    roll_back(store, 2 * TERM, Key(TERM, 3), 2)
+
+    assert store.find_ancestor((Key(TERM, 4),)) is None
+    found = store.find_ancestor((Key(TERM, 4), Key(TERM, 2)))
+
+    assert found is not None
+    assert found.key == Key(TERM, 2)
+
+
+def test_f_dp_002_the_ledger_is_exact_after_a_line_went_back_twice(
+    store: Store, path: Path
+) -> None:
+    roll_back(store, 2 * TERM, Key(TERM, 4), 3)
+    save_step(store, Key(2 * TERM, 2), Key(2 * TERM, 1), 4)
+    roll_back(store, 3 * TERM, Key(TERM, 3), 2)
+    save_step(store, Key(3 * TERM, 2), Key(3 * TERM, 1), 3)
+
+    with JournalReader(path) as journal:
+        assert journal.ledger_faults() == []
+        assert Key(2 * TERM, 2) not in set(journal.ancestry())
+    assert store.history().abandoned == Key(2 * TERM, 2)
+
+
 def test_what_was_rolled_back_is_remembered_by_the_next_coordinator(store: Store) -> None:
     roll_back(store, 2 * TERM, Key(TERM, 3), 2)
 

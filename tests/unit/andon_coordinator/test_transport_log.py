@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from andon.protocol.run_settings import RunPlan
-from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.effects import LineState, NoteWentBack
 from andon_coordinator.core.events import CordPulled, Device
 from andon_coordinator.core.settings import LineSettings
-from andon_coordinator.transport.log import DeviceLog, WaitLog
+from andon_coordinator.transport.log import DeviceLog, WaitLog, log_effect
 from scenarios.line_bench import Bench
 
 
@@ -72,3 +72,14 @@ def test_devices_are_logged_once_the_line_has_formed_and_that_they_differ(
         "speed_hint=2.5",
         "devices_differ devices='AMD EPYC x1, NVIDIA L4 x1'",
     ]
+
+
+def test_a_line_that_went_back_is_logged_with_both_steps(caplog: pytest.LogCaptureFixture) -> None:
+    log_effect(NoteWentBack(100, 150, (0, 1)))
+
+    (said,) = caplog.records
+    assert said.levelno == logging.WARNING
+    assert said.getMessage() == (
+        "line_went_back step=100 lost=150 message='went on after step 100, which workers 0 and 1 "
+        "brought: no worker held step 150'"
+    )

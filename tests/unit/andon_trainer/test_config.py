@@ -92,21 +92,38 @@ def test_the_place_that_mpirun_gives_counts_unless_the_script_says_another() -> 
     assert told.launch_slot == 7
 
 
+def checkpoint(run_dir: Path, step: int, head: Key, content: bytes = b"{}") -> None:
+    """A checkpoint whose one file has this content; it is whole with the default."""
+    folder = checkpoint_folder(run_dir, step)
+    folder.mkdir(parents=True)
+    facts = CheckpointFacts(
+        head=head,
+        step=step,
+        cursor=Cursor(0, step),
+        digest="",
+        plan=RunPlan(global_batch=1, seed=0),
+    )
+    manifest = Manifest.of(facts, {"model.json": b"{}"})
+    (folder / "model.json").write_bytes(content)
+    (folder / "state.json").write_bytes(manifest.to_bytes())
+
+
+def test_the_latest_checkpoint_is_that_of_the_newest_record_not_of_the_greatest_step(
+    tmp_path: Path,
+) -> None:
+    checkpoint(tmp_path, 4, Key(1, 5))
+    checkpoint(tmp_path, 8, Key(1, 9))  # The run was resumed at step 4 then.
+    checkpoint(tmp_path, 6, Key(2, 3))
+
+    found = LineConfig.read({"ANDON_RESUME": "latest"}, run_dir=str(tmp_path))
+
+    assert found.resume == checkpoint_folder(tmp_path, 6)
+
+
 def test_the_latest_checkpoint_is_the_newest_whole_one_or_none(tmp_path: Path) -> None:
     run_dir = str(tmp_path)
     for step in (4, 8, 12):
-        folder = checkpoint_folder(tmp_path, step)
-        folder.mkdir(parents=True)
-        facts = CheckpointFacts(
-            head=Key(1, step),
-            step=step,
-            cursor=Cursor(0, step),
-            digest="",
-            plan=RunPlan(global_batch=1, seed=0),
-        )
-        manifest = Manifest.of(facts, {"model.json": b"{}"})
-        (folder / "model.json").write_bytes(b"{}" if step < 12 else b"[]")
-        (folder / "state.json").write_bytes(manifest.to_bytes())
+        checkpoint(tmp_path, step, Key(1, step), b"{}" if step < 12 else b"[]")
 
     found = LineConfig.read({}, resume="latest", run_dir=run_dir)
     chosen = LineConfig.read({"ANDON_RESUME": "chosen", "ANDON_RUN_DIR": run_dir}, resume="latest")

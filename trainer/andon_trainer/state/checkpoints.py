@@ -141,6 +141,8 @@ class WorkerCheckpoints:
         if assigned is None or assigned.key != member.head:
             return  # This worker had no part in the last commit.
         every, step = self._config.checkpoint_every, member.step
+        if self._written > step:
+            self._written = 0  # The line went back: what was written then is of no use any more.
         # The line knows the newest checkpoint of any worker. If the writer died before its own was
         # written, the next writer makes up for it here, at a step that is no multiple of `every`.
         last = max(self._written, assigned.checkpoint_step)

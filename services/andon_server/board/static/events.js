@@ -15,9 +15,10 @@ const KINDS = {
   overflow: ["amber", "Overflow"],
   checkpoint: ["off", "Checkpoint"],
   checkpoint_missed: ["amber", "No checkpoint"],
+  went_back: ["amber", "Went back"],
   complete: ["blue", "Complete"],
 };
-const MARKED = { halted: "--red", lost: "--amber", dropped: "--amber" };
+const MARKED = { halted: "--red", lost: "--amber", dropped: "--amber", went_back: "--amber" };
 const MOST = 200;
 
 /** A run's events by id, so that one that comes twice is kept once. */

@@ -1,7 +1,8 @@
-"""Resuming: which checkpoint of a run `andon run --resume` goes on from."""
+"""Resuming: which checkpoint of a run to go on from, for `andon run --resume` and for a service."""
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,7 +22,9 @@ from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError
 from andon_server.runs import JOURNAL, RUNS
 
-__all__ = ["Resumption", "checkpoints_written", "find_resumption"]
+__all__ = ["Resumption", "checkpoints_written", "find_resumption", "newest_in_history"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,27 @@ def find_resumption(run: str, step: int | None = None) -> Resumption:
     )
 
 
+def newest_in_history(run_dir: Path) -> tuple[Path, CheckpointFacts] | None:
+    """The newest whole checkpoint in a run's present history; None if there is none.
+
+    Workers with ANDON_RESUME=latest look for it too, but can't read the journal. One that is
+    damaged is left out, and the log says so.
+
+    Raises:
+        ResumeRefused: the journal can't be read.
+    """
+    _, history = _history(run_dir)
+    for folder in checkpoints_in(run_dir):
+        try:
+            manifest = Manifest.read(folder)
+            if _belongs(manifest.facts.head, history):
+                manifest.verify(folder)
+                return folder, manifest.facts
+        except (OSError, CheckpointDamaged) as error:
+            log.warning("%s is left out: %s", folder, error)
+    return None
+
+
 def checkpoints_written(run_dir: Path) -> set[tuple[str, int]]:
     """A run's checkpoints by name and time, so that a rewritten one counts as new."""
     found = set()
@@ -81,13 +105,7 @@ def checkpoints_written(run_dir: Path) -> set[tuple[str, int]]:
 
 
 def _newest(folders: Iterable[Path], history: set[Key] | None) -> tuple[Path, Manifest] | None:
-    """The first of `folders` that belongs to the line's history, with its manifest.
-
-    The checkpoint's record may be missing in the journal. If it is newer than the journal's last
-    record, the journal lost its end in a power failure, and the checkpoint is good. If it is older,
-    the run was rolled back past it, and the checkpoint is of a history that no longer counts.
-    """
-    last = max(history, default=None) if history is not None else None
+    """The first of `folders` that belongs to the line's history, with its manifest."""
     for folder in folders:
         try:
             manifest = Manifest.read(folder)
@@ -95,10 +113,19 @@ def _newest(folders: Iterable[Path], history: set[Key] | None) -> tuple[Path, Ma
             raise ResumeRefused(f"{folder} has no state.json: remove that folder") from error
         except CheckpointDamaged as error:
             raise ResumeRefused(str(error)) from error
-        head = manifest.facts.head
-        if history is None or last is None or head in history or head > last:
+        if _belongs(manifest.facts.head, history):
             return folder, manifest
     return None
+
+
+def _belongs(head: Key, history: set[Key] | None) -> bool:
+    """Whether a checkpoint's record is a part of the line's history.
+
+    The checkpoint's record may be missing in the journal. If it is newer than the journal's last
+    record, the journal lost its end in a power failure, and the checkpoint is good. If it is older,
+    the run was rolled back past it, and the checkpoint is of a history that no longer counts.
+    """
+    return not history or head in history or head > max(history)
 
 
 def _history(run_dir: Path) -> tuple[str, set[Key] | None]:
