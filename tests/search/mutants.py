@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from andon.protocol.records import PositionRange, Record, RecordKind
-from andon_coordinator.core import departures, events, line, steps, syncing
+from andon_coordinator.core import departures, events, line, lost_state, steps, syncing
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState
@@ -214,6 +214,11 @@ def _endless_transfer(patch: Patch) -> None:
     patch.setattr(departures, "release", lambda core, worker: None)
 
 
+def _never_goes_back(patch: Patch) -> None:
+    """A line whose head nobody holds halts, whatever its workers have loaded."""
+    patch.setattr(lost_state, "go_on_without_head", lambda core: lost_state._halt(core, ""))
+
+
 def _marks_end_scalar_all_reduces(patch: Patch) -> None:
     """A MARK counts as if weights moved: numbers that were given are forgotten at both ends."""
     saved, received = line._OF_OTHERS[events.RecordSaved], WorkerState.receive
@@ -283,6 +288,13 @@ MUTANTS = [
         "12",
         _nobody_applies_a_second_bootstrap,
         _world(1, "crash"),
+        "",
+    ),
+    Mutant(
+        "never goes back",
+        "12",
+        _never_goes_back,
+        Bounds(faults=1, steps=1, checkpoint=0, kinds=frozenset({"power"})),
         "",
     ),
     Mutant("transfer without end", "10", _endless_transfer, _world(1, "break", patient=True), ""),

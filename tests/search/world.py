@@ -349,7 +349,15 @@ class World:
                     draft.downs[slot] += (message,)
 
     def _check_saved(self, draft: Draft, save: object) -> None:
-        """A step is committed only while every member of its roster holds all averages."""
+        """A step is committed only while every member of its roster holds all averages.
+
+        And no step is given up while the coordinator has a worker that holds it.
+        """
+        head = self.core(draft).chain.head
+        if isinstance(save, do.SaveRecord) and save.rolls_back:
+            held = [each.worker for each in self.core(draft).members.in_sync(head)]
+            if held:
+                raise Wrong(f"rule 12: the line goes back, and {held} hold its head")
         if not isinstance(save, do.SaveRecord) or save.record.kind is not RecordKind.STEP:
             return
         key = save.record.key
