@@ -20,6 +20,7 @@ from andon.protocol.run_settings import Liveness
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
 from andon_coordinator.config import CoordinatorConfig
+from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.store import JournalError
 from andon_coordinator.transport.task import LineObserver
 from andon_reducer import app as reducer_app
@@ -74,6 +75,9 @@ async def serve(config: ServeConfig) -> int:
         Interrupts() as interrupts,
     ):
         async with _serving(config, place) as (coordinator, address):
+            if config.until_complete and coordinator.status().state is LineState.COMPLETE:
+                # Whoever waits for a greeting would send workers to a service that ends now.
+                return ExitCode.COMPLETE
             address.write(config.folder)
             greeting = address.to_json() if config.announce else _greeting(config, address)
             greet(greeting, needed=config.announce)

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from integration.fixtures.console import andon, announced, finish, lines_until, start
+from integration.harness import Service, start_worker
 from unit.andon_cli.pipes import end_of
 
 pytestmark = pytest.mark.integration
@@ -156,6 +157,18 @@ def test_a_journal_that_is_served_already_is_refused(tmp_path: Path) -> None:
 
     assert code == 1
     assert str(told["pid"]) in errors
+
+
+def test_a_run_that_is_over_is_not_served_until_it_is_complete(tmp_path: Path) -> None:
+    with Service(tmp_path / "run", 1, "--run-id", "7f3a") as service:
+        spec = {"samples": 8, "batch": 8, "steps": 1}
+        worker = start_worker(tmp_path, spec, ANDON_ADDRESS=service.address)
+        assert worker.wait() == 0, worker.output
+
+    ports = ("--port", "0", "--metrics-port", "0", "--run-id", "7f3a", "--run-dir", "run")
+    code, output, _ = andon(tmp_path, "serve", *ports, "--until-complete", "--announce")
+
+    assert (code, output) == (0, "")
 
 
 def test_a_service_ends_when_its_parent_is_gone(tmp_path: Path) -> None:

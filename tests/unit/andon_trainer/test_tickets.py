@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it by a star
 
 from andon_trainer.errors import LineLost
-from andon_trainer.process.tickets import Answering, ask
+from andon_trainer.process.tickets import Answering, ask, tell_late
 
 PATIENT = 60
 
@@ -83,6 +83,17 @@ def test_a_rank_0_that_serves_nothing_waits_until_the_others_know(pool: ThreadPo
 def test_nobody_waits_for_ever_for_a_rank_0_that_does_not_come() -> None:
     with pytest.raises(LineLost, match=r"rank 0 of this launch did not call line.prepare"):
         ask(HashStore(), "line", 0)
+
+
+def test_who_comes_after_the_end_is_told_and_whoever_was_answered_is_not() -> None:
+    store = HashStore()
+    answering = Answering(store, "line", {"port": 1})
+    assert ask(store, "line", PATIENT) == {"port": 1}
+    answering.close()
+
+    tell_late(store, "line", {"refused": "it is over"})
+
+    assert ask(store, "line", PATIENT) == {"refused": "it is over"}
 
 
 class GoneStore(HashStore):

@@ -268,8 +268,7 @@ class Worker:
             self._telemetry.close()
         if self._timeline is not None:
             self._timeline.close()
-        if self._termination.wanted and not self.stopped:
-            self._launch.hurry()
+        self._launch.leaving(done=self._ends_well)
         self._termination.remove()
         self.checkpoints.close()
         if not self._gone:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +33,7 @@ from andon.host.manifest import newest_whole
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import AndonError, JoinRefused, LineLost
 from andon_trainer.launchers import LaunchStore
-from andon_trainer.process.tickets import Answering, Store, ask
+from andon_trainer.process.tickets import Answering, Store, ask, tell_late
 
 __all__ = ["Launch", "Served", "command_of", "open_store", "served_before"]
 
@@ -102,7 +102,8 @@ class Launch:
         self._service: subprocess.Popen[str] | None = None
         self._answering: Answering | None = None
         self._publish: Callable[[], Answering] | None = None
-        self._patience_s = _END_TIMEOUT_S
+        self._tell_late = _nothing
+        self._done = False
         if config.launch is not None:
             # Python calls in reverse what is registered. This comes before what makes the worker
             # leave its line, so that the service hears of that.
@@ -153,9 +154,9 @@ class Launch:
         if self._publish is not None:
             self._answering, self._publish = self._publish(), None
 
-    def hurry(self) -> None:
-        """Does not wait for the line to be complete at the end: this worker was told to go."""
-        self._patience_s = 0
+    def leaving(self, *, done: bool) -> None:
+        """Notes whether this worker leaves because the run is over; else `end` does not wait."""
+        self._done = done
 
     def end(self) -> None:
         """Waits for the service, which ends by itself once the line is complete; else ends it."""
@@ -165,10 +166,15 @@ class Launch:
         if service is None:
             return
         try:
-            service.wait(timeout=self._patience_s)
+            code = service.wait(timeout=_END_TIMEOUT_S if self._done else 0)
         except subprocess.TimeoutExpired:
             service.terminate()
             service.wait()
+            return
+        # A service that a signal ended ends with 0, too.
+        if code == 0 and self._done:
+            with suppress(RuntimeError):  # of the store
+                self._tell_late()
 
     def _served(self, config: LineConfig, launch: LaunchStore, prefix: str) -> Served:
         """Where the line is: rank 0 serves it, and the others ask."""
@@ -184,13 +190,26 @@ class Launch:
             served, self._service = _serve(config, launch, before)
         except AndonError as error:
             reason = error.reason if isinstance(error, JoinRefused) else ""
-            answering = Answering(store, prefix, {"refused": str(error), "reason": reason})
+            if reason == "complete":
+                tell_late(store, prefix, _refusal(reason, str(error)))
+                raise
+            answering = Answering(store, prefix, _refusal(reason, str(error)))
             answering.await_tickets(launch.world_size - 1, _LINGER_S)
             answering.close()
             raise
         store.set(_key_of_served(prefix), json.dumps(asdict(served)))
         self._publish = lambda: Answering(store, prefix, asdict(served))
+        self._tell_late = lambda: tell_late(store, prefix, _refusal("complete", _over(served)))
         return served
+
+
+def _nothing() -> None:
+    """What a process that serves nothing has to tell."""
+
+
+def _refusal(reason: str, text: str) -> dict[str, Any]:
+    """Rank 0's answer if it serves no line; `reason` is that of JoinRefused, or empty."""
+    return {"refused": text, "reason": reason}
 
 
 def _address(launch: LaunchStore, port: int) -> str:
@@ -213,6 +232,8 @@ def _answered(answer: dict[str, Any], launch: LaunchStore) -> Served:
     """Rank 0's answer, or its refusal."""
     if "refused" not in answer:
         return Served(**answer)
+    if answer["reason"] == "complete":
+        raise JoinRefused("complete", answer["refused"])
     text = f"rank 0 of this launch, at {launch.host}, serves no line: {answer['refused']}"
     if answer["reason"]:
         raise JoinRefused(answer["reason"], text)
@@ -220,6 +241,13 @@ def _answered(answer: dict[str, Any], launch: LaunchStore) -> Served:
 
 
 # ------------------------------------------------------------------ rank 0
+
+
+def _over(served: Served) -> str:
+    return (
+        f"run {served.run_id} in {served.run_dir} is over: nothing is left to do, and another run "
+        "needs another name (torchrun's --rdzv-id, or ANDON_RUN_ID) and another folder"
+    )
 
 
 def _key_of_served(prefix: str) -> str:
@@ -349,9 +377,10 @@ def _serve(
     assert service.stdout is not None
     line = service.stdout.readline()  # `--announce` prints one line once it serves.
     if not line:
+        if (code := service.wait()) == 0 and before is not None:
+            raise JoinRefused("complete", _over(before))
         raise LineLost(
-            f"`andon serve` ended with exit code {service.wait()} before it served; "
-            "its output says why",
+            f"`andon serve` ended with exit code {code} before it served; its output says why",
             address="",
             last_step=0,
         )

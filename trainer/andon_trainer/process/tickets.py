@@ -7,7 +7,8 @@ which is gone, and nothing in the environment tells one start from the next: eac
 written before. Each process draws a ticket, a number that the store gives out once, and waits for
 the answer to that ticket. Only a rank 0 that lives can give it, and it lives as long as the service
 that it started. It answers every ticket for as long as it runs: under a static rendezvous a host
-may start its processes again while the others go on.
+may start its processes again while the others go on. Only that a run is over stays in the store,
+for a host that comes too late: that never changes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 
 from andon_trainer.errors import LineLost
 
-__all__ = ["Answering", "Store", "ask"]
+__all__ = ["Answering", "Store", "ask", "tell_late"]
 
 _POLL_S = 0.1
 
@@ -103,6 +104,15 @@ class Answering:
         return True
 
 
+def tell_late(store: Store, prefix: str, answer: Mapping[str, Any]) -> None:
+    """Leaves the answer to all tickets that no rank 0 will answer any more."""
+    store.set(_late(prefix), json.dumps(answer))
+
+
+def _late(prefix: str) -> str:
+    return f"{prefix}/late"
+
+
 def ask(store: Store, prefix: str, most_s: float) -> dict[str, Any]:
     """Draws a ticket, and waits for rank 0's answer.
 
@@ -114,6 +124,9 @@ def ask(store: Store, prefix: str, most_s: float) -> dict[str, Any]:
     key = f"{prefix}/answer/{ticket}"
     deadline = time.monotonic() + most_s
     while not store.check([key]):
+        if store.check([_late(prefix)]):
+            key = _late(prefix)
+            break
         if time.monotonic() > deadline:
             raise LineLost(
                 f"rank 0 of this launch did not call line.prepare for {most_s:.0f} s, and it "
