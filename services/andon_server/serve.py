@@ -46,6 +46,7 @@ from andon_server.serving import (
     reachable,
     read_secret,
     reducer_config,
+    warn_of_other_name,
 )
 from andon_server.settings import ServeConfig
 from andon_server.spans import LineSpans, spans_wanted, tracer_provider
@@ -125,6 +126,7 @@ async def _serving(
         stack.push_async_callback(server.stop, GRACE_S)
         stack.callback(admission.leave)
         public = advertised(config, port)
+        warn_of_other_name(config, public)
         metrics_url = metrics.url(host_in(public))
         services = [coordinator_app.SERVICE_NAME]
         if config.role == "all":

@@ -33,6 +33,7 @@ from andon_server.serving import (
     metrics_endpoint,
     read_secret,
     reducer_config,
+    warn_of_other_name,
 )
 from andon_server.settings import ServeConfig
 
@@ -125,7 +126,9 @@ async def _serving(
         reducer.add_to(server)
         await stack.enter_async_context(introducing(server, (reducer_app.SERVICE_NAME,)))
         await server.start()
-        yield address_for_workers(config, port), metrics
+        address = address_for_workers(config, port)
+        warn_of_other_name(config, address)
+        yield address, metrics
 
 
 def address_for_workers(config: ServeConfig, port: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -17,10 +18,12 @@ from prometheus_client import CollectorRegistry
 from andon.host.access import Access
 from andon.host.endpoint import EndpointLimits
 from andon.host.errors import CommandError, UsageError
+from andon.host.logs import LogEvent
 from andon.host.metrics import MetricsEndpoint
 from andon.host.settings import at_port
 from andon.host.telemetry import HandshakeCounter, RefusalCounter
-from andon.host.tls import ServerIdentity, TlsError, add_port
+from andon.host.tls import ServerIdentity, TlsError, add_port, host_of
+from andon.host.tls_diagnosis import is_for_another_host
 from andon.protocol.tokens import MIN_SECRET_BYTES
 from andon.v1 import ring_pb2 as _ring_pb2  # noqa: F401 - reflection describes what is imported
 from andon_reducer.config import ReducerConfig
@@ -43,7 +46,10 @@ __all__ = [
     "read_secret",
     "reducer_config",
     "reflect",
+    "warn_of_other_name",
 ]
+
+_log = logging.getLogger(__name__)
 
 _CONNECTIONS = 32
 """HTTP connections beside those of viewers: scrapes, pages, and questions."""
@@ -184,6 +190,17 @@ def advertised(config: ServeConfig, port: int) -> str:
     """Where others reach the line that listens on `port`, as host:port."""
     usual = socket.gethostname() if config.bind in _LOOPBACK else config.bind
     return at_port(config.advertise or usual, port)
+
+
+def warn_of_other_name(config: ServeConfig, address: str) -> None:
+    """Warns if the certificate is not for the name by which others reach this service."""
+    host, folder = host_of(address), config.access.tls_dir
+    if folder is not None and is_for_another_host(folder, host):
+        text = (
+            f"others can't reach {address}: the certificate in {folder} is not for {host}. Make "
+            f"one that names it (`andon certs {host}`), or give a name that it has by --advertise"
+        )
+        _log.warning(LogEvent("certificate_for_another_host", text, host=host))
 
 
 def host_in(address: str) -> str:

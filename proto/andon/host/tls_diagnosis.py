@@ -16,16 +16,18 @@ from pathlib import Path
 
 from andon.host.tls import CA, CERTIFICATE, TlsError, host_of, read_identity
 
-__all__ = ["SelfCheck", "check_own_certificate", "diagnose_tls"]
+__all__ = ["SelfCheck", "check_own_certificate", "diagnose_tls", "is_for_another_host"]
 
 _CONNECT_S = 2.0
 _WORD_S = 1.0
 """How long a server has to send something or to close the connection, after the handshake."""
 _AGAIN_S = 0.25
 """Between the first try and the second; a server that is shutting down has ended by then."""
+# Numbers of OpenSSL (X509_V_ERR_...). All others are about who signed the certificate.
 _EXPIRED = 10
 _NOT_YET_VALID = 9
-"""Numbers of OpenSSL (X509_V_ERR_...). All others are about the certificate's signer or name."""
+_OTHER_NAME = (62, 64)
+"""Of a host's name, and of an address."""
 
 
 def diagnose_tls(address: str, folder: Path | None) -> str:
@@ -194,6 +196,29 @@ def check_own_certificate(folder: Path) -> SelfCheck:
     shown = server.getpeercert()
     until = shown.get("notAfter") if shown else None
     return SelfCheck("", ssl.cert_time_to_seconds(until) if isinstance(until, str) else None)
+
+
+def is_for_another_host(folder: Path, host: str) -> bool:
+    """Whether clients that call this process `host` would refuse its certificate for that name.
+
+    No connection is made. Without a CA in the folder, or with one of others, it can't be told: then
+    the answer is False.
+    """
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        serving.load_cert_chain(folder / CERTIFICATE, folder / "tls.key")
+        asking.load_verify_locations(folder / CA)
+        server = serving.wrap_bio(up, down, server_side=True)
+        client = asking.wrap_bio(down, up, server_hostname=host)
+        for end in (client, server, client):
+            _advance(end)
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_code in _OTHER_NAME
+    except (OSError, ValueError):
+        pass
+    return False
 
 
 def _doubts_of_own(error: ssl.SSLCertVerificationError, folder: Path) -> str:

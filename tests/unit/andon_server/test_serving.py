@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from andon.host.errors import UsageError
 from andon_cli.app import read_config
-from andon_server.serving import advertised
+from andon_server.serving import advertised, warn_of_other_name
 from andon_server.settings import ServeConfig
+from unit.andon.certificates import certify
 
 OPEN = ("--bind", "0.0.0.0", "--insecure")
 
@@ -60,6 +62,23 @@ def test_others_are_told_what_is_advertised(place: str, reached: str) -> None:
 def test_what_nobody_can_dial_is_not_advertised(place: str, says: str) -> None:
     with pytest.raises(UsageError, match=rf"--advertise.*{says}"):
         place_of(*OPEN, "--advertise", place)
+
+
+def test_a_service_warns_if_its_certificate_is_not_for_the_name_that_it_tells_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = certify(tmp_path / "ca", tmp_path / "alpha")
+    config = read_config(["serve", "--bind", "0.0.0.0", "--tls", str(folder)], {})
+    assert isinstance(config, ServeConfig)
+
+    warn_of_other_name(config, "alpha:7070")
+    warn_of_other_name(config, "127.0.0.1:7070")
+    assert caplog.messages == []
+    warn_of_other_name(config, "beta:7070")
+
+    (said,) = caplog.messages
+    assert "is not for beta" in said
+    assert "--advertise" in said
 
 
 def test_a_containers_environment_names_it() -> None:

@@ -19,7 +19,7 @@ from andon.host.tls import (
     read_identity,
     readable_by_others,
 )
-from andon.host.tls_diagnosis import check_own_certificate
+from andon.host.tls_diagnosis import check_own_certificate, is_for_another_host
 from unit.andon.certificates import certify
 
 
@@ -146,6 +146,27 @@ def test_a_certificate_is_checked_with_the_ca_beside_it(tmp_path: Path, folder: 
     assert "has expired: make it anew" in check_own_certificate(expired).problem
     assert check_own_certificate(good).problem == ""
     assert check_own_certificate(good).valid_until_s is not None
+
+
+@pytest.mark.parametrize(
+    ("host", "refused"),
+    [("alpha", False), ("localhost", False), ("127.0.0.1", False), ("beta", True), ("::2", True)],
+)
+def test_a_name_that_a_certificate_lacks_is_known_before_anybody_calls(
+    folder: Path, host: str, refused: bool
+) -> None:
+    assert is_for_another_host(folder, host) is refused
+
+
+def test_without_a_ca_of_its_own_nothing_is_said_of_a_certificates_names(
+    folder: Path, tmp_path: Path
+) -> None:
+    other = certify(tmp_path / "ca2", tmp_path / "beta")
+    shutil.copy(other / CA, folder / CA)
+    by_another_ca = is_for_another_host(folder, "gamma")
+    (folder / CA).unlink()
+
+    assert (by_another_ca, is_for_another_host(folder, "gamma")) == (False, False)
 
 
 def test_a_file_that_every_user_may_read_is_seen(folder: Path) -> None:
