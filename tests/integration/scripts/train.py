@@ -143,7 +143,11 @@ def pause(line: Line, spec: dict[str, Any], seen: dict[str, Any]) -> None:
     """If the spec asks for it here, reports that it is waiting, and waits for a file.
 
     `batch`: at this micro-batch of the step, counted from 1; without it at the first one.
+    `slow`: from this step on every step takes a while, until there is a file.
     """
+    slow = spec.get("slow")
+    if slow and line.step >= slow["step"] and not Path(slow["until"]).exists():
+        time.sleep(0.2)
     batches = sum(step == line.step + 1 for step, _rank, _indices in seen["indices"])
     for wanted in spec.get("pauses", []):
         here = (wanted["slot"], wanted["step"]) == (spec["slot"], line.step + 1)
