@@ -216,7 +216,7 @@ def _endless_transfer(patch: Patch) -> None:
 
 def _never_goes_back(patch: Patch) -> None:
     """A line whose head nobody holds halts, whatever its workers have loaded."""
-    patch.setattr(lost_state, "go_on_without_head", lambda core: lost_state._halt(core, ""))
+    patch.setattr(lost_state, "heads_here", lambda core: ())
 
 
 def _marks_end_scalar_all_reduces(patch: Patch) -> None:
@@ -294,7 +294,7 @@ MUTANTS = [
         "never goes back",
         "12",
         _never_goes_back,
-        Bounds(faults=1, steps=1, checkpoint=0, kinds=frozenset({"power"})),
+        Bounds(workers=1, faults=1, steps=1, checkpoint=0, kinds=frozenset({"power"})),
         "",
     ),
     Mutant("transfer without end", "10", _endless_transfer, _world(1, "break", patient=True), ""),

@@ -154,6 +154,20 @@ def test_only_slot_0_continues_the_writers_random_numbers_whoever_chose_the_slot
     assert torch.equal(torch.get_rng_state(), own) is not takes_over
 
 
+def test_a_writer_whose_line_went_back_writes_the_steps_from_there_on_again(tmp_path: Path) -> None:
+    replica = Run(1).train().line._worker.replica
+    plan = RunPlan(global_batch=4, dataset_size=8)
+    checkpoints = WorkerCheckpoints(
+        LineConfig(run_dir=tmp_path, checkpoint_every=2), torch.device("cpu")
+    )
+    for step in (4, 2):  # It survived at step 4, and got the state of step 1 then.
+        member = SoloMember(plan)
+        member.step, member.head = step, member.next_round().key
+        checkpoints.between_steps(replica, member, plan)
+
+    assert steps_in(tmp_path) == [4, 2]
+
+
 def test_a_resumed_run_that_is_done_takes_no_step(tmp_path: Path) -> None:
     done = Run(4, run_dir=tmp_path, checkpoint_every=4).train()
 

@@ -1,0 +1,124 @@
+"""Lost state: when nobody is expected with the head any more, and what people are told.
+
+How the line goes on is in the transcripts `line-went-back*.txt`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.run_settings import RunPlan
+from andon_coordinator.core import events as on
+from andon_coordinator.core import lost_state
+from andon_coordinator.core.chain import Chain
+from andon_coordinator.core.checkpoints import RunCheckpoints
+from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.core.state import CoreState
+from scenarios.line_bench import Bench
+
+STEP_1 = Key(1, 2)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """Workers 0 and 1 made three steps, and the coordinator starts again."""
+    bench = Bench(LineSettings(run_id="7f3a", expect_workers=2), RunPlan(global_batch=4))
+    initial = Record(Key(1, 1), None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,))
+    bench.journal.records = [(initial, None)]
+    for step in (1, 2, 3):
+        record = Record(
+            Key(1, step + 1), Key(1, step), RecordKind.STEP, step, Cursor(0, 4 * step), (0, 1)
+        )
+        bench.journal.records.append((record, None))
+    bench.restart()
+    return bench
+
+
+def core_of(bench: Bench) -> CoreState:
+    return bench.line._core
+
+
+def bring(bench: Bench, slot: int, head: Key | None, step: int = 0) -> None:
+    """A new process joins in a slot, with a checkpoint or without."""
+    fresh = bench.request(slot, 100 + slot)
+    cursor = Cursor(0, 4 * step)
+    request = on.JoinRequest(
+        run_id=fresh.run_id,
+        incarnation=fresh.incarnation,
+        layout=fresh.layout,
+        plan=fresh.plan,
+        launch_slot=slot,
+        head=head,
+        step=step,
+        cursor=cursor,
+    )
+    bench.join(f"w{slot}", request)
+
+
+def test_the_workers_of_the_last_step_are_awaited_until_others_have_their_slots(
+    bench: Bench,
+) -> None:
+    core = core_of(bench)
+    awaited = [lost_state.awaited(core)]
+    for slot in (2, 0, 1):
+        bring(bench, slot, STEP_1, 1)
+        awaited.append(lost_state.awaited(core))
+
+    assert awaited == [[0, 1], [0, 1], [1], []]
+
+
+def test_the_status_says_who_may_still_come_with_the_head(bench: Bench) -> None:
+    bring(bench, 0, STEP_1, 1)
+    bring(bench, 2, STEP_1, 1)
+
+    status = bench.line.status(bench.now)
+
+    assert status.waiting_for == "worker 1 to come back with the weights of step 3"
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "If the run has a checkpoint: start the workers with ANDON_RESUME=latest"),
+        (on.FolderSearched("runs/7f3a", 2), "A whole checkpoint of step 2 is in runs/7f3a: start"),
+        (on.FolderSearched("runs/7f3a", None), "There is no checkpoint of this history in runs/"),
+    ],
+)
+def test_a_halt_names_what_there_is_and_what_helps(
+    bench: Bench, found: on.FolderSearched | None, said: str
+) -> None:
+    if found is not None:
+        bench.send(found)
+    bring(bench, 0, None)
+    bring(bench, 1, None)
+
+    halt = core_of(bench).halt
+
+    assert halt is not None
+    assert "no worker holds the weights of step 3, and none has loaded a checkpoint. " in str(halt)
+    assert said in halt.message
+
+
+def test_a_line_that_went_back_does_not_take_a_later_checkpoint_for_its_last() -> None:
+    later = RunCheckpoints(step=6, folder="step-6", reported=9, overdue=9)
+    earlier = RunCheckpoints(step=2, folder="step-2")
+
+    later.went_back(3)
+    earlier.went_back(3)
+
+    assert (later.step, later.folder, later.reported, later.overdue) == (0, "", 3, 0)
+    assert (earlier.step, earlier.folder) == (2, "step-2")
+
+
+def test_a_chain_that_went_back_keeps_requests_of_the_older_head_only() -> None:
+    old = Record(STEP_1, Key(1, 1), RecordKind.STEP, 1, Cursor(0, 4), (0,))
+    lost = Record(Key(1, 3), STEP_1, RecordKind.STEP, 2, Cursor(0, 8), (0,))
+    mark = Record(Key(2, 1), STEP_1, RecordKind.MARK, 1, Cursor(0, 4), ())
+    chain = Chain(lost)
+
+    chain.go_back(old)
+    chain.append(mark, None)
+
+    assert (chain.head, chain.step, chain.cursor) == (mark.key, 1, Cursor(0, 4))
+    assert chain.request_heads == {STEP_1, mark.key}
