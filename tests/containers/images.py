@@ -7,14 +7,16 @@ package, so it is left out.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from containers.engine import GATEWAY, Engine
-from containers.machine import Missing, run
+from containers.machine import Missing
 from containers.origin import CERTIFICATES, PROXIES, Origin, has_cpu_build, origin
 from containers.report import Report
 from containers.stack import SCRIPTS
@@ -86,13 +88,23 @@ def _import_base(engine: Engine, packages: Origin) -> None:
         "--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
         *(f"--customize-hook={hook}" for hook in hooks), SUITE, str(archive),
     ]  # fmt: skip
-    try:
-        run(command, timeout_s=_BASE_S)
-    except (AssertionError, subprocess.TimeoutExpired) as error:
+    log = engine.folder / "mmdebstrap.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        try:
+            failed = process.wait(_BASE_S) != 0
+        except subprocess.TimeoutExpired:
+            failed = True
+        finally:
+            # As by Ctrl-C, also at what it has started: then it removes what it made.
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+            process.wait()
+    if failed:
         raise Missing(
-            f"Debian's packages can't be had here ({str(error)[-500:].strip()}): "
+            f"Debian's packages can't be had here ({log.read_text()[-300:].strip()}): "
             f"try mmdebstrap --variant=minbase {SUITE} /dev/null"
-        ) from error
+        )
     engine.docker("import", "--change", 'CMD ["python3"]', str(archive), PYTHON_IMAGE)
     archive.unlink()
 

@@ -6,6 +6,8 @@ scaled, shot at, halted, taken down and brought up again. Each leaves the next o
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from safetensors.torch import load_file
 
@@ -134,6 +136,23 @@ def test_a_planted_nan_halts_the_line_until_it_is_answered(stack: Stack) -> None
     bad.unlink()
     stack.exec("andon", "andon", "resume")
     assert stack.wait_for_steps() > halted
+
+
+def test_down_and_up_goes_on_from_the_newest_checkpoint(stack: Stack) -> None:
+    # Not at a checkpoint, nor so near to the next one that the line is there when it stops.
+    stack.wait(lambda: stack.step() > EVERY and 20 <= stack.step() % EVERY <= 50, "a step between")
+    written = stack.step() // EVERY * EVERY
+    stack.down()
+    stack.up()
+    stack.wait(lambda: stack.metric("andon_workers", state="participating") == 2, "two workers")
+
+    assert stack.wait_for_steps() > written
+    run = json.loads(stack.exec("andon", "andon", "show", "second", "--format", "json"))
+    back = [event for event in run["events"] if event["kind"] == "went_back"]
+    assert len(back) == 1, run["events"]
+    assert f"step {written}" in back[0]["text"]
+    # A halt would have asked a person; those of the tests before were answered.
+    assert all(halt["answer"] for halt in run["halts"])
 
 
 def _await_shared_memory(stack: Stack, workers: int) -> None:
