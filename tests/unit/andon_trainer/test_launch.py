@@ -17,7 +17,13 @@ from andon_server.settings import ServeConfig
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import JoinRefused
 from andon_trainer.launchers import LaunchStore
-from andon_trainer.process.launch import Launch, Served, command_of, served_before
+from andon_trainer.process.launch import Launch
+from andon_trainer.process.launched_service import (
+    Served,
+    command_of,
+    served_before,
+    to_go_on_with,
+)
 
 ONE_HOST = LaunchStore(
     host="alpha", port=29500, rank=0, world_size=4, hosted_by_agent=True, one_host=True
@@ -92,6 +98,18 @@ def test_a_launch_that_starts_again_goes_on_in_the_same_run_and_folder() -> None
 
     assert (first.run_id, first.folder) == ("job", Path("runs/job"))
     assert (again.run_id, again.folder, again.port) == ("7f3a", Path("/runs/7f3a"), 41000)
+
+
+def test_a_run_without_a_name_and_a_checkpoint_is_not_gone_on_with(tmp_path: Path) -> None:
+    left = replace(EARLIER, run_dir=str(tmp_path))
+    unnamed = LineConfig(launch=ONE_HOST)
+
+    # Workers of another host may hold its state. And who named a run wants that one.
+    several = to_go_on_with(left, LineConfig(launch=SEVERAL), SEVERAL)
+    named = to_go_on_with(left, unnamed, replace(ONE_HOST, run_name="job"))
+
+    assert to_go_on_with(left, unnamed, ONE_HOST) is None
+    assert several == named == left
 
 
 def test_a_folder_that_a_run_has_left_says_which_run_and_port_it_was(tmp_path: Path) -> None:

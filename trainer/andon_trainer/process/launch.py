@@ -15,14 +15,10 @@ import atexit
 import itertools
 import json
 import logging
-import os
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,34 +29,21 @@ from andon.host.manifest import newest_whole
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import AndonError, JoinRefused, LineLost
 from andon_trainer.launchers import LaunchStore
+from andon_trainer.process.launched_service import Served, over, serve, to_go_on_with
 from andon_trainer.process.tickets import Answering, Store, ask, tell_late
 
-__all__ = ["Launch", "Served", "command_of", "open_store", "served_before"]
+__all__ = ["Launch", "open_store"]
 
 _PATIENCE_S = 1800
 """How long the processes of a launch wait for each other; PyTorch's own limit."""
 _LINGER_S = 15
 """How long a rank 0 that can't serve stays to tell the others why."""
 _END_TIMEOUT_S = 5
-_FREED_TIMEOUT_S = 30
-"""How long the service of an earlier start may take to end."""
-_RUNS = Path("runs")
-"""Where `andon serve` keeps the runs that get no folder."""
 
 _lines = itertools.count(1)
 """Lines of this process: a script may open several in turn, and all processes open the same."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """Where rank 0 serves a run, or served it before."""
-
-    port: int
-    run_id: str
-    run_dir: str
-    """Absolute."""
 
 
 def open_store(launch: LaunchStore) -> Store:
@@ -186,8 +169,8 @@ class Launch:
         try:
             if refusal := _in_the_clear(config, launch):
                 raise refusal
-            before = _left_in(store, prefix) or served_before(config, launch)
-            served, self._service = _serve(config, launch, before)
+            before = to_go_on_with(_left_in(store, prefix), config, launch)
+            served, self._service = serve(config, launch, before)
         except AndonError as error:
             reason = error.reason if isinstance(error, JoinRefused) else ""
             if reason == "complete":
@@ -199,7 +182,7 @@ class Launch:
             raise
         store.set(_key_of_served(prefix), json.dumps(asdict(served)))
         self._publish = lambda: Answering(store, prefix, asdict(served))
-        self._tell_late = lambda: tell_late(store, prefix, _refusal("complete", _over(served)))
+        self._tell_late = lambda: tell_late(store, prefix, _refusal("complete", over(served)))
         return served
 
 
@@ -240,16 +223,6 @@ def _answered(answer: dict[str, Any], launch: LaunchStore) -> Served:
     raise LineLost(text, address="", last_step=0)
 
 
-# ------------------------------------------------------------------ rank 0
-
-
-def _over(served: Served) -> str:
-    return (
-        f"run {served.run_id} in {served.run_dir} is over: nothing is left to do, and another run "
-        "needs another name (torchrun's --rdzv-id, or ANDON_RUN_ID) and another folder"
-    )
-
-
 def _key_of_served(prefix: str) -> str:
     return f"{prefix}/served"
 
@@ -258,136 +231,3 @@ def _left_in(store: Store, prefix: str) -> Served | None:
     """What the rank 0 of an earlier start left in the store; None if there was none."""
     key = _key_of_served(prefix)
     return Served(**json.loads(store.get(key))) if store.check([key]) else None
-
-
-def served_before(config: LineConfig, launch: LaunchStore) -> Served | None:
-    """What the folder of the run says that this launch names; None if it is a new run."""
-    name = config.run_id or launch.run_name
-    folder = config.run_dir or (_RUNS / name if name else None)
-    service = {} if folder is None else _service_of(folder)
-    if folder is None or "run_id" not in service:
-        return None
-    port = int(service["address"].rpartition(":")[2])
-    # Another id than the folder's is the service's to refuse.
-    return Served(port=port, run_id=name or service["run_id"], run_dir=str(folder.absolute()))
-
-
-def _service_of(folder: Path) -> dict[str, Any]:
-    """What a service wrote to the folder of its run; empty if it is not there, or no such thing."""
-    try:
-        found = json.loads((folder / "service.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _await_end(folder: Path) -> None:
-    """Waits until the service of an earlier start has ended, which it does with its parent.
-
-    Until then it holds the journal and the port.
-
-    Raises:
-        LineLost: it does not end.
-    """
-    pid = _service_of(folder).get("pid", 0)
-    deadline = time.monotonic() + _FREED_TIMEOUT_S
-    while _is_service(pid):
-        if time.monotonic() > deadline:
-            raise LineLost(
-                f"the service of an earlier start (process {pid}) has not ended for "
-                f"{_FREED_TIMEOUT_S} s: end it",
-                address="",
-                last_step=0,
-            )
-        time.sleep(0.05)
-
-
-def _is_service(pid: int) -> bool:
-    """Whether a process exists here and is one that `_serve` started."""
-    try:
-        return b"andon_cli\0serve" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def command_of(config: LineConfig, launch: LaunchStore, before: Served | None) -> list[str]:
-    """The command line of the service that rank 0 starts.
-
-    Args:
-        config: rank 0's.
-        launch: rank 0's place.
-        before: what the rank 0 of an earlier start served.
-    """
-    everywhere = "[::]" if ":" in launch.host else "0.0.0.0"
-    port = launch.service_port
-    if before is not None and not port and _is_free(before.port):
-        port = before.port
-    command = [
-        *(sys.executable, "-m", "andon_cli", "serve"),
-        *("--bind", "127.0.0.1" if launch.one_host else everywhere, "--port", str(port)),
-        *("--metrics-port", "0", "--workers", str(launch.world_size)),
-        # With the parent's pid the service ends even if this process is killed.
-        *("--announce", "--until-complete", "--parent-pid", str(os.getpid())),
-    ]
-    if not launch.one_host:
-        command += ["--advertise", launch.host]
-    run_id = before.run_id if before else config.run_id or launch.run_name
-    if run_id:
-        command += ["--run-id", run_id]
-    folder = before.run_dir if before else config.run_dir
-    if folder is not None:
-        command += ["--run-dir", str(folder)]
-    if config.tls is not None:
-        command += ["--tls", str(config.tls)]
-    if config.insecure:
-        command.append("--insecure")
-    return command
-
-
-def _is_free(port: int) -> bool:
-    """Whether a TCP port can be listened on, on all interfaces."""
-    with closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
-
-
-def _serve(
-    config: LineConfig, launch: LaunchStore, before: Served | None
-) -> tuple[Served, subprocess.Popen[str]]:
-    """Starts the service."""
-    if before is not None:
-        _await_end(Path(before.run_dir))
-    environment = dict(os.environ)
-    if config.token:  # It may be an argument of the script's.
-        environment.pop("ANDON_TOKEN_FILE", None)
-        environment["ANDON_TOKEN"] = config.token.decode()
-    service = subprocess.Popen(
-        command_of(config, launch, before),
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        # torchrun ends a worker by a signal to its group. The service must outlive this process,
-        # which wants to leave the line; it ends with its parent.
-        process_group=0,
-    )
-    assert service.stdout is not None
-    line = service.stdout.readline()  # `--announce` prints one line once it serves.
-    if not line:
-        if (code := service.wait()) == 0 and before is not None:
-            raise JoinRefused("complete", _over(before))
-        raise LineLost(
-            f"`andon serve` ended with exit code {code} before it served; its output says why",
-            address="",
-            last_step=0,
-        )
-    announced = json.loads(line)
-    served = Served(
-        port=int(announced["address"].rpartition(":")[2]),
-        run_id=announced["run_id"],
-        run_dir=str(Path(announced["journal"]).resolve().parent),
-    )
-    return served, service
