@@ -87,10 +87,6 @@ class BoardFeed:
                     for each in effect.scalars:
                         value = [each.name, each.step, effect.worker, each.value]
                         self._put("scalar", value)
-                case effects.NoteWentBack():
-                    # Pages show steps that are no part of the run any more. As if they were too
-                    # slow, they begin anew, with what the journal has.
-                    self.newest += len(self._ring)
                 case effects.SaveRunEvent():
                     self._put("event", event_view(effect.event))
 

@@ -45,6 +45,10 @@ function receive(event, data) {
     draw("curves");
   } else if (event === "event") {
     events.add([data]);
+    if (data.kind === "went_back" && state) {
+      curves.clear(); // Some of these steps are no part of the run any more.
+      load();
+    }
     draw("events");
   }
 }

@@ -53,20 +53,6 @@ def test_a_reader_that_is_too_far_behind_is_told_so() -> None:
     assert [item.value[0] for item in feed.since(2) or []] == list(range(3, 11))
 
 
-def test_when_the_line_goes_back_readers_begin_anew_and_new_ones_get_what_follows() -> None:
-    feed = BoardFeed(kept=8)
-    for step in (1, 2, 3):
-        commit(feed, step)
-    seen = feed.newest
-
-    feed.observe(events.TimePassed(), [effects.NoteWentBack(1, 3, (0,))], 0.0)
-    anew = feed.newest
-    commit(feed, 2)
-
-    assert feed.since(seen) is None
-    assert [item.value[0] for item in feed.since(anew) or []] == [2]
-
-
 def test_the_time_to_go_follows_the_median_pace_so_a_halt_does_not_count() -> None:
     feed = BoardFeed()
     for step, at in ((1, 0.0), (2, 2.0), (3, 4.0), (4, 900.0), (5, 902.0)):
