@@ -82,10 +82,17 @@ def test_scale_grows_a_line_that_runs(stack: Stack) -> None:
 
 
 def test_a_trainer_that_is_killed_comes_back(stack: Stack) -> None:
-    before = stack.step()
+    before, joins = stack.step(), stack.metric("andon_joins_total")
     first, victim, *others = stack.containers("trainer")
     stack.kill(victim)
-    stack.wait(lambda: stack.metric("andon_workers", state="participating") == 4, "all four again")
+    # The number of workers alone could still be that of before: it is updated twice a second.
+    stack.wait(
+        lambda: (
+            stack.metric("andon_joins_total") > joins
+            and stack.metric("andon_workers", state="participating") == 4
+        ),
+        "all four again",
+    )
 
     assert stack.wait_for_steps() > before
     restarts = [each.restarts for each in (first, victim, *others)]
