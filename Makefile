@@ -77,9 +77,11 @@ $(FUZZ_INSTALLED): pyproject.toml
 demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
 	$(BIN)/andon run --workers $(WORKERS) examples/shakespeare.py $(ARGS)
 
-# Two processes run half of the tests each; tests/conftest.py divides them, always in the same way.
+# Two processes take module after module. `make check` runs tests/unit/project: those tests are about
+# documents, manifests and the like. Two other folders have targets of their own.
 test: $(INSTALLED)  ## the tests; with ARGS for pytest, in one process
-	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadscope --ignore=tests/browser --ignore=tests/containers)
+	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --dist loadscope --ignore=tests/browser \
+		--ignore=tests/containers --ignore=tests/unit/project)
 
 # Playwright drives the Chromium of this machine; axe-core, from npm, looks for barriers.
 browser: $(INSTALLED)  ## the board's page in Chromium, with real runs; needs chromium and npm
@@ -102,7 +104,8 @@ test-core:  ## the tests that need no PyTorch, in a separate environment: make t
 	$(CORE)/bin/python -m pip install --quiet --upgrade -c constraints.txt pip
 	$(CORE)/bin/python -m pip install --quiet -c constraints.txt -e '.[certs]' -e conformance --group dev
 	$(CORE)/bin/python -m pip install --quiet --dry-run -c constraints.txt -e '.[trainer]'
-	$(CORE)/bin/python -m pytest -q -rfE -n 2 $(or $(ARGS),tests/unit tests/integration/test_console_run.py \
+	$(CORE)/bin/python -m pytest -q -rfE -n 2 $(or $(ARGS),--ignore=tests/unit/project tests/unit \
+		tests/integration/test_console_run.py \
 		tests/integration/test_console_serve.py tests/integration/test_registration.py)
 
 check: check-format check-lint check-types check-layers check-generated check-proto
@@ -199,6 +202,7 @@ soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks, upg
 		tests/hostile
 	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
 	ANDON_UPGRADES=all $(BIN)/python -m pytest -q --timeout 3600 tests/upgrade
+	ANDON_BENCHMARKS=1 $(BIN)/python -m pytest -q --timeout 3600 tests/integration/test_benchmarks_*.py
 	ANDON_LARGE=1 $(BIN)/python -m pytest -q --timeout 3600 tests/integration/andon_trainer/test_large.py
 
 fuzz: $(FUZZ_INSTALLED)  ## coverage-guided fuzzing of each parser, for FUZZ_SECONDS=60 each

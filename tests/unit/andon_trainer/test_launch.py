@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -72,6 +73,8 @@ def test_several_hosts_without_certificates_or_consent_are_refused_and_nobody_wa
         located(LineConfig(launch=alone), no_store)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(located, asking, lambda _: store)
+        while not store.add("andon/1/tickets", 0):
+            time.sleep(0.001)
         with pytest.raises(JoinRefused, match="spans several hosts"):
             located(LineConfig(launch=replace(SEVERAL, world_size=2)), lambda _: store)
         told = asked.exception()
@@ -82,8 +85,8 @@ def test_several_hosts_without_certificates_or_consent_are_refused_and_nobody_wa
 
 
 def located(config: LineConfig, store: Callable[[LaunchStore], HashStore]) -> LineConfig:
-    """As the first line of a process."""
-    return Launch(config, store, count(1)).locate(config)
+    """As the first line of a process, whose others have all asked by now."""
+    return Launch(config, store, count(1), linger_s=0).locate(config)
 
 
 def no_store(_launch: LaunchStore) -> HashStore:

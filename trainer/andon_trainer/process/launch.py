@@ -72,6 +72,8 @@ class Launch:
         config: LineConfig,
         open_store: Callable[[LaunchStore], Store] = open_store,
         lines: Iterator[int] = _lines,
+        *,
+        linger_s: float = _LINGER_S,
     ) -> None:
         """Asks nobody yet.
 
@@ -79,9 +81,11 @@ class Launch:
             config: the worker's.
             open_store: connects to the launch's store.
             lines: numbers the lines of this process.
+            linger_s: how long a rank 0 that can't serve stays to tell the others why.
         """
         self._open_store = open_store
         self._lines = lines
+        self._linger_s = linger_s
         self._service: subprocess.Popen[str] | None = None
         self._answering: Answering | None = None
         self._publish: Callable[[], Answering] | None = None
@@ -177,7 +181,7 @@ class Launch:
                 tell_late(store, prefix, _refusal(reason, str(error)))
                 raise
             answering = Answering(store, prefix, _refusal(reason, str(error)))
-            answering.await_tickets(launch.world_size - 1, _LINGER_S)
+            answering.await_tickets(launch.world_size - 1, self._linger_s)
             answering.close()
             raise
         store.set(_key_of_served(prefix), json.dumps(asdict(served)))
