@@ -13,8 +13,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from integration.fixtures.console import andon, announced, finish, lines_until, start
-from integration.harness import Service, start_worker
+from integration.fixtures.console import (
+    PROTOCOL_WORKER,
+    andon,
+    announced,
+    finish,
+    lines_until,
+    start,
+)
 from unit.andon_cli.pipes import end_of
 
 pytestmark = pytest.mark.integration
@@ -160,12 +166,11 @@ def test_a_journal_that_is_served_already_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_over_is_not_served_until_it_is_complete(tmp_path: Path) -> None:
-    with Service(tmp_path / "run", 1, "--run-id", "7f3a") as service:
-        spec = {"samples": 8, "batch": 8, "steps": 1}
-        worker = start_worker(tmp_path, spec, ANDON_ADDRESS=service.address)
-        assert worker.wait() == 0, worker.output
+    run = ("run", "--workers", "1", "--run-id", "7f3a", PROTOCOL_WORKER, "2")
+    code, output, errors = andon(tmp_path, *run)
+    assert code == 0, output + errors
 
-    ports = ("--port", "0", "--metrics-port", "0", "--run-id", "7f3a", "--run-dir", "run")
+    ports = ("--port", "0", "--metrics-port", "0", "--run-id", "7f3a")
     code, output, _ = andon(tmp_path, "serve", *ports, "--until-complete", "--announce")
 
     assert (code, output) == (0, "")
