@@ -38,6 +38,25 @@ class Resumption:
     facts: CheckpointFacts
 
 
+@dataclass(frozen=True, slots=True)
+class _History:
+    """The records that count in a run, as its journal has them."""
+
+    run_id: str
+    keys: frozenset[Key]
+    last: Key | None
+    """The newest of them."""
+
+    def has(self, head: Key) -> bool:
+        """Whether a checkpoint's record is a part of the line's history.
+
+        It may be missing in the journal. If it is newer than the journal's last record, the journal
+        lost its end in a power failure, and the checkpoint is good. If it is older, the run was
+        rolled back past it, and the checkpoint is of a history that no longer counts.
+        """
+        return self.last is None or head in self.keys or head > self.last
+
+
 def find_resumption(run: str, step: int | None = None) -> Resumption:
     """The newest checkpoint in a run's present history, verified to the last byte.
 
@@ -52,7 +71,7 @@ def find_resumption(run: str, step: int | None = None) -> Resumption:
     run_dir = next((path for path in (Path(run), RUNS / run) if path.is_dir()), None)
     if run_dir is None:
         raise UsageError(f"there is no run {run}: neither a folder nor an id under {RUNS}/ here")
-    run_id, history = _history(run_dir)
+    history = _history_of(run_dir)
     folders = checkpoints_in(run_dir)
     if step is not None:
         folders = [folder for folder in folders if step_of(folder) == step]
@@ -70,7 +89,7 @@ def find_resumption(run: str, step: int | None = None) -> Resumption:
     except CheckpointDamaged as error:
         raise ResumeRefused(str(error)) from error
     return Resumption(
-        run_id=run_id, run_dir=run_dir, checkpoint=folder.absolute(), facts=manifest.facts
+        run_id=history.run_id, run_dir=run_dir, checkpoint=folder.absolute(), facts=manifest.facts
     )
 
 
@@ -83,11 +102,11 @@ def newest_in_history(run_dir: Path) -> tuple[Path, CheckpointFacts] | None:
     Raises:
         ResumeRefused: the journal can't be read.
     """
-    _, history = _history(run_dir)
+    history = _history_of(run_dir)
     for folder in checkpoints_in(run_dir):
         try:
             manifest = Manifest.read(folder)
-            if _belongs(manifest.facts.head, history):
+            if history.has(manifest.facts.head):
                 manifest.verify(folder)
                 return folder, manifest.facts
         except (OSError, CheckpointDamaged) as error:
@@ -104,7 +123,7 @@ def checkpoints_written(run_dir: Path) -> set[tuple[str, int]]:
     return found
 
 
-def _newest(folders: Iterable[Path], history: set[Key] | None) -> tuple[Path, Manifest] | None:
+def _newest(folders: Iterable[Path], history: _History) -> tuple[Path, Manifest] | None:
     """The first of `folders` that belongs to the line's history, with its manifest."""
     for folder in folders:
         try:
@@ -113,28 +132,19 @@ def _newest(folders: Iterable[Path], history: set[Key] | None) -> tuple[Path, Ma
             raise ResumeRefused(f"{folder} has no state.json: remove that folder") from error
         except CheckpointDamaged as error:
             raise ResumeRefused(str(error)) from error
-        if _belongs(manifest.facts.head, history):
+        if history.has(manifest.facts.head):
             return folder, manifest
     return None
 
 
-def _belongs(head: Key, history: set[Key] | None) -> bool:
-    """Whether a checkpoint's record is a part of the line's history.
-
-    The checkpoint's record may be missing in the journal. If it is newer than the journal's last
-    record, the journal lost its end in a power failure, and the checkpoint is good. If it is older,
-    the run was rolled back past it, and the checkpoint is of a history that no longer counts.
-    """
-    return not history or head in history or head > max(history)
-
-
-def _history(run_dir: Path) -> tuple[str, set[Key] | None]:
-    """The run's id and the keys of its history; None if it has no journal here."""
+def _history_of(run_dir: Path) -> _History:
+    """The history of a run; without records if it has no journal here."""
     journal = run_dir / JOURNAL
     if not journal.exists():
-        return run_dir.absolute().name, None
+        return _History(run_dir.absolute().name, frozenset(), None)
     try:
         with JournalReader(journal) as reader:
-            return reader.run().run_id, set(reader.ancestry())
+            keys = frozenset(reader.ancestry())
+            return _History(reader.run().run_id, keys, max(keys, default=None))
     except (JournalError, sqlite3.Error) as error:
         raise ResumeRefused(f"the journal {journal} can't be read: {error}") from error

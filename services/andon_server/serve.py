@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -16,7 +17,6 @@ from andon.host.errors import CommandError, ExitCode
 from andon.host.telemetry import ExchangeDurations, RefusalCounter, new_registry
 from andon.host.tether import tie_to_parent
 from andon.host.tls import is_loopback
-from andon.protocol.run_settings import Liveness
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
 from andon_coordinator.config import CoordinatorConfig
@@ -119,8 +119,9 @@ async def _serving(
         identity = identity_of(config.access, registry)
         # Both ports before the journal: a service that can't start must not begin a term in it.
         metrics = stack.enter_context(metrics_endpoint(config, registry, identity))
+        settings = coordinator_config(config)
         server, admission = guarded_server(
-            server_options(Liveness(lease_s=config.line.liveness_s)), config.limits, refusals
+            server_options(settings.liveness), config.limits, refusals
         )
         port = listen(server, config.bind, config.line_port, "the line", identity)
         stack.push_async_callback(server.stop, GRACE_S)
@@ -137,7 +138,7 @@ async def _serving(
             services.append(reducer_app.SERVICE_NAME)
         feed = BoardFeed()
         observers: list[LineObserver] = [feed, place, *_spans(config.run_id, stack)]
-        settings = coordinator_config(config, metrics_url)
+        settings = replace(settings, metrics_url=metrics_url)
         coordinator = _coordinator(settings, registry, secret, (refusals, exchanges), observers)
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
@@ -190,8 +191,8 @@ def _report_readiness(health: HealthService, ready: bool) -> None:  # noqa: FBT0
     health.set(coordinator_app.SERVICE_NAME, ready=ready)
 
 
-def coordinator_config(config: ServeConfig, metrics_url: str = "") -> CoordinatorConfig:
-    """The configuration of the coordinator that `andon serve` runs."""
+def coordinator_config(config: ServeConfig) -> CoordinatorConfig:
+    """The configuration of the coordinator that `andon serve` runs, without its `metrics_url`."""
     return CoordinatorConfig(
         run_id=config.run_id,
         journal=config.folder / JOURNAL,
@@ -202,7 +203,6 @@ def coordinator_config(config: ServeConfig, metrics_url: str = "") -> Coordinato
         registers=config.secret_file is not None,
         resume_from=config.resume_from,
         join_s=config.limits.first_message_timeout_s,
-        metrics_url=metrics_url,
         token=config.access.run_token,
         operator_token=config.access.operator_token,
     )

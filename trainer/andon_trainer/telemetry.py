@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from andon.host.metrics import MetricsEndpoint
 from andon.host.telemetry import OptionalGauge, new_registry, observe, time_histogram
+from andon.host.tls import address_of
 from andon.protocol.records import Key
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import StepReport
@@ -316,7 +317,7 @@ def _address(host: str, port: int, coordinator: str) -> str:
     """Where a Prometheus in the coordinator's network scrapes it, as host:port."""
     if host in _EVERYWHERE:
         host = _own_host(coordinator)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address_of(host, port)
 
 
 def _own_host(coordinator: str) -> str:

@@ -30,6 +30,7 @@ __all__ = [
     "ServerIdentity",
     "TlsError",
     "add_port",
+    "address_of",
     "host_of",
     "is_loopback",
     "open_aio_channel",
@@ -232,6 +233,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def address_of(host: str, port: int) -> str:
+    """A host without brackets, and a port, as host:port: IPv6 gets brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_of(address: str) -> str:

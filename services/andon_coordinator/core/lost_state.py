@@ -32,7 +32,7 @@ If no such record is here, the line halts, as STATE_LOST.
 from __future__ import annotations
 
 from andon.protocol.halts import HaltReason
-from andon.protocol.records import Key, Record, RecordKind
+from andon.protocol.records import Key, Record
 from andon_coordinator.core import departures, syncing
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import FindAncestor, LineState, NoteWentBack
@@ -177,14 +177,7 @@ def remedy(core: CoreState) -> str:
 
 def _mark(core: CoreState, back_to: Record) -> None:
     lost = core.chain.step
-    record = Record(
-        key=core.keys.draw(),
-        parent=back_to.key,
-        kind=RecordKind.MARK,
-        step=back_to.step,
-        cursor=back_to.cursor,
-        roster=(),
-    )
+    record = core.draw_mark(back_to.cursor, after=back_to)
     pending = PendingRecord(
         record=record,
         stop_reason=core.end_reached(record.step, record.cursor),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.protocol.records import PositionRange, Record, RecordKind
+from andon.protocol.records import PositionRange
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import cursor_after, next_batch
 from andon_coordinator.core import departures, lost_state
@@ -85,15 +85,7 @@ def roll_back(core: CoreState) -> None:
     """
     chain, halt = core.chain, core.halt
     core.roll_back_pending = False
-    record = Record(
-        key=core.keys.draw(),
-        parent=chain.head,
-        kind=RecordKind.MARK,
-        step=chain.step,
-        cursor=chain.cursor,
-        roster=(),
-    )
-    pending = PendingRecord(record=record, rolls_back=True)
+    pending = PendingRecord(record=core.draw_mark(chain.cursor), rolls_back=True)
     if halt is not None:
         pending.answer = SaveAnswer(halt.id, HaltAnswer.RETRY, None, "andon run --resume")
         core.halt = None
@@ -150,14 +142,7 @@ def _skip(core: CoreState, event: HaltCleared, answer: SaveAnswer) -> None:
     chain, plan = core.chain, core.plan
     assert plan is not None
     batch = _halted_batch(core, plan)
-    record = Record(
-        key=core.keys.draw(),
-        parent=chain.head,
-        kind=RecordKind.MARK,
-        step=chain.step,
-        cursor=cursor_after(chain.cursor, batch, plan.epoch_size),
-        roster=(),
-    )
+    record = core.draw_mark(cursor_after(chain.cursor, batch, plan.epoch_size))
     skip = Skip(chain.cursor.epoch, batch, event.halt_id, event.operator)
     pending = PendingRecord(
         record=record,

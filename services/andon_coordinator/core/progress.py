@@ -238,14 +238,7 @@ def _end_epoch(core: CoreState) -> None:
     chain, plan = core.chain, core.plan
     assert plan is not None
     epoch, position = chain.cursor.epoch, chain.cursor.position
-    record = Record(
-        key=core.keys.draw(),
-        parent=chain.head,
-        kind=RecordKind.MARK,
-        step=chain.step,
-        cursor=Cursor(epoch + 1, 0),
-        roster=(),
-    )
+    record = core.draw_mark(Cursor(epoch + 1, 0))
     left = None
     if plan.epoch_size is not None and position < plan.epoch_size:
         left = Skip(epoch, PositionRange(position, plan.epoch_size), 0, "the script")

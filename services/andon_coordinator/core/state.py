@@ -220,6 +220,18 @@ class CoreState:
         self.void("another coordinator's term was seen", pause=False)
         self.emit(SaveTerm(self.keys.start_term_above(greatest, self.wall)))
 
+    def draw_mark(self, cursor: Cursor, after: Record | None = None) -> Record:
+        """A MARK with a new key, after a record of the history; None: after the head."""
+        chain = self.chain
+        return Record(
+            key=self.keys.draw(),
+            parent=chain.head if after is None else after.key,
+            kind=RecordKind.MARK,
+            step=chain.step if after is None else after.step,
+            cursor=cursor,
+            roster=(),
+        )
+
     def save(self, pending: PendingRecord, *, note: str = "", skipped: Skip | None = None) -> None:
         """Gives a record to the journal; it is announced once it is durable (rule 2)."""
         assert self.pending_record is None

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from andon.host.keepalive import RingKeepalive
+from andon.host.tls import address_of
 from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
 from andon.protocol.records import Key
@@ -152,8 +153,7 @@ class RingExchange:
             )
             self._thread = threading.Thread(target=self._own, name="andon-ring", daemon=True)
             self._thread.start()
-        host = f"[{place.advertised}]" if ":" in place.advertised else place.advertised
-        return f"{host}:{self._listener.port}"
+        return address_of(place.advertised, self._listener.port)
 
     @property
     def traffic(self) -> Traffic:

@@ -26,6 +26,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it by a star
 
 from andon.host.manifest import newest_whole
+from andon.host.tls import address_of
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import AndonError, JoinRefused, LineLost
 from andon_trainer.launchers import LaunchStore
@@ -203,7 +204,7 @@ def _address(launch: LaunchStore, port: int) -> str:
     """Where this process reaches the service: at the host where it reached the store."""
     if launch.one_host:
         return f"127.0.0.1:{port}"
-    return f"[{launch.host}]:{port}" if ":" in launch.host else f"{launch.host}:{port}"
+    return address_of(launch.host, port)
 
 
 def _in_the_clear(config: LineConfig, launch: LaunchStore) -> JoinRefused | None:
