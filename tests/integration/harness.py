@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -27,6 +28,7 @@ __all__ = [
     "SCRIPTS",
     "Service",
     "Worker",
+    "benchmark_in_small",
     "clean_environment",
     "on_line",
     "start_line",
@@ -35,6 +37,11 @@ __all__ = [
 ]
 
 SCRIPTS = Path(__file__).parent / "scripts"
+
+benchmark_in_small = pytest.mark.skipif(
+    os.environ.get("ANDON_BENCHMARKS") != "1",
+    reason="runs a benchmark for ten seconds: `make soak` runs it, with ANDON_BENCHMARKS=1",
+)
 _PATIENCE_S = 90
 _OUTPUTS = ("out", "err")
 

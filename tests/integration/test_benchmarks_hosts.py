@@ -11,17 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from integration.harness import clean_environment
+from integration.harness import benchmark_in_small, clean_environment
 
 pytestmark = pytest.mark.integration
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "hosts.py"
 
 
-@pytest.mark.skipif(
-    os.environ.get("ANDON_BENCHMARKS") != "1",
-    reason="runs a benchmark for ten seconds: `make soak` runs it, with ANDON_BENCHMARKS=1",
-)
+@benchmark_in_small
 @pytest.mark.netns
 def test_four_reducers_send_over_each_link_what_a_ring_does(tmp_path: Path) -> None:
     if os.geteuid() != 0 or shutil.which("ip") is None:

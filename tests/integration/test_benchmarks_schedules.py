@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,19 +10,14 @@ from typing import Any
 
 import pytest
 
-from integration.harness import clean_environment
+from integration.harness import benchmark_in_small, clean_environment
 
 pytestmark = pytest.mark.integration
-
-slow = pytest.mark.skipif(
-    os.environ.get("ANDON_BENCHMARKS") != "1",
-    reason="runs a benchmark for ten seconds: `make soak` runs it, with ANDON_BENCHMARKS=1",
-)
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@slow
+@benchmark_in_small
 def test_uneven_workers_are_compared_with_what_they_reach_alone(tmp_path: Path) -> None:
     batches, batch = 4, 3 * 2
     flags = ["--batches", str(batches), "--batch", "2", "--repeats", "1", "--phase-s", "1"]
@@ -37,7 +31,7 @@ def test_uneven_workers_are_compared_with_what_they_reach_alone(tmp_path: Path) 
     assert [sum(window["samples"]) for window in equal["windows"]] == [batch] * batches
 
 
-@slow
+@benchmark_in_small
 @pytest.mark.netns
 def test_two_hosts_with_a_thin_network_tell_how_much_of_their_time_they_compute(
     tmp_path: Path,
@@ -53,7 +47,7 @@ def test_two_hosts_with_a_thin_network_tell_how_much_of_their_time_they_compute(
     assert row["bytes_per_sample"] > 2 * 4 * 400_000 / 4
 
 
-@slow
+@benchmark_in_small
 def test_a_schedule_is_compared_with_one_process_over_the_same_samples(tmp_path: Path) -> None:
     remedy = "needs scikit-learn: .venv/bin/python -m pip install -c constraints.txt --group bench"
     pytest.importorskip("sklearn", reason=remedy)
