@@ -53,7 +53,7 @@ endef
 
 install: $(INSTALLED)  ## .venv with Andon, PyTorch and the tools, at pinned versions
 
-$(INSTALLED): pyproject.toml conformance/pyproject.toml constraints.txt hatch_build.py proto/andon/protocol/_fused.c
+$(INSTALLED): pyproject.toml conformance/pyproject.toml constraints.txt hatch_build.py $(wildcard proto/andon/protocol/*.[ch])
 	$(call environment,.venv)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 	@echo 'Installing Andon, PyTorch and the tools into .venv: the first time, this takes minutes.'

@@ -37,8 +37,8 @@ CHUNK_ELEMENTS = 2**19
 WARM_UP = 2
 """Pairs before the first that counts."""
 _HEAD_BYTES = 8
-_METHOD = "/star.Star/Exchange"
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+METHOD = "/star.Star/Exchange"
+OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _PATIENCE_S = 600
 
 Floats = npt.NDArray[np.float32]
@@ -81,7 +81,7 @@ def measure(workers: int, mib: int, pairs: int) -> dict[str, Any]:
     """One row: medians, their ratio (above 1: the star is faster), and CPU time."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
-    server = spawn.Process(target=_serve, args=(workers, there), daemon=True)
+    server = spawn.Process(target=serve, args=(workers, there), daemon=True)
     server.start()
     port = here.recv()
     with TemporaryDirectory() as folder, spawn.Pool(workers) as pool:
@@ -117,7 +117,8 @@ def measure(workers: int, mib: int, pairs: int) -> dict[str, Any]:
     }
 
 
-def _serve(workers: int, told: Connection) -> None:
+def serve(workers: int, told: Connection) -> None:
+    """Runs the server of the star; `told` gets its port."""
     asyncio.run(_star(workers, told))
 
 
@@ -153,7 +154,7 @@ async def _star(workers: int, told: Connection) -> None:
         finally:
             taking.cancel()
 
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=OPTIONS)
     handler: Any = grpc.stream_stream_rpc_method_handler(exchange)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("star.Star", {"Exchange": handler}),)
@@ -176,13 +177,13 @@ async def _exchange(spec: WorkerSpec) -> dict[str, list[float]]:
     gradient = random.standard_normal(spec.mib * 2**18, dtype=np.float32)
     means, tensor = np.empty_like(gradient), torch.empty(gradient.size)
     seen: dict[str, list[float]] = defaultdict(list)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{spec.port}", options=_OPTIONS) as channel:
-        call: Any = channel.stream_stream(_METHOD)()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{spec.port}", options=OPTIONS) as channel:
+        call: Any = channel.stream_stream(METHOD)()
         for _ in range(WARM_UP + spec.pairs):
             dist.barrier()
             before = processor_s(spec.server_pid) or 0.0
             cpu, began = time.process_time(), time.perf_counter()
-            await _by_star(call, gradient, means)
+            await by_star(call, gradient, means)
             seen["star_s"].append(time.perf_counter() - began)
             seen["star_cpu_s"].append(time.process_time() - cpu)
             dist.barrier()
@@ -199,7 +200,8 @@ async def _exchange(spec: WorkerSpec) -> dict[str, list[float]]:
     return {side: times[WARM_UP:] for side, times in seen.items()}
 
 
-async def _by_star(call: Any, gradient: Floats, means: Floats) -> None:
+async def by_star(call: Any, gradient: Floats, means: Floats) -> None:
+    """Sends a worker's gradient over the call, and receives the means."""
     starts = range(0, gradient.size, CHUNK_ELEMENTS)
 
     async def send() -> None:

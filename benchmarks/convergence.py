@@ -28,7 +28,7 @@ from machine import describe_machine
 from schedules import chosen_from, write_rows
 from service import serving
 
-__all__ = ["EVALUATIONS", "WorkerSpec"]
+__all__ = ["EVALUATIONS", "Run", "Trainers", "WorkerSpec"]
 
 FACTORS = (1.0, 1.5, 3.0)
 """Each worker's work a sample, under the schedules that react to it."""
@@ -67,6 +67,8 @@ class WorkerSpec:
     """Of the whole line."""
     factor: float = 1.0
     """This worker's work a sample."""
+    feedback: bool = True
+    """Whether what a narrow encoding loses is sent with the next gradient, as workers do."""
     address: str = ""
     """The line's; empty: the worker trains alone."""
     run_id: str = ""

@@ -18,8 +18,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from andon_trainer import Line
+from andon_trainer.gradients.feedback import Residuals
 
 Sample = tuple[Tensor, Tensor]
+
+COMMIT = Residuals.commit
+"""What a worker does with the loss of an encoding; a process trains with it and without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,7 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
     """Trains; returns the loss on unseen data after some numbers of samples, if it is rank 0's."""
     torch.set_num_threads(1)
     torch.manual_seed(spec.seed)
+    Residuals.commit = COMMIT if spec.feedback else Residuals.discard  # type: ignore[method-assign]  # an ablation
     task = task_of(spec.task)
     model = task.model()
     extra = ExtraWork(task.model(), task.loss_of)

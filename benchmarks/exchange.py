@@ -1,16 +1,16 @@
 """How long does an exchange of gradients take, compared with Gloo's all-reduce of the same bytes?
 
 Each worker process is on an Andon line and in a `torch.distributed` group, and alternates between
-them: ours, theirs, ours, theirs. Ours is a whole step of the protocol without a model: RequestWork,
-ShardAssignment, blocks through the reducer with both checks for values that are not finite,
-averages back, StepReady, the durable record, StepCommitted. Theirs is `all_reduce` of one flat
+them: ours, theirs, ours, theirs. Ours is a whole step of the protocol without a model: blocks
+through the reducer with both checks for values that are not finite, averages back, StepReady, the
+durable record, StepCommitted with the next assignment. Theirs is `all_reduce` of one flat
 float32 tensor with the Gloo backend, divided by the number of ranks. All workers start at a
 barrier; the time of an exchange is that of its slowest worker.
 
 Theirs is always float32, whatever encoding ours has. Plain copies show the speed of the memory for
 comparison.
 
-    python benchmarks/exchange.py --paths shared-memory,wire,ring --json exchange.json
+    python benchmarks/exchange.py --paths shared-memory,tcp,ring --json exchange.json
     python benchmarks/exchange.py --kib 4,64,1024 --mib 256 --encodings float32,bfloat16
 """
 
@@ -36,7 +36,7 @@ from service import serving
 
 __all__ = ["WARM_UP", "WorkerSpec"]
 
-ENCODINGS = ("float32", "bfloat16", "float16")
+ENCODINGS = ("float32", "bfloat16", "float16", "int8", "int4")
 WARM_UP = 2
 """Pairs that don't count: they set up connections and buffers, and bootstrap the run."""
 _PATIENCE_S = 600
@@ -102,7 +102,7 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     a mean, summed over the service and all workers.
     """
     flags = [] if case.encoding == "float32" else ["--encoding", case.encoding]
-    flags += ["--topology", "ring"] if case.path == "ring" else []
+    flags += PATHS[case.path].flags
     with TemporaryDirectory() as folder, serving(Path(folder), case.workers, flags) as service:
         specs = [
             WorkerSpec(

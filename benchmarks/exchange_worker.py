@@ -10,18 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from exchange import WARM_UP, WorkerSpec
+from paths import PATHS
 from processor import processor_s
 from protocol_worker import ProtocolWorker, block_sizes
-from sides import exchange_step, mean_by_gloo
-
-Floats = npt.NDArray[np.float32]
-
-_TOLERANCES = {"float32": (1e-4, 1e-6), "float16": (4e-3, 4e-3), "bfloat16": (3e-2, 3e-2)}
-"""Relative and absolute tolerance of the means: a few units in the last place of what was sent."""
+from sides import TOLERANCES, exchange_step, mean_by_gloo
 
 
 @dataclass(slots=True)
@@ -64,7 +59,7 @@ def work(spec: WorkerSpec) -> dict[str, list[float]]:
     # An exchange reads all contributions and writes one mean: in total, as many bytes as this copy.
     share = gradient.size * (spec.workers + 1) // (2 * spec.workers)
     with ProtocolWorker(
-        spec.address, spec.run_id, spec.rank, spec.mib, spec.workers, path=spec.path
+        spec.address, spec.run_id, spec.rank, spec.mib, spec.workers, way=PATHS[spec.path]
     ) as worker:
         for _ in range(WARM_UP + spec.pairs):
             blocks = worker.laid(blocks)
@@ -75,7 +70,7 @@ def work(spec: WorkerSpec) -> dict[str, list[float]]:
             gloo.time(lambda: mean_by_gloo(tensor), None)
             memory.time(lambda: np.copyto(copy[:share], gradient[:share]), None)
         # Both sides must agree, up to the order of the additions and the encoding.
-        means, (relative, absolute) = np.concatenate(worker.averages), _TOLERANCES[spec.encoding]
+        means, (relative, absolute) = np.concatenate(worker.averages), TOLERANCES[spec.encoding]
         np.testing.assert_allclose(means, tensor.numpy(), rtol=relative, atol=absolute)
         dist.barrier()  # nobody leaves the line during another worker's step
     dist.destroy_process_group()

@@ -8,10 +8,14 @@ namespaces: ours, theirs, ours, theirs. Ours is a whole step: assignment, value 
 durable record, commit. Bytes on the wire are the interfaces' own counters, headers included, for
 each link and direction.
 
+Both sides use the congestion control that `--congestion` names: TCP's fairness among the flows of
+a link decides as much as the links' speed, and kernels differ in it.
+
 It needs root and iproute2.
 
     sudo python benchmarks/hosts.py --json benchmarks/results/hosts.json
-    sudo python benchmarks/hosts.py --mbit 100      # if a few cores can't keep up with 1 Gbit/s
+    sudo python benchmarks/hosts.py --mbit 300 --json benchmarks/results/hosts-300.json
+    sudo python benchmarks/hosts.py --transport grpc --congestion bbr    # another kernel's TCP
 """
 
 from __future__ import annotations
@@ -20,53 +24,17 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from hosts_network import LINK, Network, NoNetwork, network
+from hosts_line import HOSTS, WARM_UP, Case, Runs, exchange_between
+from hosts_network import CONGESTION, Network, NoNetwork, network
 from machine import describe_machine
 
-from andon.host.shared_dir import DEFAULT_SHARED_DIR
-
-__all__ = ["WARM_UP", "WorkerSpec"]
-
-HOSTS = 4
-WARM_UP = 2
-"""Pairs before the first one that counts."""
-_PATIENCE_S = 1800
-_LINE_PORT, _REDUCER_PORT, _STORE_PORT = 7070, 7071, 7072
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One row of the table."""
-
-    reducers: int
-    """One for each host; or 1, for a star."""
-    encoding: str
-    mib: int
-    mbit: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec(Case):
-    """The parameters of one worker process."""
-
-    pairs: int
-    address: str
-    run_id: str
-    rank: int
-    hosts: int
-    store: str
-    """The rendezvous address of the Gloo group, as host:port."""
-    shared_dir: str
-    """The folder for shared memory; no other host has it."""
+__all__ = ["figures_of"]
 
 
 def main() -> int:
@@ -74,18 +42,16 @@ def main() -> int:
     options = _arguments()
     rows: list[dict[str, Any]] = []
     machine = {**describe_machine(), **_circumstances(options)}
-    print(
-        f"{'reducers':>8}  {'encoding':10}{'MiB':>5}{'Mbit/s':>8}{'ours':>11}{'Gloo':>11}", end=""
-    )
+    print(f"{'path':8}  {'encoding':10}{'MiB':>5}{'Mbit/s':>8}{'ours':>11}{'Gloo':>11}", end="")
     print(f"{'ratio':>7}  of single pairs   sent a link (of D)   cores busy", flush=True)
     try:
-        with network(HOSTS, options.mbit) as hosts:
+        with network(HOSTS, options.mbit, options.congestion) as hosts:
             for name in options.cases:
-                reducers, encoding = CASES[name]
+                path, encoding = CASES[name]
                 case = Case(
-                    reducers=reducers, encoding=encoding, mib=options.mib, mbit=options.mbit
+                    path=path, encoding=encoding, mib=options.mib, transport=options.transport
                 )
-                rows.append(measure(hosts, case, options.pairs))
+                rows.append(measure(hosts, case, options))
                 print(_line(rows[-1]), flush=True)
     except NoNetwork as error:
         print(f"hosts.py: {error}", file=sys.stderr)
@@ -98,157 +64,60 @@ def main() -> int:
 
 
 CASES = {
-    "reducers-float32": (HOSTS, "float32"),
-    "reducers-bfloat16": (HOSTS, "bfloat16"),
-    "star-float32": (1, "float32"),
+    **{f"reducers-{name}": ("reducers", name) for name in ("float32", "bfloat16", "int8", "int4")},
+    **{f"ring-{name}": ("ring", name) for name in ("float32", "bfloat16", "int8")},
+    "star-float32": ("star", "float32"),
 }
+_DEFAULT_CASES = [name for name in CASES if name.startswith("reducers-")]
 
 
-def measure(hosts: Network, case: Case, pairs: int) -> dict[str, Any]:
-    """Runs the services and workers of one case; returns its row.
+def measure(hosts: Network, case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs one case; returns its row: see `figures_of`.
+
+    `of_line` is the part of the time for which the busiest link and direction would have to run at
+    its full rate.
+    """
+    sides = exchange_between(hosts, case, options.pairs)
+    row = {**asdict(case), "mbit": options.mbit, **figures_of(sides, case.mib * 2**20)}
+    for side in sides:
+        most = max(*row[f"{side}_sent"], *row[f"{side}_received"]) * case.mib * 2**20
+        row[f"{side}_of_line"] = round(most * 8 / (options.mbit * 1e6 * row[f"{side}_s"]), 4)
+    return row
+
+
+def figures_of(sides: dict[str, list[Runs]], model_bytes: int) -> dict[str, Any]:
+    """What a row says of both sides' exchanges.
 
     `ratio` is Gloo's median over ours: above 1, ours is faster. `spread` is the smallest and the
     largest ratio of a pair. `sent` and `received` are the median numbers of bytes over each host's
-    link in one exchange, as multiples of the model's size in float32.
+    link in one exchange, as multiples of the model's size in float32. `cpu_s` is each worker's
+    median of processor seconds an exchange, with those of the service on its host.
     """
-    with (
-        TemporaryDirectory() as folder,
-        TemporaryDirectory(dir=DEFAULT_SHARED_DIR) as shared,
-        ExitStack() as stack,
-    ):
-        shared_dirs = [Path(shared) / f"host-{number}" for number in range(hosts.count)]
-        for each in shared_dirs:
-            each.mkdir()
-        run_id = stack.enter_context(_serving(hosts, case, Path(folder), shared_dirs))
-        specs = [
-            WorkerSpec(
-                **asdict(case),
-                pairs=pairs,
-                address=f"{hosts.address(0)}:{_LINE_PORT}",
-                run_id=run_id,
-                rank=rank,
-                hosts=hosts.count,
-                store=f"{hosts.address(0)}:{_STORE_PORT}",
-                shared_dir=str(shared_dirs[rank]),
-            )
-            for rank in range(hosts.count)
-        ]
-        processes = [stack.enter_context(_worker(hosts, spec)) for spec in specs]
-        seen = [_output(process) for process in processes]
-    sides = {side: [each[side] for each in seen] for side in ("ours", "gloo")}
     took = {side: _slowest(runs) for side, runs in sides.items()}
     ratios = [theirs / mine for mine, theirs in zip(took["ours"], took["gloo"], strict=True)]
     ours_s, gloo_s = (statistics.median(took[side]) for side in ("ours", "gloo"))
-    model_bytes = case.mib * 2**20
-    row: dict[str, Any] = {
-        **asdict(case),
+    figures: dict[str, Any] = {
+        # One worker beside the only reducer may share memory with it.
+        "by_tcp": any(run["by_tcp"] > 0 for runs in sides["ours"] for run in runs),
         "ours_s": round(ours_s, 4),
         "gloo_s": round(gloo_s, 4),
         "ratio": round(gloo_s / ours_s, 4),
         "spread": [round(min(ratios), 4), round(max(ratios), 4)],
     }
     for side, runs in sides.items():
-        row[f"{side}_sent"] = _links(runs, "sent", model_bytes)
-        row[f"{side}_received"] = _links(runs, "received", model_bytes)
+        for what, unit in (("sent", model_bytes), ("received", model_bytes), ("cpu_s", 1)):
+            figures[f"{side}_{what}"] = _of_each(runs, what, unit)
         busy = [exchange["busy"] for exchange in runs[0]]
-        row[f"{side}_cores_busy"] = round(statistics.median(busy), 3)
-    return row
-
-
-Runs = list[dict[str, float]]
-"""One worker's exchanges: seconds, bytes sent and received, and the busy fraction of the cores."""
+        figures[f"{side}_cores_busy"] = round(statistics.median(busy), 3)
+    return figures
 
 
 def _slowest(workers: Sequence[Runs]) -> list[float]:
     return [max(run["seconds"] for run in runs) for runs in zip(*workers, strict=True)]
 
 
-def _links(workers: Sequence[Runs], what: str, model_bytes: int) -> list[float]:
-    return [
-        round(statistics.median(run[what] for run in runs) / model_bytes, 4) for runs in workers
-    ]
-
-
-@contextmanager
-def _serving(
-    hosts: Network, case: Case, folder: Path, shared_dirs: Sequence[Path]
-) -> Iterator[str]:
-    """Serves a line on the first host, and reducers on the others; returns the run's id."""
-    secret = folder / "secret"
-    secret.write_text("a secret of the benchmark only, on links that nobody else has")
-    shared = ["--bind", "0.0.0.0", "--insecure", "--metrics-port", "0", "--announce"]
-    shared += ["--secret-file", str(secret)]
-    line = ["--workers", str(hosts.count), "--reducers", str(case.reducers)]
-    line += ["--encoding", case.encoding, "--run-dir", str(folder / "run")]
-    line += ["--port", str(_LINE_PORT)]
-    with ExitStack() as stack:
-        errors = [folder / f"service-{number}.err" for number in range(hosts.count)]
-
-        def start(number: int, flags: list[str]) -> dict[str, Any]:
-            shared_dir = shared_dirs[number]
-            return stack.enter_context(
-                _service(hosts, number, [*shared, *flags], errors[number], shared_dir)
-            )
-
-        told = start(0, line)
-        for number in range(1, case.reducers):
-            own = ["--role", "reducer", "--port", str(_REDUCER_PORT)]
-            own += ["--coordinator", f"{hosts.address(0)}:{_LINE_PORT}"]
-            start(number, own)
-        yield str(told["run_id"])
-
-
-@contextmanager
-def _service(
-    hosts: Network, number: int, flags: list[str], errors: Path, shared_dir: Path
-) -> Iterator[dict[str, Any]]:
-    """Runs `andon serve` on a host; returns what it announced."""
-    environment = {**os.environ, "ANDON_SHARED_DIR": str(shared_dir)}
-    command = [*hosts.inside(number), sys.executable, "-m", "andon_cli", "serve", *flags]
-    with (
-        errors.open("w") as log,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
-        ) as process,
-    ):
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            if not line:
-                raise RuntimeError(f"a service did not start: {errors.read_text()}")
-            yield json.loads(line)
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-@contextmanager
-def _worker(hosts: Network, spec: WorkerSpec) -> Iterator[subprocess.Popen[str]]:
-    script = str(Path(__file__).with_name("hosts_worker.py"))
-    process = subprocess.Popen(
-        [*hosts.inside(spec.rank), sys.executable, script, json.dumps(asdict(spec))],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": LINK,
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings that addresses have no names
-        },
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _output(process: subprocess.Popen[str]) -> dict[str, Runs]:
-    output, _ = process.communicate(timeout=_PATIENCE_S)
-    if process.returncode:
-        raise RuntimeError(f"a worker exited with code {process.returncode}: see its output")
-    seen: dict[str, Runs] = json.loads(output)
-    return seen
+def _of_each(workers: Sequence[Runs], what: str, unit: float) -> list[float]:
+    return [round(statistics.median(run[what] for run in runs) / unit, 4) for runs in workers]
 
 
 def _circumstances(options: argparse.Namespace) -> dict[str, object]:
@@ -257,6 +126,7 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
     return {
         "pairs": options.pairs,
         "warm_up_pairs": WARM_UP,
+        "congestion": options.congestion,
         "notes": [
             f"{HOSTS} network namespaces of one machine, {options.mbit:g} Mbit/s each way (tc tbf)",
             "ours is a whole step with control messages, value gate and durable record",
@@ -273,7 +143,7 @@ def _line(row: dict[str, Any]) -> str:
     low, high = row["spread"]
     ours, gloo = max(row["ours_sent"]), max(row["gloo_sent"])
     return (
-        f"{row['reducers']:8}  {row['encoding']:10}{row['mib']:5}{row['mbit']:8g}"
+        f"{row['path']:8}  {row['encoding']:10}{row['mib']:5}{row['mbit']:8g}"
         f"{row['ours_s'] * 1e3:8.0f} ms{row['gloo_s'] * 1e3:8.0f} ms{row['ratio']:7.2f}"
         f"  {low:.2f} to {high:.2f}      {ours:.2f}, Gloo {gloo:.2f}"
         f"      {row['ours_cores_busy']:.0%}, Gloo {row['gloo_cores_busy']:.0%}"
@@ -285,10 +155,19 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mbit", type=float, default=1000, help="of each link (default: 1000)")
+    parser.add_argument(
+        "--transport", choices=("tcp", "grpc"), default="tcp", help="of bulk (default: tcp)"
+    )
+    parser.add_argument(
+        "--congestion", default=CONGESTION, help=f"control of TCP (default: {CONGESTION})"
+    )
     parser.add_argument("--mib", type=int, default=64, help="the model in float32 (default: 64)")
     parser.add_argument("--pairs", type=int, default=7, help="exchanges of each side that count")
     parser.add_argument(
-        "--cases", type=_cases, default=list(CASES), help=f"of: {','.join(CASES)} (default: all)"
+        "--cases",
+        type=_cases,
+        default=_DEFAULT_CASES,
+        help=f"of: {','.join(CASES)} (default: {','.join(_DEFAULT_CASES)})",
     )
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()

@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["LINK", "Network", "NoNetwork", "link_bytes", "network"]
+__all__ = ["CONGESTION", "LINK", "Network", "NoNetwork", "link_bytes", "network"]
 
+CONGESTION = "cubic"
+"""Linux's default. A machine whose kernel has another one would measure that one instead."""
 LINK = "eth0"
 """The interface name of a host's link, inside the host."""
+_CONGESTIONS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 _BURST = "256kb"
 _LATENCY = "50ms"
 
@@ -53,8 +56,12 @@ class Network:
 
 
 @contextmanager
-def network(count: int, mbit: float) -> Iterator[Network]:
+def network(count: int, mbit: float | None, congestion: str = CONGESTION) -> Iterator[Network]:
     """Provides `count` hosts with links of `mbit` Mbit/s each way, until the context exits.
+
+    If `mbit` is None, nothing but the machine limits the links.
+
+    `congestion` is the congestion control of every connection that the hosts open.
 
     Raises:
         NoNetwork: this process lacks the permission or the tools.
@@ -64,9 +71,20 @@ def network(count: int, mbit: float) -> Iterator[Network]:
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             raise NoNetwork(f"there is no `{tool}` command: apt-get install iproute2")
+    known = _CONGESTIONS.read_text().split()
+    if congestion not in known:
+        raise NoNetwork(
+            f"this kernel has no congestion control {congestion!r}, only {', '.join(known)}: "
+            f"choose one of them, or load its module (modprobe tcp_{congestion})"
+        )
     made = Network(count)
     try:
         _make(made, mbit)
+        for number in range(count):
+            # By the route: a namespace may not choose any other for itself as a whole.
+            network_of = f"{made.address(number).rpartition('.')[0]}.0/24"
+            _run("ip", "-n", made.host(number), "route", "change", network_of, "dev", LINK,
+                 "congctl", congestion)  # fmt: skip
         yield made
     except subprocess.CalledProcessError as error:
         said = str(error.stderr).strip()
@@ -86,8 +104,7 @@ def link_bytes() -> tuple[int, int]:
     raise RuntimeError(f"this process's host has no link {LINK}: start it inside a host")
 
 
-def _make(made: Network, mbit: float) -> None:
-    rate = f"{round(mbit * 1000)}kbit"
+def _make(made: Network, mbit: float | None) -> None:
     _run("ip", "netns", "add", made.switch)
     _run("ip", "-n", made.switch, "link", "add", "bridge", "type", "bridge")
     _run("ip", "-n", made.switch, "link", "set", "bridge", "up")
@@ -100,6 +117,9 @@ def _make(made: Network, mbit: float) -> None:
         _run("ip", "-n", host, "address", "add", f"{made.address(number)}/24", "dev", LINK)
         _run("ip", "-n", host, "link", "set", LINK, "up")
         _run("ip", "-n", host, "link", "set", "lo", "up")
+        if mbit is None:
+            continue
+        rate = f"{round(mbit * 1000)}kbit"
         for namespace, device in ((host, LINK), (made.switch, port)):
             _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf",
                  "rate", rate, "burst", _BURST, "latency", _LATENCY)  # fmt: skip

@@ -1,57 +1,22 @@
-"""A worker of the benchmark between hosts: it alternates between an Andon line and a Gloo group."""
+"""A worker of the benchmarks between hosts: it alternates between a line and a Gloo group."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from hosts import WARM_UP, WorkerSpec
+from hosts_line import WARM_UP, WorkerSpec
 from hosts_network import link_bytes
+from paths import Way
+from processor import processor_s
 from protocol_worker import ProtocolWorker, block_sizes
-from sides import exchange_step, mean_by_gloo
-
-from andon.protocol.encoding import Encoding
-from andon.protocol.reducers import ReducerShare
-from andon.protocol.run_settings import Policy
-from andon_trainer.core.events import Assigned
-from andon_trainer.exchange.star import StarExchange
-from andon_trainer.exchange.wire import ReducerAccess
-
-Floats = npt.NDArray[np.float32]
-
-_OPENING_S = 60.0
-_TOLERANCE = {"float32": (1e-4, 1e-6), "bfloat16": (2e-2, 2e-2)}
-"""Relative and absolute tolerance of our result against Gloo's float32."""
-
-
-class HostWorker(ProtocolWorker):
-    """A protocol worker that exchanges with the reducers of each round's map."""
-
-    encoding = Encoding.FLOAT32
-    shared_dir: Path | None = None
-    _reducers: tuple[ReducerShare, ...] = ()
-
-    def _contribute(self, assigned: Assigned, gradients: Sequence[Floats]) -> None:
-        reducers = assigned.reducers
-        if reducers != self._reducers and any(share.address for share in reducers):
-            self._exchange.close()
-            policy = Policy(encoding=self.encoding)
-            self._exchange = StarExchange(
-                self.layout,
-                policy,
-                self._inbox,
-                reducers,
-                ReducerAccess(opening_s=_OPENING_S, shared_dir=self.shared_dir),
-            )
-        self._reducers = reducers
-        super()._contribute(assigned, gradients)
+from sides import TOLERANCES, exchange_step, mean_by_gloo
 
 
 def work(spec: WorkerSpec) -> dict[str, list[dict[str, float]]]:
@@ -63,28 +28,49 @@ def work(spec: WorkerSpec) -> dict[str, list[dict[str, float]]]:
     blocks = np.split(gradient, np.cumsum(sizes)[:-1])
     tensor = torch.empty(gradient.size)
     seen: dict[str, list[dict[str, float]]] = {"ours": [], "gloo": []}
-    worker = HostWorker(spec.address, spec.run_id, spec.rank, spec.mib, spec.hosts)
-    worker.encoding, worker.shared_dir = Encoding[spec.encoding.upper()], Path(spec.shared_dir)
-    with worker:
+    certs = Path(spec.certs) if spec.certs else None
+    with ProtocolWorker(
+        spec.address, spec.run_id, spec.rank, spec.mib, spec.hosts, way=_way(spec), tls=certs
+    ) as worker:
         for _ in range(WARM_UP + spec.pairs):
-            seen["ours"].append(_measured(lambda: exchange_step(worker, blocks)))
+            blocks = worker.laid(blocks)
+            ours = _measured(lambda: exchange_step(worker, blocks), spec.service)  # noqa: B023
+            seen["ours"].append(ours)
             tensor.copy_(torch.from_numpy(gradient))
-            seen["gloo"].append(_measured(lambda: mean_by_gloo(tensor)))
-        relative, absolute = _TOLERANCE[spec.encoding]
+            seen["gloo"].append(_measured(lambda: mean_by_gloo(tensor), 0))
+        relative, absolute = TOLERANCES[spec.encoding]
         means = np.concatenate(worker.averages)
         np.testing.assert_allclose(means, tensor.numpy(), rtol=relative, atol=absolute)
+        lanes = worker.traffic.sent["tcp"]  # a ring's bytes are "ring", on a lane or not
         dist.barrier()  # nobody leaves the line during another worker's step
     dist.destroy_process_group()
+    for run in seen["ours"]:
+        run["by_tcp"] = float(lanes > 0)
     return {side: runs[WARM_UP:] for side, runs in seen.items()}
 
 
-def _measured(exchange: Callable[[], None]) -> dict[str, float]:
+def _way(spec: WorkerSpec) -> Way:
+    # With one reducer, workers of other hosts would only log that they can't share memory with it.
+    shares = spec.path == "reducers" or (spec.path != "ring" and spec.service > 0)
+    shared_dir = Path(spec.shared_dir) if shares or spec.path == "shared-memory" else None
+    return Way(shared_dir=shared_dir, tcp=spec.transport == "tcp", ring=spec.path == "ring")
+
+
+def _measured(exchange: Callable[[], None], service: int) -> dict[str, float]:
+    """What one exchange cost this host.
+
+    Seconds, bytes over its link, processor seconds of this worker and the host's service, and the
+    busy part of the machine's cores.
+    """
     dist.barrier()
     sent, received = link_bytes()
     busy, idle = _processor_ticks()
+    cpu_s, service_s = time.process_time(), _spent(service)
     began = time.perf_counter()
     exchange()
     seconds = time.perf_counter() - began
+    cpu_s = time.process_time() - cpu_s
+    # By now a service has finished its work for all workers: the last commit ends it.
     dist.barrier()
     sent_then, received_then = link_bytes()
     busy_then, idle_then = _processor_ticks()
@@ -93,8 +79,13 @@ def _measured(exchange: Callable[[], None]) -> dict[str, float]:
         "seconds": seconds,
         "sent": sent_then - sent,
         "received": received_then - received,
+        "cpu_s": cpu_s + _spent(service) - service_s,
         "busy": (busy_then - busy) / ticks if ticks else 0.0,
     }
+
+
+def _spent(service: int) -> float:
+    return (processor_s(service) or 0.0) if service else 0.0
 
 
 def _processor_ticks() -> tuple[int, int]:

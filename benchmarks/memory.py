@@ -64,6 +64,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Runs the steps; returns the memory of the service and worker 0, in MiB."""
     context = multiprocessing.get_context("spawn")
     flags = [] if options.encoding == "float32" else ["--encoding", options.encoding]
+    flags += PATHS[options.path].flags
     with (
         TemporaryDirectory() as folder,
         serving(Path(folder), options.workers, flags) as service,
@@ -141,7 +142,7 @@ def _work(spec: WorkerSpec, orders: Connection) -> None:
     gradient = np.random.default_rng(spec.rank).standard_normal(sum(sizes), dtype=np.float32)
     blocks = np.split(gradient, np.cumsum(sizes)[:-1])
     with ProtocolWorker(
-        spec.address, spec.run_id, spec.rank, spec.mib, spec.workers, path=spec.path
+        spec.address, spec.run_id, spec.rank, spec.mib, spec.workers, way=PATHS[spec.path]
     ) as worker:
         while steps := orders.recv():
             for _ in range(steps):

@@ -14,31 +14,32 @@ from typing import Self
 import grpc
 import numpy as np
 import numpy.typing as npt
-from paths import PATHS
+from paths import PATHS, Way
 
+from andon.protocol.capabilities import STANDING
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.limits import PROTOCOL_VERSION
-from andon.protocol.messages import OpenRound
 from andon.protocol.records import Key, RecordKind
-from andon.protocol.ring import RING_CAPABILITY
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon.wire import checksums, conversion, layouts
+from andon.wire import conversion, layouts
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import (
     Assigned,
     AveragesComplete,
     Committed,
     Dismissed,
+    Event,
     ExchangeFailed,
     Halted,
+    Resumed,
     TransferAsked,
     Voided,
 )
 from andon_trainer.exchange.channels import open_channel
-from andon_trainer.exchange.path import Inbox, lent_by
-from andon_trainer.exchange.route import make_exchange, ring_address_of
+from andon_trainer.exchange.path import Inbox, Traffic, lent_by
+from andon_trainer.exchange.route import Route, ring_address_of
 from andon_trainer.exchange.translation import accepted_from, event_from
 
 __all__ = ["BLOCK_ELEMENTS", "ProtocolWorker", "block_sizes"]
@@ -71,16 +72,23 @@ class ProtocolWorker:
         mib: float,
         global_batch: int,
         *,
-        path: str = "wire",
+        way: Way = PATHS["wire"],
         tls: Path | None = None,
         checked: bool = True,
     ) -> None:
-        """Makes worker `slot` of run `run_id`, with a model of `mib` MiB; `path` is one of PATHS.
+        """Makes worker `slot` of run `run_id`, with a model of `mib` MiB, that exchanges by `way`.
 
         `tls` is the folder of its certificates; None: plaintext. If `checked`, chunks have
         checksums.
         """
-        self._path, self._tls, self._checked = path, tls, checked
+        self._config = LineConfig(
+            address=address,
+            shared_dir=way.shared_dir,
+            tls=tls,
+            insecure=True,
+            checksums=checked,
+            tcp=way.tcp,
+        )
         blocks = (
             Block(BlockKind.OTHER, f"b{i}", (Component(f"w{i}", (size,)),))
             for i, size in enumerate(block_sizes(mib))
@@ -96,36 +104,27 @@ class ProtocolWorker:
         self._inbox = Inbox()
         self._head: Key | None = None
         self._samples = 0
+        self._next: Assigned | None = None
+        """The next step's assignment, if it came with the last commit."""
 
     def __enter__(self) -> Self:
         """Joins the line."""
-        self._channel = open_channel(self.address, self._tls)
+        self._channel = open_channel(self.address, self._config.tls)
         self._responses = CoordinatorStub(self._channel).Train(self._requests())
         join = pb.Join(
             run_id=self.run_id,
             launch_slot=self.slot,
             incarnation=self.slot + 1,
             protocol_version=PROTOCOL_VERSION,
-            capabilities=[RING_CAPABILITY],
+            capabilities=self._config.capabilities,
             layout=layouts.layout_to_proto(self.layout),
             plan=conversion.plan_to_proto(self._plan),
         )
         self._send(pb.TrainRequest(join=join))
-        joined = accepted_from(next(self._responses))
-        self._opening = OpenRound(
-            self.run_id,
-            joined.worker,
-            joined.session_token,
-            checksums.offered_capabilities() if self._checked else (),
-        )
-        config = LineConfig(
-            address=self.address,
-            shared_dir=PATHS[self._path],
-            tls=self._tls,
-            insecure=True,
-            checksums=self._checked,
-        )
-        self._exchange = make_exchange(self.layout, joined, self._inbox, config)
+        self._joined = accepted_from(next(self._responses))
+        self._stands = STANDING in self._joined.capabilities
+        self._route = Route(self.layout, self._inbox, self._config)
+        self._route.take(self._joined)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
         return self
@@ -137,20 +136,25 @@ class ProtocolWorker:
         traceback: TracebackType | None,
     ) -> None:
         """Ends the streams."""
-        self._exchange.close()
+        self._route.exchange.close()
         self._outgoing.put(None)
         self._channel.close()
 
     @property
+    def traffic(self) -> Traffic:
+        """What this worker sent and received so far, by the path it went."""
+        return self._route.traffic
+
+    @property
     def averages(self) -> Sequence[Floats]:
         """The means of the last step, one vector for each block."""
-        return list(self._exchange.averages)
+        return list(self._route.exchange.averages)
 
     def laid(self, gradients: Sequence[Floats]) -> list[Floats]:
         """The gradients where backward would put them: in the path's memory, if it provides any."""
         laid = []
         for block, gradient in enumerate(gradients):
-            lent = lent_by(self._exchange, block)
+            lent = lent_by(self._route.exchange, block)
             if lent is not None and lent[0] is not gradient:
                 np.copyto(lent[0], gradient)
             laid.append(gradient if lent is None else lent[0])
@@ -159,33 +163,26 @@ class ProtocolWorker:
     def step(self, gradients: Sequence[Floats]) -> bool:
         """Runs one step: requests work, exchanges `gradients` and waits for the commit.
 
+        The next step is asked for with the report of this one, as by a script that goes straight
+        on.
+
         Returns:
             True if the step was committed; False if the run is over.
         """
-        self._ask()
+        assigned, self._next = self._next, None
+        if assigned is None:
+            self._ask()
+        else:
+            self._contribute(assigned, gradients)
         while True:
-            match self._inbox.take():
-                case Assigned() as assigned:
-                    self._contribute(assigned, gradients)
-                case AveragesComplete() as complete:
-                    self._ready(complete)
-                case Committed() as commit:
-                    self.exchanging = False
-                    self._head = commit.record.key
-                    if commit.record.kind is RecordKind.STEP:
-                        self.steps += 1
-                        return True
-                    self._ask()
-                case TransferAsked() as asked:
-                    self._move(asked)
-                case Halted() | Voided():
-                    self.exchanging = False
-                    self._exchange.end()
-                case ExchangeFailed() as failed:
-                    # It belongs to a void round; or the coordinator is about to send its decision.
-                    print(f"worker {self.slot}: {failed}", file=sys.stderr)
-                case Dismissed():
-                    return False
+            event = self._inbox.take()
+            if isinstance(event, Dismissed):
+                return False
+            if isinstance(event, Committed):
+                if self._committed(event):
+                    return True
+            else:
+                self._take(event, gradients)
 
     def heard(self, response: pb.TrainResponse) -> None:
         """Observes a message from the coordinator, on the reading thread."""
@@ -217,14 +214,41 @@ class ProtocolWorker:
             self._send(pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=sequence)))
             time.sleep(self.heartbeat_every_s)
 
+    def _committed(self, commit: Committed) -> bool:
+        """Takes a record; returns whether it is that of the step."""
+        self.exchanging = False
+        self._head, self._next = commit.record.key, commit.next
+        if commit.record.kind is RecordKind.STEP:
+            self.steps += 1
+            return True
+        self._ask()
+        return False
+
+    def _take(self, event: Event | None, gradients: Sequence[Floats]) -> None:
+        """Takes anything else that happens within a step."""
+        match event:
+            case Assigned() as assigned:
+                self._contribute(assigned, gradients)
+            case AveragesComplete() as complete:
+                self._ready(complete)
+            case TransferAsked() as asked:
+                self._move(asked)
+            case Halted() | Voided() | Resumed():
+                self.exchanging = False
+                self._route.exchange.end()
+                # In a halt that has no effect, and to ask twice does no harm.
+                self._ask()
+            case ExchangeFailed() as failed:
+                # It belongs to a void round; or the coordinator is about to send its decision.
+                print(f"worker {self.slot}: {failed}", file=sys.stderr)
+
     def _contribute(self, assigned: Assigned, gradients: Sequence[Floats]) -> None:
-        if not self._exchange.is_open:
-            self._exchange.open(self.address, self._opening)
+        self._route.follow(self._joined, assigned, self.address)
         self.exchanging = True
         self._samples = sum(map(len, assigned.positions))
-        self._exchange.begin(assigned, float(self._samples))
+        self._route.exchange.begin(assigned, float(self._samples))
         for block, gradient in enumerate(gradients):
-            self._exchange.submit(block, gradient)
+            self._route.exchange.submit(block, gradient)
 
     def _move(self, asked: TransferAsked) -> None:
         """Moves only the head, because there are no weights."""
@@ -240,7 +264,7 @@ class ProtocolWorker:
         if self._head is not None:  # there is no work before the run is bootstrapped
             work = pb.RequestWork(
                 head=conversion.key_to_proto(self._head),
-                ring_address=ring_address_of(self._exchange),
+                ring_address=ring_address_of(self._route.exchange),
             )
             self._send(pb.TrainRequest(request_work=work))
 
@@ -253,4 +277,7 @@ class ProtocolWorker:
             total_weight=event.total_weight,
             world_size=event.world_size,
         )
+        if self._stands:
+            ready.next.ring_address = ring_address_of(self._route.exchange)
+            ready.next.SetInParent()
         self._send(pb.TrainRequest(step_ready=ready))

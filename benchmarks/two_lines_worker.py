@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from paths import PATHS
 from processor import processor_s
 from protocol_worker import ProtocolWorker, block_sizes
 from sides import exchange_step
@@ -54,7 +55,7 @@ def _spent(side: Side, spec: WorkerSpec) -> float:
 def _worker(side: Side, spec: WorkerSpec) -> ProtocolWorker:
     return ProtocolWorker(
         *(side.address, side.run_id, spec.rank, spec.mib, spec.workers),
-        path=side.path,
+        way=PATHS[side.path],
         tls=Path(side.certs) if side.certs else None,
         checked=side.checked,
     )

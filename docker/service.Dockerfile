@@ -42,8 +42,8 @@ ENV PATH=/opt/andon/bin:$PATH \
     PYTHONUNBUFFERED=1
 WORKDIR /srv/andon
 USER 10001:10001
-EXPOSE 7070 9400
+EXPOSE 7070 7170 9400
 # A halted line is healthy: a restart would not fix it, and would only end its workers' streams.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=30s --retries=3 \
     CMD ["andon", "health", "--address", "127.0.0.1:7070"]
-CMD ["andon", "serve", "--bind", "0.0.0.0", "--insecure", "--workers", "2"]
+CMD ["andon", "serve", "--bind", "0.0.0.0", "--insecure", "--workers", "2", "--tcp-port", "7170"]

@@ -29,6 +29,7 @@ PACKAGES = (
     *("services/andon_server", "services/andon_cli", "trainer/andon_trainer"),
 )
 _MODULE = "andon/protocol/_fused.abi3.so"
+_C_SOURCES = ("_fused.c", "_strips.h", "_strips_avx2.h")
 
 
 def version() -> str:
@@ -163,7 +164,7 @@ def _inspect_wheel(file: Path, source: Path, wanted: str) -> None:
     due = {_MODULE} if "abi3" in file.name else set[str]()
     for package in map(PurePosixPath, PACKAGES):
         for path in (source / package).rglob("*"):
-            if path.is_file() and path.suffix != ".c":
+            if path.is_file() and path.suffix not in (".c", ".h"):
                 due.add(str(path.relative_to(source / package.parent).as_posix()))
     if due != content:
         missing, more = sorted(due - content), sorted(content - due)
@@ -181,7 +182,8 @@ def _inspect_source(file: Path, wanted: str) -> None:
         raise SystemExit(f"dist: {file.name} has files that were built: {compiled[:5]}")
     _require(file, {"pyproject.toml", "README.md", "PKG-INFO"}, names)
     if file.name.startswith("andon-"):
-        _require(file, {"LICENSE", "hatch_build.py", "proto/andon/protocol/_fused.c"}, names)
+        sources = {f"proto/andon/protocol/{name}" for name in _C_SOURCES}
+        _require(file, {"LICENSE", "hatch_build.py", *sources}, names)
 
 
 def _require(file: Path, due: set[str], names: set[str]) -> None:

@@ -140,6 +140,8 @@ class LineStatus:
     schedule: str = ""
     schedule_note: str = ""
     """Why the schedule is that one, if the line chose it."""
+    tcp_port: int = 0
+    """The port of the TCP lanes of the coordinator's own reducer; 0: it offers none."""
 
     @property
     def accuracy(self) -> float | None:
@@ -354,6 +356,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         checkpoints=_checkpoints(message.checkpoints) if message.HasField("checkpoints") else None,
         schedule=message.schedule,
         schedule_note=message.schedule_note,
+        tcp_port=message.tcp_port,
     )
 
 

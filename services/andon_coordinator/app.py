@@ -20,7 +20,7 @@ from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.telemetry import LineMetrics, RunFacts, Totals
 from andon_coordinator.transport.journal import Journal
-from andon_coordinator.transport.outgoing import JoinAnswers
+from andon_coordinator.transport.outgoing import JoinAnswers, ServicePlaces
 from andon_coordinator.transport.registration import ReducerRegistration
 from andon_coordinator.transport.service import (
     SERVICE_NAME,
@@ -191,6 +191,7 @@ def build_coordinator(
                 run_id=config.run_id,
                 topology=config.policy.topology,
                 encoding=config.policy.encoding,
+                answer_encoding=config.policy.answer_encoding,
                 local_steps=config.policy.local_steps,
             ),
         )
@@ -230,7 +231,7 @@ def build_coordinator(
         task,
         registration,
         access=access,
-        metrics_url=config.metrics_url,
+        places=ServicePlaces(metrics_url=config.metrics_url, tcp_port=config.tcp_port),
         join_s=config.join_s,
         count=metrics.refused,
     )

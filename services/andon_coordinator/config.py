@@ -57,8 +57,11 @@ class LineOptions:
         Count | None, Parameter(name=("--max-steps", "--steps"), group=EVERYDAY)
     ] = None
     """End after N steps. Default: the scripts decide."""
-    encoding: Literal["float32", "bfloat16", "float16"] = "float32"
-    """How gradients travel. The 16-bit encodings halve the traffic and lose some digits."""
+    encoding: Literal["float32", "bfloat16", "float16", "int8", "int4"] = "float32"
+    """How gradients travel. 16 bits halve the traffic and lose digits; int8 and int4 are for slow
+    links. What these lose of a gradient is sent with the next one."""
+    answer_encoding: Literal["same", "float32", "bfloat16", "float16", "int8", "int4"] = "same"
+    """How averages travel back; `same` is as gradients do. Nothing makes up for what they lose."""
     topology: Topology = Topology.STAR
     """How gradients travel: to the reducers and back, or around a ring of workers."""
     digest_every: Whole = Policy().digest_every
@@ -154,6 +157,8 @@ class CoordinatorConfig:
     """Go on from this record of the journal, and roll back what came after; None: the last one."""
     metrics_url: str = ""
     """Where the service's metrics are, for statuses."""
+    tcp_port: int = 0
+    """The port of the own reducer's TCP lanes, for statuses; 0: it offers none."""
 
     def __post_init__(self) -> None:
         """Refuses values that contradict each other."""
@@ -172,9 +177,11 @@ class CoordinatorConfig:
     @property
     def policy(self) -> Policy:
         """How the line works; sent to every worker."""
+        answer = self.line.answer_encoding
         return Policy(
             chunk_elements=self.chunk_elements,
-            encoding=Encoding[self.line.encoding.upper()],
+            encoding=Encoding.of(self.line.encoding),
+            answer_encoding=None if answer == "same" else Encoding.of(answer),
             digest_every=self.line.digest_every,
             max_steps=self.line.max_steps,
             gradient_norm=self.line.grad_norm_spike is not None,
@@ -208,7 +215,13 @@ class CoordinatorConfig:
     @property
     def liveness(self) -> Liveness:
         """How long to wait for a silent worker; sent to every worker."""
-        return Liveness(lease_s=self.line.liveness_s)
+        return Liveness.of_line(self.line.liveness_s, self.max_workers)
+
+    @property
+    def max_workers(self) -> int:
+        """Worker ids are below this."""
+        most = self.line.max_workers
+        return min(self.expect_workers, MAX_WORKERS) if most is None else most
 
     def line_settings(self) -> LineSettings:
         """The settings of the line's core.
@@ -216,12 +229,11 @@ class CoordinatorConfig:
         Raises:
             ValueError: values contradict each other.
         """
-        most = self.line.max_workers
         return LineSettings(
             run_id=self.run_id,
             expect_workers=self.expect_workers,
             min_workers=self.line.min_workers,
-            max_workers=min(self.expect_workers, MAX_WORKERS) if most is None else most,
+            max_workers=self.max_workers,
             expect_reducers=self.line.reducers,
             own_reducer=self.own_reducer,
             policy=self.policy,

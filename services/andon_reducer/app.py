@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from andon.host.logs import LogEvent
 from andon.host.telemetry import ExchangeDurations, RefusalCounter
 from andon.protocol.reasons import Reason
+from andon.tcp.listening import TcpListener
 from andon.wire.statuses import status_of
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import CallRefusal, ReducerObserver
@@ -95,11 +96,12 @@ def build_reducer(
     secret: bytes,
     refusals: RefusalCounter | None = None,
     exchanges: ExchangeDurations | None = None,
+    listener: TcpListener | None = None,
 ) -> ReducerApp:
     """A reducer whose session tokens are made with `secret`; metrics go to `registry`.
 
     If another service of the process uses the same registry, `refusals` and `exchanges` are its
-    metrics, and this one counts there.
+    metrics, and this one counts there. With a `listener`, which outlives it, it offers TCP lanes.
     """
     telemetry, tokens = ReducerTelemetry(registry, refusals, exchanges), SessionTokens(secret)
     rounds = Rounds(
@@ -109,7 +111,12 @@ def build_reducer(
         max_held_bytes=config.limits.max_held_bytes,
     )
     reduce = ReduceServicer(
-        rounds, telemetry, tokens=tokens, arenas=Arenas(config.shared_dir), config=config
+        rounds,
+        telemetry,
+        tokens=tokens,
+        arenas=Arenas(config.shared_dir),
+        config=config,
+        listener=listener,
     )
     telemetry.follow(lambda: reduce.averaging_s)
     relay = Relay(config.limits.max_state_pieces, patience_s=config.state_patience_s)

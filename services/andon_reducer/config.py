@@ -56,6 +56,9 @@ class ReducerConfig:
     shared_dir: Path | None = None
     """The folder for memory that is shared with workers of this host; None: nothing is shared."""
 
+    max_lane_streams: int = 256
+    """Streams that get TCP lanes: each takes two threads. The others use gRPC."""
+
     limits: ReducerLimits = field(default_factory=ReducerLimits)
     """How much of it its clients may take."""
 

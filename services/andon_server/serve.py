@@ -46,6 +46,7 @@ from andon_server.serving import (
     reachable,
     read_secret,
     reducer_config,
+    tcp_listener,
     warn_of_other_name,
 )
 from andon_server.settings import ServeConfig
@@ -129,16 +130,19 @@ async def _serving(
         public = advertised(config, port)
         warn_of_other_name(config, public)
         metrics_url = metrics.url(host_in(public))
-        services = [coordinator_app.SERVICE_NAME]
+        services, tcp_port = [coordinator_app.SERVICE_NAME], 0
         if config.role == "all":
             shares = reducer_config(config.limits, config.shared_dir)
-            reducer = build_reducer(shares, registry, secret, refusals, exchanges)
+            if (listener := tcp_listener(config, identity)) is not None:
+                stack.callback(listener.close)
+                tcp_port = listener.port
+            reducer = build_reducer(shares, registry, secret, refusals, exchanges, listener)
             stack.push_async_callback(reducer.close)
             reducer.add_to(server)
             services.append(reducer_app.SERVICE_NAME)
         feed = BoardFeed()
         observers: list[LineObserver] = [feed, place, *_spans(config.run_id, stack)]
-        settings = replace(settings, metrics_url=metrics_url)
+        settings = replace(settings, metrics_url=metrics_url, tcp_port=tcp_port)
         coordinator = _coordinator(settings, registry, secret, (refusals, exchanges), observers)
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)

@@ -33,6 +33,7 @@ from andon_server.serving import (
     metrics_endpoint,
     read_secret,
     reducer_config,
+    tcp_listener,
     warn_of_other_name,
 )
 from andon_server.settings import ServeConfig
@@ -121,7 +122,9 @@ async def _serving(
         stack.push_async_callback(server.stop, GRACE_S)
         stack.callback(admission.leave)
         settings = reducer_config(config.limits, config.shared_dir)
-        reducer = build_reducer(settings, registry, secret, refusals)
+        if (listener := tcp_listener(config, identity)) is not None:
+            stack.callback(listener.close)
+        reducer = build_reducer(settings, registry, secret, refusals, listener=listener)
         stack.push_async_callback(reducer.close)
         reducer.add_to(server)
         await stack.enter_async_context(introducing(server, (reducer_app.SERVICE_NAME,)))

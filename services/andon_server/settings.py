@@ -26,6 +26,7 @@ from andon.host.settings import (
     Place,
     Port,
     SharedDir,
+    TcpPort,
     Workers,
 )
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
@@ -70,6 +71,8 @@ class ServiceSettings(CommandSettings):
     metrics_port: Port | None = None
     """The port of the metrics for Prometheus; 0 is any free one. Default: 9400; of a reducer 9401;
     of `andon run` any free one."""
+    tcp_port: TcpPort = 0
+    """The port of TCP lanes, which carry gradients beside gRPC; 0 is any free one, `off` none."""
     run_id: Annotated[str, Parameter(metavar="ID")] = ""
     """Name the run. Default: 4 random hexadecimal digits."""
     run_dir: Annotated[str, Parameter(metavar="DIR")] = ""

@@ -24,6 +24,7 @@ from integration.nursery import Process, nursery, start_anew
 
 __all__ = [
     "FLAGS",
+    "PATHS",
     "PATIENCE_S",
     "ChaosLine",
     "WorkerSlot",
@@ -37,6 +38,12 @@ WORKER, MUTANT = (Path(__file__).with_name(name) for name in ("worker.py", "muta
 FLAGS = ("--min-workers", "1", "--liveness", "1", "--digest-every", "1")
 """Flags: survivors continue alone, leases are short, and digests are compared in every step."""
 PATIENCE_S = 40.0
+PATHS: dict[str, dict[str, str]] = {
+    "shared-memory": {},
+    "tcp": {"ANDON_SHARED_DIR": "off"},
+    "wire": {"ANDON_SHARED_DIR": "off", "ANDON_TCP": "off"},
+}
+"""What a worker is told so that its chunks take a path; on one host memory is shared by itself."""
 SLOWNESS = 3.0
 """How many times longer the slow worker of a line takes."""
 _POLL_S = 0.002
@@ -154,6 +161,8 @@ class ChaosLine:
     measured: bool = False
     """Whether the caller measures times: then no nursery starts the processes, and workers log no
     digests of their weights, which cost more than a step if the model is large."""
+    paths: Sequence[str] = ("shared-memory",)
+    """The path of each slot's chunks; the last one holds for the slots behind it."""
     workers: dict[int, WorkerSlot] = field(default_factory=dict)
 
     @property
@@ -205,6 +214,7 @@ class ChaosLine:
             ANDON_METRICS_BIND="off",
             RANK=str(slot),
             PYTHONPATH=":".join(path for path in sys.path if path),
+            **PATHS[self.paths[min(slot, len(self.paths) - 1)]],
         )
         output = worker.folder / "output.txt"
         arguments = [str(MUTANT), str(spec), mutant] if mutant else [str(WORKER), str(spec)]
@@ -261,6 +271,10 @@ class ChaosLine:
         goal = max(worker.step for worker in self.workers.values()) + steps
         self.await_step(goal, *slots)
         return goal
+
+    def moved_over(self, path: str) -> float:
+        """The bytes that the service's reducer has moved over a path since it started."""
+        return self.service.metric_of("andon_exchange_bytes_total", path=path)
 
     def await_status(self, what: str, reached: Callable[[pb.LineStatus], bool]) -> pb.LineStatus:
         """Polls the status until it is as wanted, and returns it."""
@@ -334,6 +348,7 @@ def chaos_line(
     absent: int | None = None,
     patience_s: float = PATIENCE_S,
     measured: bool = False,
+    paths: Sequence[str] = ("shared-memory",),
 ) -> Iterator[ChaosLine]:
     """A line with its workers started, except for slot `absent`.
 
@@ -350,6 +365,7 @@ def chaos_line(
         pace_s=pace_s,
         patience_s=patience_s,
         measured=measured,
+        paths=paths,
     )
     try:
         for slot in range(workers):

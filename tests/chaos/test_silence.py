@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +11,7 @@ import pytest
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalReader
 from chaos.judge import judge
+from chaos.link import network_link
 from chaos.rig import ChaosLine, chaos_line, events_of
 from chaos.schedules import SCHEDULES
 
@@ -99,7 +95,7 @@ def test_a_worker_stopped_for_less_than_its_lease_costs_no_attempt(
 def test_a_link_that_is_down_beyond_the_lease_loses_its_worker_until_it_is_up(
     tmp_path: Path,
 ) -> None:
-    with _link() as link, chaos_line(tmp_path, 3, *OPEN, absent=2) as line:
+    with network_link() as link, chaos_line(tmp_path, 3, *OPEN, absent=2) as line:
         line.start_worker(2, *link.prefix, address=link.address_of(line))
         line.await_progress()
         link.set("down")
@@ -116,7 +112,7 @@ def test_a_link_that_is_down_beyond_the_lease_loses_its_worker_until_it_is_up(
 @pytest.mark.netns
 def test_a_link_that_is_down_for_a_moment_costs_no_attempt(tmp_path: Path) -> None:
     flags = (*OPEN, "--liveness", "10")
-    with _link() as link, chaos_line(tmp_path, 3, *flags, absent=2) as line:
+    with network_link() as link, chaos_line(tmp_path, 3, *flags, absent=2) as line:
         worker = line.start_worker(2, *link.prefix, address=link.address_of(line))
         line.await_progress()
         worker.stop_at("mid-blocks")
@@ -147,53 +143,3 @@ def _installs(line: ChaosLine, slot: int) -> int:
 
 OPEN = ("--bind", "0.0.0.0", "--insecure")
 """Flags of a service that workers reach over the link."""
-
-
-class Link:
-    """A network namespace with one link to this host's namespace."""
-
-    def __init__(self) -> None:
-        """Makes it.
-
-        Raises:
-            subprocess.CalledProcessError: this process lacks the permission.
-        """
-        number = os.getpid() % 250
-        self.name, self._here, there = f"andon-{number}", f"andon{number}h", f"andon{number}w"
-        self._host, worker = f"10.213.{number}.1", f"10.213.{number}.2"
-        self.prefix = ("ip", "netns", "exec", self.name)
-        _ip("netns", "add", self.name)
-        _ip("link", "add", self._here, "type", "veth", "peer", "name", there, "netns", self.name)
-        _ip("address", "add", f"{self._host}/30", "dev", self._here)
-        _ip("link", "set", self._here, "up")
-        _ip("-n", self.name, "address", "add", f"{worker}/30", "dev", there)
-        _ip("-n", self.name, "link", "set", there, "up")
-
-    def address_of(self, line: ChaosLine) -> str:
-        """The address of a service, as seen from the other end of the link."""
-        return f"{self._host}:{line.service.address.rpartition(':')[2]}"
-
-    def set(self, state: str) -> None:
-        """Takes the link `up` or `down`."""
-        _ip("link", "set", self._here, state)
-
-
-@contextmanager
-def _link() -> Iterator[Link]:
-    """A link; skips the test if this process can't make one."""
-    if shutil.which("ip") is None:
-        pytest.skip("there is no `ip` command: apt-get install iproute2")
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    try:
-        link = Link()
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"this system allows no network namespaces: {error.stderr.strip()}")
-    try:
-        yield link
-    finally:
-        _ip("netns", "delete", link.name)
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)

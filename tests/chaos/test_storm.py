@@ -33,6 +33,8 @@ IN_SHORT = [
     for each in SCHEDULED
     if each.name in ("cadence-linear", "local-nesterov", "overlapped-ring")
 ]
+SCHEDULED_PATHS = (("tcp",), ("wire",), ("shared-memory",))
+"""A schedule's storms take one of them after another."""
 REORDERED = 1e-5
 """Tolerance of weights whose float32 numbers were added in another order."""
 
@@ -41,11 +43,13 @@ REORDERED = 1e-5
 def test_a_storm_leaves_the_weights_of_an_undisturbed_run_up_to_the_order_of_sums(
     tmp_path: Path, seed: int
 ) -> None:
-    with chaos_line(tmp_path, pace_s=PACE_S) as line:
+    paths = ("tcp", "wire", "shared-memory")
+    with chaos_line(tmp_path, pace_s=PACE_S, paths=paths) as line:
         for fault in plan_storm(seed, FAULTS, WILD):
             strike(line, fault)
         line.await_progress()
         line.await_step(STEPS)
+        assert all(line.moved_over(path) > 0 for path in paths)
         line.finish()
 
     verdict = judge(line)
@@ -58,10 +62,11 @@ def test_a_storm_leaves_the_weights_of_an_undisturbed_run_up_to_the_order_of_sum
 def test_a_storm_that_changes_no_shares_leaves_the_weights_bit_identical(
     tmp_path: Path, seed: int
 ) -> None:
-    with chaos_line(tmp_path, pace_s=PACE_S) as line:
+    with chaos_line(tmp_path, pace_s=PACE_S, paths=("tcp",)) as line:
         for fault in plan_storm(seed, FAULTS // 5, CALM):
             strike(line, fault)
         line.await_step(STEPS)
+        assert line.moved_over("tcp") > 0
         line.finish()
 
     verdict = judge(line)
@@ -78,7 +83,8 @@ def test_a_storm_under_another_schedule_leaves_the_weights_that_the_journal_asks
     tmp_path: Path, schedule: LineSchedule, seed: int
 ) -> None:
     task = Task(dataset=300)
-    with chaos_line(tmp_path, schedule=schedule, task=task, pace_s=PACE_S) as line:
+    paths = SCHEDULED_PATHS[(SCHEDULED.index(schedule) + seed) % len(SCHEDULED_PATHS)]
+    with chaos_line(tmp_path, schedule=schedule, task=task, pace_s=PACE_S, paths=paths) as line:
         line.slow_down(0)
         for number, fault in enumerate(plan_storm(seed, FAULTS if LONG else SHORT, WILD)):
             strike(line, fault)

@@ -81,10 +81,13 @@ def test_two_workers_killed_in_one_attempt_leave_the_step_to_the_third(tmp_path:
 def test_a_worker_killed_in_the_attempt_after_a_death_leaves_the_step_to_the_third(
     tmp_path: Path,
 ) -> None:
-    with chaos_line(tmp_path, stops={1: ("before-blocks", STEP)}) as line:
+    stops = {1: ("before-blocks", STEP), 2: ("after-blocks", STEP)}
+    with chaos_line(tmp_path, stops=stops) as line:
         line.workers[1].await_point("before-blocks")
+        line.workers[2].await_point("after-blocks")
         line.workers[2].stop_at("mid-blocks", STEP)
         line.workers[1].kill()
+        line.workers[2].go()
         assert line.workers[2].await_point("mid-blocks") == STEP
         line.workers[2].kill()
         line.await_progress(0)

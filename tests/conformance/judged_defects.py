@@ -15,23 +15,27 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from andon.protocol.encoding import Encoding
 from andon.protocol.messages import AveragedBlock, StaleRound
 from andon.protocol.records import Key, Record, RecordKind
 from andon.protocol.shards import deal
+from andon.tcp import connecting
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire.conversion import WireError
 from andon.wire.frames import FrameError, parse_response
+from andon_trainer.core import values
 from andon_trainer.core.effects import ReportFault
 from andon_trainer.core.events import Voided
 from andon_trainer.core.reports import Joined, Joining
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from andon_trainer.exchange import connection, control, star, wire
+from andon_trainer.exchange.bulk_stream import BulkStream
 from andon_trainer.exchange.collector import Collector
 from andon_trainer.exchange.connection import Connection
 from andon_trainer.exchange.heartbeats import Heartbeats
+from andon_trainer.exchange.tcp_lanes import WorkerLanes
 from andon_trainer.exchange.transfer import Arrived
-from andon_trainer.exchange.wire import BulkStream
 from andon_trainer.membership import Membership
 from chaos.model import LineState
 from chaos.worker import Worker
@@ -109,20 +113,20 @@ def _send_twice() -> None:
 
 def _name_the_round_before() -> None:
     def wrap(original: Any) -> Any:
-        def late(**fields: Any) -> Any:
-            message = original(**fields)
+        def late(*arguments: Any) -> Any:
+            message = original(*arguments)
             return replace(message, key=Key(message.key.term, message.key.round - 1))
 
         return late
 
-    _wrap(wire, "BlockGradient", wrap)
+    _wrap(wire, "_gradient", wrap)
 
 
 def _be_ready_at_once() -> None:
     def wrap(original: Any) -> Any:
-        def hurry(self: Collector, message: AveragedBlock, current: Any) -> None:
+        def hurry(self: Collector, message: AveragedBlock, current: Any, **more: Any) -> None:
             current.missing = min(current.missing, message.count)
-            original(self, message, current)
+            original(self, message, current, **more)
 
         return hurry
 
@@ -180,10 +184,10 @@ def _add_up() -> None:
 
 def _believe_any_weight() -> None:
     def wrap(original: Any) -> Any:
-        def believe(self: Collector, message: AveragedBlock, current: Any) -> None:
+        def believe(self: Collector, message: AveragedBlock, current: Any, **more: Any) -> None:
             first = current.total_weight
             told = message if first is None else replace(message, total_weight=first)
-            original(self, told, current)
+            original(self, told, current, **more)
 
         return believe
 
@@ -192,9 +196,9 @@ def _believe_any_weight() -> None:
 
 def _keep_stale_rounds_to_itself() -> None:
     def wrap(original: Any) -> Any:
-        def receive(self: Collector, message: Any) -> None:
+        def receive(self: Collector, message: Any, **more: Any) -> None:
             if not isinstance(message, StaleRound):
-                original(self, message)
+                original(self, message, **more)
 
         return receive
 
@@ -249,16 +253,16 @@ def _work_for_any_parent() -> None:
 
 def _overlook_the_unknown() -> None:
     def wrap(original: Any) -> Any:
-        def received(self: Any, data: bytes) -> None:
+        def read(self: Any, data: bytes) -> None:
             try:
                 parse_response(data)
             except FrameError:
                 return
             original(self, data)
 
-        return received
+        return read
 
-    _wrap(wire.WireLane, "_received", wrap)
+    _wrap(wire.WireLane, "_read", wrap)
 
 
 def _stay_on_the_stream() -> None:
@@ -316,6 +320,21 @@ def _take_any_length() -> None:
     _change_responses(change)
 
 
+def _scale_by_all_digits() -> None:
+    """Leaves a scale with more digits than the 16 that it may have."""
+
+    def wrap(original: Any) -> Any:
+        def encode(numbers: Any, encoding: Encoding, *more: Any) -> memoryview:
+            payload = bytearray(original(numbers, encoding, *more))
+            if encoding is Encoding.INT8_BLOCK:
+                payload[0] |= 1
+            return memoryview(payload)
+
+        return encode
+
+    _wrap(values, "encode", wrap)
+
+
 def _take_any_encoding() -> None:
     def change(average: reducer_pb2.AveragedBlock) -> None:
         average.encoding = layout_pb2.ENCODING_FLOAT32
@@ -327,7 +346,7 @@ def _drop_what_cannot_be_read() -> None:
     """Drops invalid messages, except those with a wrong length or encoding."""
 
     def wrap(original: Any) -> Any:
-        def received(self: Any, data: bytes) -> None:
+        def read(self: Any, data: bytes) -> None:
             try:
                 parse_response(data)
             except FrameError:
@@ -338,9 +357,9 @@ def _drop_what_cannot_be_read() -> None:
                     return
             original(self, data)
 
-        return received
+        return read
 
-    _wrap(wire.WireLane, "_received", wrap)
+    _wrap(wire.WireLane, "_read", wrap)
 
 
 def _overlook_limits() -> None:
@@ -381,10 +400,10 @@ def _believe_any_welcome() -> None:
 
 def _take_any_key() -> None:
     def wrap(original: Any) -> Any:
-        def receive(self: Collector, message: Any) -> None:
+        def receive(self: Collector, message: Any, **more: Any) -> None:
             if isinstance(message, AveragedBlock) and self._open is not None:
                 message = replace(message, key=self._open.key)
-            original(self, message)
+            original(self, message, **more)
 
         return receive
 
@@ -541,6 +560,24 @@ def _report_the_limited_norm() -> None:
     _wrap(Worker, "_report", wrap)
 
 
+def _prove_another_worker() -> None:
+    def wrap(original: Any) -> Any:
+        def forged(session: Any, nonce: bytes, direction: Any) -> Any:
+            return original(replace(session, worker=session.worker + 1), nonce, direction)
+
+        return forged
+
+    _wrap(connecting, "preamble", wrap)
+
+
+def _believe_any_listener() -> None:
+    _wrap(connecting, "is_answer", lambda _: lambda *_: True)
+
+
+def _overlook_lost_lanes() -> None:
+    _wrap(WorkerLanes, "_ended", lambda _: lambda self, error: None)
+
+
 DEFECTS = {
     "turns-the-digest": Defect("join.layout-digest", _turn_the_digest),
     "is-silent": Defect("join.heartbeat", _be_silent),
@@ -551,7 +588,7 @@ DEFECTS = {
         # After a void round, the previous round is that one, and nobody answers it.
         "step.key",
         _name_the_round_before,
-        ("receive", "shares", "commit", "averages", "faults", "halt", "rejoin"),
+        ("receive", "shares", "commit", "averages", "faults", "halt", "rejoin", "lanes.broken"),
     ),
     "is-ready-at-once": Defect(
         "step.patience",
@@ -581,6 +618,7 @@ DEFECTS = {
     "takes-any-key": Defect("averages.key", _take_any_key, patience_s=_NEVER_S),
     "overlooks-limits": Defect("malformed.limit", _overlook_limits, patience_s=_NEVER_S),
     "takes-any-length": Defect("malformed.payload", _take_any_length, ("malformed.reduce",)),
+    "scales-by-all-digits": Defect("strips.codes", _scale_by_all_digits),
     "takes-any-encoding": Defect("malformed.encoding", _take_any_encoding, ("malformed.reduce",)),
     "drops-what-it-cannot-read": Defect(
         "malformed.reduce", _drop_what_cannot_be_read, ("averages.unknown",), patience_s=_NEVER_S
@@ -612,6 +650,9 @@ DEFECTS = {
     "has-no-limit": Defect(
         "shares.limit", lambda: _wrap(Worker, "_limited", lambda _: lambda self, vector, _: vector)
     ),
+    "proves-another-worker": Defect("lanes.proof", _prove_another_worker),
+    "believes-any-listener": Defect("lanes.answer", _believe_any_listener, patience_s=_NEVER_S),
+    "overlooks-lost-lanes": Defect("lanes.broken", _overlook_lost_lanes, patience_s=_NEVER_S),
     "reports-the-limited-norm": Defect("shares.own-norm", _report_the_limited_norm),
 }
 """The defects, by the argument of `judged_numpy.py`."""

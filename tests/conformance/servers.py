@@ -38,6 +38,12 @@ BROKEN = (
     BrokenServer(
         "means_unweighted", ("average.weights",), "0x", ("average.alone", "average.facts")
     ),
+    BrokenServer(
+        "keeps_all_digits",
+        ("average.int8",),
+        "as byte 0 of block 0",
+        ("average.int4", "average.int8_answer"),
+    ),
     BrokenServer("answers_one_rank", ("average.everyone",), "the average of block 0"),
     BrokenServer(
         "lets_nan_through",
@@ -53,6 +59,12 @@ BROKEN = (
         ("session.token",),
         "came round_opened",
         ("session.opened", "session.open_first"),
+    ),
+    BrokenServer(
+        "believes_any_proof",
+        ("lane.proof",),
+        "the end of a connection with a proof with another token",
+        ("lane.offer", "lane.once", "lane.average"),
     ),
     BrokenServer("commits_early", ("commit.all_ready",), "no record of the void round"),
     BrokenServer(
@@ -100,6 +112,12 @@ BROKEN = (
     ),
     BrokenServer(
         "averages_losses_plainly", ("commit.loss",), "the loss", ("commit.record",), workers=2
+    ),
+    BrokenServer(
+        "takes_one_standing_request_for_all",
+        ("assign.standing",),
+        "no assignment while a member does not stand",
+        ("assign.asked", "commit.record"),
     ),
     BrokenServer("forgets_overflows", ("commit.overflow",), "the overflow at", ("commit.record",)),
     BrokenServer("takes_any_answer", ("halt.wrong_id",), "came OK", ("halt.cord", "halt.retry")),

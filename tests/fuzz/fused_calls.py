@@ -55,8 +55,11 @@ class Buffers:
 
 
 def call(module: ModuleType, chance: random.Random) -> None:
-    """Calls one of the three functions once."""
-    buffers, size = Buffers(chance), chance.choice([0, 2, 4, 64, 68, 128, 260, 4 * 37, 5, 7])
+    """Calls one of the functions once."""
+    buffers, size = (
+        Buffers(chance),
+        chance.choice([0, 2, 4, 64, 68, 128, 260, 4 * 37, 5, 7, 4 * 128, 4 * 291]),
+    )
     count = chance.choice([0, 1, 1, 2, 3, 5])
     vectors: object = tuple(buffers.one(size) for _ in range(count))
     shares: object = tuple(
@@ -65,13 +68,33 @@ def call(module: ModuleType, chance: random.Random) -> None:
     )
     if chance.random() < 0.02:
         vectors, shares = list(vectors), "abc"  # type: ignore[call-overload]  # a wrong argument
-    match chance.randrange(3):
+    elements = size // 4
+    bits = chance.choice([8, 4])
+    payload = 4 * -(-elements // (128 if bits == 8 else 32)) + -(-elements * bits // 8)
+    match chance.randrange(6):
         case 0:
             module.weighted_mean(buffers.one(size), vectors, shares, chance.random() < 0.5)
         case 1:
             module.bfloat16_mean(buffers.one(size), vectors, shares)
-        case _:
+        case 2:
             module.to_bfloat16(buffers.one(size // 2), buffers.one(size))
+        case 3:
+            encode = module.to_int8 if bits == 8 else module.to_int4
+            residual = buffers.one(size) if chance.random() < 0.5 else None
+            encode(buffers.one(payload), buffers.one(size), residual)
+        case 4:
+            decode = module.from_int8 if bits == 8 else module.from_int4
+            start = chance.choice([0, 0, 0, 32, 128, 256, -128, 2**62])
+            some = max(0, elements - start) if chance.random() < 0.9 else elements
+            most = chance.choice([elements, elements, elements, elements + 1, -1, 2**61, 2**63 - 1])
+            decode(buffers.one(4 * min(some, 100)), buffers.one(payload), most, start)
+        case _:
+            mean = module.int8_mean if bits == 8 else module.int4_mean
+            if isinstance(vectors, tuple):
+                vectors = tuple(buffers.one(payload) for _ in range(count))
+            wide = chance.random() < 0.5
+            most = chance.choice([elements, elements, elements, elements + 1, -1, 2**61])
+            mean(buffers.one(size if wide else payload), vectors, shares, most, wide)
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from andon.wire.frames import (
 )
 from scenarios.line_bench import LAYOUT
 from unit.andon import strategies
+from vectors.lanes import FRAMES, PROOFS, REFUSED
 
 __all__ = ["CORPUS", "seeds"]
 
@@ -55,6 +56,8 @@ def seeds() -> dict[str, Iterable[bytes]]:
         "answers": (each.SerializeToString() for each in _answers()),
         "session": _sessions(),
         "reducing": _reducing(),
+        "lanes": _lanes(),
+        "preambles": (bytes.fromhex(each["preamble"] + each["answer"]) for each in PROOFS),
     }
 
 
@@ -186,6 +189,15 @@ def _reducing() -> Iterator[bytes]:
     yield _spoken((0, batch_requests([chunk(0), chunk(0, block=1)])), (1, chunk(1)), (1, away))
     yield _spoken((0, chunk(0)), (1, chunk(1, count=1, payload=memoryview(bytes(4)))))
     yield _spoken((0, chunk(0, weight=float("nan"))), (1, chunk(1)))
+
+
+def _lanes() -> Iterator[bytes]:
+    wrappers = ("andon.v1.ReduceRequest", "andon.v1.ReduceResponse", "andon.v1.PassRequest")
+    for number, name in enumerate(wrappers):
+        frames = [bytes.fromhex(each["frame"]) for each in FRAMES if each["type"] == name]
+        bad = [bytes.fromhex(each["frame"]) for each in REFUSED if each["type"] == name]
+        for each in (*frames, *bad, b"".join(frames)):
+            yield bytes([number]) + each[:2048]
 
 
 def main() -> None:

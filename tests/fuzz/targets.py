@@ -8,6 +8,7 @@ as the service reads it and handed to the real core, whose invariants must hold 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,19 @@ from andon.protocol.limits import LimitExceeded
 from andon.protocol.messages import Abstain, BlockGradient
 from andon.protocol.records import RecordKind
 from andon.protocol.run_settings import Policy, RunPlan
-from andon.v1 import coordinator_pb2, layout_pb2, ring_pb2
+from andon.tcp.framing import PREFIX_BYTES, prefixed, read_prefix
+from andon.tcp.proof import (
+    PREAMBLE_BYTES,
+    Direction,
+    LaneSession,
+    NotAPreamble,
+    answer_of,
+    is_answer,
+    is_claim,
+    preamble,
+    read_preamble,
+)
+from andon.v1 import coordinator_pb2, layout_pb2, reducer_pb2, ring_pb2
 from andon.wire import conversion, layouts
 from andon.wire.fields import FrameError
 from andon.wire.frames import (
@@ -27,10 +40,17 @@ from andon.wire.frames import (
     frame_request,
     frame_response,
     parse_pass,
+    parse_pass_head,
     parse_request,
+    parse_request_head,
     parse_requests,
     parse_response,
+    parse_response_head,
     parse_responses,
+    split_pass,
+    split_request,
+    split_response,
+    with_payload,
 )
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
@@ -148,6 +168,81 @@ def reducing(data: bytes) -> None:
         if not reducer.take(1 + command % 4, frame):
             return
         assert reducer.rounds.inflight_bytes <= 2 * _WINDOW_BYTES + len(data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrapper:
+    """What travels on one kind of lane."""
+
+    generated: type[Message]
+    parse: Callable[[bytes], Any]
+    """As gRPC carries it."""
+    parse_head: Callable[[memoryview, int], Any]
+    split: Callable[[Any], tuple[bytes, memoryview | None]]
+
+
+_WRAPPERS = (
+    _Wrapper(reducer_pb2.ReduceRequest, parse_request, parse_request_head, split_request),
+    _Wrapper(reducer_pb2.ReduceResponse, parse_response, parse_response_head, split_response),
+    _Wrapper(ring_pb2.PassRequest, parse_pass, parse_pass_head, split_pass),
+)
+
+
+def lanes(data: bytes) -> None:
+    """The bytes of a TCP lane: each frame is taken as gRPC's message would be, or refused.
+
+    The first byte chooses the wrapper; what follows are frames.
+    """
+    wrapper, rest = _WRAPPERS[data[0] % 3 if data else 0], memoryview(data)[1:]
+    while len(rest) >= PREFIX_BYTES:
+        try:
+            head_bytes, payload_bytes = read_prefix(bytes(rest[:PREFIX_BYTES]), _WINDOW_BYTES)
+            head = rest[PREFIX_BYTES : PREFIX_BYTES + head_bytes]
+            message = wrapper.parse_head(head, payload_bytes)
+        except FrameError:
+            return
+        rest = rest[PREFIX_BYTES + head_bytes :]
+        payload, rest = rest[:payload_bytes], rest[payload_bytes:]
+        if len(head) < head_bytes or len(payload) < payload_bytes:
+            return
+        _as_on_grpc(wrapper, bytes(head), payload, with_payload(message, payload))
+
+
+def _as_on_grpc(wrapper: _Wrapper, head: bytes, payload: memoryview, taken: Any) -> None:
+    """The same message in one piece gives the same value; and it is written as it is read."""
+    whole: Any = wrapper.generated.FromString(head)
+    content = getattr(whole, whole.WhichOneof("message"))
+    if "payload" in content.DESCRIPTOR.fields_by_name:
+        content.payload = bytes(payload)
+    assert _plain(wrapper.parse(whole.SerializeToString())) == _plain(taken)
+    again, numbers = wrapper.split(taken)
+    framed = prefixed(again, numbers)
+    assert read_prefix(framed[:PREFIX_BYTES], _WINDOW_BYTES) == (len(again), len(payload))
+    for name in ("crc32c", "header_crc32c"):
+        whole.ClearField(name)
+    read = with_payload(wrapper.parse_head(memoryview(again), len(payload)), payload)
+    assert _plain(read) == _plain(wrapper.parse(whole.SerializeToString()))
+
+
+def _plain(message: Any) -> list[str]:
+    """A message's fields as text: a NaN equals itself there."""
+    values = (getattr(message, each.name) for each in fields(message))
+    return [repr(bytes(each) if isinstance(each, memoryview) else each) for each in values]
+
+
+def preambles(data: bytes) -> None:
+    """The first bytes of a connection: none proves anything but one that the key made."""
+    session, nonce = LaneSession(b"a key", "run", 1), bytes(32)
+    try:
+        claim = read_preamble(data[:PREAMBLE_BYTES].ljust(PREAMBLE_BYTES, b"\0"))
+    except NotAPreamble:
+        return
+    right = preamble(session, nonce, claim.direction)
+    assert is_claim(session, nonce, claim) == (claim.proof == right[-len(claim.proof) :])
+    for direction in Direction:
+        answer = data[PREAMBLE_BYTES:]
+        found = is_answer(session, nonce, direction, answer)
+        assert found == (answer == answer_of(session, nonce, direction))
 
 
 class _Reducer:
@@ -314,6 +409,10 @@ def _same(one: Message, other: Message) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    each.__name__: each for each in (requests, responses, ring, layout, answers, session, reducing)
+    each.__name__: each
+    for each in (
+        *(requests, responses, ring, layout, answers, session, reducing),
+        *(lanes, preambles),
+    )
 }
 """By name; a folder of the corpus bears it."""

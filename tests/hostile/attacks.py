@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,11 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2, reducer_pb2
 from andon.wire.frames import frame_request
 from hostile.http2 import DATA, HALF_CLOSE, PREFACE, Connection, frame, grpc_message
+from hostile.lanes import DOWN, UP, RawStream, chunk
 from hostile.layouts import hostile_layouts, length_delimited
 from hostile.rig import SECRET, Target
 from integration.strangers import REDUCE, TRAIN, Refused, talk
+from vectors.lanes import REFUSED
 
 __all__ = ["ATTACKS", "Attack", "Scale"]
 
@@ -308,6 +311,74 @@ def _put(run_id: str, worker: int, token: bytes) -> bytes:
     ).SerializeToString()
 
 
+def lanes_without_a_proof(target: Target, scale: Scale) -> dict[str, Any]:
+    """Connections to the port of lanes: silent, noisy, with proofs of others, and used ones."""
+    noise = random.Random(2).randbytes(4096)
+    admitted = opened = 0
+    until = time.monotonic() + scale.seconds
+    with _insider(target) as stream, ExitStack() as held:
+        stream.lane(UP)
+        says = (
+            b"",
+            noise,
+            stream.preamble(UP),
+            stream.preamble(DOWN, key=bytes(48)),
+            stream.preamble(DOWN, worker=0),
+            stream.preamble(DOWN)[:63],
+        )
+        while time.monotonic() < until or opened < len(says):
+            lane = stream.connect()
+            held.callback(lane.close)
+            lane.send(says[opened % len(says)])
+            opened += 1
+            if says[opened % len(says)] == noise:
+                lane.socket.settimeout(0.001)
+                with suppress(TimeoutError):
+                    admitted += len(lane.read(32)) == 32
+            if opened % max(2, scale.connections) == 0:
+                held.close()
+    return {"connections": opened, "admitted": admitted}
+
+
+def insider_breaks_frames(target: Target, scale: Scale) -> dict[str, Any]:
+    """Frames that break a rule, that are cut anywhere, and whose lengths are lies."""
+    ends, until, tries = Counter[str](), time.monotonic() + scale.seconds, 0
+    bad = [bytes.fromhex(each["frame"]) for each in REFUSED]
+    whole = chunk(bytes(4096), key={"term": 1, "round": 1})
+    chance = random.Random(3)
+    while time.monotonic() < until or tries < len(bad):
+        with _insider(target) as stream:
+            up, _ = stream.lanes()
+            if tries % 2:
+                up.send(bad[tries // 2 % len(bad)])
+                ends[str(stream.end()).partition(" ")[0]] += 1
+            else:
+                up.send(whole[: chance.randrange(len(whole))])
+        tries += 1
+    return {"streams": tries, "ends": dict(ends)}
+
+
+def insider_reads_no_answers(target: Target, scale: Scale) -> dict[str, Any]:
+    """Chunks of a round that is over, as fast as they are taken, whose answers nobody reads."""
+    stale = 200 * chunk(bytes(64), key={"term": 1, "round": 1})
+    sent = 0
+    with _insider(target) as stream:
+        up, _ = stream.lanes()
+        up.socket.settimeout(max(0.2, scale.seconds / 5))
+        until = time.monotonic() + scale.seconds
+        while time.monotonic() < until and up.send(stale):
+            sent += len(stale)
+        time.sleep(max(0.0, until - time.monotonic()))
+    return {"bytes": sent}
+
+
+def _insider(target: Target) -> RawStream:
+    """A stream of the insider."""
+    run = target.line.service.run_id
+    token = tokens.session_token(SECRET, run, INSIDER)
+    return RawStream(target.address, run, INSIDER, token)
+
+
 def _flood(
     target: Target, scale: Scale, method: str, message: Callable[[int], bytes], *more: bytes
 ) -> dict[str, Any]:
@@ -371,6 +442,7 @@ ATTACKS: dict[str, Attack] = {
         *(rapid_reset, declared_lengths, half_messages, slow_writers, watchers_that_never_read),
         *(flood_of_joins, flood_of_offers, flood_of_questions, layouts_of_millions),
         *(forged_tokens, insider_opens_streams, insider_sends_state_for_ever),
+        *(lanes_without_a_proof, insider_breaks_frames, insider_reads_no_answers),
     )
 }
 """By name."""

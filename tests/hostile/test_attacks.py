@@ -69,6 +69,11 @@ def check(name: str, told: dict[str, Any]) -> None:
             }
         case "flood_of_offers":
             assert ends <= {"UNAUTHENTICATED", "RESOURCE_EXHAUSTED"}
+        case "lanes_without_a_proof":
+            assert told["admitted"] == 0
+        case "insider_breaks_frames":
+            assert ends <= {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}
+            assert "INVALID_ARGUMENT" in ends
         case "garbage":
             assert told["hung up on"] == told["connections"]
 

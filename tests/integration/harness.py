@@ -144,6 +144,11 @@ class Service:
         (sample,) = self._samples(name)
         return float(sample.value)
 
+    def metric_of(self, name: str, **labels: str) -> float:
+        """The sum of a metric's current values with these labels."""
+        wanted = labels.items()
+        return sum(each.value for each in self._samples(name) if wanted <= each.labels.items())
+
     def _samples(self, name: str) -> list[Sample]:
         with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
             families = text_string_to_metric_families(answer.read().decode())
@@ -218,7 +223,12 @@ def on_line(service: Service, slot: int, workers: int) -> dict[str, str]:
 
 @contextmanager
 def start_line(
-    folder: Path, spec: dict[str, Any], workers: int, *flags: str, **more: str
+    folder: Path,
+    spec: dict[str, Any],
+    workers: int,
+    *flags: str,
+    script: str = "train.py",
+    **more: str,
 ) -> Iterator[tuple[Service, list[Worker]]]:
     """A service with `workers` workers; kills whatever still runs at the end.
 
@@ -227,7 +237,9 @@ def start_line(
     shared_dir = more.get("ANDON_SHARED_DIR", "")
     with Service(folder / "run", workers, *flags, shared_dir=shared_dir) as service:
         started = [
-            start_worker(folder, spec, slot=slot, **on_line(service, slot, workers), **more)
+            start_worker(
+                folder, spec, slot=slot, script=script, **on_line(service, slot, workers), **more
+            )
             for slot in range(workers)
         ]
         try:

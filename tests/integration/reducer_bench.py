@@ -26,6 +26,7 @@ from andon.protocol.messages import (
     RoundOpened,
 )
 from andon.protocol.records import Key
+from andon.tcp.listening import TcpListener
 from andon.wire.frames import frame_request, parse_response
 from andon_reducer.app import ReducerApp, build_reducer
 from andon_reducer.config import ReducerConfig
@@ -41,7 +42,9 @@ PATIENCE_S = 60
 class Reducer:
     """A reducer in a thread with its own event loop."""
 
-    def __init__(self, config: ReducerConfig | None = None) -> None:
+    def __init__(self, config: ReducerConfig | None = None, *, lanes: bool = False) -> None:
+        """With `lanes` it offers TCP lanes."""
+        self.listener = TcpListener("127.0.0.1") if lanes else None
         self.registry = CollectorRegistry()
         self.app: ReducerApp
         self.port = 0
@@ -59,12 +62,14 @@ class Reducer:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self.call(self._stop)
+        if self.listener is not None:
+            self.listener.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     async def _start(self) -> None:
-        self.app = build_reducer(self._config, self.registry, SECRET)
+        self.app = build_reducer(self._config, self.registry, SECRET, listener=self.listener)
         self._server = grpc.aio.server()
         self.app.add_to(self._server)
         self.port = self._server.add_insecure_port("127.0.0.1:0")

@@ -57,6 +57,24 @@ def test_the_exchange_benchmark_writes_a_row_beside_its_machine(tmp_path: Path) 
     assert low <= ratio <= high
 
 
+def test_the_benchmark_of_crowds_tells_the_core_alone_and_a_real_line(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "crowd.json"
+
+    command = [sys.executable, str(BENCHMARKS / "crowd.py"), "--workers", "3", "--steps", "5"]
+    command += ["--rest-s", "0.1", "--json", str(out)]
+    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(out.read_text())
+    assert figures.keys() == {"machine", "descriptors", "rows"}
+    (row,) = figures["rows"]
+    assert (row["workers"], row["steps"]) == (3, 2)
+    assert row["simulated"]["step_ms"] > 0
+    assert row["steps_per_s"] > 0
+    assert min(row["service_mib"].values()) > 0
+    assert min(row[name]["bytes"] for name in ("metrics", "sd", "board")) > 0
+
+
 def test_the_benchmark_of_encryption_tells_both_lines_and_their_ratio(tmp_path: Path) -> None:
     out = tmp_path / "results" / "security.json"
 
@@ -82,7 +100,7 @@ def test_the_benchmark_of_encryption_tells_both_lines_and_their_ratio(tmp_path: 
         ("--workers", "1"),
         ("--mib", "many"),
         ("--kib", "0"),
-        ("--encodings", "int4"),
+        ("--encodings", "int2"),
     ],
 )
 def test_the_exchange_benchmark_refuses_what_it_can_not_measure(flag: str, value: str) -> None:

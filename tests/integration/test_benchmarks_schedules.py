@@ -64,6 +64,19 @@ def test_a_schedule_is_compared_with_one_process_over_the_same_samples(tmp_path:
     assert first_alone == pytest.approx(first_together)
 
 
+@benchmark_in_small
+def test_an_encoding_is_compared_with_float32_over_the_same_samples(tmp_path: Path) -> None:
+    flags = ["--rows", "float32,int8", "--seeds", "1", "--batches", "3", "--batch", "4"]
+
+    figures = _measured("narrow.py", tmp_path, flags)
+
+    float32, int8 = figures["rows"]
+    assert (float32["encoding"], float32["percent"]) == ("float32", 0.0)
+    assert (int8["base"], int8["samples"], int8["commits"]) == ("float32", 3 * 4, 3)
+    assert abs(int8["percent"]) < 5
+    assert int8["curves"][0][0] == float32["curves"][0][0], "the same model, untrained"
+
+
 @pytest.mark.parametrize(
     ("flag", "value"), [("--schedules", "pigeon"), ("--repeats", "0"), ("--cores", "0")]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from andon_cli.doctor.reach import check_lanes
 from integration.fixtures.console import andon, announced, processes_of
 from integration.harness import Service
 
@@ -89,6 +91,7 @@ def test_a_line_that_is_served_is_asked_and_not_disturbed(tmp_path: Path) -> Non
     assert found["line"][0]["fact"] == "run 7f3a is FORMING at step 0, 0 live"
     assert "SERVING" in found["health"][0]["fact"]
     assert "andon.v1.Coordinator and andon.v1.Reducer" in found["services"][0]["fact"]
+    assert found["lanes"][0]["fact"].endswith("can be reached: gradients take TCP lanes")
     assert "trial" not in found
     assert json.loads(status)["workers"] == []
 
@@ -122,6 +125,19 @@ def test_another_program_on_the_port_is_not_taken_for_a_line(tmp_path: Path) -> 
     assert (code, health) == (1, 1)
     assert "another program" in finding["remedy"]
     assert address in said
+
+
+def test_lanes_that_cannot_be_reached_are_a_warning_that_says_what_happens() -> None:
+    with listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
+        [strange] = asyncio.run(check_lanes("127.0.0.1", int(address.rpartition(":")[2])))
+    [closed] = asyncio.run(check_lanes("127.0.0.1", 9))
+    [absent] = asyncio.run(check_lanes("127.0.0.1", 0))
+
+    assert (strange.level, closed.level, absent.level) == ("warn", "warn", "ok")
+    assert "is no listener of TCP lanes" in strange.fact
+    assert "nothing listens at 127.0.0.1:9" in closed.fact
+    assert "gradients travel over gRPC" in closed.remedy
+    assert "--tcp-port" in closed.remedy
 
 
 def test_a_taken_port_is_a_warning_that_names_the_flag(tmp_path: Path) -> None:

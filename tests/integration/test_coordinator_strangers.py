@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import grpc
@@ -29,7 +31,7 @@ from andon_coordinator.core.events import Event
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.journal import Journal
-from andon_coordinator.transport.outgoing import JoinAnswers
+from andon_coordinator.transport.outgoing import JoinAnswers, ServicePlaces
 from andon_coordinator.transport.registration import ReducerRegistration
 from andon_coordinator.transport.service import AccessControl, CoordinatorService
 from andon_coordinator.transport.task import LineClock, LineTask, TaskSettings
@@ -185,7 +187,7 @@ def test_internal_error_ends_every_stream_and_reveals_nothing(
                 task,
                 registration,
                 access=access,
-                metrics_url="",
+                places=ServicePlaces(),
                 join_s=30.0,
                 count=lambda reason: None,
             ),
@@ -294,3 +296,32 @@ def test_worker_that_half_closed_and_does_not_read_does_not_keep_its_call(
 
     caplog.set_level(logging.INFO)
     run(story())
+
+
+def test_a_refused_join_leaves_no_ring_that_would_hold_its_message(tmp_path: Path) -> None:
+    rings: list[str] = []
+
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            await served.worker(0).join()
+            gc.collect()
+            gc.disable()
+            for other in ({"run_id": "other"}, {"layout": small_layout(5)}):
+                await refused(served.worker(1, **other).join())
+            await asyncio.sleep(0.2)  # The calls end here once their clients have the answer.
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            rings.extend(
+                each.tb_frame.f_code.co_qualname
+                for each in gc.garbage
+                if isinstance(each, TracebackType)
+            )
+
+    try:
+        run(story())
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+    assert [name for name in rings if name.startswith(CoordinatorService.__name__)] == []

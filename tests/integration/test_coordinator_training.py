@@ -16,8 +16,20 @@ from andon.testing import small_layout
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_coordinator.core.effects import LineState
+from andon_coordinator.transport import service
 from andon_coordinator.transport.reader import JournalReader
-from integration.served import PLAN, RUN, SECRET, config_in, first_round, refused, run, serving
+from andon_coordinator.transport.task import LineTask
+from integration.served import (
+    PLAN,
+    RUN,
+    SECRET,
+    config_in,
+    end_of,
+    first_round,
+    refused,
+    run,
+    serving,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -190,6 +202,29 @@ def test_cord_is_pulled_watched_and_cleared(tmp_path: Path) -> None:
     with JournalReader(tmp_path / "journal.sqlite") as journal:
         (halt,) = journal.halts()
         assert (halt.answer.name if halt.answer else None, halt.operator) == ("RETRY", "bob")
+
+
+def test_what_happens_while_a_watcher_does_not_look_is_shown_to_it_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_WATCH_EVERY_S", 3600.0)
+    monkeypatch.setattr(LineTask, "look_s", 0.2)
+
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            await first_round(await served.workers())
+            watch = served.stub.WatchStatus(pb.WatchStatusRequest(run_id=RUN))
+            assert (await watch.read()).status.state == pb.LINE_STATE_RUNNING
+
+            await served.stub.PullCord(pb.PullCordRequest(reason="loss looks odd"))
+            while (await watch.read()).status.state != pb.LINE_STATE_HALTED:
+                pass
+            await served.coordinator.close()
+
+            await end_of(watch)
+            assert await watch.code() is grpc.StatusCode.OK
+
+    run(story())
 
 
 def test_drain_ends_the_run_after_the_present_step(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from andon_coordinator.transport.reader import JournalReader
+from chaos.lane_relay import DOWN, UP, LaneRelay
+from chaos.rig import free_port
 from integration.flipping import FlippingRelay, before_trailer
 from integration.harness import Service, on_line, start_worker, train
 
@@ -23,12 +25,15 @@ def test_the_step_is_tried_again_and_the_weights_are_those_of_a_sound_network(
     sound.mkdir()
     expected = train(sound, SPEC, 2)
 
-    # A gradient from worker 0 is corrupted, and so is an average on its way to worker 1.
+    # Over gRPC a gradient from worker 0 is corrupted; over lanes one from worker 1, and an average
+    # on its way there.
+    tcp_port = free_port()
     with (
-        Service(tmp_path / "run", 2) as service,
+        Service(tmp_path / "run", 2, "--tcp-port", str(tcp_port), port=free_port()) as service,
         FlippingRelay(service.address, "up", before_trailer) as up,
-        FlippingRelay(service.address, "down", before_trailer) as down,
+        LaneRelay(service.address, tcp_port) as lanes,
     ):
+        lanes.flips |= {UP, DOWN}
         workers = [
             start_worker(
                 tmp_path,
@@ -36,16 +41,17 @@ def test_the_step_is_tried_again_and_the_weights_are_those_of_a_sound_network(
                 slot=slot,
                 **{
                     **on_line(service, slot, 2),
-                    "ANDON_ADDRESS": relay.address,
+                    "ANDON_ADDRESS": address,
                     "ANDON_SHARED_DIR": "off",
+                    "ANDON_TCP": tcp,
                 },
             )
-            for slot, relay in enumerate((up, down))
+            for slot, (address, tcp) in enumerate(((up.address, "off"), (lanes.address, "on")))
         ]
         for worker in workers:
             assert worker.wait() == 0, worker.output
 
-    assert (up.flipped, down.flipped) == (1, 1)
+    assert (up.flipped, lanes.flips) == (1, set())
     for worker in workers:
         assert worker.seen["digest"] == expected[0]["digest"]
         assert worker.seen["losses"] == expected[0]["losses"]

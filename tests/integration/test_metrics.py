@@ -175,7 +175,7 @@ def test_bytes_are_those_that_the_workers_sent_and_received(story: dict[str, Sta
     for stage in (story["paused"], story["halted"]):
         for direction in ("up", "down"):
             everywhere = [
-                {"direction": direction, "path": path} for path in ("wire", "shared-memory")
+                {"direction": direction, "path": path} for path in ("tcp", "wire", "shared-memory")
             ]
             seen = sum(
                 stage.service.value("andon_exchange_bytes_total", **labels) for labels in everywhere

@@ -77,7 +77,7 @@ async def await_reducers(served: Served, *addresses: str) -> None:
 
 def test_a_reducer_is_in_the_map_of_each_assignment_until_its_stream_ends(tmp_path: Path) -> None:
     async def story() -> None:
-        config = config_in(tmp_path, registers=True, reducers=2)
+        config = config_in(tmp_path, registers=True, reducers=2, chunk_elements=2)
         async with serving(config) as served:
             async with registered(served):
                 workers = await served.workers()
@@ -86,7 +86,7 @@ def test_a_reducer_is_in_the_map_of_each_assignment_until_its_stream_ends(tmp_pa
             await await_reducers(served, "")
             again = await first_round(workers)
 
-            assert told == [{BETA}] * 2  # The model is one chunk.
+            assert told == [{"", BETA}] * 2
             assert [[share.address for share in each.reducers] for each in again] == [[""]] * 2
             assert all(each.attempt == 1 for each in again)
 

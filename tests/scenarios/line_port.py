@@ -34,6 +34,7 @@ from andon_coordinator.transport.journal import JournalEffect
 from andon_coordinator.transport.outgoing import (
     JoinAnswers,
     MessageEffect,
+    ServicePlaces,
     heartbeat_answer_to,
     message_to,
     status_to,
@@ -156,7 +157,7 @@ class Port:
             self._metrics.observe(event, effects, self.now)
         status = self.line.status(self.now)
         self._metrics.tick(status)
-        status_to(status, "").SerializeToString()
+        status_to(status, ServicePlaces()).SerializeToString()
 
     def _done(self, effect: do.Effect) -> list[on.Event]:
         if isinstance(effect, _SAVES):

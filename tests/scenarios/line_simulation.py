@@ -23,6 +23,7 @@ from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.settings import LineSettings
 from scenarios.line_bench import Bench
+from scenarios.member_scans import check_indices
 
 __all__ = ["Simulation"]
 
@@ -115,6 +116,7 @@ class Simulation:
 
     def check(self) -> None:
         """No two workers of one head differ; what moved weights is durable and whole."""
+        check_indices(self.bench.line._core.members)
         by_head: dict[Key, Weights] = {}
         durable = {record.key for record, _ in self.history}
         for process in self.processes:

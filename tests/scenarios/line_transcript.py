@@ -180,7 +180,11 @@ class _Commands:
 
     def ready(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
-        given = options.get("weight")
+        given, next_ = options.get("weight"), None
+        if "next" in words or "next" in options:
+            wrote = _number(options.get("wrote", ""))
+            last = on.Checkpoint(wrote, f"/runs/step-{wrote}") if wrote is not None else None
+            next_ = on.StandingRequest(checkpoint=last)
         report = self.bench.ready(
             stream,
             loss=float(options.get("loss", "1.0")),
@@ -201,6 +205,7 @@ class _Commands:
             own_gradient_norm=_real(options.get("own_norm", "")),
             overflow="overflow" in options,
             digest_base_hashed="hashed" in options,
+            next=next_,
             timings=self._timings(report.samples, options),
         )
         self.bench.peers[stream].held = report.key

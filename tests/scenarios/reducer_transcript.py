@@ -98,7 +98,7 @@ class _Commands:
         options = options_of(words[1:])
         rank, world_size = map(int, options["rank"].split("/"))
         block, offset = map(int, options["at"].split(":"))
-        encoding = Encoding[options.get("as", "float32").upper()]
+        encoding = Encoding.of(options.get("as", "float32"))
         numbers = np.array([float(n) for n in options.get("of", "1,2,3,4").split(",")], np.float32)
         answer = options.get("answer")
         gradient = BlockGradient(
@@ -113,7 +113,7 @@ class _Commands:
             count=numbers.size,
             weight=float(options.get("weight", "1")),
             encoding=encoding,
-            answer_encoding=Encoding[answer.upper()] if answer else None,
+            answer_encoding=Encoding.of(answer) if answer else None,
             payload=encode(numbers, encoding),
             # Where it lies matters to the adapter only. The core must know that it is a slice.
             slice=Slice(0, 4 * numbers.size, 1) if "slice" in options else None,
@@ -176,8 +176,10 @@ class _Commands:
 
 
 def _average(answer: AveragedBlock) -> str:
-    numbers = ",".join(f"{number:g}" for number in decode(answer.payload, answer.encoding))
-    what = f"{answer.encoding.name.lower()} {numbers}" if answer.count else "nothing"
+    numbers = ",".join(
+        f"{number:g}" for number in decode(answer.payload, answer.encoding, answer.count)
+    )
+    what = f"{answer.encoding.label} {numbers}" if answer.count else "nothing"
     parts = f"{answer.contributors}/{answer.world_size} ranks, weight {answer.total_weight:g}"
     return f"{what} from {parts}"
 

@@ -14,6 +14,7 @@ from andon_coordinator.core import lost_state
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings, PacingSettings
 from andon_coordinator.core.state import CoreState
+from andon_coordinator.transport.outgoing import CommitAndAssign
 from andon_trainer.core.events import (
     Assigned,
     Committed,
@@ -190,9 +191,16 @@ def fire(line: LineCore, timer: Timer) -> list[do.Effect]:
     return line.receive(on.TimePassed(), 0.0)
 
 
-def heard(effect: do.Effect, term_now: int) -> object:  # noqa: C901 (one case an effect)
+def heard(  # noqa: C901 (one case an effect)
+    effect: do.Effect | CommitAndAssign, term_now: int
+) -> object:
     """What arrives at the worker; None if nothing does."""
     match effect:
+        case CommitAndAssign(committed, assign):
+            record, next_ = heard(committed, term_now), heard(assign, term_now)
+            assert isinstance(record, Committed)
+            assert isinstance(next_, Assigned)
+            return replace(record, next=next_)
         case do.AcceptJoin():
             in_sync = effect.join_status is do.JoinStatus.IN_SYNC
             behind = effect.join_status is do.JoinStatus.BEHIND

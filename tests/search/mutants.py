@@ -6,14 +6,23 @@ one end's check alone the line is still safe, and a search would rightly find no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from andon.protocol.records import PositionRange, Record, RecordKind
-from andon_coordinator.core import departures, events, line, lost_state, steps, syncing
+from andon_coordinator.core import (
+    departures,
+    effects,
+    events,
+    line,
+    lost_state,
+    standing,
+    steps,
+    syncing,
+)
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState
@@ -142,8 +151,11 @@ def shrinking_roster(patch: Patch) -> None:
         round_ = core.round
         if round_ is not None and member.worker in round_.roster and len(round_.roster) > 1:
             rank = round_.roster.index(member.worker)
-            round_.roster = round_.roster[:rank] + round_.roster[rank + 1 :]
-            round_.streams = round_.streams[:rank] + round_.streams[rank + 1 :]
+            core.round = round_ = replace(
+                round_,  # A new one, so that what it derives from its roster shrinks, too.
+                roster=round_.roster[:rank] + round_.roster[rank + 1 :],
+                streams=round_.streams[:rank] + round_.streams[rank + 1 :],
+            )
             round_.ready.pop(member.worker, None)
             if round_.complete:
                 steps._prepare(core, round_)
@@ -272,6 +284,32 @@ def _transfers_as_if(patch: Patch, wish: str) -> None:
     patch.setattr(syncing, "begin_transfers", begins)
 
 
+def _standing_requests_stay(patch: Patch) -> None:
+    """A request that came with a report counts as one of a script that waits for work."""
+    take = standing.take
+
+    def takes(core: CoreState, pending: PendingRecord, able: Sequence[LineMember]) -> None:
+        take(core, pending, able)
+        for member in able:
+            member.wants_work = member.worker in core.standing
+
+    patch.setattr(standing, "take", takes)
+
+
+def _assigned_before_durable(patch: Patch) -> None:
+    """The step after a record is assigned while the journal writes that."""
+    save = CoreState.save
+
+    def saved(core: CoreState, saving: PendingRecord, **more: Any) -> None:
+        save(core, saving, **more)
+        if saving.standing:
+            steps.record_saved(core, events.RecordSaved(saving.record.key))
+            sent = [each for each in core.effects if isinstance(each, effects.SendCommitted)]
+            core.effects = [each for each in core.effects if each not in sent]
+
+    patch.setattr(CoreState, "save", saved)
+
+
 MUTANTS = [
     Mutant("commit before all are ready", "6", _commit_before_ready, _world(0), "is not ready"),
     Mutant("announced before durable", "2", _announce_before_durable, _world(0), "and is not"),
@@ -313,5 +351,19 @@ MUTANTS = [
         "",
     ),
     Mutant("donor in its script", "10", _any_donor, _world(1, "crash", means=1), "its scheduler"),
+    Mutant(
+        "standing requests stay",
+        "10",
+        _standing_requests_stay,
+        Bounds(faults=1, means=1, standing=True, kinds=frozenset({"crash"})),
+        "its scheduler",
+    ),
+    Mutant(
+        "assigned before durable",
+        "2",
+        _assigned_before_durable,
+        Bounds(faults=0, standing=True),
+        "which is not durable",
+    ),
     Mutant("joiner in its script", "10", _any_joiner, _world(1, "lost", means=1), ""),
 ]

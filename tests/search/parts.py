@@ -22,6 +22,7 @@ from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.chain import Keys
 from andon_coordinator.core.effects import StepResult
 from andon_coordinator.core.events import JoinRequest, Ready
+from andon_coordinator.core.members import Members
 from andon_coordinator.core.round import AttemptCounts
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.core.transfers import StateTransfers
@@ -56,6 +57,11 @@ _MARKED = {
 # Only for people, or the same in every state.
 _IGNORED = {
     ("Conversation", "doubts"),  # It only says what is computed anew.
+    ("LineMember", "home"),  # What follows from other fields:
+    ("LineMember", "process"),
+    ("StepRound", "rank_of"),
+    ("ScalarAllReduces", "_furthest"),
+    ("ScalarAllReduces", "_reached"),
     ("CoreState", "detectors"),  # They are off.
     ("CoreState", "effects"),
     ("CoreState", "departed"),  # Nobody leaves a searched line.
@@ -198,6 +204,11 @@ def _flatten_keys(value: Keys, plain: list[object], marks: list[Mark]) -> None:
     marks.append((_KEY, value.term, value._round))
 
 
+def _flatten_members(value: Members, plain: list[object], marks: list[Mark]) -> None:
+    # Its indices follow from these.
+    _flatten({each.worker: each for each in value}, plain, marks)
+
+
 def _flatten_transfers(value: StateTransfers, plain: list[object], marks: list[Mark]) -> None:
     _flatten(list(value._active.values()), plain, marks)
     for slot, each in sorted(value.setbacks.items()):
@@ -241,6 +252,7 @@ def _flatten_payload(value: memoryview, plain: list[object], marks: list[Mark]) 
 
 _FLATTEN: dict[type, Callable[[Any, list[object], list[Mark]], None]] = {
     Keys: _flatten_keys,
+    Members: _flatten_members,
     StateTransfers: _flatten_transfers,
     StepResult: _flatten_result,
     Ready: _flatten_ready,

@@ -56,6 +56,8 @@ class Bounds:
     """Whether the workers make local steps, and exchange the change of their weights."""
     overlap: bool = False
     """Whether the workers compute a window ahead while the last one's change travels."""
+    standing: bool = False
+    """Whether workers ask for the next step with their report of each."""
     windows: int = 0
     """Windows in an epoch; 0: so many that no search gets to its end."""
     patient: bool = False

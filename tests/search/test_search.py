@@ -25,6 +25,12 @@ pytestmark = pytest.mark.timeout(600 + _STATES // 50)
 LARGE = {
     "two faults": Bounds(faults=2, steps=1),
     "two steps": Bounds(faults=1, steps=2),
+    "standing requests": Bounds(faults=1, standing=True),
+    "standing requests, two faults": Bounds(faults=2, standing=True),
+    "standing requests, means": Bounds(faults=1, standing=True, means=1),
+    "standing requests, overlap": Bounds(
+        faults=1, standing=True, overlap=True, kinds=OVERLAP_FAULTS
+    ),
     "two means": Bounds(faults=2, steps=1, means=2),
     "two chunks": Bounds(faults=1, steps=1, chunks=2),
     "both workers needed": Bounds(faults=1, steps=1, min_workers=2),
@@ -57,6 +63,11 @@ LARGE |= {
 
 # With local steps these worlds are searched whole in every run; the others by `make soak`.
 OVERLAPPED = ["crash", "data", "lease", "leaves", "reducer", "transfer"]
+
+
+# With standing requests these are. Their scripts average a number after each step, when the next
+# one may be assigned already.
+STANDING = ["cord", "crash", "data", "leaves", "transfer"]
 
 
 def _searched(bounds: Bounds, states: int = 10**9) -> Report:
@@ -93,6 +104,16 @@ def test_f_dp_002_with_overlap_every_position_is_in_one_record_in_any_state_afte
     kind: str,
 ) -> None:
     report = _searched(Bounds(faults=1, overlap=True, kinds=frozenset({kind})))
+
+    assert report.complete
+    assert report.goals
+
+
+@pytest.mark.parametrize("kind", STANDING)
+def test_c_commit_001_with_standing_requests_nothing_goes_wrong_or_gets_stuck_after(
+    kind: str,
+) -> None:
+    report = _searched(Bounds(faults=1, standing=True, means=1, kinds=frozenset({kind})))
 
     assert report.complete
     assert report.goals

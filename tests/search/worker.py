@@ -101,6 +101,8 @@ class Worker:
     """Means after each step."""
     local_steps: bool = False
     """Whether it makes local steps, and exchanges the change of its weights."""
+    stands: bool = False
+    """Whether it asks for the next step with its report of each, whatever its script does then."""
     local: LocalWeights = field(init=False)
     conversation: Conversation = field(default_factory=Conversation)
     place: Place = Place.FIRST
@@ -342,6 +344,7 @@ class Worker:
             samples=samples,
             total_weight=averages.total_weight,
             world_size=averages.world_size,
+            next=on.StandingRequest() if self.stands else None,
         )
         out.append(on.WorkerReady(self.stream, ready))
 

@@ -15,6 +15,7 @@ from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.state import CoreState
+from andon_coordinator.transport.outgoing import CommitAndAssign, together
 from andon_reducer.core.rounds import Rounds
 from andon_trainer.core.events import ControlLost
 from search import coordinator, reducer
@@ -241,6 +242,7 @@ class World:
             numbers=Serial(numbers + 1),
             means=self.bounds.means,
             local_steps=self.bounds.local or self.bounds.overlap,
+            stands=self.bounds.standing,
         )
         if checkpoint is not None:
             worker.load(checkpoint)
@@ -307,7 +309,7 @@ class World:
         after = coordinator.core_of(line)
         after.effects = []
         routed: list[tuple[object, ...]] = []
-        for effect in effects:
+        for effect in together(effects):
             match effect:
                 case (
                     do.SaveTerm()
@@ -372,6 +374,10 @@ class World:
 
     def _check_sent(self, draft: Draft, effect: object) -> None:
         """Only what is durable is announced, or used."""
+        if isinstance(effect, CommitAndAssign):
+            self._check_sent(draft, effect.committed)
+            self._check_sent(draft, effect.assign)
+            return
         journal = self.journal(draft)
         if isinstance(effect, do.SendCommitted):
             durable = [record.key for record, _ in journal.records]
@@ -381,6 +387,12 @@ class World:
             self._check_pipe(draft, effect)
         elif isinstance(effect, do.Assign) and effect.assignment.key.term != journal.term:
             raise Wrong(f"key {effect.assignment.key} is used, and its term is not durable")
+        elif isinstance(effect, do.Assign):
+            saving = [
+                each.record.key for each in journal.pending if isinstance(each, do.SaveRecord)
+            ]
+            if effect.assignment.parent in saving:
+                raise Wrong(f"work is assigned on {saving[0]}, which is not durable")
 
     def _check_pipe(self, draft: Draft, effect: do.SendTransfer) -> None:
         """No sender has anything computed ahead, unless too few are in sync to empty the pipe."""

@@ -207,6 +207,7 @@ def test_a_ring_has_workers_of_both_versions(
         (("--max-grad-norm", "1"), "norms.v1"),
         (("--worker-grad-norm", "10"), "norms.v1"),
         (("--average-buffers",), "mean-buffers.v1"),
+        (("--encoding", "int8"), "int8.v1"),
         (("--shares", "balanced"), "balance.v1"),
         (("--schedule", "cadence"), "cadence.v1"),
         (("--schedule", "local"), "local.v1"),

@@ -15,6 +15,7 @@ from vectors.floats import BFLOAT16, FLOAT16, FLOAT32, Format
 from vectors.names import KEY, PARENT
 from vectors.raw import FIXED32, FIXED64, LENGTH, field, tag, varint
 from vectors.samples import ENVELOPES, cases_of, layout, plan, samples
+from vectors.strips import STRIP_FORMS
 
 __all__ = ["accepting"]
 
@@ -133,6 +134,11 @@ def _encodings() -> Iterator[Vector]:
         payload = form.pack(numbers)
         note = f"Payload: 1, -2.5, 0.1 rounded, -0 and the least subnormal, as {form.name}."
         yield from _both(form.name, payload, 5, reducer_pb2.OPERATION_WEIGHTED_MEAN, note)
+    for strips in STRIP_FORMS:
+        values = [FLOAT32.of(1.0), FLOAT32.of(-2.5), FLOAT32.of(0.1), FLOAT32.sign, 1]
+        note = f"Payload: 1, -2.5, 0.1, -0 and the least subnormal, as {strips.name}: scale, codes."
+        payload = strips.encode(values)
+        yield from _both(strips.name, payload, 5, reducer_pb2.OPERATION_WEIGHTED_MEAN, note)
     for name, size in _OTHERS.items():
         payload = bytes(range(size)) + b"\xff" * size
         note = "Not averaged by a reducer that offers means of floats only, but broadcast."

@@ -6,9 +6,11 @@ from vectors.accepting import accepting
 from vectors.averages import averages_file
 from vectors.book import files_of
 from vectors.disagreeing import faults_file
+from vectors.lanes import lanes_file
 from vectors.refusing import refusing
 from vectors.shares import shares_file
 from vectors.state import state_files
+from vectors.strips import strips_file
 
 __all__ = ["made"]
 
@@ -19,6 +21,8 @@ def made() -> dict[str, bytes]:
         **files_of([*accepting(), *refusing()], "messages"),
         "averages.json": averages_file(),
         "faults.json": faults_file(),
+        "strips.json": strips_file(),
+        "tcp.json": lanes_file(),
         **shares_file(),
         **state_files(),
     }

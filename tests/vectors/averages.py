@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Sequence
 from typing import Any
 
+from vectors.book import rows
 from vectors.floats import BFLOAT16, FLOAT16, FLOAT32, Format
 from vectors.mean import Contribution, Fault, first_fault, mean
+from vectors.strips import strip_averages, strip_faults
 
 __all__ = ["averages_file", "faults_of_values"]
 
@@ -30,6 +30,7 @@ def averages_file() -> bytes:
         for answer in _FORMATS
         if form is not answer
     ]
+    cases += strip_averages()
     cases.append(_all_abstain())
     cases += [_broadcast(form.name, form.size_bytes) for form in _FORMATS]
     cases += [_broadcast(name, size) for name, size in _OTHERS.items()]
@@ -39,13 +40,6 @@ def averages_file() -> bytes:
         "are payloads that a fused multiply-add, or the opposite order, would give: wrong ones."
     )
     return rows("averages", about, cases)
-
-
-def rows(name: str, about: str, cases: Sequence[Case]) -> bytes:
-    """A file of cases, one a line."""
-    lines = ",\n    ".join(json.dumps(case) for case in cases)
-    text = f'{{\n  "description": {json.dumps(about)},\n  "{name}": [\n    {lines}\n  ]\n}}\n'
-    return text.encode()
 
 
 def _means(form: Format) -> list[Case]:
@@ -190,6 +184,7 @@ def _mixed(form: Format) -> list[tuple[float, list[int]]]:
 def faults_of_values() -> list[Case]:
     """Contributions that have no mean, each with the BlockFault that answers them."""
     cases = [case for form in _FORMATS for case in _not_finite(form)]
+    cases += strip_faults()
     top = FLOAT32.infinity - 1
     cases.append(
         _fault(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
-__all__ = ["Vector", "accepted", "files_of", "refused"]
+__all__ = ["Vector", "accepted", "files_of", "refused", "rows"]
 
 _GENERATED_CODE = {True: "reads", False: "refuses"}
 
@@ -129,3 +129,10 @@ def _readable(vector: Vector) -> dict[str, Any]:
 
 def _text(value: Any) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def rows(name: str, about: str, cases: Sequence[dict[str, Any]]) -> bytes:
+    """A file of cases, one a line."""
+    lines = ",\n    ".join(json.dumps(case) for case in cases)
+    text = f'{{\n  "description": {json.dumps(about)},\n  "{name}": [\n    {lines}\n  ]\n}}\n'
+    return text.encode()

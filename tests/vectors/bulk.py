@@ -91,6 +91,7 @@ def data_plane() -> list[Message]:
                 name="andon-a2", size_bytes=8192, nonce_offset=128
             ),
             shared_memory_refused="the folder is full",
+            tcp=reducer_pb2.TcpOffer(port=50052, nonce=TOKEN),
         ),
         average(group=2, sequence=1, padding=b"\0\0"),
         reducer_pb2.BlockFault(

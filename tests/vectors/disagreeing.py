@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from andon.v1 import layout_pb2, record_pb2, reducer_pb2
-from vectors.averages import faults_of_values, rows
+from vectors.averages import faults_of_values
+from vectors.book import rows
 from vectors.bulk import gradient
 from vectors.names import KEY
 

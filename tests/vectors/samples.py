@@ -161,6 +161,10 @@ def _control_up() -> list[Message]:
         gradient_norm=1.75,
         own_gradient_norm=2.25,
         overflow=True,
+        next=pb.RequestWork(
+            ring_address="10.0.0.3:7100",
+            checkpoint=pb.Checkpoint(step=100, folder="/runs/7f3a/step-00000100"),
+        ),
     )
     fault = pb.Fault(
         key=KEY,
@@ -238,7 +242,7 @@ def _control_down() -> list[Message]:
             step=117,
             term=TERM,
             halt=evidence(),
-            capabilities=["hashed-base.v1", "overflow.v1"],
+            capabilities=["hashed-base.v1", "overflow.v1", "standing.v1"],
         ),
         pb.ShardAssignment(
             writes_checkpoint=True,
@@ -280,6 +284,12 @@ def _control_down() -> list[Message]:
             correct=21,
             pacing=b"{}",
             overflow=True,
+            assignment=pb.ShardAssignment(
+                key=record_pb2.Key(term=KEY.term, round=KEY.round + 1),
+                parent=KEY,
+                roster=[0],
+                world_size=1,
+            ),
         ),
         pb.Halt(evidence=evidence()),
         pb.Resume(halt_id=3, answer=pb.HALT_ANSWER_SKIP),
@@ -319,6 +329,7 @@ def _people() -> list[Message]:
         ),
         schedule="cadence",
         schedule_note="the workers' devices differ",
+        tcp_port=7170,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from andon.host.manifest import CheckpointFacts
+from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Layout
 from andon.protocol.run_settings import Policy, RunPlan
 from andon_trainer.errors import JoinRefused
@@ -38,7 +39,7 @@ def refuse_other_policy(before: Policy, now: Policy) -> None:
     Raises:
         JoinRefused: it does; the message says in what.
     """
-    for name in ("topology", "local_steps", "outer", "overlap", "average_buffers"):
+    for name in _FIXED:
         mine, theirs = (_in_words(getattr(policy, name)) for policy in (before, now))
         if mine != theirs:
             raise JoinRefused(
@@ -51,5 +52,14 @@ def refuse_other_policy(before: Policy, now: Policy) -> None:
             )
 
 
+_FIXED = (
+    *("topology", "encoding", "answer_encoding"),
+    *("local_steps", "outer", "overlap", "average_buffers"),
+)
+"""The fields of a policy that a worker is set up for. It looks the others up in each step."""
+
+
 def _in_words(value: object) -> str:
+    if isinstance(value, Encoding):
+        return value.label
     return value.name.lower() if isinstance(value, enum.Enum) else str(value)

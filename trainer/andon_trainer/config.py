@@ -122,6 +122,8 @@ class LineConfig:
         default=DEFAULT_SHARED_DIR, metadata=_from("ANDON_SHARED_DIR", _shared_dir)
     )
     """Folder for memory that is shared with a reducer on this host; `off` shares none."""
+    tcp: bool = field(default=True, metadata=_from("ANDON_TCP", _switch))
+    """Whether gradients may go over TCP lanes beside gRPC, where the other end offers them."""
     ring_bind: str = field(default="", metadata=_from("ANDON_RING_BIND"))
     """Where this worker listens for its neighbour in a ring: a host (on any free port), host:port,
     or `off`, which joins no ring. Empty: loopback if the coordinator is there, else the address

@@ -17,6 +17,7 @@ from dataclasses import replace
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.host.trace import Track
+from andon.protocol.capabilities import STANDING
 from andon.protocol.scalars import Scalar
 from andon_trainer.candidate import Candidate, refuse_other_policy
 from andon_trainer.config import LineConfig
@@ -45,7 +46,15 @@ from andon_trainer.core.events import (
     LeaveWanted,
     TransferAsked,
 )
-from andon_trainer.core.reports import NO_DIGEST, Digest, Joining, LeaveReport, StepReport
+from andon_trainer.core.habit import Habit
+from andon_trainer.core.reports import (
+    NO_DIGEST,
+    Digest,
+    Joining,
+    LeaveReport,
+    Standing,
+    StepReport,
+)
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, WorkerDropped
 from andon_trainer.exchange.connection import Connection
@@ -64,6 +73,12 @@ __all__ = ["Membership"]
 log = logging.getLogger(__name__)
 
 _LEAVE_PATIENCE_S = 5.0
+
+_OF_STEPS = frozenset({Wait.WORK, Wait.AVERAGES, Wait.COMMIT})
+"""What a script waits for that makes one step after the other."""
+
+_ELSEWHERE = frozenset({"EVALUATING", "BUSY"})
+"""Activities between two steps that the others would have to wait for."""
 
 
 class Membership(MemberFacts):
@@ -94,6 +109,7 @@ class Membership(MemberFacts):
         origin = candidate.origin
         self._checkpoint = (origin.step, str(config.resume)) if origin is not None else None
         """Step and folder of the last checkpoint that this worker wrote or started from."""
+        self._habit = Habit()
         state = WorkerState()
         if origin is not None:
             state = WorkerState(origin.head, origin.cursor, origin.step, pacing=origin.pacing)
@@ -230,6 +246,7 @@ class Membership(MemberFacts):
         if left is not None:
             return left
         began = time.perf_counter()
+        self._habit.wants_work()
         self._wait(Wait.WORK)
         assigned = self._state.assigned
         assert assigned is not None
@@ -301,8 +318,15 @@ class Membership(MemberFacts):
         return assigned is not None and self._state.hold(assigned.key)
 
     def report(self, report: StepReport) -> None:
-        """Tells the coordinator that this worker holds all averages."""
+        """Tells the coordinator that this worker holds all averages.
+
+        If the script's habit is to go straight on to its next step, that is asked for too.
+        """
         self._telemetry.clock.reported(report)
+        goes_on = self._habit.is_straight and not (report.stop_reason or report.end_of_data)
+        if goes_on and STANDING in self.coordinator_can and not self._leaving.wanted:
+            standing = Standing(ring_address_of(self.exchange), self._checkpoint)
+            report = replace(report, standing=standing)
         self._link.control.report_step(report)
 
     def await_commit(self) -> Committed | None:
@@ -310,6 +334,7 @@ class Membership(MemberFacts):
         began = time.perf_counter()
         self._wait(Wait.COMMIT)
         commit = self._state.take_commit()
+        self._habit.committed()
         if self.timeline is not None:
             self.timeline.span("wait for commit", began)
             if commit is not None:
@@ -399,6 +424,8 @@ class Membership(MemberFacts):
 
     def show(self, activity: str, detail: str = "") -> None:
         """Shows the others what this worker does: `activity` is a name of `andon.v1.Activity`."""
+        if activity in _ELSEWHERE:
+            self._habit.does_something_else()
         self._link.control.show(activity, detail)
 
     # ------------------------------------------------------------------ events and effects
@@ -407,6 +434,8 @@ class Membership(MemberFacts):
         """Takes events until what the script waits for is here, or can't come any more."""
         conversation = self._conversation
         conversation.wait_for(wait)
+        if wait not in _OF_STEPS:
+            self._habit.does_something_else()
         try:
             while not conversation.over:
                 if conversation.may_leave:

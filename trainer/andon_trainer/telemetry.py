@@ -31,7 +31,7 @@ __all__ = ["GpuMetrics", "GpuReading", "StepClock", "StepMeasured", "Telemetry",
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
-PATHS = ("wire", "shared-memory", "ring")
+PATHS = ("wire", "tcp", "shared-memory", "ring")
 """The ways that chunks take."""
 
 GPU_MEMORY = ("allocated", "peak", "reserved", "total")

@@ -45,6 +45,11 @@ class Leaving:
         self._wanted = True
         return not self._at_once
 
+    @property
+    def wanted(self) -> bool:
+        """Whether it wants to leave."""
+        return self._wanted
+
     def refuse_to_wait(self) -> None:
         """Raises Terminated if this worker wants to leave."""
         if self._wanted:

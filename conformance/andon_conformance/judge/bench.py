@@ -88,7 +88,8 @@ class Bench:
         setting = setting or LineSetting()
         transcript = Transcript(self._waits.patience_s, self._waits.quiet_s)
         servers = [
-            ScriptedServer(transcript, alone=number > 0) for number in range(setting.reducers)
+            ScriptedServer(transcript, alone=number > 0, lanes=setting.lanes)
+            for number in range(setting.reducers)
         ]
         servers[0].away = away
         for server in servers:

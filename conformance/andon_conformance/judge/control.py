@@ -17,6 +17,7 @@ from andon.v1 import halt_pb2, layout_pb2
 from andon.wire import conversion
 from andon_conformance.judge.checks import Stopped
 from andon_conformance.judge.client import Running
+from andon_conformance.judge.lanes import LaneScript
 from andon_conformance.judge.rounds import FLOAT32
 from andon_conformance.judge.server import GET, PUT, TRAIN, ScriptedServer
 from andon_conformance.judge.streams import ClientCall
@@ -40,6 +41,8 @@ class LineSetting:
     """How many reducers, including the coordinator's own."""
     token: bytes = b""
     """The run's token; empty: the line asks for none."""
+    lanes: LaneScript = "none"
+    """Whether the reducers offer TCP lanes."""
 
 
 @dataclass

@@ -78,8 +78,8 @@ class ClientRound:
         for given in self.given:
             message = given.message
             if Chunk(message.block, message.offset, message.count) == chunk:
-                fits = len(message.payload) == chunk.count * message.encoding.itemsize
-                return decode(message.payload, message.encoding) if fits else None
+                fits = len(message.payload) == message.encoding.payload_bytes(chunk.count)
+                return decode(message.payload, message.encoding, chunk.count) if fits else None
         return None
 
     def stream_of(self, chunk: Chunk) -> ClientCall:
@@ -153,3 +153,4 @@ FLOAT32 = Policy(chunk_elements=3, digest_every=1)
 """Small chunks, so that a small model has many; digests at each step."""
 
 BFLOAT16 = replace(FLOAT32, encoding=Encoding.BFLOAT16)
+INT8 = replace(FLOAT32, encoding=Encoding.INT8_BLOCK)

@@ -10,10 +10,13 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from andon.protocol.capabilities import REDUCER_CAPABILITIES
 from andon.protocol.limits import MAX_MESSAGE_BYTES
+from andon.protocol.messages import OpenRound
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire.frames import FrameError, parse_requests
+from andon_conformance.judge.lanes import CAPABILITY, LaneScript, ScriptedLanes
 from andon_conformance.judge.streams import ClientCall
 from andon_conformance.judge.transcript import ENDED, OPENED, Transcript
 
@@ -31,8 +34,15 @@ Parsed = Iterable[tuple[str, Any]]
 class ScriptedServer:
     """Coordinator and reducer for one client, on a free port of loopback; or a reducer alone."""
 
-    def __init__(self, transcript: Transcript, *, alone: bool = False) -> None:
+    def __init__(
+        self, transcript: Transcript, *, alone: bool = False, lanes: LaneScript = "none"
+    ) -> None:
         """Records events in `transcript`; with `alone` it serves a reducer without coordinator."""
+        self.lanes = ScriptedLanes(
+            lanes,
+            lambda kind, stream, message: transcript.add(kind, stream, message),
+            lambda stream, data: self._take(stream, data, _reduce),
+        )
         self._alone = alone
         self.address = ""
         """Its host:port, once it listens."""
@@ -71,12 +81,14 @@ class ScriptedServer:
         """Starts to serve."""
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
+        await self.lanes.start()
         self.address = f"127.0.0.1:{port}"
 
     async def stop(self) -> None:
         """Ends all calls."""
         for stream in self._streams:
             stream.end(grpc.StatusCode.UNAVAILABLE, "the judge is done")
+        await self.lanes.stop()
         await self._server.stop(0.1)
 
     def _method(self, method: str, read: Callable[[bytes], Parsed]) -> Any:
@@ -126,22 +138,32 @@ class ScriptedServer:
         self, stream: ClientCall, requests: Any, read: Callable[[bytes], Parsed]
     ) -> None:
         async for data in requests:
-            try:
-                parsed = list(read(data))
-            except (DecodeError, FrameError) as error:
-                parsed = [(MALFORMED, f"{len(data)} bytes: {error}")]
-            for kind, message in parsed:
-                self._transcript.add(kind, stream, message)
-                if kind == "heartbeat":
-                    answer = pb.HeartbeatAnswer(sequence=message.sequence)
-                    stream.send(pb.TrainResponse(heartbeat_answer=answer))
-                elif kind == "scalar_all_reduce":
-                    stream.send(pb.TrainResponse(scalar_all_reduce_result=_alone(message)))
-                elif kind == "open_round":
-                    stream.send(self.opened or self._opened())
+            self._take(stream, data, read)
 
-    def _opened(self) -> reducer_pb2.ReduceResponse:
-        opened = reducer_pb2.RoundOpened(max_payload_bytes=self.max_payload_bytes)
+    def _take(self, stream: ClientCall, data: bytes, read: Callable[[bytes], Parsed]) -> None:
+        try:
+            parsed = list(read(data))
+        except (DecodeError, FrameError) as error:
+            parsed = [(MALFORMED, f"{len(data)} bytes: {error}")]
+        for kind, message in parsed:
+            self._transcript.add(kind, stream, message)
+            if kind == "heartbeat":
+                answer = pb.HeartbeatAnswer(sequence=message.sequence)
+                stream.send(pb.TrainResponse(heartbeat_answer=answer))
+            elif kind == "scalar_all_reduce":
+                stream.send(pb.TrainResponse(scalar_all_reduce_result=_alone(message)))
+            elif kind == "open_round":
+                stream.send(self.opened or self._opened(stream, message))
+
+    def _opened(self, stream: ClientCall, opening: OpenRound) -> reducer_pb2.ReduceResponse:
+        opened = reducer_pb2.RoundOpened(
+            capabilities=[each for each in REDUCER_CAPABILITIES if each in opening.capabilities],
+            max_payload_bytes=self.max_payload_bytes,
+        )
+        offer = self.lanes.offer(stream, opening)
+        if offer is not None:
+            opened.tcp.CopyFrom(offer)
+            opened.capabilities.append(CAPABILITY)
         return reducer_pb2.ReduceResponse(round_opened=opened)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -32,6 +32,8 @@ class ClientCall:
         self.is_open = True
         self.ended_here = False
         """Whether the judge ended it, rather than the client."""
+        self.lane: Callable[[bytes], None] | None = None
+        """Sends a message on the stream's lane down, once there is one."""
         self.outgoing: asyncio.Queue[tuple[bytes | None, Ending]] = asyncio.Queue()
 
     def __str__(self) -> str:
@@ -41,6 +43,9 @@ class ClientCall:
     def send(self, message: Any) -> None:
         """Sends a message, or raw bytes."""
         data = message if isinstance(message, bytes) else message.SerializeToString()
+        if self.lane is not None:
+            self.lane(data)
+            return
         self.outgoing.put_nowait((data, None))
 
     def send_all(self, messages: Sequence[Any]) -> None:

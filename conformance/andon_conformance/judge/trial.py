@@ -30,6 +30,7 @@ from andon_conformance.judge.scenarios.committing import COMMITTING
 from andon_conformance.judge.scenarios.faulting import FAULTING
 from andon_conformance.judge.scenarios.halting import HALTING
 from andon_conformance.judge.scenarios.joining import JOINING
+from andon_conformance.judge.scenarios.laning import LANING
 from andon_conformance.judge.scenarios.leaving import LEAVING
 from andon_conformance.judge.scenarios.malforming import MALFORMING
 from andon_conformance.judge.scenarios.outages import ABSENCE, REFUSAL, SHUTDOWN
@@ -37,7 +38,7 @@ from andon_conformance.judge.scenarios.receiving import RECEIVING
 from andon_conformance.judge.scenarios.reducing import REDUCING
 from andon_conformance.judge.scenarios.rejoining import REJOINING
 from andon_conformance.judge.scenarios.sharing import SHARING
-from andon_conformance.judge.scenarios.stepping import ENCODING, STEPPING
+from andon_conformance.judge.scenarios.stepping import ENCODING, STEPPING, STRIPS
 from andon_conformance.judge.states import StateSource
 
 __all__ = ["SCENARIOS", "Judgement", "PlayedScenario", "refuse_strange_names"]
@@ -50,11 +51,13 @@ SCENARIOS = (
     RECEIVING,
     STEPPING,
     ENCODING,
+    STRIPS,
     SHARING,
     COMMITTING,
     AVERAGING,
     MALFORMING,
     REDUCING,
+    LANING,
     FAULTING,
     HALTING,
     REJOINING,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from andon.protocol.capabilities import capabilities_of
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk
 from andon.v1 import layout_pb2, reducer_pb2
-from andon_conformance.runner.checks import ServerCheck, check, require, same
+from andon_conformance.runner.checks import NotApplicable, ServerCheck, check, require, same
 from andon_conformance.runner.gradients import (
     LAYOUT,
     AssignedRound,
@@ -212,9 +213,28 @@ async def answers_have_their_own_encoding(line: LineUnderTest) -> None:
     await _encoded(line, Encoding.BFLOAT16, Encoding.FLOAT32)
 
 
+@check("average.int8", "6", "INT8_BLOCK contributions, likewise, if RoundOpened has int8.v1")
+async def int8_is_rounded(line: LineUnderTest) -> None:
+    await _encoded(line, Encoding.INT8_BLOCK, None)
+
+
+@check("average.int4", "6", "INT4_BLOCK contributions, likewise, if RoundOpened has int4.v1")
+async def int4_is_rounded(line: LineUnderTest) -> None:
+    await _encoded(line, Encoding.INT4_BLOCK, None)
+
+
+@check("average.int8_answer", "6", "INT8_BLOCK contributions come back in FLOAT32, likewise")
+async def int8_is_answered_in_float32(line: LineUnderTest) -> None:
+    await _encoded(line, Encoding.INT8_BLOCK, Encoding.FLOAT32)
+
+
 async def _encoded(line: LineUnderTest, encoding: Encoding, answer: Encoding | None) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
+    for player in round_.players:
+        await player.stream()
+        for missing in set(capabilities_of((encoding, answer))) - player.reducer_can:
+            raise NotApplicable(f"the reducer does not have {missing}")
     fields = {"encoding": encoding.value}
     if answer is not None:
         fields["answer_encoding"] = answer.value
@@ -303,5 +323,8 @@ CHECKS: tuple[ServerCheck, ...] = (
     bfloat16_is_rounded,
     float16_is_rounded,
     answers_have_their_own_encoding,
+    int8_is_rounded,
+    int4_is_rounded,
+    int8_is_answered_in_float32,
     a_broadcast_is_not_looked_at,
 )

@@ -95,8 +95,16 @@ class Part:
 
 @lru_cache(maxsize=16)
 def _payload(numbers: tuple[float, ...], chunk: Chunk, encoding: Encoding) -> bytes:
-    pattern = reference.encode(numbers, encoding)
-    return reference.tiled(pattern, encoding.itemsize, chunk.offset, chunk.count)
+    def encoded(start: int, count: int) -> bytes:
+        return reference.encode(_repeated(numbers, chunk.offset + start, count), encoding)
+
+    return reference.repeated(encoded, encoding, len(numbers), chunk.count)
+
+
+def _repeated(numbers: Sequence[float], start: int, count: int) -> list[float]:
+    """`count` numbers from `start` on, of numbers that repeat forever."""
+    size = len(numbers)
+    return [numbers[at % size] for at in range(start, start + count)]
 
 
 Parts = Mapping[Player, Part | None]
@@ -162,7 +170,7 @@ def offered(round_: AssignedRound, encoding: Encoding) -> Iterator[None]:
     except Violation:
         ends = [player.bulk.status for player in round_.players if player.bulk is not None]
         if any(end is not None and end.reason == Reason.NOT_OFFERED for end in ends):
-            text = f"the reducer does not have {encoding.name.lower()}"
+            text = f"the reducer does not have {encoding.label}"
             raise NotApplicable(text) from None
         raise
 
@@ -264,37 +272,45 @@ def expect_averages(
     answer = answer or encoding
     present = [part for part in parts.values() if part is not None]
     for place, chunk in enumerate(round_.chunks):
-        pattern = _mean_of(present, chunk.block, encoding, answer)
-        expected = reference.tiled(pattern, answer.itemsize, chunk.offset, chunk.count)
+        expected = _mean_of(present, chunk, encoding, answer)
         for player, averages in got.items():
             came = averages[place].payload
             if came != expected:
-                raise _difference(player, chunk, expected, came, answer.itemsize)
+                raise _difference(player, chunk, expected, came, answer)
 
 
-def _mean_of(present: Sequence[Part], block: int, encoding: Encoding, answer: Encoding) -> bytes:
-    """The encoded mean of a block's repeating numbers."""
-    decoded = [
-        (part.weight, reference.decode(reference.encode(part.blocks[block], encoding), encoding))
-        for part in present
-    ]
-    return reference.encode(reference.mean(decoded)[1], answer)
+def _mean_of(present: Sequence[Part], chunk: Chunk, encoding: Encoding, answer: Encoding) -> bytes:
+    """The encoded mean of a chunk of repeating numbers."""
+
+    def made(start: int, count: int) -> bytes:
+        decoded = []
+        for part in present:
+            numbers = _repeated(part.blocks[chunk.block], chunk.offset + start, count)
+            sent = reference.encode(numbers, encoding)
+            decoded.append((part.weight, reference.decode(sent, encoding, count)))
+        return reference.encode(reference.mean(decoded)[1], answer)
+
+    period, strip = len(present[0].blocks[chunk.block]), reference.strip_elements(encoding)
+    return reference.repeated(made, answer, period, chunk.count, strip)
 
 
 def _difference(
-    player: Player, chunk: Chunk, expected: bytes, came: bytes, width: int
+    player: Player, chunk: Chunk, expected: bytes, came: bytes, answer: Encoding
 ) -> Violation:
     if len(came) != len(expected):
         return Violation(
             f"{len(expected)} bytes of block {chunk.block} from element {chunk.offset} on",
             f"{len(came)} bytes at {player.name}",
         )
+    width = 1 if answer.strips is not None else answer.wire_dtype.itemsize
     differing = [
         start for start in range(0, len(expected), width)
         if expected[start : start + width] != came[start : start + width]
     ]  # fmt: skip
     first = differing[0]
     where = f"element {chunk.offset + first // width} of block {chunk.block}"
+    if answer.strips is not None:
+        where = f"byte {first} of block {chunk.block} from element {chunk.offset} on"
     return Violation(
         f"{reference.bits(expected[first : first + width])} as {where}",
         f"{reference.bits(came[first : first + width])} at {player.name}, and "

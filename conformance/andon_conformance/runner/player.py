@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from andon.protocol.capabilities import WORKER_CAPABILITIES
+from andon.protocol.capabilities import REDUCER_CAPABILITIES, WORKER_CAPABILITIES
 from andon.protocol.layout import Layout
 from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.records import Cursor, Key
@@ -79,7 +80,11 @@ class Player:
         """The stream that the current one replaced."""
         self.bulk: Talk[reducer_pb2.ReduceResponse] | None = None
         """Its open data stream, if any."""
+        self.reducer_can: frozenset[str] = frozenset()
+        """The capabilities that its data stream was opened with."""
         self._bulks: list[Talk[reducer_pb2.ReduceResponse]] = []
+        self.connections: list[asyncio.StreamWriter] = []
+        """Of lanes; they are closed with the data streams."""
         self.control = target.reach.channel()
         self._data: grpc.aio.Channel | None = None
         self._on_line = False
@@ -201,7 +206,11 @@ class Player:
             await asyncio.sleep(0.02)
 
     async def open_bulk(
-        self, *, token: bytes | None = None, worker: int | None = None
+        self,
+        *,
+        token: bytes | None = None,
+        worker: int | None = None,
+        capabilities: Sequence[str] = (),
     ) -> Talk[reducer_pb2.ReduceResponse]:
         """Opens a data stream and sends OpenRound; the caller takes the answer."""
         talk = self.start_bulk()
@@ -209,7 +218,7 @@ class Player:
             run_id=self.target.run_id,
             worker=self.worker if worker is None else worker,
             session_token=self.accepted.session_token if token is None else token,
-            capabilities=["unheard-of.v1"],
+            capabilities=["unheard-of.v1", *REDUCER_CAPABILITIES, *capabilities],
         )
         await talk.send(reducer_pb2.ReduceRequest(open_round=opening))
         return talk
@@ -227,7 +236,8 @@ class Player:
         """Its data stream; opens one if there is none."""
         if self.bulk is None or self.bulk.status is not None:
             self.bulk = await self.open_bulk()
-            await self.bulk.take("round_opened")
+            opened = await self.bulk.take("round_opened")
+            self.reducer_can = frozenset(opened.capabilities)
         return self.bulk
 
     async def close_bulk(self) -> None:
@@ -235,15 +245,24 @@ class Player:
         self.bulk = None
         while self._bulks:
             await self._bulks.pop().cancel()
+        while self.connections:
+            writer = self.connections.pop()
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
     @property
     def data_channel(self) -> grpc.aio.Channel:
         """The connection to the reducer: at its advertised address, or at the coordinator's."""
         if self._data is None:
-            shares = self.accepted.reducers
-            address = shares[0].address if shares else ""
-            self._data = self.target.reach.channel(address)
+            self._data = self.target.reach.channel(self.data_address)
         return self._data
+
+    @property
+    def data_address(self) -> str:
+        """Where the reducer is, as host:port."""
+        shares = self.accepted.reducers
+        return (shares[0].address if shares else "") or self.target.reach.address
 
     async def close(self) -> None:
         """Ends its streams and connections."""

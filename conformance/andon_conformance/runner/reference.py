@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from andon.protocol.encoding import Encoding
 
-__all__ = ["EncodingTooSmall", "bits", "decode", "encode", "f32", "mean", "tiled"]
+__all__ = [
+    "EncodingTooSmall",
+    "bits",
+    "decode",
+    "encode",
+    "f32",
+    "mean",
+    "repeated",
+    "strip_elements",
+]
 
 
 class EncodingTooSmall(Exception):
@@ -58,25 +67,116 @@ def encode(numbers: Sequence[float], encoding: Encoding) -> bytes:
             return struct.pack(f"<{len(numbers)}e", *numbers)
         except OverflowError:
             raise EncodingTooSmall from None
-    return struct.pack(f"<{len(numbers)}H", *map(_bfloat16, numbers))
+    if encoding is Encoding.BFLOAT16:
+        return struct.pack(f"<{len(numbers)}H", *map(_bfloat16, numbers))
+    return _quantised(numbers, *_STRIPS[encoding])
 
 
-def decode(data: bytes, encoding: Encoding) -> list[float]:
-    """Decodes to float32 numbers."""
+def decode(data: bytes, encoding: Encoding, count: int) -> list[float]:
+    """Decodes `count` float32 numbers."""
     if encoding is Encoding.FLOAT32:
         return list(struct.unpack(f"<{len(data) // 4}f", data))
     if encoding is Encoding.FLOAT16:
         return list(struct.unpack(f"<{len(data) // 2}e", data))
+    if encoding in _STRIPS:
+        return _dequantised(data, count, *_STRIPS[encoding])
     halves = struct.unpack(f"<{len(data) // 2}H", data)
     words = struct.pack(f"<{len(halves)}I", *(half << 16 for half in halves))
     return list(struct.unpack(f"<{len(halves)}f", words))
 
 
-def tiled(data: bytes, width: int, start: int, count: int) -> bytes:
-    """`count` elements of `width` bytes from element `start`, of `data` repeated forever."""
-    first = start * width % len(data)
-    size = count * width
-    return (data * ((first + size) // len(data) + 1))[first : first + size]
+_STRIPS = {Encoding.INT8_BLOCK: (8, 128), Encoding.INT4_BLOCK: (4, 32)}
+"""Bits of a code, and elements that share a scale."""
+
+
+def _quantised(numbers: Sequence[float], bits: int, strip: int) -> bytes:
+    scales, codes = [], []
+    for start in range(0, len(numbers), strip):
+        part = numbers[start : start + strip]
+        scale, marks = _strip_of(part, 2 ** (bits - 1) - 1)
+        scales.append(scale)
+        codes += marks
+    if bits == 4:
+        codes += [0] * (len(codes) % 2)
+        halves = zip(codes[0::2], codes[1::2], strict=True)
+        packed = bytes((low & 0xF) | (high & 0xF) << 4 for low, high in halves)
+    else:
+        packed = struct.pack(f"<{len(codes)}b", *codes)
+    return struct.pack(f"<{len(scales)}f", *scales) + packed
+
+
+def _strip_of(part: Sequence[float], greatest: int) -> tuple[float, list[int]]:
+    """The scale of a strip and its codes."""
+    if not all(map(math.isfinite, part)):
+        return math.nan, [1 if math.isfinite(number) else -greatest - 1 for number in part]
+    most = max(map(abs, part))
+    if most > 2.0**120:
+        raise EncodingTooSmall
+    scale = f32(most / greatest)
+    if scale < 2.0**-126:
+        scale = 0.0
+    fraction, exponent = math.frexp(scale)
+    scale = math.ldexp(round(fraction * 2**16), exponent - 16)
+    codes, factor = [], f32(1 / scale) if scale else 0.0
+    for number in part:
+        if number == 0 and math.copysign(1, number) < 0:
+            codes.append(-greatest - 1)
+        else:
+            # Python rounds to the nearest integer, ties to even.
+            codes.append(round(f32(number * factor)))
+    return scale, codes
+
+
+def _dequantised(data: bytes, count: int, bits: int, strip: int) -> list[float]:
+    strips = -(-count // strip)
+    scales, packed = struct.unpack(f"<{strips}f", data[: 4 * strips]), data[4 * strips :]
+    if bits == 4:
+        halves = [half for byte in packed for half in (byte & 0xF, byte >> 4)]
+        codes = [half - 16 if half > 7 else half for half in halves][:count]
+    else:
+        codes = list(struct.unpack(f"<{count}b", packed))
+    lowest, numbers = -(2 ** (bits - 1)), []
+    for element, code in enumerate(codes):
+        scale = scales[element // strip]
+        if not (math.isfinite(scale) and math.copysign(1, scale) > 0):
+            numbers.append(0.0 if code == 1 else math.nan)
+        else:
+            numbers.append(-0.0 if code == lowest else f32(code * scale))
+    return numbers
+
+
+def strip_elements(encoding: Encoding) -> int:
+    """How many elements share a scale; 1 if each stands by itself."""
+    return _STRIPS[encoding][1] if encoding in _STRIPS else 1
+
+
+def repeated(
+    made: Callable[[int, int], bytes], encoding: Encoding, period: int, count: int, strip: int = 1
+) -> bytes:
+    """The payload of `count` elements that repeat after `period` of them.
+
+    `made(start, n)` makes the payload of `n` elements from `start` on. It is called for a period of
+    whole strips, and for what is left of the last strip. `strip` is what to take for one if it is
+    longer than the encoding's.
+    """
+    own = strip_elements(encoding)
+    strip = max(strip, own)
+    whole = count - count % strip
+    once = min(whole, math.lcm(period, strip))
+    head, tail = (
+        made(0, once) if once else b"",
+        made(whole, count - whole) if whole < count else b"",
+    )
+    first, last = 4 * (once // own), 4 * -(-(count - whole) // own)
+    if encoding not in _STRIPS:
+        first = last = 0
+    size = (len(head) - first) * whole // once if once else 0
+    scales = _tiled(head[:first], 4 * (whole // own)) + tail[:last]
+    return scales + _tiled(head[first:], size) + tail[last:]
+
+
+def _tiled(data: bytes, size: int) -> bytes:
+    return (data * (size // len(data) + 1))[:size] if data else b""
 
 
 def bits(data: bytes) -> str:

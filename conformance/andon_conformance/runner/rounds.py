@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from andon.protocol.capabilities import STANDING
 from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.shards import Split, cursor_after, next_batch, reassign
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
-from andon_conformance.runner.checks import ServerCheck, check, require, same
+from andon_conformance.runner.checks import NotApplicable, ServerCheck, check, require, same
 from andon_conformance.runner.gradients import PLAN, AssignedRound, exchange
 from andon_conformance.runner.line import LineUnderTest
-from andon_conformance.runner.player import key_of
+from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.talk import shown
 
 __all__ = ["CHECKS", "expect_shares"]
@@ -125,6 +126,50 @@ async def requests_of_other_heads_are_ignored(line: LineUnderTest) -> None:
     await line.quiet("shard_assignment", line.players, because="one asked from another head")
     await player.ask()
     await line.finish(await line.dealt(line.players))
+
+
+@check(
+    "assign.standing",
+    "3",
+    "A standing request is answered in StepCommitted or not at all; only if every member stands",
+    workers=2,
+)
+async def standing_requests_are_answered_at_once(line: LineUnderTest) -> None:
+    if STANDING not in line.players[0].accepted.capabilities:
+        raise NotApplicable(f"it does not name {STANDING}")
+    # An epoch has two and a half batches, so its end comes, too.
+    for all_stand in (False, True, True, True):
+        stands = {line.players[-1]: all_stand}
+        following = await _standing_step(line, await line.deal(), stands)
+        if following is not None:
+            require(all_stand, "no assignment while a member does not stand", following.key)
+            await line.finish(following)
+
+
+async def _standing_step(
+    line: LineUnderTest, round_: AssignedRound, stands: dict[Player, bool]
+) -> AssignedRound | None:
+    """A step whose members stand, or not; the round that came with its record, if one did."""
+    await exchange(round_)
+    for player in round_.players:
+        standing = {"next": pb.RequestWork()} if stands.get(player, True) else {}
+        await line.ready(round_, player, **standing)
+    commits = await line.committed(round_)
+    works = {
+        player: commit.assignment
+        for player, commit in commits.items()
+        if commit.HasField("assignment")
+    }
+    if not works:
+        return None
+    same("the members with an assignment", len(commits), len(works))
+    record, epoch = commits[round_.players[0]].record, round_.works[round_.players[0]].epoch
+    same("the epoch, at whose end nobody is assigned work", epoch, record.cursor.epoch)
+    for player, work in works.items():
+        same(f"the parent at {player.name}:", key_of(record.key), key_of(work.parent))
+    key = key_of(works[round_.players[0]].key)
+    line.keys.append(("a round", key))
+    return AssignedRound(key, dict(sorted(works.items(), key=lambda each: each[1].rank)))
 
 
 @check(
@@ -276,6 +321,7 @@ CHECKS: tuple[ServerCheck, ...] = (
     shares_are_as_written,
     work_is_asked_for,
     requests_of_other_heads_are_ignored,
+    standing_requests_are_answered_at_once,
     everybody_is_told,
     records_say_what_was_done,
     records_are_a_chain,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from andon.protocol.capabilities import REDUCER_CAPABILITIES
 from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire import conversion
@@ -40,7 +41,7 @@ async def the_opening_is_answered(line: LineUnderTest) -> None:
         talk = await player.open_bulk()
         opened = await talk.take("round_opened")
         await talk.cancel()
-        extra = set(opened.capabilities)
+        extra = set(opened.capabilities) - set(REDUCER_CAPABILITIES)
         require(not extra, "none of the capabilities that are not Andon's", ", ".join(extra))
         most = opened.max_payload_bytes
         limit = f"a largest payload of 1 to {MAX_PAYLOAD_BYTES} bytes"

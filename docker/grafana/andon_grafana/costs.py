@@ -34,6 +34,7 @@ PATHS = {
     "shared-memory": (1, "shared memory", GREEN),
     "ring": (2, "ring", BLUE),
     "wire": (3, "wire", YELLOW),
+    "tcp": (4, "TCP lanes", BLUE),
 }
 """The number, text and colour of each path of an exchange."""
 

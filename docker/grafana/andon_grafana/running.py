@@ -122,13 +122,13 @@ _HISTORY = (
     ),
     Facts(
         title="How it trains",
-        tells="The run's schedule, how gradients travel, and their encoding on the way. Two rows "
-        "in the time shown: the run was started again with other settings.",
+        tells="The run's schedule, how gradients travel, and the encodings on the way there and "
+        "back. Two rows in the time shown: the run was started again with other settings.",
         see="docs/settings.md",
         queries=(
             Query(
-                expr=latest("andon_run_info", "schedule", "topology", "encoding"),
-                legend="{{schedule}} {{topology}} {{encoding}}",
+                expr=latest("andon_run_info", "schedule", "topology", "encoding", "answers"),
+                legend="{{schedule}} {{topology}} {{encoding}}/{{answers}}",
             ),
         ),
         width=5,

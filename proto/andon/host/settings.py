@@ -44,6 +44,7 @@ __all__ = [
     "Port",
     "Seconds",
     "SharedDir",
+    "TcpPort",
     "Verb",
     "Whole",
     "Within",
@@ -200,6 +201,15 @@ def _shared_dir(_type: Any, tokens: tuple[Token, ...]) -> Path | None:
     return shared_dir_of(tokens[0].value)
 
 
+def _tcp_port(_type: Any, tokens: tuple[Token, ...]) -> int | None:
+    text = tokens[0].value
+    if text.lower() == "off":
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) <= 65535):
+        raise ValueError(f"must be a port from 0 to 65535, or off, not {text!r}")
+    return int(text)
+
+
 Whole = Annotated[int, whole()]
 Count = Annotated[int, whole(1)]
 Workers = Annotated[int, whole(1, MAX_WORKERS)]
@@ -210,6 +220,7 @@ Address = Annotated[str, Parameter(validator=_check_address, metavar="HOST:PORT"
 Place = Annotated[str, Parameter(validator=_check_place, metavar="HOST[:PORT]")]
 File = Annotated[Path, Parameter(metavar="FILE")]
 Folder = Annotated[Path, Parameter(metavar="DIR")]
+TcpPort = Annotated[int | None, Parameter(metavar="PORT", converter=_tcp_port, n_tokens=1)]
 SharedDir = Annotated[Path | None, Parameter(metavar="DIR", converter=_shared_dir, n_tokens=1)]
 
 

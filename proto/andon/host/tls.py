@@ -31,6 +31,7 @@ __all__ = [
     "TlsError",
     "add_port",
     "address_of",
+    "client_context",
     "host_of",
     "is_loopback",
     "open_aio_channel",
@@ -45,6 +46,9 @@ KEY = "tls.key"
 """Its private key, PEM, not encrypted."""
 CA = "ca.crt"
 """The certificates that this process trusts, PEM."""
+
+_KERNEL_TLS = getattr(ssl, "OP_ENABLE_KTLS", 0)
+"""Lets the kernel encrypt, where Python, OpenSSL and the kernel all can."""
 
 _TRIES = 3
 """How often files are read again that changed while they were read."""
@@ -116,6 +120,25 @@ def open_aio_channel(address: str, options: Options, folder: Path | None) -> grp
     return grpc.aio.secure_channel(address, _client_credentials(folder), options=options)
 
 
+def client_context(folder: Path) -> ssl.SSLContext:
+    """The context with which a client opens a TCP lane: TLS 1.3, by the files of `folder`.
+
+    Raises:
+        TlsError: the folder can't be used.
+    """
+    identity = read_identity(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.options |= _KERNEL_TLS
+    context.load_verify_locations(cadata=_trusted(folder, identity).decode("ascii", "ignore"))
+    if identity.pair is not None:
+        try:
+            context.load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")
+        except OSError as error:  # SSLError is one
+            raise TlsError(f"the files in {folder} changed while they were read: {error}") from None
+    return context
+
+
 def add_port(server: _Server, where: str, identity: ServerIdentity | None) -> int:
     """Makes a server listen at host:port, with TLS if it has an identity. Returns the port.
 
@@ -151,8 +174,9 @@ class ServerIdentity:
         Otherwise removing `ca.crt` by mistake would open the server to everybody.
         """
         self._configuration = self._made_of(identity)
-        self._web: tuple[object, ssl.SSLContext] | None = None
-        """For browsers: how the files looked when they were read, and the context of them."""
+        self._contexts: dict[bool, tuple[object, ssl.SSLContext]] = {}
+        """For browsers (False) and for TCP lanes (True): how the files looked when they were read,
+        and the context of them."""
 
     def credentials(self) -> grpc.ServerCredentials:
         """gRPC's credentials, which follow the files."""
@@ -178,24 +202,43 @@ class ServerIdentity:
         """The context for a browser's handshake that begins now. It asks for no certificate:
         people have none, and show a token instead.
         """
+        return self._context(lane=False)
+
+    def lane_context(self) -> ssl.SSLContext:
+        """The context for a TCP lane's handshake that begins now: TLS 1.3, and certificates are
+        demanded as on gRPC.
+        """
+        return self._context(lane=True)
+
+    def _context(self, *, lane: bool) -> ssl.SSLContext:
         self._count()
         with self._lock:
             looks = _looks(self._folder)
-            if self._web is None or self._web[0] != looks:
-                self._web = looks, self._made_web()
-            return self._web[1]
+            known = self._contexts.get(lane)
+            if known is None or known[0] != looks:
+                self._contexts[lane] = known = looks, self._made_context(lane=lane)
+            return known[1]
 
-    def _made_web(self) -> ssl.SSLContext:
+    def _made_context(self, *, lane: bool) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.minimum_version = ssl.TLSVersion.TLSv1_3 if lane else ssl.TLSVersion.TLSv1_2
         try:
             pair = self._folder / CERTIFICATE, self._folder / KEY
             context.load_cert_chain(*pair, password="")
+            if lane:
+                # None is ever used again, and the client of a lane that only sends reads nothing.
+                context.num_tickets = 0
+                context.options |= _KERNEL_TLS
+                if self.demands_certificates:
+                    context.load_verify_locations(self._folder / CA)
+                    context.verify_mode = ssl.CERT_REQUIRED
         except OSError as error:  # SSLError is one
-            if self._web is None:
+            known = self._contexts.get(lane)
+            if known is None:
                 raise
-            log.warning("the previous certificate stays in use for browsers: %s", error)
-            return self._web[1]
+            for_whom = "TCP lanes" if lane else "browsers"
+            log.warning("the previous certificate stays in use for %s: %s", for_whom, error)
+            return known[1]
         return context
 
     def _take_over(self) -> None:
@@ -247,12 +290,18 @@ def host_of(address: str) -> str:
 
 def _client_credentials(folder: Path) -> grpc.ChannelCredentials:
     identity = read_identity(folder)
+    trusted = _trusted(folder, identity)
+    return grpc.ssl_channel_credentials(trusted, *(identity.pair or (None, None)))
+
+
+def _trusted(folder: Path, identity: Identity) -> bytes:
+    """The certificates that a client trusts."""
     if identity.ca is None:
         raise TlsError(
             f"a client needs {CA}, the certificates that it trusts, and {folder} lacks it: copy it "
             "from where the line's certificates were made"
         )
-    return grpc.ssl_channel_credentials(identity.ca, *(identity.pair or (None, None)))
+    return identity.ca
 
 
 def _looks(folder: Path) -> tuple[tuple[int, int, int] | None, ...]:

@@ -1,5 +1,5 @@
-/* Weighted means and bfloat16, each in one pass over memory that also finds values that are not
-   finite.
+/* Weighted means and narrow encodings, each in one pass over memory that also finds values that are
+   not finite.
 
    Gives the same bits as andon_reducer.core.mean and andon.protocol.encoding, which define the
    results and compute them with NumPy in several passes. A mean is, for each element,
@@ -18,6 +18,7 @@
 
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(ANDON_PORTABLE)
 #define HAS_AVX __builtin_cpu_supports("avx")
+#define HAS_AVX2 __builtin_cpu_supports("avx2")
 #include <immintrin.h>
 #endif
 
@@ -158,7 +159,9 @@ static int narrow_mean(char *out, char *const *vectors, const float *shares, Py_
     return finite;
 }
 
-/* The arguments of the two means. */
+#include "_strips.h"
+
+/* The arguments of the means. */
 typedef struct {
     Py_buffer out, *views;
     char **vectors;
@@ -177,10 +180,11 @@ static void release(Arguments *given)
     PyBuffer_Release(&given->out);
 }
 
-/* Takes the buffers, of items of `itemsize`. On an error returns -1 with an exception set, and holds
-   nothing. All checks are done here, since the passes run without the GIL and can't raise. */
+/* Takes the buffers. The vectors have `length` bytes each; if that is -1, as many as `out`, which
+   then must be whole items of `itemsize`. On an error returns -1 with an exception set, and holds
+   nothing. All checks are done before a pass, since passes run without the GIL and can't raise. */
 static int hold(Arguments *given, PyObject *out, PyObject *vectors, PyObject *shares,
-                size_t itemsize)
+                Py_ssize_t length, Py_ssize_t itemsize)
 {
     memset(given, 0, sizeof *given);
     given->count = PyTuple_Size(vectors);
@@ -207,8 +211,11 @@ static int hold(Arguments *given, PyObject *out, PyObject *vectors, PyObject *sh
         given->held++;
         given->shares[r] = (float)share;
         given->vectors[r] = given->views[r].buf;
-        if (given->views[r].len != given->out.len || given->out.len % (Py_ssize_t)itemsize) {
-            PyErr_SetString(PyExc_ValueError, "vectors and out must be of one length, in whole items");
+        if (given->views[r].len != (length < 0 ? given->out.len : length)
+            || given->out.len % itemsize) {
+            PyErr_SetString(PyExc_ValueError, length < 0
+                            ? "vectors and out must be of one length, in whole items"
+                            : "a vector is not as long as its elements");
             goto fail;
         }
     }
@@ -234,7 +241,7 @@ static PyObject *weighted_mean(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OO!O!p:weighted_mean", &out, &PyTuple_Type, &vectors,
                           &PyTuple_Type, &shares, &past_caches)
-        || hold(&given, out, vectors, shares, sizeof(float)) < 0)
+        || hold(&given, out, vectors, shares, -1, sizeof(float)) < 0)
         return NULL;
     size = given.out.len / (Py_ssize_t)sizeof(float);
     Py_BEGIN_ALLOW_THREADS
@@ -266,7 +273,7 @@ static PyObject *bfloat16_mean(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "OO!O!:bfloat16_mean", &out, &PyTuple_Type, &vectors,
                           &PyTuple_Type, &shares)
-        || hold(&given, out, vectors, shares, sizeof(uint16_t)) < 0)
+        || hold(&given, out, vectors, shares, -1, sizeof(uint16_t)) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     finite = narrow_mean(given.out.buf, given.vectors, given.shares, given.count,
@@ -306,15 +313,181 @@ static PyObject *to_bfloat16(PyObject *module, PyObject *args)
     return answer;
 }
 
+/* The elements of a payload or of a vector must be so few that no length overflows. */
+#define MOST_ELEMENTS (PY_SSIZE_T_MAX / 16)
+
+/* Takes the buffer of contiguous bytes of `object`, which must have `length` of them. */
+static int take(Py_buffer *view, PyObject *object, int flags, Py_ssize_t length, const char *what)
+{
+    if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | flags) < 0)
+        return -1;
+    if (view->len == length)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s has %zd bytes, and must have %zd", what, view->len, length);
+    PyBuffer_Release(view);
+    return -1;
+}
+
+static PyObject *to_strips(PyObject *args, int bits)
+{
+    PyObject *out_object, *values_object, *residual_object, *answer = NULL;
+    Py_buffer out, values, residual;
+    Py_ssize_t n;
+    int fits, wanted;
+    if (!PyArg_ParseTuple(args, "OOO", &out_object, &values_object, &residual_object)
+        || PyObject_GetBuffer(values_object, &values, PyBUF_C_CONTIGUOUS) < 0)
+        return NULL;
+    n = values.len / (Py_ssize_t)sizeof(float);
+    wanted = residual_object != Py_None;
+    if (values.len % (Py_ssize_t)sizeof(float) || n > MOST_ELEMENTS) {
+        PyErr_SetString(PyExc_ValueError, "values must be whole float32");
+        goto no_values;
+    }
+    if (take(&out, out_object, PyBUF_WRITABLE, payload_bytes(n, bits), "out") < 0)
+        goto no_values;
+    if (wanted && take(&residual, residual_object, PyBUF_WRITABLE, values.len, "residual") < 0)
+        goto no_out;
+    Py_BEGIN_ALLOW_THREADS
+    fits = (bits == 8 ? narrow_8 : narrow_4)(
+        out.buf, values.buf, wanted ? residual.buf : NULL, n);
+    Py_END_ALLOW_THREADS
+    answer = PyBool_FromLong(fits);
+    if (wanted)
+        PyBuffer_Release(&residual);
+no_out:
+    PyBuffer_Release(&out);
+no_values:
+    PyBuffer_Release(&values);
+    return answer;
+}
+
+static PyObject *from_strips(PyObject *args, int bits)
+{
+    PyObject *out_object, *payload_object, *answer = NULL;
+    Py_buffer out, payload;
+    Py_ssize_t n, start, some;
+    if (!PyArg_ParseTuple(args, "OOnn", &out_object, &payload_object, &n, &start)
+        || PyObject_GetBuffer(out_object, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0)
+        return NULL;
+    some = out.len / (Py_ssize_t)sizeof(float);
+    if (n < 0 || n > MOST_ELEMENTS || start < 0 || start % STRIP_OF(bits) || start > n
+        || some > n - start || out.len % (Py_ssize_t)sizeof(float)) {
+        PyErr_SetString(PyExc_ValueError, "out must be for elements that the payload has");
+    } else if (take(&payload, payload_object, 0, payload_bytes(n, bits), "payload") == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        (bits == 8 ? widen_8 : widen_4)(out.buf, payload.buf, n, start, some);
+        Py_END_ALLOW_THREADS
+        PyBuffer_Release(&payload);
+        answer = Py_NewRef(Py_None);
+    }
+    PyBuffer_Release(&out);
+    return answer;
+}
+
+static PyObject *strips_mean(PyObject *args, int bits)
+{
+    PyObject *out, *vectors, *shares;
+    Arguments given;
+    StripMean mean;
+    Py_ssize_t n;
+    int finite, wide;
+    if (!PyArg_ParseTuple(args, "OO!O!np", &out, &PyTuple_Type, &vectors, &PyTuple_Type, &shares,
+                          &n, &wide))
+        return NULL;
+    if (n < 0 || n > MOST_ELEMENTS) {
+        PyErr_SetString(PyExc_ValueError, "so many elements do not exist");
+        return NULL;
+    }
+    if (hold(&given, out, vectors, shares, payload_bytes(n, bits), 1) < 0)
+        return NULL;
+    if (given.out.len != (wide ? n * (Py_ssize_t)sizeof(float) : payload_bytes(n, bits))) {
+        PyErr_SetString(PyExc_ValueError, "out is not as long as its elements");
+        release(&given);
+        return NULL;
+    }
+    mean = (StripMean){given.out.buf, given.vectors, given.shares, given.count, n, wide};
+    Py_BEGIN_ALLOW_THREADS
+    finite = (bits == 8 ? mean_8 : mean_4)(&mean);
+    Py_END_ALLOW_THREADS
+    release(&given);
+    return PyBool_FromLong(finite);
+}
+
+PyDoc_STRVAR(to_int8_doc,
+"to_int8(out, values, residual, /)\n--\n\n"
+"Encodes float32 `values` to `out` as INT8_BLOCK. Returns whether all fit; if not, use nothing.\n\n"
+"`residual` is None or a buffer as long as `values`, which gets what is lost.\n\n"
+"Raises:\n    ValueError: the lengths do not match.\n");
+
+static PyObject *to_int8(PyObject *module, PyObject *args)
+{
+    (void)module;
+    return to_strips(args, 8);
+}
+
+PyDoc_STRVAR(to_int4_doc, "to_int4(out, values, residual, /)\n--\n\nLikewise as INT4_BLOCK.\n");
+
+static PyObject *to_int4(PyObject *module, PyObject *args)
+{
+    (void)module;
+    return to_strips(args, 4);
+}
+
+PyDoc_STRVAR(from_int8_doc,
+"from_int8(out, payload, count, start, /)\n--\n\n"
+"Decodes an INT8_BLOCK payload of `count` elements to the float32 of `out`, from `start` on.\n\n"
+"Raises:\n    ValueError: the lengths do not match, or `start` does not begin a strip.\n");
+
+static PyObject *from_int8(PyObject *module, PyObject *args)
+{
+    (void)module;
+    return from_strips(args, 8);
+}
+
+PyDoc_STRVAR(from_int4_doc,
+"from_int4(out, payload, count, start, /)\n--\n\nLikewise for INT4_BLOCK.\n");
+
+static PyObject *from_int4(PyObject *module, PyObject *args)
+{
+    (void)module;
+    return from_strips(args, 4);
+}
+
+PyDoc_STRVAR(int8_mean_doc,
+"int8_mean(out, vectors, shares, count, wide, /)\n--\n\n"
+"Like weighted_mean for INT8_BLOCK payloads of `count` elements; sums are float32.\n\n"
+"`out` gets float32 if `wide`, else INT8_BLOCK. Returns whether all is finite, and fits.\n");
+
+static PyObject *int8_mean(PyObject *module, PyObject *args)
+{
+    (void)module;
+    return strips_mean(args, 8);
+}
+
+PyDoc_STRVAR(int4_mean_doc,
+"int4_mean(out, vectors, shares, count, wide, /)\n--\n\nLikewise for INT4_BLOCK.\n");
+
+static PyObject *int4_mean(PyObject *module, PyObject *args)
+{
+    (void)module;
+    return strips_mean(args, 4);
+}
+
 static PyMethodDef methods[] = {
     {"weighted_mean", weighted_mean, METH_VARARGS, weighted_mean_doc},
     {"bfloat16_mean", bfloat16_mean, METH_VARARGS, bfloat16_mean_doc},
     {"to_bfloat16", to_bfloat16, METH_VARARGS, to_bfloat16_doc},
+    {"to_int8", to_int8, METH_VARARGS, to_int8_doc},
+    {"to_int4", to_int4, METH_VARARGS, to_int4_doc},
+    {"from_int8", from_int8, METH_VARARGS, from_int8_doc},
+    {"from_int4", from_int4, METH_VARARGS, from_int4_doc},
+    {"int8_mean", int8_mean, METH_VARARGS, int8_mean_doc},
+    {"int4_mean", int4_mean, METH_VARARGS, int4_mean_doc},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_fused", "Weighted means and bfloat16, in one pass each.", 0, methods,
+    PyModuleDef_HEAD_INIT, "_fused", "Weighted means and narrow encodings, in one pass each.", 0, methods,
     NULL, NULL, NULL, NULL,
 };
 

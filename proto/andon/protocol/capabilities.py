@@ -8,13 +8,22 @@ to a schedule are in `schedules`, and the ring's is in `ring`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from andon.protocol.encoding import Encoding
+
 __all__ = [
     "COORDINATOR_CAPABILITIES",
     "HASHED_BASE",
+    "INT4",
+    "INT8",
     "MEAN_BUFFERS",
     "NORMS",
     "OVERFLOW",
+    "REDUCER_CAPABILITIES",
+    "STANDING",
     "WORKER_CAPABILITIES",
+    "capabilities_of",
 ]
 
 NORMS = "norms.v1"
@@ -25,8 +34,23 @@ OVERFLOW = "overflow.v1"
 """The worker obeys `StepCommitted.overflow`; the coordinator sets it."""
 HASHED_BASE = "hashed-base.v1"
 """The coordinator tells digests that have hashes of frozen parameters from those that do not."""
+INT8 = "int8.v1"
+"""The program knows the encoding INT8_BLOCK. A worker does, a reducer averages it."""
+INT4 = "int4.v1"
+"""The program knows the encoding INT4_BLOCK, likewise."""
+STANDING = "standing.v1"
+"""The coordinator takes `StepReady.next`, and answers it with `StepCommitted.assignment`."""
 
-WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW)
+WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4)
 """What each PyTorch worker of this version can do; its Join may add others."""
-COORDINATOR_CAPABILITIES = (HASHED_BASE, OVERFLOW)
+COORDINATOR_CAPABILITIES = (HASHED_BASE, OVERFLOW, STANDING)
 """What a coordinator of this version can do."""
+REDUCER_CAPABILITIES = (INT8, INT4)
+"""What a reducer of this version can do on every machine; RoundOpened may name others."""
+
+_ENCODINGS = {Encoding.INT8_BLOCK: INT8, Encoding.INT4_BLOCK: INT4}
+
+
+def capabilities_of(encodings: Iterable[Encoding | None]) -> tuple[str, ...]:
+    """The capabilities that somebody needs who is sent these encodings, sorted."""
+    return tuple(sorted({_ENCODINGS[each] for each in encodings if each in _ENCODINGS}))

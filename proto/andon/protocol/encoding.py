@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Encoding", "EncodingOverflow", "decode", "decode_into", "encodable", "encode", "fused"]
+from andon.protocol.strips import GREATEST_SCALED, INT4, INT8, StripFormat, dequantise, quantise
+
+__all__ = [
+    "Encoding",
+    "EncodingOverflow",
+    "decode",
+    "decode_into",
+    "decode_part",
+    "encodable",
+    "encode",
+    "fused",
+]
 
 Floats = npt.NDArray[np.float32]
 
@@ -37,16 +48,46 @@ class Encoding(enum.Enum):
     INT32 = 5
     INT64 = 6
     UINT8 = 7
+    INT8_BLOCK = 8
+    INT4_BLOCK = 9
+
+    @classmethod
+    def of(cls, label: str) -> Encoding:
+        """The encoding of a label.
+
+        Raises:
+            ValueError: there is none.
+        """
+        for encoding in cls:
+            if encoding.label == label:
+                return encoding
+        raise ValueError(f"there is no encoding {label!r}")
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of one number."""
-        return _DTYPES[self].itemsize
+    def label(self) -> str:
+        """Its name on command lines and in messages for people, such as `float32` or `int8`."""
+        return _LABELS.get(self) or self.name.lower()
+
+    @property
+    def strips(self) -> StripFormat | None:
+        """The format, if elements share scales; None: each element stands by itself."""
+        return _STRIPS.get(self)
 
     @property
     def wire_dtype(self) -> np.dtype[Any]:
-        """The numpy type of the bytes; bfloat16, which numpy lacks, is unsigned 16 bits."""
+        """The numpy type of the bytes; bfloat16, which numpy lacks, is unsigned 16 bits.
+
+        Raises:
+            ValueError: the payload has scales and codes, which are of two types.
+        """
+        if self.strips is not None:
+            raise ValueError(f"a payload of {self.label} is no array of one type")
         return _DTYPES[self]
+
+    def payload_bytes(self, count: int) -> int:
+        """The length of the payload of `count` elements."""
+        strips = self.strips
+        return count * _DTYPES[self].itemsize if strips is None else strips.payload_bytes(count)
 
 
 _DTYPES: dict[Encoding, np.dtype[Any]] = {
@@ -59,6 +100,9 @@ _DTYPES: dict[Encoding, np.dtype[Any]] = {
     Encoding.UINT8: np.dtype("u1"),
 }
 
+_STRIPS = {Encoding.INT8_BLOCK: INT8, Encoding.INT4_BLOCK: INT4}
+_LABELS = {Encoding.INT8_BLOCK: "int8", Encoding.INT4_BLOCK: "int4"}
+
 
 class EncodingOverflow(ValueError):
     """A finite value does not fit the encoding: `element` is its index, `value` the value."""
@@ -66,7 +110,7 @@ class EncodingOverflow(ValueError):
     def __init__(self, encoding: Encoding, element: int, value: float) -> None:
         """Names the element, and the remedy."""
         super().__init__(
-            f"element {element} is {value:g}, beyond what {encoding.name.lower()} holds: "
+            f"element {element} is {value:g}, beyond what {encoding.label} holds: "
             "use bfloat16 or float32, or scale the loss down"
         )
         self.encoding = encoding
@@ -74,17 +118,25 @@ class EncodingOverflow(ValueError):
         self.value = value
 
 
-def decode(payload: bytes | memoryview, encoding: Encoding) -> Floats:
+def decode(payload: bytes | memoryview, encoding: Encoding, count: int | None = None) -> Floats:
     """The numbers of a payload as float32, shape (n,); a read-only view where that is possible.
 
+    `count` is n. An encoding with scales needs it: two counts may have payloads of one length.
+
     Raises:
-        ValueError: the payload's length is not a whole number of elements, or the encoding is
-            not one of floating-point numbers that float32 holds.
+        ValueError: the payload is not as long as `count` elements, or no whole number of them; or
+            the encoding is not one of numbers that float32 holds.
     """
-    numbers = _numbers(payload, encoding)
-    if encoding is Encoding.FLOAT32:
-        return numbers
-    return _widened(numbers, encoding, np.empty(numbers.size, np.float32))
+    if encoding.strips is None:
+        numbers = _numbers(payload, encoding)
+        found = numbers.size
+        if encoding is Encoding.FLOAT32 and count in (None, found):
+            return numbers
+    elif count is None:
+        raise ValueError(f"a payload of {encoding.label} does not say how many numbers it holds")
+    out = np.empty(found if count is None else count, np.float32)
+    decode_into(payload, encoding, out)
+    return out
 
 
 def decode_into(payload: bytes | memoryview, encoding: Encoding, out: Floats) -> None:
@@ -93,26 +145,94 @@ def decode_into(payload: bytes | memoryview, encoding: Encoding, out: Floats) ->
     Raises:
         ValueError: as for `decode`, or `out` has another size.
     """
+    if encoding.strips is not None:
+        decode_part(payload, encoding, out.size, 0, out)
+        return
     numbers = _numbers(payload, encoding)
     if numbers.size != out.size:
         raise ValueError(f"{numbers.size} numbers do not fill {out.size} places")
     _widened(numbers, encoding, out)
 
 
-def encode(values: Floats, encoding: Encoding) -> memoryview:
-    """Finite float32 numbers, shape (n,), as bytes; a view of `values` for FLOAT32.
+def decode_part(
+    payload: bytes | memoryview, encoding: Encoding, count: int, start: int, out: Floats
+) -> None:
+    """Writes elements of a payload of `count` elements, from element `start` on, to `out`.
 
-    NaN and infinities stay as they are. A caller checks for them before.
+    `out` is contiguous float32 and says how many elements; `start` is a multiple of 128.
 
     Raises:
-        EncodingOverflow: a finite value is not finite once encoded.
+        ValueError: as for `decode`, or there are no such elements.
+    """
+    strips = encoding.strips
+    if start < 0 or start + out.size > count:
+        raise ValueError(f"elements {start} to {start + out.size} are not among {count}")
+    if strips is None:
+        numbers = _numbers(payload, encoding)
+        if numbers.size != count:
+            raise ValueError(f"{numbers.size} numbers do not fill {count} places")
+        _widened(numbers[start : start + out.size], encoding, out)
+        return
+    found = memoryview(payload).nbytes
+    if found != strips.payload_bytes(count):
+        raise ValueError(f"{found} bytes are not {count} elements of {encoding.label}")
+    if fused is not None and out.flags.c_contiguous:
+        widen = fused.from_int8 if strips.bits == 8 else fused.from_int4
+        widen(_bytes_of(out), payload, count, start)
+    else:
+        dequantise(np.frombuffer(payload, np.uint8), strips, count, start, out)
+
+
+def encode(values: Floats, encoding: Encoding, residual: Floats | None = None) -> memoryview:
+    """Finite float32 numbers, shape (n,), as bytes; a view of `values` for FLOAT32.
+
+    If `residual` is given, it gets what the encoding lost: float32(values - decoded). It is
+    contiguous float32, of the shape of `values`, and shares no memory with them.
+
+    NaN and infinities stay what they are, or become NaN where the encoding has no infinity. A
+    caller checks for them before.
+
+    Raises:
+        EncodingOverflow: a finite value is not finite once encoded. `residual` is of no use then.
         ValueError: the encoding is not one of floating-point numbers that float32 fills.
     """
-    if encoding is Encoding.FLOAT32:
-        return _bytes_of(np.ascontiguousarray(values, dtype="<f4"))
-    if encoding not in _GREATEST:
-        raise ValueError(f"float32 numbers are not encoded as {encoding.name.lower()}")
     values = np.ascontiguousarray(values, dtype=np.float32)
+    if encoding.strips is not None:
+        return _quantised(values, encoding, encoding.strips, residual)
+    if encoding is Encoding.FLOAT32:
+        if residual is not None:
+            residual.fill(0)
+        return _bytes_of(values.astype("<f4", copy=False))
+    payload = _narrowed(values, encoding)
+    if residual is not None:
+        with np.errstate(invalid="ignore"):
+            np.subtract(values, decode(payload, encoding), out=residual)
+    return payload
+
+
+def _quantised(
+    values: Floats, encoding: Encoding, strips: StripFormat, residual: Floats | None
+) -> memoryview:
+    out = np.empty(strips.payload_bytes(values.size), np.uint8)
+    if fused is not None:
+        narrow = fused.to_int8 if strips.bits == 8 else fused.to_int4
+        if narrow(out.data, _bytes_of(values), None if residual is None else _bytes_of(residual)):
+            return out.data
+    # The compiled pass only says that some value is illegal. These passes find which one.
+    for start in range(0, values.size, _TILE_ELEMENTS):
+        tile = values[start : start + _TILE_ELEMENTS]
+        if not _within(tile, GREATEST_SCALED):
+            lost = np.flatnonzero((np.abs(tile) > GREATEST_SCALED) & np.isfinite(tile))
+            if lost.size:
+                raise EncodingOverflow(encoding, start + int(lost[0]), float(tile[lost[0]]))
+    quantise(values, strips, out, residual)
+    return out.data
+
+
+def _narrowed(values: Floats, encoding: Encoding) -> memoryview:
+    """Float32 numbers as one of the 16-bit encodings."""
+    if encoding not in _GREATEST:
+        raise ValueError(f"float32 numbers are not encoded as {encoding.label}")
     narrow = np.empty(values.size, dtype=encoding.wire_dtype)
     if (
         fused is not None
@@ -146,7 +266,7 @@ def encodable(values: Floats, encoding: Encoding) -> bool:
     """
     greatest = _GREATEST.get(encoding)
     if greatest is None and encoding is not Encoding.FLOAT32:
-        raise ValueError(f"float32 numbers are not encoded as {encoding.name.lower()}")
+        raise ValueError(f"float32 numbers are not encoded as {encoding.label}")
     with np.errstate(all="ignore"):
         for start in range(0, values.size, _TILE_ELEMENTS):
             tile = values[start : start + _TILE_ELEMENTS]
@@ -166,8 +286,10 @@ _TILE_ELEMENTS = 2**16
 _GREATEST = {
     Encoding.FLOAT16: np.nextafter(np.float32(65520), np.float32(0)),
     Encoding.BFLOAT16: np.uint32(0x7F7F7FFF).view(np.float32),
+    Encoding.INT8_BLOCK: GREATEST_SCALED,
+    Encoding.INT4_BLOCK: GREATEST_SCALED,
 }
-"""The greatest float32 that is finite once it is rounded."""
+"""The greatest float32 that may be encoded: for 16 bits, what is finite once it is rounded."""
 
 
 def _within(tile: Floats, greatest: np.float32) -> bool:
@@ -209,7 +331,7 @@ def _settle(tile: Floats, out: npt.NDArray[Any], encoding: Encoding, start: int)
 
 def _numbers(payload: bytes | memoryview, encoding: Encoding) -> npt.NDArray[Any]:
     if encoding is not Encoding.FLOAT32 and encoding not in _GREATEST:
-        raise ValueError(f"{encoding.name.lower()} is not decoded to float32")
+        raise ValueError(f"{encoding.label} is not decoded to float32")
     return np.frombuffer(payload, dtype=encoding.wire_dtype)
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "SharedMemoryOffer",
     "Slice",
     "StaleRound",
+    "TcpOffer",
 ]
 
 _NO_BYTES = memoryview(b"")
@@ -69,6 +70,14 @@ class SharedMemoryOffer:
     name: str
     size_bytes: int
     nonce_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TcpOffer:
+    """A port beside a call of gRPC, on the same host, and the nonce that its clients must prove."""
+
+    port: int
+    nonce: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +160,8 @@ class RoundOpened:
     averages: SharedMemoryOffer | None = None
     shared_memory_refused: str = ""
     """Why the reducer does not offer shared memory that the worker asked for."""
+    tcp: TcpOffer | None = None
+    """Where the stream may go on over plain TCP; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

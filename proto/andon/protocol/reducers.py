@@ -1,13 +1,13 @@
 """Reducers: which reducer averages which elements of the model.
 
-The model is partitioned between chunks, evenly by bytes. With several reducers it is divided into
-stripes first, and each stripe is partitioned among all of them: backward makes one block after the
-other, and so every reducer and every link has a part of each block to work on.
+The model is partitioned between chunks, evenly by bytes. With several reducers it is cut into
+pieces, of one chunk each if the model is not very large, and each piece goes to the reducer that
+has least so far. Backward makes one block after the other. So of every block each reducer has a
+part, no link has to carry a block alone, and the last block is exchanged over all links at once.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,9 +19,10 @@ __all__ = ["MAX_REDUCERS", "ReducerShare", "chunks_by_address", "partition"]
 MAX_REDUCERS = 64
 """The most reducers that a line may be configured for."""
 
-_STRIPES = 8
-_CHUNKS_A_PIECE = 4
-"""A stripe has at least so many chunks for each reducer; smaller ones are not worth it."""
+_PIECES = 256
+"""A large model is cut into a few hundred pieces: each assignment of each worker has the map."""
+_PIECES_OF_A_REDUCER = 4
+"""A small model is cut so finely that each reducer has about so many, if it has the chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +45,36 @@ def partition(
 ) -> tuple[ReducerShare, ...]:
     """Partitions the model among the reducers at `addresses`, in the layout's order.
 
+    No reducer has more than another by more than a piece, of the model and of any beginning of it.
     A reducer has several shares, or none if there are more reducers than chunks.
     """
     count = len(addresses)
     if count < 2:
         return tuple(ReducerShare(address, 0, layout.elements) for address in addresses)
-    edges = [start for start, _ in _starts(layout, chunk_elements)] + [layout.elements]
-    stripes = max(1, min(_STRIPES, (len(edges) - 1) // (_CHUNKS_A_PIECE * count)))
-    pieces = stripes * count
-    cuts = [_nearest(edges, layout.elements * piece / pieces) for piece in range(pieces + 1)]
-    shares = (
-        ReducerShare(addresses[piece % count], start, stop)
-        for piece, (start, stop) in enumerate(pairwise(cuts))
-        if start < stop
-    )
+    averages = [0] * count
+    shares = []
+    for start, stop in pairwise(_cuts(layout, chunk_elements, count)):
+        # Of several that have as little, the first one: so they take turns.
+        least = averages.index(min(averages))
+        averages[least] += stop - start
+        shares.append(ReducerShare(addresses[least], start, stop))
     return tuple(shares) or (ReducerShare(addresses[0], 0, 0),)
+
+
+def _cuts(layout: Layout, chunk_elements: int, reducers: int) -> list[int]:
+    """The edges of the pieces, both ends of the model included. A piece is one or more chunks."""
+    whole = layout.elements
+    small = min(chunk_elements, whole // (_PIECES_OF_A_REDUCER * reducers))
+    cuts = [0]
+    for start, chunk in _starts(layout, chunk_elements):
+        # Towards the end pieces shrink, to a chunk at last: so the reducers end up even, and all
+        # links have a part of the last block, which no backward hides.
+        most = max(small, min(whole // _PIECES, (whole - cuts[-1]) // (2 * reducers)))
+        if start > cuts[-1] and start + chunk.count - cuts[-1] > most:
+            cuts.append(start)
+    if whole:
+        cuts.append(whole)
+    return cuts
 
 
 def chunks_by_address(
@@ -97,14 +113,3 @@ def _starts(layout: Layout, chunk_elements: int) -> Iterator[tuple[int, Chunk]]:
     for chunk in layout.chunks(chunk_elements):
         yield start, chunk
         start += chunk.count
-
-
-def _nearest(edges: Sequence[int], place: float) -> int:
-    """The edge nearest to a place; of two as near, the lower one."""
-    above = bisect_left(edges, place)
-    if above == 0:
-        return edges[0]
-    if above == len(edges):
-        return edges[-1]
-    low, high = edges[above - 1], edges[above]
-    return low if place - low <= high - place else high

@@ -13,11 +13,21 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.limits import BATCH_LIMIT, CHUNK_ELEMENTS, COUNT_LIMIT
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
 
-__all__ = ["DRAINED", "SILENCE_LEASES", "Liveness", "Policy", "RunPlan", "Topology"]
+__all__ = [
+    "DRAINED",
+    "HEARTBEATS_A_SECOND",
+    "SILENCE_LEASES",
+    "Liveness",
+    "Policy",
+    "RunPlan",
+    "Topology",
+]
 
 DRAINED = "drained"
 """The stop reason of a run that a person has drained."""
 
+HEARTBEATS_A_SECOND = 256
+"""So many heartbeats take the coordinator about a twentieth of a processor."""
 SILENCE_LEASES = 20
 """A worker whose connection is alive is lost only if it sends nothing for so many leases."""
 
@@ -120,6 +130,8 @@ class Liveness:
     """A worker that sends nothing for so long is lost, unless its connection is alive."""
     reconnect_s: float = 300.0
     """How long a worker keeps trying to reach the coordinator."""
+    slower_s: float = 0.0
+    """A worker sends a Heartbeat so often, if that is less often than three times a lease."""
 
     def __post_init__(self) -> None:
         """Refuses a lease that no heartbeat could keep."""
@@ -127,11 +139,24 @@ class Liveness:
             raise ValueError(f"lease_s must be at least 0.1 s, not {self.lease_s}")
         if not (math.isfinite(self.reconnect_s) and self.reconnect_s >= 0):
             raise ValueError(f"reconnect_s must be 0 s or more, not {self.reconnect_s}")
+        if not 0 <= self.slower_s <= self.lease_s:
+            raise ValueError(f"slower_s must be from 0 s to lease_s, not {self.slower_s}")
+
+    @classmethod
+    def of_line(cls, lease_s: float, workers: int) -> Liveness:
+        """The liveness of a line that may have so many workers.
+
+        Many send their heartbeats less often, so that the coordinator hears no more than
+        `HEARTBEATS_A_SECOND` of them together, or little more: none is ever longer than a lease.
+        Pings keep the lease, and a heartbeat only says what its worker does.
+        """
+        slower_s = min(workers / HEARTBEATS_A_SECOND, 0.9 * lease_s)
+        return cls(lease_s=lease_s, slower_s=slower_s if slower_s > lease_s / 3 else 0.0)
 
     @property
     def heartbeat_s(self) -> float:
         """A worker sends a Heartbeat so often: three times a lease, so that one may be late."""
-        return self.lease_s / 3
+        return max(self.lease_s / 3, self.slower_s)
 
     @property
     def silence_s(self) -> float:
@@ -181,3 +206,11 @@ class Policy:
         norm = self.max_grad_norm
         if norm is not None and not (math.isfinite(norm) and norm > 0):
             raise ValueError(f"max_grad_norm must be above 0, not {norm}")
+
+    @property
+    def encodings(self) -> frozenset[Encoding]:
+        """Those that contributions and averages of numbers travel in."""
+        named = {self.encoding, self.answer_encoding or self.encoding}
+        if self.encoding.strips is not None and (self.average_buffers or self.local_steps):
+            named.add(Encoding.FLOAT32)  # Running statistics: see section 18 of the protocol.
+        return frozenset(named)

@@ -491,7 +491,7 @@ class WeightsDigest(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ..., prefixes: _Optional[bytes] = ..., base_hashed: bool = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow")
+    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -506,6 +506,7 @@ class StepReady(_message.Message):
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     OWN_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     loss_sum: float
     weight: float
@@ -520,10 +521,11 @@ class StepReady(_message.Message):
     gradient_norm: float
     own_gradient_norm: float
     overflow: bool
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ...) -> None: ...
+    next: RequestWork
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
-    __slots__ = ("record", "loss", "samples", "contributors", "stop_reason", "correct", "pacing", "overflow")
+    __slots__ = ("record", "loss", "samples", "contributors", "stop_reason", "correct", "pacing", "overflow", "assignment")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -532,6 +534,7 @@ class StepCommitted(_message.Message):
     CORRECT_FIELD_NUMBER: _ClassVar[int]
     PACING_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     record: _record_pb2.Record
     loss: float
     samples: int
@@ -540,7 +543,8 @@ class StepCommitted(_message.Message):
     correct: int
     pacing: bytes
     overflow: bool
-    def __init__(self, record: _Optional[_Union[_record_pb2.Record, _Mapping]] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., contributors: _Optional[int] = ..., stop_reason: _Optional[str] = ..., correct: _Optional[int] = ..., pacing: _Optional[bytes] = ..., overflow: bool = ...) -> None: ...
+    assignment: ShardAssignment
+    def __init__(self, record: _Optional[_Union[_record_pb2.Record, _Mapping]] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., contributors: _Optional[int] = ..., stop_reason: _Optional[str] = ..., correct: _Optional[int] = ..., pacing: _Optional[bytes] = ..., overflow: bool = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ...) -> None: ...
 
 class RoundVoided(_message.Message):
     __slots__ = ("key", "message")
@@ -793,7 +797,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class LineStatus(_message.Message):
-    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note")
+    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -819,6 +823,7 @@ class LineStatus(_message.Message):
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_NOTE_FIELD_NUMBER: _ClassVar[int]
+    TCP_PORT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: LineState
     step: int
@@ -844,7 +849,8 @@ class LineStatus(_message.Message):
     checkpoints: CheckpointStatus
     schedule: str
     schedule_note: str
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ...) -> None: ...
+    tcp_port: int
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ...) -> None: ...
 
 class CheckpointStatus(_message.Message):
     __slots__ = ("writer", "node_id", "folder", "every", "last", "overdue", "elsewhere")

@@ -16,6 +16,8 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_INT32: _ClassVar[Encoding]
     ENCODING_INT64: _ClassVar[Encoding]
     ENCODING_UINT8: _ClassVar[Encoding]
+    ENCODING_INT8_BLOCK: _ClassVar[Encoding]
+    ENCODING_INT4_BLOCK: _ClassVar[Encoding]
 
 class Dtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +43,8 @@ ENCODING_FLOAT64: Encoding
 ENCODING_INT32: Encoding
 ENCODING_INT64: Encoding
 ENCODING_UINT8: Encoding
+ENCODING_INT8_BLOCK: Encoding
+ENCODING_INT4_BLOCK: Encoding
 DTYPE_UNSPECIFIED: Dtype
 DTYPE_FLOAT32: Dtype
 DTYPE_FLOAT16: Dtype

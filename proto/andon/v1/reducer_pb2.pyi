@@ -111,18 +111,28 @@ class OpenRound(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., capabilities: _Optional[_Iterable[str]] = ..., block_elements: _Optional[_Iterable[int]] = ..., shared_folder: _Optional[bytes] = ...) -> None: ...
 
 class RoundOpened(_message.Message):
-    __slots__ = ("capabilities", "max_payload_bytes", "contributions", "averages", "shared_memory_refused")
+    __slots__ = ("capabilities", "max_payload_bytes", "contributions", "averages", "shared_memory_refused", "tcp")
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     MAX_PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     AVERAGES_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    TCP_FIELD_NUMBER: _ClassVar[int]
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     max_payload_bytes: int
     contributions: SharedMemoryOffer
     averages: SharedMemoryOffer
     shared_memory_refused: str
-    def __init__(self, capabilities: _Optional[_Iterable[str]] = ..., max_payload_bytes: _Optional[int] = ..., contributions: _Optional[_Union[SharedMemoryOffer, _Mapping]] = ..., averages: _Optional[_Union[SharedMemoryOffer, _Mapping]] = ..., shared_memory_refused: _Optional[str] = ...) -> None: ...
+    tcp: TcpOffer
+    def __init__(self, capabilities: _Optional[_Iterable[str]] = ..., max_payload_bytes: _Optional[int] = ..., contributions: _Optional[_Union[SharedMemoryOffer, _Mapping]] = ..., averages: _Optional[_Union[SharedMemoryOffer, _Mapping]] = ..., shared_memory_refused: _Optional[str] = ..., tcp: _Optional[_Union[TcpOffer, _Mapping]] = ...) -> None: ...
+
+class TcpOffer(_message.Message):
+    __slots__ = ("port", "nonce")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    nonce: bytes
+    def __init__(self, port: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class SharedMemoryOffer(_message.Message):
     __slots__ = ("name", "size_bytes", "nonce_offset")

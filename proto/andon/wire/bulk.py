@@ -103,9 +103,9 @@ class Envelope:
             payload: None for a message without one.
             checksums: the fields that follow the message in its wrapper.
         """
-        tag, body = self._tags[type(header)], header.SerializeToString()
         if payload is None:
-            return b"".join((tag, varint(len(body)), body, checksums))
+            return self.write_head(header, checksums)
+        tag, body = self._tags[type(header)], header.SerializeToString()
         payload_head = _PAYLOAD_TAG + varint(payload.nbytes)
         rest = len(body) + len(payload_head) + payload.nbytes
         padding = self._first_padding
@@ -120,6 +120,11 @@ class Envelope:
         if padding:
             body += _PADDING_TAG + length_prefixed(bytes(padding - _EMPTY_PADDING_BYTES))
         return b"".join((head, body, payload_head, payload, checksums))
+
+    def write_head(self, header: Message, checksums: bytes = b"") -> bytes:
+        """A wrapper's bytes without a payload; `checksums` as in `write`."""
+        body = header.SerializeToString()
+        return b"".join((self._tags[type(header)], varint(len(body)), body, checksums))
 
     def _parts_of(
         self, data: memoryview, checksums: dict[int, int]

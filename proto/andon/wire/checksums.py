@@ -8,27 +8,22 @@ and is checked on the thread that uses the numbers. docs/protocol.md defines the
 from __future__ import annotations
 
 import struct
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
+from fastcrc import crc32
 
 from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient, RingChunk, RingHeader
 from andon.wire.fields import FIXED32, FrameError, varint
-
-with warnings.catch_warnings():
-    # Without its C extension it warns and is some thousand times slower: nothing is offered then.
-    warnings.simplefilter("ignore", RuntimeWarning)
-    import google_crc32c
 
 __all__ = [
     "CAPABILITY",
     "Checksummed",
     "checksum_fields_of",
     "crc32c_of",
+    "extended",
+    "header_crc32c_of",
     "is_intact",
-    "offered_capabilities",
     "require_header_intact",
 ]
 
@@ -48,18 +43,13 @@ _TERMS = struct.Struct("<I2Q2Id3IQI")
 _CHUNK = struct.Struct("<I2Q3I2QI")
 
 
-def offered_capabilities() -> tuple[str, ...]:
-    """The capability, unless checksums would be slow on this machine."""
-    return (CAPABILITY,) if google_crc32c.implementation == "c" else ()
-
-
 def crc32c_of(message: Checksummed) -> int:
     """The CRC-32C of a message's header and payload.
 
     Raises:
         ValueError: a number that its field can't hold.
     """
-    return _extended(_header_crc32c_of(message), message)
+    return _of_payload(header_crc32c_of(message), message)
 
 
 def is_intact(message: BlockGradient | AveragedBlock | RingChunk) -> bool:
@@ -67,17 +57,21 @@ def is_intact(message: BlockGradient | AveragedBlock | RingChunk) -> bool:
     return message.crc32c == crc32c_of(message)
 
 
-def checksum_fields_of(message: Checksummed) -> bytes:
+def checksum_fields_of(message: Checksummed, crc32c: int | None = None) -> bytes:
     """A message's checksums as the fields that follow it on the wire: the header's, the chunk's.
+
+    Args:
+        message: what they are of.
+        crc32c: the chunk's, where it is known: then the payload is not read again.
 
     Raises:
         ValueError: a number that its field can't hold.
     """
-    header = _header_crc32c_of(message)
+    header = header_crc32c_of(message)
     trailer = _HEADER_TAG + _U32.pack(header)
     if isinstance(message, Abstain | RingHeader):
         return trailer
-    return trailer + _TAG + _U32.pack(_extended(header, message))
+    return trailer + _TAG + _U32.pack(_of_payload(header, message) if crc32c is None else crc32c)
 
 
 def require_header_intact(message: object, header_crc32c: int | None) -> None:
@@ -88,27 +82,34 @@ def require_header_intact(message: object, header_crc32c: int | None) -> None:
     """
     if header_crc32c is None or not isinstance(message, Checksummed):
         return
-    if header_crc32c != _header_crc32c_of(message):
+    if header_crc32c != header_crc32c_of(message):
         raise FrameError(
             f"{type(message).__name__} does not match its header_crc32c: the network, or a "
             "machine's memory, changed it on its way"
         )
 
 
-def _header_crc32c_of(message: Checksummed) -> int:
+def header_crc32c_of(message: Checksummed) -> int:
+    """The CRC-32C of a message's header alone, with which that of the chunk begins.
+
+    Raises:
+        ValueError: a number that its field can't hold.
+    """
     try:
         header = _HEADERS[type(message)](message)
     except struct.error as error:
         raise ValueError(f"{type(message).__name__}: {error}") from None
-    return int(google_crc32c.value(header))
+    return crc32.iscsi(header)  # iSCSI's is CRC-32C.
 
 
-def _extended(crc: int, message: Checksummed) -> int:
+def extended(crc32c: int, data: memoryview) -> int:
+    """A CRC-32C over more bytes: those of which it is, and `data` behind them."""
+    return crc32.iscsi(data, crc32c)
+
+
+def _of_payload(crc: int, message: Checksummed) -> int:
     payload = getattr(message, "payload", None)
-    if payload is None or not payload.nbytes:
-        return crc
-    # The library takes an array and no memoryview. Nothing is copied.
-    return int(google_crc32c.extend(crc, np.frombuffer(payload, dtype=np.uint8)))
+    return crc if payload is None else extended(crc, payload)
 
 
 def _gradient(message: BlockGradient) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -319,8 +320,7 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
             average_buffers=message.average_buffers,
         )
         # Averages may have a wider encoding than contributions, and must fit a message, too.
-        sent = {policy.encoding, policy.answer_encoding or policy.encoding}
-        chunk_bytes = policy.chunk_elements * max(encoding.itemsize for encoding in sent)
+        chunk_bytes = max(each.payload_bytes(policy.chunk_elements) for each in policy.encodings)
         if chunk_bytes > MAX_PAYLOAD_BYTES:
             raise WireError(f"Policy: chunks of {chunk_bytes} bytes, above {MAX_PAYLOAD_BYTES}")
         return policy
@@ -343,12 +343,15 @@ def liveness_from_proto(message: coordinator_pb2.Liveness) -> Liveness:
     """
     with reading(message):
         liveness = Liveness(lease_s=message.lease_s, reconnect_s=message.reconnect_s)
+        heartbeat_s = message.heartbeat_s
         # A worker sends heartbeats three times a lease, and must not be expected to send more.
-        if not message.heartbeat_s >= liveness.heartbeat_s * (1 - 1e-9):
+        if not heartbeat_s >= liveness.heartbeat_s * (1 - 1e-9):
             raise WireError(
                 f"Liveness: heartbeat_s must be at least a third of lease_s, not "
-                f"{message.heartbeat_s} of {liveness.lease_s}"
+                f"{heartbeat_s} of {liveness.lease_s}"
             )
+        if heartbeat_s > liveness.heartbeat_s:
+            liveness = replace(liveness, slower_s=min(heartbeat_s, liveness.lease_s))
         return liveness
 
 

@@ -22,9 +22,10 @@ from andon_cli.client import LineClient, LineStatus
 from andon_cli.doctor.findings import Finding, fail, ok, warn
 from andon_cli.texts import halted_line
 
-__all__ = ["check_access", "check_line", "judge_status"]
+__all__ = ["check_access", "check_lanes", "check_line", "judge_status"]
 
 _PATIENCE_S = 5.0
+_PREAMBLE_BYTES = 64
 _SERVICE = "andon.v1.Coordinator"
 
 
@@ -52,7 +53,50 @@ async def check_line(address: str, access: Access = CLEAR) -> list[Finding]:
             fail("line", f"the coordinator does not answer ({error})", "see its log"),
         ]
     reached = [await _reach(each.address) for each in status.reducers if each.address]
-    return [*findings, judge_status(status), *reached]
+    lanes = await check_lanes(address.rpartition(":")[0], status.tcp_port)
+    return [*findings, judge_status(status), *lanes, *reached]
+
+
+async def check_lanes(host: str, port: int) -> list[Finding]:
+    """Whether gradients can take TCP lanes from here, and what happens if not.
+
+    Shows the listener a preamble of zeros: it hangs up without a byte, and nobody notices.
+
+    Args:
+        host: as the line was reached, which is where its lanes are.
+        port: that of its lanes; 0: it offers none.
+    """
+    if not port:
+        return [ok("lanes", "the service offers no TCP lanes: gradients travel over gRPC")]
+    where = f"{host}:{port}"
+    unreachable = await _knock(where, "lanes")
+    if unreachable is None and not await _hangs_up(host.strip("[]"), port):
+        unreachable = fail("lanes", f"what listens at {where} is no listener of TCP lanes", "-")
+    if unreachable is None:
+        return [ok("lanes", f"{where} can be reached: gradients take TCP lanes")]
+    return [
+        warn(
+            "lanes",
+            f"no TCP lanes from here: {unreachable.fact}",
+            "training works, and gradients travel over gRPC, which takes more processor time; open "
+            "the port to this host (the service's --tcp-port fixes its number)",
+        )
+    ]
+
+
+async def _hangs_up(host: str, port: int) -> bool:
+    """Whether a listener answers a preamble that proves nothing as one of lanes does."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(bytes(_PREAMBLE_BYTES))
+            said = await reader.read(1)
+            writer.close()
+    except ConnectionResetError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    return not said
 
 
 def judge_status(status: LineStatus) -> Finding:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from andon.protocol.halts import HaltReason
+from andon.protocol.records import Key
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import CloseStream, LineState, SaveDeparture
 from andon_coordinator.core.events import (
@@ -49,7 +50,6 @@ __all__ = [
 ]
 
 _STILL_WORKS = (Activity.LOADING, Activity.COMPUTING, Activity.BUSY, Activity.EVALUATING)
-_WAITS = (Activity.EXCHANGING, Activity.COMMITTING)
 
 
 # -------------------------------------------------------------------------- a worker goes away
@@ -129,12 +129,12 @@ def lose(core: CoreState, member: LineMember, why: str) -> None:
 def look_for_silence(core: CoreState) -> None:
     """Cuts off members that have been silent, and loses members whose grace is over."""
     silence_s = core.settings.liveness.silence_s
-    for member in core.members.live():
-        if core.now - member.heard_at >= silence_s:
-            message = f"nothing was heard for {silence_s:g} s"
-            cut_off(core, member, message, f"silent for {silence_s:g} s", grace_s=0.0)
-    for member in core.members.in_grace():
-        if member.grace_until is not None and member.grace_until <= core.now:
+    for member in core.members.silent(lambda heard_at: core.now - heard_at >= silence_s):
+        message = f"nothing was heard for {silence_s:g} s"
+        cut_off(core, member, message, f"silent for {silence_s:g} s", grace_s=0.0)
+    for member in core.members.grace_over(core.now):
+        # The loss of one may have ended the grace of another.
+        if member.grace_until is not None:
             lose(core, member, "it did not come back")
 
 
@@ -166,7 +166,7 @@ def _leave_stream(core: CoreState, member: LineMember, message: str, *, crash: b
     member.stream = None
     member.wants_work = False
     member.held = None
-    if core.round is not None and member.worker in core.round.roster:
+    if core.round is not None and member.worker in core.round.rank_of:
         # A worker that dies of a sample was heard up to its death. One that was silent for two
         # heartbeats before has a dead link or a stopped host: no sample did that.
         silent = core.now - member.heard_at >= 2 * core.settings.liveness.heartbeat_s
@@ -220,11 +220,22 @@ def _count_loss(core: CoreState, member: LineMember) -> None:
 # ----------------------------------------------------------------------------- stragglers
 
 
-def look_for_stragglers(core: CoreState) -> None:
-    """Cuts off members that were slow for too long, unless too few would be left to go on."""
+def look_for_stragglers(core: CoreState, *, ticked: bool) -> None:
+    """Cuts off members that were slow for too long, unless too few would be left to go on.
+
+    Args:
+        core: the state.
+        ticked: whether this is a tick.
+    """
     timeout_s = core.settings.straggler_timeout_s
     if timeout_s is None:
         return
+    # This looks at every member, so not after every event: on each tick, and when a wait begins.
+    # Nobody is slow before that.
+    wait = _wait(core)
+    if wait == core.last_wait and not ticked:
+        return
+    core.last_wait = wait
     slow = _slow(core)
     for member in core.members:
         if member not in slow:
@@ -232,7 +243,7 @@ def look_for_stragglers(core: CoreState) -> None:
         elif member.slow_since is None:
             member.slow_since = core.now
     late = [each for each in slow if core.now - (each.slow_since or 0.0) >= timeout_s]
-    if len(core.members.in_sync(core.chain.head)) - len(late) < core.needed:
+    if core.members.in_sync_count(core.chain.head) - len(late) < core.needed:
         return
     for member in late:
         message = f"the others waited {timeout_s:g} s for worker {member.worker}"
@@ -241,26 +252,43 @@ def look_for_stragglers(core: CoreState) -> None:
         cut_off(core, member, message, why, grace_s=0.0, crash=False)
 
 
+def _wait(core: CoreState) -> tuple[Key | None, str]:
+    """In which phase somebody waits, and how that shows; the text is empty if nobody does."""
+    head, members, round_ = core.chain.head, core.members, core.round
+    if not _trains(core):
+        return head, ""
+    if round_ is None:
+        asked = members.in_sync_count(head) > members.idle_count(head)
+        return head, "asked" if asked and not len(core.transfers) else ""
+    if round_.ready:
+        return round_.key, "ready"
+    return round_.key, "exchanging" if members.any_exchanging else ""
+
+
 def _slow(core: CoreState) -> list[LineMember]:
     """Members in sync that another one waits for now."""
-    running = core.line_state in (LineState.RUNNING, LineState.DRAINING)
-    if not running or core.pending_record is not None or core.stop_reason:
+    if not _trains(core):
         return []
     members, round_ = core.members.in_sync(core.chain.head), core.round
     if round_ is not None:
-        members = [each for each in members if each.worker in round_.roster]
+        members = [each for each in members if each.worker in round_.rank_of]
     if round_ is None:
         if len(core.transfers):
             return []
         slow = [each for each in members if not each.wants_work]
     elif round_.ready:
         slow = [each for each in members if each.worker not in round_.ready]
-    elif any(each.activity in _WAITS for each in members):
+    elif any(each.exchanges for each in members):
         slow = [each for each in members if each.activity in _STILL_WORKS]
     else:
         return []
     # If all are slow, nobody waits.
     return slow if len(slow) < len(members) else []
+
+
+def _trains(core: CoreState) -> bool:
+    running = core.line_state in (LineState.RUNNING, LineState.DRAINING)
+    return running and core.pending_record is None and not core.stop_reason
 
 
 # ------------------------------------------------------------------------ a reducer goes away

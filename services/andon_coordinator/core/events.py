@@ -37,6 +37,7 @@ __all__ = [
     "ReducerRegistered",
     "ScalarAllReduceArrived",
     "ScalarsSaved",
+    "StandingRequest",
     "StateReported",
     "StepTimings",
     "TermSaved",
@@ -190,6 +191,14 @@ class StepTimings:
     """How many samples were in them."""
 
 
+@dataclass(frozen=True, slots=True)
+class StandingRequest:
+    """A request for the step after a round, made before that is committed; see `standing`."""
+
+    ring_address: str = ""
+    checkpoint: Checkpoint | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """A worker's report that it holds all averages of round `key`, and its share of the loss.
@@ -220,6 +229,8 @@ class Ready:
     """The L2 norm of what this worker contributed, if the policy asks for it."""
     overflow: bool = False
     """Whether its scaled gradients overflowed, so that it sent zeros in their place."""
+    next: StandingRequest | None = None
+    """What it asks for once the round is committed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hmac
 
-from andon.protocol.capabilities import MEAN_BUFFERS, NORMS
+from andon.protocol.capabilities import INT4, INT8, MEAN_BUFFERS, NORMS
 from andon.protocol.layout import first_difference
 from andon.protocol.limits import COUNT_LIMIT, PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
@@ -24,7 +24,6 @@ from andon.protocol.schedules import (
 )
 from andon_coordinator.core.effects import JoinRefusal, LineState
 from andon_coordinator.core.events import JoinRequest
-from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 
 __all__ = ["adopts", "check_join", "greatest_term", "refusal_of_an_ended_run"]
@@ -37,6 +36,9 @@ _REMEDIES = {
         ": start the line with --schedule every-step --shares equal, or update the client",
     ),
     NORMS: ": start the line without --max-grad-norm and --worker-grad-norm, or update the client",
+    **dict.fromkeys(
+        (INT4, INT8), ": start the line with --encoding float32 or bfloat16, or update the client"
+    ),
     MEAN_BUFFERS: ": start the line without --average-buffers, or update the client",
 }
 """What helps a worker that lacks a capability."""
@@ -246,10 +248,9 @@ def _slot(core: CoreState, request: JoinRequest) -> int | JoinRefusal:
     if request.launch_slot is None:
         if same is not None:
             return same.worker
-        for slot in range(core.settings.max_workers):
-            holder = core.members.get(slot)
-            if holder is None or not _is_taken(holder):
-                return slot
+        free = core.members.first_free(core.settings.max_workers)
+        if free is not None:
+            return free
         most = str(core.settings.max_workers)
         message = (
             f"all {most} slots are taken: start the line with a greater --max-workers, or end one "
@@ -274,10 +275,6 @@ def _slot(core: CoreState, request: JoinRequest) -> int | JoinRefusal:
             ("launch_slot", str(slot), "taken"),
         )
     return slot
-
-
-def _is_taken(member: LineMember) -> bool:
-    return member.stream is not None or member.grace_until is not None
 
 
 def _shown(value: object) -> str:

@@ -45,7 +45,8 @@ crash then erases would be ahead of everybody, with weights that nobody else has
 Requests for work. A worker asks once for each head that it reached by a STEP, an INITIAL record or
 a transfer. The request is valid until a STEP is committed. After `SendVoided`, `SendResume` or a
 MARK the worker MUST be ready for an assignment without asking again; asking again is harmless. A
-new stream starts without a request: a worker that joined again asks again.
+new stream starts without a request: a worker that joined again asks again. A request that came with
+a StepReady is good for that round's commit alone (`standing`).
 
 Streams. Each event from a worker names its stream. Streams are numbered once and never reused. An
 event from a stream that is not its worker's current one has no effect (rule 6), so a late message
@@ -60,6 +61,10 @@ Order within one event. `receive` first applies the rule for the event, then loo
 (silence, graces, stragglers), then does what has become possible (`progress.go_on`). So a loss is
 always processed before the next round opens.
 
+Work. A step has several events of every worker, so what an event costs must not depend on how many
+workers there are. `members` keeps indices for what is asked after every event; lists of everybody
+are for what happens once a step. A test counts it.
+
 Time. `now` is monotonic, in seconds; leases, grace periods and back-off are measured with it. The
 task that owns the line sends `TimePassed` several times within each grace period. `wall` is the
 time since the Unix epoch. It goes into evidence and into new terms, and decides whether a reported
@@ -68,12 +73,12 @@ term is plausible.
 The modules
 ===========
 
-Data: `events` and `effects`, `settings`, `chain`, `members`, `round`, `checkpoints`, `transfers`,
-`scalar_all_reduces`, and `state`, which puts them together. How work is divided: `pacing`, with
-`readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. What is computed while the window
-before is exchanged: `overlap`. Checks without side effects: `defects`, `detectors`, `join_checks`.
-Rules: `arrivals`, `departures`, `steps`, `syncing`, `lost_state`, `operators`, `progress`. `status`
-is what people see.
+Data: `events` and `effects`, `settings`, `chain`, `members`, `reducers`, `round`, `checkpoints`,
+`transfers`, `scalar_all_reduces`, and `state`, which puts them together. How work is divided:
+`pacing`, with `readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. What is computed
+while the window before is exchanged: `overlap`. Checks without side effects: `defects`,
+`detectors`, `join_checks`. Rules: `arrivals`, `departures`, `steps`, `standing`, `syncing`,
+`lost_state`, `operators`, `progress`. `status` is what people see.
 """
 
 from __future__ import annotations
@@ -112,14 +117,16 @@ from andon_coordinator.core.events import (
     ScalarsSaved,
     StateReported,
     TermSaved,
+    TimePassed,
     WorkerJoined,
     WorkerLeft,
     WorkerReady,
     WorkerStreamEnded,
     WorkRequested,
 )
-from andon_coordinator.core.members import LineMember, Reducers
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.pacing import Pacing
+from andon_coordinator.core.reducers import Reducers
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.status import LineSnapshot, take_snapshot
@@ -234,6 +241,16 @@ class LineCore:
         return self._core.chain.step
 
     @property
+    def term(self) -> int:
+        """The coordinator's present term."""
+        return self._core.keys.term
+
+    @property
+    def live(self) -> int:
+        """How many workers have an open stream."""
+        return self._core.members.live_count
+
+    @property
     def takes_newcomers(self) -> bool:
         """Whether a worker that was never here may join; True on a halted line as well."""
         core = self._core
@@ -261,8 +278,9 @@ class LineCore:
             _OF_OTHERS[kind](core, event)
         # The order matters: losses are processed before `go_on` may open the next round.
         departures.look_for_silence(core)
-        departures.look_for_stragglers(core)
+        departures.look_for_stragglers(core, ticked=kind is TimePassed)
         progress.go_on(core)
+        core.standing = frozenset()
         return core.effects
 
     def status(self, now: float) -> LineSnapshot:

@@ -57,10 +57,9 @@ __all__ = [
 def is_lost(core: CoreState) -> bool:
     """Whether the line's head is held by nobody, and nobody who may hold it can be expected."""
     members, chain = core.members, core.chain
-    if members.in_sync(chain.head) or members.in_grace():
+    if members.in_sync_count(chain.head) or members.any_in_grace:
         return False
-    live = members.live()
-    if len(live) < core.expected:
+    if members.live_count < core.expected:
         return False
     return not awaited(core)
 

@@ -1,13 +1,26 @@
-"""Members: the workers and the reducers of the line, as the core knows them."""
+"""Members: the workers of the line, as the core knows them.
+
+Theory of operation. After every event the rules ask who is live, in sync, waits for work, has been
+silent. If the answer took a look at each member, an event would cost as much as the roster is long,
+and a step the square of that. So `Members` keeps indices. A rule sets an attribute of a member and
+knows nothing of them: the member itself tells its `Members` (`LineMember.__setattr__`), so no rule
+can forget to. Every index is a function of the members, and holds nothing that a scan of them would
+not give.
+
+Methods that return a list take as long as the list is: they are for what concerns everybody, once a
+step. What is asked after every event has a method that counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from andon.protocol.layout import Layout
 from andon.protocol.records import Key
-from andon.protocol.reducers import ReducerShare, partition
 from andon_coordinator.core.events import (
     Activity,
     JoinRequest,
@@ -15,8 +28,9 @@ from andon_coordinator.core.events import (
     ScalarAllReduceArrived,
     StepTimings,
 )
+from andon_coordinator.core.readings import PacedProcess
 
-__all__ = ["LastStep", "LineMember", "Members", "Reducers"]
+__all__ = ["LastStep", "LineMember", "Members", "devices_of"]
 
 
 @dataclass(slots=True)
@@ -36,6 +50,8 @@ class LastStep:
 class LineMember:
     """One worker: the process that has slot `worker`, or had it last."""
 
+    home: Members | None = field(default=None, init=False, repr=False)
+    """The members that it is one of; they keep indices of it."""
     worker: int
     request: JoinRequest
     stream: int | None
@@ -71,6 +87,95 @@ class LineMember:
     raised: str = ""
     """The exception that its script raised."""
     last_step: LastStep = field(default_factory=LastStep)
+    process: PacedProcess = field(init=False)
+    """Who it is, as far as its speed is concerned."""
+
+    def __post_init__(self) -> None:
+        """Derives what never changes."""
+        self.process = _process_of(self.worker, self.request)
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether it says that its own part of the step is computed."""
+        return self.activity is Activity.EXCHANGING or self.activity is Activity.COMMITTING
+
+    @property
+    def reported_weights(self) -> bool:
+        """Whether it has reported the digest of the weights that it has now, as its last ones."""
+        return self.last_weights is not None and self.last_weights.digest_head == self.head
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute, and keeps the indices right."""
+        home = self.home if name in _INDEXED else None
+        if home is None:
+            object.__setattr__(self, name, value)
+        elif name == "heard_at":
+            object.__setattr__(self, name, value)
+            home.note_heard(self)
+        elif getattr(self, name) != value:
+            home.leave_indices(self)
+            object.__setattr__(self, name, value)
+            home.enter_indices(self)
+
+
+@dataclass(slots=True)
+class _AtHead:
+    """The live members at one head, by id."""
+
+    all: set[int] = field(default_factory=set)
+    idle: set[int] = field(default_factory=set)
+    """Those that have not asked for work."""
+    unreported: set[int] = field(default_factory=set)
+    """Those of `idle` that have not reported the digest of these weights as their last."""
+    accepting: set[int] = field(default_factory=set)
+    """Those that wait for the line, so that they may receive state."""
+
+
+_NOBODY = _AtHead()
+
+
+class _Earliest:
+    """A time for each worker that usually moves later; finds the due ones without a look at all.
+
+    The heap has an entry for each worker that is not later than its time. So a time that moves
+    later needs no work until its entry comes up.
+    """
+
+    __slots__ = ("_entries", "_noted")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int]] = []
+        self._noted: dict[int, float] = {}
+
+    def note(self, worker: int, at: float) -> None:
+        """Notes that a worker's time may be as early as `at`."""
+        if at < self._noted.get(worker, math.inf):
+            self._noted[worker] = at
+            heapq.heappush(self._entries, (at, worker))
+
+    def due(
+        self, is_due: Callable[[float], bool], time_of: Callable[[int], float | None]
+    ) -> list[int]:
+        """The workers whose time is due, by id.
+
+        Args:
+            is_due: whether a time is due; if it is, so are all earlier ones.
+            time_of: a worker's time; None: it has none any more.
+        """
+        found: list[tuple[int, float]] = []
+        while self._entries and is_due(self._entries[0][0]):
+            entry, worker = heapq.heappop(self._entries)
+            if self._noted.get(worker) != entry:
+                continue  # It was replaced by an earlier one.
+            del self._noted[worker]
+            at = time_of(worker)
+            if at is not None and is_due(at):
+                found.append((worker, at))
+            elif at is not None:
+                self.note(worker, at)
+        for worker, at in found:
+            self.note(worker, at)  # It stays due until its member changes.
+        return sorted(worker for worker, _ in found)
 
 
 class Members:
@@ -79,10 +184,21 @@ class Members:
     def __init__(self) -> None:
         """Starts empty."""
         self._members: dict[int, LineMember] = {}
+        self._live: set[int] = set()
+        self._graced: set[int] = set()
+        self._by_stream: dict[int, int] = {}
+        self._by_process: dict[int, int] = {}
+        self._by_head: dict[Key | None, _AtHead] = {}
+        self._accepting: set[int] = set()
+        self._exchanging: set[int] = set()
+        self._silence = _Earliest()
+        self._graces = _Earliest()
+        self._none_free_below = 0
+        """All slots below this are taken."""
 
     def __iter__(self) -> Iterator[LineMember]:
         """All workers by id, including those that are away."""
-        return iter([self._members[worker] for worker in sorted(self._members)])
+        return iter(self._of(self._members))
 
     def __len__(self) -> int:
         """How many slots were ever taken, less those whose worker was dropped."""
@@ -94,78 +210,200 @@ class Members:
 
     def on_stream(self, stream: int) -> LineMember | None:
         """The member whose current stream this is."""
-        return next((each for each in self._members.values() if each.stream == stream), None)
+        worker = self._by_stream.get(stream)
+        return None if worker is None else self._members[worker]
 
     def of_incarnation(self, incarnation: int) -> LineMember | None:
         """The member that is this process."""
-        processes = self._members.values()
-        return next((each for each in processes if each.request.incarnation == incarnation), None)
+        worker = self._by_process.get(incarnation)
+        return None if worker is None else self._members[worker]
+
+    def first_free(self, slots: int) -> int | None:
+        """The lowest of so many slots that nobody has; None if all are taken."""
+        while self._is_taken(self._none_free_below):
+            self._none_free_below += 1
+        return self._none_free_below if self._none_free_below < slots else None
 
     def put(self, member: LineMember) -> None:
         """Puts a member into its slot."""
+        if member.worker in self._members:
+            self.remove(member.worker)
         self._members[member.worker] = member
+        self._by_process[member.request.incarnation] = member.worker
+        member.home = self
+        self.enter_indices(member)
 
     def remove(self, worker: int) -> None:
         """Frees a slot."""
+        member = self._members[worker]
+        self.leave_indices(member)
+        member.home = None
         del self._members[worker]
+        if self._by_process.get(member.request.incarnation) == worker:
+            del self._by_process[member.request.incarnation]
+        self._none_free_below = min(self._none_free_below, worker)
+
+    # ---------------------------------------------------------------------------- everybody
 
     def live(self) -> list[LineMember]:
         """Members with an open stream, by id."""
-        return [each for each in self if each.stream is not None]
+        return self._of(self._live)
 
     # In sync means an equal head, never an equal step number: two histories can have the same
     # length (rule 3).
 
     def in_sync(self, head: Key | None) -> list[LineMember]:
         """Live members whose head is the line's, by id."""
-        return [each for each in self.live() if head is not None and each.head == head]
+        return self._of(self._at(head).all)
 
     def behind(self, head: Key | None) -> list[LineMember]:
         """Live members whose head is not the line's, by id."""
-        return [each for each in self.live() if head is not None and each.head != head]
+        return [] if head is None else self._of(self._live - self._at(head).all)
+
+    def behind_accepting(self, head: Key | None) -> list[LineMember]:
+        """Live members whose head is not the line's, and that may receive state, by id."""
+        return [] if head is None else self._of(self._accepting - self._at(head).accepting)
 
     def in_grace(self) -> list[LineMember]:
         """Members whose stream broke and that may still come back without being lost."""
-        return [each for each in self if each.grace_until is not None]
+        return self._of(self._graced)
 
-
-@dataclass(slots=True, kw_only=True)
-class Reducers:
-    """The reducers that are here, and how the model is partitioned among them."""
-
-    own: bool = True
-    """Whether the coordinator's own process is a reducer too; that one is always here."""
-    _by_stream: dict[int, str] = field(default_factory=dict)
-    _map: tuple[ReducerShare, ...] | None = None
-
-    def __len__(self) -> int:
-        """How many are here."""
-        return len(self._by_stream) + self.own
+    # ----------------------------------------------------------------- asked after every event
 
     @property
-    def addresses(self) -> tuple[str, ...]:
-        """Their addresses; the coordinator's own reducer comes first, with an empty address."""
-        others = sorted(self._by_stream.values())
-        return ("", *others) if self.own else tuple(others)
+    def live_count(self) -> int:
+        """How many have an open stream."""
+        return len(self._live)
 
-    def stream_of(self, address: str) -> int | None:
-        """The stream of the reducer that registered this address."""
-        return next((each for each, at in self._by_stream.items() if at == address), None)
+    @property
+    def any_in_grace(self) -> bool:
+        """Whether one may still come back."""
+        return bool(self._graced)
 
-    def add(self, stream: int, address: str) -> None:
-        """Adds a reducer that registered."""
-        self._by_stream[stream] = address
-        self._map = None
+    def in_sync_count(self, head: Key | None) -> int:
+        """How many are in sync."""
+        return len(self._at(head).all)
 
-    def remove(self, stream: int) -> str | None:
-        """Removes a reducer; returns its address, or None if it was removed before."""
-        self._map = None
-        return self._by_stream.pop(stream, None)
+    def idle_count(self, head: Key | None) -> int:
+        """How many are in sync and have not asked for work."""
+        return len(self._at(head).idle)
 
-    def map_of(self, layout: Layout | None, chunk_elements: int) -> tuple[ReducerShare, ...]:
-        """Which reducer averages which part of the model; empty before the model is known."""
-        if layout is None:
-            return ()
-        if self._map is None:
-            self._map = partition(layout, chunk_elements, self.addresses)
-        return self._map
+    def unreported_count(self, head: Key | None) -> int:
+        """How many are in sync, have not asked for work, and have not reported their last weights.
+
+        A report of other weights than the head's does not count.
+        """
+        return len(self._at(head).unreported)
+
+    def any_behind_accepting(self, head: Key | None) -> bool:
+        """Whether a member that is behind may receive state."""
+        return head is not None and len(self._accepting) > len(self._at(head).accepting)
+
+    @property
+    def any_exchanging(self) -> bool:
+        """Whether a live member says that its own part of the step is computed."""
+        return bool(self._exchanging)
+
+    def silent(self, is_silence: Callable[[float], bool]) -> list[LineMember]:
+        """Live members that were heard of so long ago that it is silence, by id."""
+
+        def heard_at(worker: int) -> float | None:
+            return self._members[worker].heard_at if worker in self._live else None
+
+        return self._of(self._silence.due(is_silence, heard_at))
+
+    def grace_over(self, now: float) -> list[LineMember]:
+        """Members whose grace is over, by id."""
+
+        def until(worker: int) -> float | None:
+            return self._members[worker].grace_until if worker in self._graced else None
+
+        return self._of(self._graces.due(lambda at: at <= now, until))
+
+    # ------------------------------------------------------------------------------ indices
+
+    def enter_indices(self, member: LineMember) -> None:
+        """Takes a member into every index that it belongs to."""
+        worker = member.worker
+        if member.grace_until is not None:
+            self._graced.add(worker)
+            self._graces.note(worker, member.grace_until)
+        if member.stream is not None:
+            self._live.add(worker)
+            self._by_stream[member.stream] = worker
+            self._silence.note(worker, member.heard_at)
+            if member.exchanges:
+                self._exchanging.add(worker)
+            at_head = self._by_head.get(member.head)
+            if at_head is None:
+                at_head = self._by_head[member.head] = _AtHead()
+            at_head.all.add(worker)
+            if not member.wants_work:
+                at_head.idle.add(worker)
+                if not member.reported_weights:
+                    at_head.unreported.add(worker)
+            if member.accepts_state:
+                at_head.accepting.add(worker)
+                self._accepting.add(worker)
+        elif member.grace_until is None:
+            self._none_free_below = min(self._none_free_below, worker)
+
+    def leave_indices(self, member: LineMember) -> None:
+        """Takes a member out of every index, before it changes."""
+        worker = member.worker
+        self._graced.discard(worker)
+        if member.stream is None:
+            return
+        self._live.discard(worker)
+        self._accepting.discard(worker)
+        self._exchanging.discard(worker)
+        del self._by_stream[member.stream]
+        at_head = self._by_head[member.head]
+        at_head.all.discard(worker)
+        at_head.idle.discard(worker)
+        at_head.unreported.discard(worker)
+        at_head.accepting.discard(worker)
+        if not at_head.all:
+            del self._by_head[member.head]
+
+    def note_heard(self, member: LineMember) -> None:
+        """Notes when a member was heard of last."""
+        if member.stream is not None:
+            self._silence.note(member.worker, member.heard_at)
+
+    def _of(self, workers: Iterable[int]) -> list[LineMember]:
+        return [self._members[worker] for worker in sorted(workers)]
+
+    def _at(self, head: Key | None) -> _AtHead:
+        # Nobody is in sync with a line that has no head yet.
+        return _NOBODY if head is None else self._by_head.get(head, _NOBODY)
+
+    def _is_taken(self, slot: int) -> bool:
+        return slot in self._live or slot in self._graced
+
+
+_INDEXED = frozenset(
+    {
+        "stream",
+        "head",
+        "wants_work",
+        "accepts_state",
+        "grace_until",
+        "activity",
+        "last_weights",
+        "heard_at",
+    }
+)
+"""The attributes that indices follow from."""
+
+
+def devices_of(request: JoinRequest) -> str:
+    """The names of a worker's devices; empty if it names none."""
+    return ", ".join(filter(None, (device.name for device in request.devices)))
+
+
+def _process_of(worker: int, request: JoinRequest) -> PacedProcess:
+    where = f"{request.node_id}\0{devices_of(request)}"
+    # A digest, because names may be long, and state travels with each commit.
+    machine = hashlib.blake2s(where.encode(), digest_size=6).hexdigest() if request.node_id else ""
+    return PacedProcess(worker, request.incarnation, machine, request.speed_hint or 0.0)

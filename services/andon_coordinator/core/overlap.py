@@ -65,7 +65,7 @@ def lets_transfer(core: CoreState) -> bool:
     """
     if not core.settings.policy.local_steps or not core.attempts.assigned:
         return True
-    return len(core.members.in_sync(core.chain.head)) < core.needed
+    return core.members.in_sync_count(core.chain.head) < core.needed
 
 
 def stops_after(core: CoreState, round_: StepRound, stop: str) -> str:

@@ -15,12 +15,11 @@ the window is never shorter than what the script asked for.
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from andon.protocol.capabilities import MEAN_BUFFERS, NORMS
+from andon.protocol.capabilities import MEAN_BUFFERS, NORMS, capabilities_of
 from andon.protocol.limits import BATCH_LIMIT
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.protocol.schedules import (
@@ -35,7 +34,7 @@ from andon_coordinator.core.balance import Balance
 from andon_coordinator.core.cadence import Cadence
 from andon_coordinator.core.events import StepTimings
 from andon_coordinator.core.loss_trend import LossTrend
-from andon_coordinator.core.members import LineMember
+from andon_coordinator.core.members import LineMember, devices_of
 from andon_coordinator.core.pacing_state import SavedPacing, bytes_of, saved_of
 from andon_coordinator.core.readings import PacedProcess, Reading
 from andon_coordinator.core.settings import LearningRateScaling, PacingSettings
@@ -57,7 +56,8 @@ def capabilities_for(settings: PacingSettings, policy: Policy) -> frozenset[str]
         NORMS: policy.max_grad_norm is not None or policy.own_gradient_norm,
         MEAN_BUFFERS: policy.average_buffers,
     }
-    return frozenset(name for name, needs in needed.items() if needs)
+    chosen = frozenset(name for name, needs in needed.items() if needs)
+    return chosen | frozenset(capabilities_of((policy.encoding, policy.answer_encoding)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class Pacing:
         """
         if self._settings.schedule is not None or self._chosen is not None:
             return ""
-        names = {each.worker: _devices(each) for each in members}
+        names = {each.worker: devices_of(each.request) for each in members}
         lacking = [
             each.worker for each in members if CADENCE_CAPABILITY not in each.request.capabilities
         ]
@@ -175,7 +175,7 @@ class Pacing:
 
     def window(self, roster: Sequence[LineMember], plan: RunPlan) -> StepWindow:
         """What the next step takes, for its first attempt."""
-        processes = [_process(each) for each in roster]
+        processes = [each.process for each in roster]
         unit = -(-plan.global_batch // len(roster))
         interleaved = self._settings.interleaved
         if self.schedule is Schedule.CADENCE:
@@ -248,26 +248,14 @@ class Pacing:
         self._commit_s = max(0.0, commit_s)
 
 
-def _process(member: LineMember) -> PacedProcess:
-    request = member.request
-    where = f"{request.node_id}\0{_devices(member)}"
-    # A digest, because names may be long, and state travels with each commit.
-    machine = hashlib.blake2s(where.encode(), digest_size=6).hexdigest() if request.node_id else ""
-    return PacedProcess(member.worker, request.incarnation, machine, request.speed_hint or 0.0)
-
-
 def reading_of(member: LineMember, computed: int, timings: StepTimings) -> Reading:
     """What a worker reported of its speed in a step."""
     return Reading(
-        process=_process(member),
+        process=member.process,
         computed=computed,
         busy_s=timings.busy_s,
         data_s=timings.data_s,
     )
-
-
-def _devices(member: LineMember) -> str:
-    return ", ".join(filter(None, (device.name for device in member.request.devices)))
 
 
 def _first_difference(names: Mapping[int, str]) -> tuple[int, int]:

@@ -8,11 +8,12 @@ back-off after a void round lasts.
 
 from __future__ import annotations
 
+from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import Ranges, Split, next_batch, reassign
-from andon_coordinator.core import departures, lost_state, overlap, syncing
+from andon_coordinator.core import departures, lost_state, overlap, standing, syncing
 from andon_coordinator.core.defects import LineDefect, divergence
 from andon_coordinator.core.effects import (
     LineState,
@@ -46,7 +47,7 @@ def go_on(core: CoreState) -> None:
     if _finished(core):
         _complete(core)
     elif core.stop_reason:
-        if not core.members.live():
+        if not core.members.live_count:
             _wait_or_halt(core)  # No worker has left with the run's weights yet.
     elif core.round is None and core.keys.saved:
         _go_on_training(core)
@@ -59,7 +60,7 @@ def _go_on_training(core: CoreState) -> None:
         _bootstrap(core)
     elif lost_state.is_lost(core):
         lost_state.go_on_without_head(core)
-    elif not core.members.in_grace():
+    elif not core.members.any_in_grace:
         # A worker in its grace period may come back at any moment. A round without it would compute
         # its samples again for nothing.
         if overlap.lets_transfer(core):
@@ -67,7 +68,7 @@ def _go_on_training(core: CoreState) -> None:
         if len(core.transfers):
             core.forming_since = None
             core.enter(Trigger.TRANSFER_BEGAN)
-        elif len(core.members.in_sync(core.chain.head)) < core.needed:
+        elif core.members.in_sync_count(core.chain.head) < core.needed:
             _wait(core)
         else:
             core.forming_since = None
@@ -83,7 +84,7 @@ def _workers_ready(core: CoreState) -> bool:
 
     From then on the line goes on with fewer workers, down to `needed`.
     """
-    live = len(core.members.live())
+    live = core.members.live_count
     if not core.workers_ready_once:
         recovered = _recovery_window_over(core) and live >= core.needed
         core.workers_ready_once = live >= core.expected or recovered
@@ -115,7 +116,7 @@ def _wait(core: CoreState) -> None:
     core.enter(Trigger.FELL_SHORT)
     if not core.draining:
         _wait_or_halt(core)
-    elif not core.members.in_grace():
+    elif not core.members.any_in_grace:
         _shut_down(core)
 
 
@@ -134,18 +135,18 @@ def _wait_or_halt(core: CoreState) -> None:
 
 
 def _may_bootstrap_again(core: CoreState) -> bool:
+    if not core.bootstrap_again or core.members.in_sync_count(core.chain.head):
+        return False
     live = core.members.live()
-    fresh = any(member.head is None for member in live)
-    lost = core.bootstrap_again and not core.members.in_sync(core.chain.head)
-    return lost and fresh and len(live) >= core.expected
+    return len(live) >= core.expected and any(member.head is None for member in live)
 
 
 def _bootstrap(core: CoreState) -> None:
     """Makes the initial weights of the lowest fresh worker the line's (rule 11)."""
-    live = core.members.live()
-    if len(live) < core.expected:
+    if core.members.live_count < core.expected:
         _wait(core)
         return
+    live = core.members.live()
     # Equal seeds do not make equal weights on different machines. So one worker's weights are
     # taken, and the others get them by a state transfer.
     chosen = next(member for member in live if member.head is None)
@@ -174,9 +175,11 @@ def _bootstrap(core: CoreState) -> None:
 def _open_round(core: CoreState) -> None:
     """Assigns the next step, if every worker in sync asked for it."""
     chain, plan, attempts = core.chain, core.plan, core.attempts
-    roster = core.members.in_sync(chain.head)
-    if core.now < attempts.not_before or not all(member.wants_work for member in roster):
+    if core.now < attempts.not_before:
         return
+    if core.members.idle_count(chain.head) and not standing.suffices(core):
+        return
+    roster = core.members.in_sync(chain.head)
     assert plan is not None
     assert chain.head is not None
     if any(member.leaves_epoch for member in roster):
@@ -213,6 +216,9 @@ def _open_round(core: CoreState) -> None:
         ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
         writer=core.checkpoints.writer,
         checkpoint_step=core.checkpoints.step,
+        lacks_overflow=next(
+            (each.worker for each in roster if OVERFLOW not in each.request.capabilities), None
+        ),
     )
     core.recovery_over = True
     core.emit(*core.round.assignments())
@@ -262,15 +268,17 @@ def _note_participants(core: CoreState, workers: tuple[int, ...]) -> None:
 
 def _finished(core: CoreState) -> bool:
     """Whether nobody is here who could go on, and the run is complete; see `is_complete`."""
-    live, over = core.members.live(), bool(core.stop_reason)
-    if core.members.in_grace() or core.members.in_sync(core.chain.head) or (over and live):
+    members, over = core.members, bool(core.stop_reason)
+    if members.any_in_grace or members.in_sync_count(core.chain.head):
+        return False
+    if over and members.live_count:
         return False
     if core.shut_down:
         return True
-    if not (over or core.last_roster) and (live or not core.workers_ready_once):
+    if not (over or core.last_roster) and (members.live_count or not core.workers_ready_once):
         return False  # There was no step yet, and others may still come.
     # A live worker that is behind took the slot of one that is gone.
-    taken = [member.worker for member in live]
+    taken = [member.worker for member in members.live()]
     departed = dict.fromkeys(taken, False) | core.departed
     missing = departures.not_gone(core.last_roster, departed)
     if missing or (over and not departed):

@@ -22,7 +22,7 @@ from andon_coordinator.core.effects import (
     StepContribution,
     StepResult,
 )
-from andon_coordinator.core.events import Ready
+from andon_coordinator.core.events import Ready, StandingRequest
 from andon_coordinator.core.pacing import StepWindow
 
 __all__ = ["AttemptCounts", "PendingRecord", "StepRound"]
@@ -63,8 +63,21 @@ class StepRound:
     """How many micro-batches each rank is to make; empty: each as it likes."""
     learning_rate_scale: float = 1.0
     """What workers multiply their learning rates with."""
+    lacks_overflow: int | None = None
+    """The lowest rank's worker that can't skip a step whose gradients overflowed; None: all can."""
     ready: dict[int, Ready] = field(default_factory=dict)
     """The report of each worker that holds all averages."""
+    rank_of: dict[int, int] = field(init=False)
+    """The rank of each worker of the roster."""
+
+    def __post_init__(self) -> None:
+        """Derives the ranks."""
+        self.rank_of = {worker: rank for rank, worker in enumerate(self.roster)}
+
+    def has(self, worker: int, stream: int) -> bool:
+        """Whether a worker takes part in this round, on this stream."""
+        rank = self.rank_of.get(worker)
+        return rank is not None and self.streams[rank] == stream
 
     def assignments(self) -> list[Assign]:
         """The assignment of each member, in rank order."""
@@ -78,7 +91,7 @@ class StepRound:
     def take(self, worker: int, ready: Ready) -> None:
         """Notes that a member holds all averages; its first report counts."""
         assert ready.key == self.key
-        assert worker in self.roster
+        assert worker in self.rank_of
         self.ready.setdefault(worker, ready)
 
     @property
@@ -246,6 +259,8 @@ class PendingRecord:
     """Workers that are gone since the journal got it; True if a worker left in order."""
     rolls_back: bool = False
     """Whether the record is the MARK that rolls the line back."""
+    standing: dict[int, StandingRequest] = field(default_factory=dict)
+    """The requests for the step after it that came with the round's reports, by stream."""
     back_to: Record | None = None
     """The older record that the line goes back to once the MARK is durable; see `lost_state`."""
     answer: SaveAnswer | None = None

@@ -49,6 +49,10 @@ class ScalarAllReduces:
         self._answered: dict[int, ScalarAllReduceMean] = {}
         self._latest: dict[int, int] = {}
         """The sequence number that each worker gave a number to last."""
+        self._furthest: dict[int, int] = {}
+        """The greatest sequence number that each worker gave a number to."""
+        self._reached: dict[int, int] = {}
+        """How many workers have each of these as their greatest."""
 
     def give(
         self, worker: int, sequence: int, part: tuple[float, float, bytes]
@@ -58,6 +62,7 @@ class ScalarAllReduces:
         if sequence in self._answered:
             return self._answered[sequence]
         self._latest[worker] = sequence
+        self._note_reached(worker, sequence)
         self._open.setdefault(sequence, {})[worker] = part
         # The distance counts in both directions, so that a worker that counts backwards can't keep
         # more than `_KEPT` open either.
@@ -66,6 +71,17 @@ class ScalarAllReduces:
             if not self._open[other]:
                 del self._open[other]
         return None
+
+    def may_settle(self, awaited: int) -> bool:
+        """Whether enough workers gave numbers that one may be answered; if not, none can be.
+
+        Args:
+            awaited: how many workers are.
+        """
+        if not self._open:
+            return False
+        first = min(self._open)
+        return sum(n for reached, n in self._reached.items() if reached >= first) >= awaited
 
     def settle(self, awaited: set[int]) -> list[ScalarAllReduceMean]:
         """Answers each one that all awaited workers gave a number to, or moved on from."""
@@ -95,7 +111,20 @@ class ScalarAllReduces:
         self._open.clear()
         self._answered.clear()
         self._latest.clear()
+        self._furthest.clear()
+        self._reached.clear()
         return left
+
+    def _note_reached(self, worker: int, sequence: int) -> None:
+        before = self._furthest.get(worker)
+        if before is not None and before >= sequence:
+            return
+        self._furthest[worker] = sequence
+        self._reached[sequence] = self._reached.get(sequence, 0) + 1
+        if before is not None:
+            self._reached[before] -= 1
+            if not self._reached[before]:
+                del self._reached[before]
 
 
 def own_mean(sequence: int, part: tuple[float, float, bytes]) -> ScalarAllReduceMean:

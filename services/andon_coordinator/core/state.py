@@ -36,8 +36,9 @@ from andon_coordinator.core.effects import (
     Skip,
     StepResult,
 )
-from andon_coordinator.core.members import LineMember, Members, Reducers
+from andon_coordinator.core.members import LineMember, Members
 from andon_coordinator.core.pacing import Pacing
+from andon_coordinator.core.reducers import Reducers
 from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from andon_coordinator.core.settings import LineSettings
@@ -112,6 +113,8 @@ class CoreState:
     transfers: StateTransfers = field(default_factory=StateTransfers)
     scalar_all_reduces: ScalarAllReduces = field(default_factory=ScalarAllReduces)
     attempts: AttemptCounts = field(default_factory=AttemptCounts)
+    standing: frozenset[int] = frozenset()
+    """Workers that asked for the step after the record that the present event made durable."""
     scalar_names: ScalarNames = field(default_factory=ScalarNames)
     checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
     detectors: Detectors = field(default_factory=Detectors)
@@ -163,6 +166,8 @@ class CoreState:
     """Whether a person answered lost state by RETRY: any record of the history will do then."""
     sought: tuple[Key, ...] = ()
     """The heads among which the journal looks for a record of the history; empty: it does not."""
+    last_wait: tuple[Key | None, str] = (None, "")
+    """How members waited for others when `look_for_stragglers` looked last."""
     final_weights_compared: bool = False
     forming_since: float | None = None
     """Since when the line has been FORMING; None if it is not."""
@@ -294,8 +299,9 @@ class CoreState:
     def void(self, message: str, *, pause: bool) -> None:
         """Voids the open round and informs its members (rule 5); does nothing if none is open.
 
-        Its members keep their requests for work. Each further void of the same step makes the
-        next round wait longer. With `pause` the next round waits after the first void too.
+        Its members keep their requests for work, but not those that came with a report. Each
+        further void of the same step makes the next round wait longer. With `pause` the next round
+        waits after the first void too.
         """
         round_ = self._drop_round()
         if round_ is None:
@@ -307,6 +313,15 @@ class CoreState:
                 self.emit(SendVoided(stream, round_.key, message))
         times = self.attempts.voided if pause else self.attempts.voided - 1
         self.attempts.not_before = self.now + self.back_off(times)
+
+    def withdraw(self, message: str) -> None:
+        """Voids a round that a member turned out not to be at: its request was a standing one.
+
+        Nothing failed, so this is no attempt that counts.
+        """
+        attempt, voided = self.attempts.attempt, self.attempts.voided
+        self.void(message, pause=False)
+        self.attempts.attempt, self.attempts.voided = attempt, voided
 
     def back_off(self, times: int) -> float:
         """How long to wait after `times` consecutive failures, in seconds."""

@@ -8,13 +8,14 @@ apply it gets it. `progress` opens rounds.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import cursor_after
-from andon_coordinator.core import lost_state, overlap, syncing
+from andon_coordinator.core import lost_state, overlap, standing, syncing
 from andon_coordinator.core.defects import LineDefect, corruption, in_fault, in_ready, in_round
 from andon_coordinator.core.effects import SendShutdown
 from andon_coordinator.core.events import (
@@ -59,15 +60,8 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
         text = f"the run is over: {core.stop_reason}"
         core.emit(SendShutdown(event.stream, text, core.stop_reason))
         return
-    if core.settings.policy.topology is Topology.RING and not event.ring_address:
-        core.stop_line(
-            LineDefect(
-                reason=HaltReason.PROTOCOL_VIOLATION,
-                message=f"worker {member.worker} asked for work on a ring without an address for "
-                "its neighbour",
-                worker=member.worker,
-            )
-        )
+    if (defect := _without_address(core, member, event.ring_address)) is not None:
+        core.stop_line(defect)
         return
     if event.leaves_epoch and event.head != chain.head:
         # Another worker's request has ended the epoch already. This worker asks again if it wants
@@ -75,12 +69,28 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
         # brought it there must stay valid after that round.
         member.wants_work = member.wants_work and core.round is not None
         return
+    round_, asked = core.round, member.wants_work
     member.wants_work = True
     member.leaves_epoch = event.leaves_epoch
     member.ring_address = event.ring_address
-    round_ = core.round
-    if event.leaves_epoch and round_ is not None and member.worker in round_.roster:
-        core.void(f"worker {member.worker} left epoch {round_.epoch}", pause=False)
+    if event.leaves_epoch and round_ is not None and member.worker in round_.rank_of:
+        why = f"worker {member.worker} left epoch {round_.epoch}"
+        if asked:
+            core.void(why, pause=False)
+        else:
+            core.withdraw(why)
+
+
+def _without_address(core: CoreState, member: LineMember, ring_address: str) -> LineDefect | None:
+    """The defect if a worker asks for work on a ring, and can't be reached by its neighbour."""
+    if ring_address or core.settings.policy.topology is not Topology.RING:
+        return None
+    return LineDefect(
+        reason=HaltReason.PROTOCOL_VIOLATION,
+        message=f"worker {member.worker} asked for work on a ring without an address for its "
+        "neighbour",
+        worker=member.worker,
+    )
 
 
 def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:
@@ -88,16 +98,20 @@ def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:
     round_, report = core.round, event.ready
     # A report that was under way while its round was voided must not count for the next round of
     # the same step. The key tells them apart (rule 6).
-    if round_ is None or report.key != round_.key or event.stream not in round_.streams:
+    if round_ is None or report.key != round_.key:
+        return
+    if not round_.has(member.worker, event.stream):
         return
     assert core.plan is not None
-    share = sum(map(len, round_.shares[round_.roster.index(member.worker)]))
+    share = sum(map(len, round_.shares[round_.rank_of[member.worker]]))
     # A stream of unknown length may end within the share.
     ended = report.end_of_data and core.plan.dataset_size is None
     fewest = 0 if ended or core.plan.sparse else share
     defect = in_ready(member.worker, report, range(fewest, share + 1))
     if defect is None and report.overflow:
-        defect = _overflow_not_taken(core, member, round_)
+        defect = _overflow_not_taken(member, round_)
+    if defect is None and report.next is not None:
+        defect = _without_address(core, member, report.next.ring_address)
     if defect is not None:
         core.stop_line(defect)
         return
@@ -107,21 +121,18 @@ def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:
         _prepare(core, round_)
 
 
-def _overflow_not_taken(
-    core: CoreState, member: LineMember, round_: StepRound
-) -> LineDefect | None:
+def _overflow_not_taken(member: LineMember, round_: StepRound) -> LineDefect | None:
     """The defect if a worker of the round would move its weights though gradients overflowed.
 
     A worker that lacks the capability does not look at `StepCommitted.overflow`. If this step were
     committed, its weights would move and the others' would not.
     """
-    members = filter(None, map(core.members.get, round_.roster))
-    lacking = [each.worker for each in members if OVERFLOW not in each.request.capabilities]
-    if not lacking:
+    lacking = round_.lacks_overflow
+    if lacking is None:
         return None
     return LineDefect(
         reason=HaltReason.NON_FINITE_GRADIENT,
-        message=f"worker {member.worker}'s scaled gradients overflowed, and worker {lacking[0]} "
+        message=f"worker {member.worker}'s scaled gradients overflowed, and worker {lacking} "
         f"lacks {OVERFLOW}, so it would not skip the step: update its client, or lower the "
         "scaler's scale",
         worker=member.worker,
@@ -140,7 +151,9 @@ def fault(core: CoreState, member: LineMember, event: FaultReported) -> None:
         member.raised = f"{seen.error_type}: {seen.message}" if seen.error_type else seen.message
         member.wants_work = False  # It is about to leave.
     # `raise_term` may have voided the round, so it is compared with the open one again.
-    current = round_ is not None and core.round is round_ and event.stream in round_.streams
+    current = (
+        round_ is not None and core.round is round_ and round_.has(member.worker, event.stream)
+    )
     if seen.key is not None and (round_ is None or not current or seen.key != round_.key):
         return
     roster = round_.roster if round_ is not None and current else ()
@@ -245,6 +258,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
             result=result,
             stop_reason=stop,
             pacing=pacing,
+            standing={} if stop else standing.asked_in(round_),
             attempts=overlap.next_attempts(core, round_),
         )
     )
@@ -294,7 +308,7 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     # The order of the rest matters. A worker can apply the record only while its own head is the
     # parent, so `able` is taken before `announce` changes heads. Scalar all-reduces are closed
     # before the head moves, because their answers name the old head.
-    able = [each for each in core.members.live() if core.can_apply(each, record)]
+    able = {each.worker: each for each in core.members.live() if core.can_apply(each, record)}
     if record.kind is not RecordKind.MARK:
         syncing.close_scalar_all_reduces(core)
         core.transfers.cancel_all()
@@ -305,9 +319,10 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
         core.last_roster, core.departed = record.roster, pending.departed
     core.attempts = pending.attempts
     _renew_requests(core, record)
+    standing.take(core, pending, able.values())
     if pending.answer is not None:
         core.emit(pending.answer)
-    for member in able:
+    for member in able.values():
         core.announce(member, record, pending.result)
     _tell_the_rest(core, pending, able)
     if not core.halt_announced:
@@ -316,13 +331,13 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
         core.announce_halt()
 
 
-def _tell_the_rest(core: CoreState, pending: PendingRecord, able: list[LineMember]) -> None:
+def _tell_the_rest(core: CoreState, pending: PendingRecord, able: Collection[int]) -> None:
     """Tells everybody that a halt is answered, and those left behind that the run is over."""
     for member in core.members.live():
         assert member.stream is not None
         if pending.resume is not None:
             core.emit(pending.resume(member.stream))
-        if core.stop_reason and member not in able:
+        if core.stop_reason and member.worker not in able:
             # It can't get the last weights any more, and nobody trains on.
             text = f"the run is over: {core.stop_reason}"
             core.emit(SendShutdown(member.stream, text, core.stop_reason))

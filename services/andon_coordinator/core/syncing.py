@@ -50,6 +50,8 @@ def begin_transfers(core: CoreState) -> None:
     """
     chain, transfers = core.chain, core.transfers
     assert chain.head is not None
+    if not core.members.any_behind_accepting(chain.head):
+        return
     donors = [
         each
         for each in core.members.in_sync(chain.head)
@@ -88,12 +90,11 @@ def begin_transfers(core: CoreState) -> None:
 def awaiting_state(core: CoreState) -> list[LineMember]:
     """The workers that are behind and may get the line's state now, by id."""
     chain, transfers = core.chain, core.transfers
-    trains = len(core.members.in_sync(chain.head)) >= core.needed
+    trains = core.members.in_sync_count(chain.head) >= core.needed
     return [
         each
-        for each in core.members.behind(chain.head)
-        if each.accepts_state
-        and not transfers.busy(each.worker)
+        for each in core.members.behind_accepting(chain.head)
+        if not transfers.busy(each.worker)
         and transfers.may_begin(
             each.worker, each.request.node_id, chain.step, core.now, trains=trains
         )
@@ -138,6 +139,12 @@ def scalar_all_reduce_arrived(
     core: CoreState, member: LineMember, event: ScalarAllReduceArrived
 ) -> None:
     """A worker has a number to average; with its last weights, these are compared too."""
+    round_ = core.round
+    if round_ is not None and round_.has(member.worker, event.stream) and not member.wants_work:
+        # Its round was opened by standing requests, and its script is not there yet. Those of the
+        # others may be: they would give no number, and nobody would know. Now they ask for work.
+        why = f"worker {member.worker} averages a number before step {round_.step}"
+        core.withdraw(why)
     _give_number(core, member, event)
     # A worker that was just cut off for a bad weight has no stream any more.
     if event.digest and member.stream is not None:
@@ -147,16 +154,21 @@ def scalar_all_reduce_arrived(
 
 def answer_scalar_all_reduces(core: CoreState) -> None:
     """Answers each one for which no worker in sync is awaited any more."""
-    members = core.members.in_sync(core.chain.head)
+    head = core.chain.head
     # After a restart, workers come back one by one and give their numbers again. Until the expected
     # ones were here, an answer would leave some out. At the end of a run they need not come back.
     gathered = core.workers_ready_once or bool(core.stop_reason)
-    if not gathered or not members or core.members.in_grace():
+    if not gathered or core.members.any_in_grace:
+        return
+    if not core.scalar_all_reduces.may_settle(core.members.idle_count(head)):
+        return
+    members = core.members.in_sync(head)
+    if not members:
         return
     awaited = {member.worker for member in members if not member.wants_work}
     for mean in core.scalar_all_reduces.settle(awaited):
         for member in members:
-            _answer(core, member, core.chain.head, mean)
+            _answer(core, member, head, mean)
 
 
 def close_scalar_all_reduces(core: CoreState) -> None:
@@ -208,14 +220,15 @@ def _answer(
 def _compare_last_weights(core: CoreState) -> None:
     """Compares the last weights once every worker has reported them, or has left."""
     head = core.chain.head
-    members = [each for each in core.members.in_sync(head) if not each.wants_work]
+    if core.final_weights_compared or core.members.any_in_grace:
+        return
+    if core.members.unreported_count(head):
+        return
     given = {
         each.worker: each.last_weights
-        for each in members
-        if each.last_weights is not None and each.last_weights.digest_head == head
+        for each in core.members.in_sync(head)
+        if not each.wants_work and each.last_weights is not None
     }
-    if core.final_weights_compared or core.members.in_grace() or len(given) < len(members):
-        return
     defect = divergence(
         {worker: weights.digest for worker, weights in given.items()},
         core.chain.step,

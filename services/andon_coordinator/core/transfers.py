@@ -53,6 +53,8 @@ class StateTransfers:
     def __init__(self) -> None:
         """Starts with none."""
         self._active: dict[int, StateTransfer] = {}
+        self._of_worker: dict[int, StateTransfer] = {}
+        """The transfer that each worker takes part in."""
         self._begun = 0
         self.setbacks: dict[int, Setback] = {}
         """By slot; a slot that got its state has none."""
@@ -68,7 +70,7 @@ class StateTransfers:
 
     def busy(self, worker: int) -> bool:
         """Whether a worker takes part in one."""
-        return any(worker in (each.donor, each.joiner) for each in self._active.values())
+        return worker in self._of_worker
 
     def may_begin(self, worker: int, host: str, step: int, now: float, *, trains: bool) -> bool:
         """Whether a transfer to a worker on `host` may begin now.
@@ -119,6 +121,7 @@ class StateTransfers:
         number = term % _U32 * _U32 + self._begun
         transfer = StateTransfer(number, head, donor, joiner, relay, now)
         self._active[transfer.id] = transfer
+        self._of_worker[donor] = self._of_worker[joiner] = transfer
         return transfer
 
     def get(self, transfer_id: int) -> StateTransfer | None:
@@ -132,15 +135,16 @@ class StateTransfers:
     def end(self, transfer: StateTransfer) -> None:
         """Ends one."""
         del self._active[transfer.id]
+        del self._of_worker[transfer.donor], self._of_worker[transfer.joiner]
 
     def cancel(self, worker: int) -> StateTransfer | None:
         """Ends and returns the transfer that a lost worker took part in, if there is one."""
-        mine = (each for each in self._active.values() if worker in (each.donor, each.joiner))
-        ended = next(mine, None)
+        ended = self._of_worker.get(worker)
         if ended is not None:
-            del self._active[ended.id]
+            self.end(ended)
         return ended
 
     def cancel_all(self) -> None:
         """Ends all: the head whose state they move is no longer the line's."""
         self._active.clear()
+        self._of_worker.clear()

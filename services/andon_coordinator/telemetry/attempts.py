@@ -92,6 +92,8 @@ class AttemptMetrics:
         if any(isinstance(effect, effects.SaveHalt) for effect in done):
             # The line waits for a person now. That time is no recovery and no pause for anybody.
             self._cause, self._broken_at, self._paused_at = AttemptCause.HALT, None, None
+        elif isinstance(event, events.ScalarAllReduceArrived | events.WorkRequested):
+            pass  # What these void, a script has left: nothing broke.
         elif any(isinstance(effect, effects.SendVoided) for effect in done):
             self._cause = self._cause or _cause_of(event)
             self._broken_at = now if self._broken_at is None else self._broken_at

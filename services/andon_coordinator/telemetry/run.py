@@ -24,6 +24,8 @@ class RunFacts:
     run_id: str = ""
     topology: Topology = Topology.STAR
     encoding: Encoding = Encoding.FLOAT32
+    answer_encoding: Encoding | None = None
+    """How averages travel; None: as gradients do."""
     local_steps: int = 0
     """Optimizer steps between two exchanges; 0: gradients are exchanged."""
 
@@ -48,7 +50,7 @@ class RunMetrics:
         self._run = run
         self._info = Info(
             "andon_run",
-            "The run that is served: its id, and its schedule, topology and encoding.",
+            "The run that is served, its schedule and topology, and the encodings of both ways.",
             registry=registry,
         )
         self._schedule = ""
@@ -81,7 +83,8 @@ class RunMetrics:
                 "run": self._run.run_id,
                 "schedule": schedule,
                 "topology": self._run.topology.name.lower(),
-                "encoding": self._run.encoding.name.lower(),
+                "encoding": self._run.encoding.label,
+                "answers": (self._run.answer_encoding or self._run.encoding).label,
             }
         )
 

@@ -28,10 +28,11 @@ class WorkerGauges:
         def gauge(name: str, documentation: str) -> Gauge:
             return Gauge(name, documentation, ["worker"], registry=registry)
 
-        self._here: set[str] = set()
-        """Who is here: those have a count of their waiting."""
-        self._gauged: set[str] = set()
-        """Who was here at the last tick: those have all gauges."""
+        # Finding a series by its labels costs more than setting it, so the series are kept.
+        self._here: dict[str, Summary] = {}
+        """The count of the waiting of each worker that is here."""
+        self._gauged: dict[str, list[tuple[str, Gauge]]] = {}
+        """All gauges of each worker that was here at the last tick, with the fields they show."""
         self._workers = Gauge(
             "andon_workers",
             "Workers on the line (live), and in its round (participating).",
@@ -89,14 +90,13 @@ class WorkerGauges:
 
     def joined(self, worker: int) -> None:
         """A worker is here."""
-        self._here.add(str(worker))
-        self._waits.labels(str(worker))
+        self._here[str(worker)] = self._waits.labels(str(worker))
 
     def waited(self, worker: int, seconds: float) -> None:
         """Counts how long a worker waited in a committed step."""
         # Only of those that are here: whoever went away after its report is not shown again.
-        if str(worker) in self._here:
-            self._waits.labels(str(worker)).observe(seconds)
+        if (waits := self._here.get(str(worker))) is not None:
+            waits.observe(seconds)
 
     def tick(self, status: LineSnapshot) -> None:
         """Sets the gauges to a status, and forgets who is gone."""
@@ -106,16 +106,22 @@ class WorkerGauges:
         self._reducers.set(len(status.reducers))
         self._reducers_expected.set(status.expect_reducers)
         live = {str(each.worker): each for each in status.workers if each.live}
-        for gone in self._here - live.keys():
+        for gone in self._here.keys() - live.keys():
             self._waits.remove(gone)
-        for gone in self._gauged - live.keys():
+            del self._here[gone]
+        for gone in self._gauged.keys() - live.keys():
             for gauge in self._gauges.values():
                 gauge.remove(gone)
+            del self._gauged[gone]
         for name, worker in live.items():
-            self._waits.labels(name)
-            for field, gauge in self._gauges.items():
-                gauge.labels(name).set(getattr(worker, field))
-        self._here, self._gauged = set(live), set(live)
+            if name not in self._here:
+                self._here[name] = self._waits.labels(name)
+            if name not in self._gauged:
+                self._gauged[name] = [
+                    (field, gauge.labels(name)) for field, gauge in self._gauges.items()
+                ]
+            for field, series in self._gauged[name]:
+                series.set(getattr(worker, field))
 
 
 class DepartureMetrics:

@@ -36,6 +36,14 @@ class LineError(Exception):
             {"component": refusal.component, "mine": refusal.mine, "theirs": refusal.theirs},
         )
 
+    def forget_frames(self) -> None:
+        """Forgets the frames through which it came; for whoever keeps it.
+
+        They hold the peer's message, of megabytes, and whoever keeps it is in one of them: a ring,
+        which stays until Python looks for rings.
+        """
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+
     @property
     def status(self) -> grpc.Status:
         """The gRPC status, with its ErrorInfo in the trailers."""

@@ -130,16 +130,28 @@ def _case(message: pb.TrainRequest) -> str:
 
 def _work_requested(stream: int, message: pb.TrainRequest) -> events.Event:
     work = message.request_work
-    if work.ring_address and not is_address(work.ring_address):
-        raise ValueError("ring_address must be host:port or [host]:port")
     head = conversion.optional_key_from_proto(work.head)
     return events.WorkRequested(
         stream,
         head,
-        work.ring_address,
+        _ring_address(work),
         leaves_epoch=work.leaves_epoch,
         checkpoint=_checkpoint(work),
     )
+
+
+def _ring_address(work: pb.RequestWork) -> str:
+    if work.ring_address and not is_address(work.ring_address):
+        raise ValueError("ring_address must be host:port or [host]:port")
+    return work.ring_address
+
+
+def _standing(ready: pb.StepReady) -> events.StandingRequest | None:
+    if not ready.HasField("next"):
+        return None
+    if ready.next.leaves_epoch:
+        raise ValueError("next asks for a step, so it can't leave the epoch")
+    return events.StandingRequest(_ring_address(ready.next), _checkpoint(ready.next))
 
 
 def _checkpoint_plan(join: pb.Join) -> events.CheckpointPlan | None:
@@ -190,6 +202,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             ),
             overflow=ready.overflow,
             digest_base_hashed=ready.digest.base_hashed,
+            next=_standing(ready),
         ),
     )
 

@@ -5,10 +5,12 @@ Theory of operation
 
 A file lock keeps a second coordinator of the same run on this host away. Opening the journal reads
 the history and makes the new term durable, before anything else can happen. From then on one thread
-takes the core's effects in order, one transaction for each Save effect, and reports TermSaved,
-RecordSaved, ScalarsSaved, AncestorFound or JournalFailed. The core announces a record only after
-RecordSaved. If another coordinator took the run over, nothing more is written, and `deposed` is
-called.
+takes the core's effects in order and reports TermSaved, RecordSaved, ScalarsSaved, AncestorFound or
+JournalFailed. The core announces a record only after RecordSaved. If another coordinator took the
+run over, nothing more is written, and `deposed` is called.
+
+A Save effect is one transaction. Those that wait when the thread is free share one, since most of
+what a small transaction takes is its beginning and its end. If it fails, each is tried alone.
 
 While the disk is full, records and terms fail, and the core hears of it. Everything else is a fact
 that no later one undoes (a halt, its answer, a departure). Such a fact is kept in memory, and
@@ -74,6 +76,9 @@ _AWAITED = (effects.SaveTerm, effects.SaveRecord, effects.FindAncestor)
 
 _MOST_WAITING = 4096
 """Scalars are not queued behind so many changes: a flood of them must not fill the memory."""
+
+_MOST_TOGETHER = 256
+"""So many effects share a transaction at most: it must not hold a record up for long."""
 
 _MOST_EVENTS = 256
 """Run events that are kept while the disk takes none."""
@@ -186,28 +191,10 @@ class Journal:
         self._lock.close()
 
     def _write(self, report: Report, deposed: Callable[[str], None]) -> None:
-        while (effect := self._queue.get()) is not None:
-            try:
-                # Older facts first: if they still can't be written, this effect fails too.
-                self._write_overdue()
-                saved = self._apply(effect)
-            except JournalFenced as error:
-                # No JournalFailed: the line must not halt, it belongs to another coordinator now.
-                deposed(str(error))
-            except _TRANSIENT as error:
-                name = type(effect).__name__
-                failure = LogEvent("journal_failed", effect=name, why=str(error))
-                log.error(failure)  # noqa: TRY400 - the disk's fault
-                if isinstance(effect, _AWAITED):
-                    report(events.JournalFailed(str(error)))
-                else:
-                    self._keep(effect)
-            except Exception as error:  # the boundary of this thread: the line halts
-                log.exception(LogEvent("journal_failed", effect=type(effect).__name__))
-                report(events.JournalFailed(str(error)))
-            else:
-                if saved is not None:
-                    report(saved)
+        while waiting := self._take():
+            if not self._write_together(waiting, report):
+                for effect in waiting:
+                    self._write_alone(effect, report, deposed)
         # The halt for a failed journal is not written. The next coordinator either can write the
         # journal, and then the halt has no cause any more, or does not start.
         self._overdue = [each for each in self._overdue if not _is_journal_halt(each)]
@@ -217,6 +204,67 @@ class Journal:
             lost = len(self._overdue)
             loss = LogEvent("journal_incomplete", lost=lost, why=str(error))
             log.error(loss)  # noqa: TRY400 - as above
+
+    def _take(self) -> list[JournalEffect]:
+        """All that waits, at least one effect; empty: the journal is to be closed."""
+        taken: list[JournalEffect] = []
+        while not taken or (len(taken) < _MOST_TOGETHER and not self._queue.empty()):
+            effect = self._queue.get()
+            if effect is None:
+                if taken:
+                    self._queue.put(None)  # What was taken is written first.
+                break
+            taken.append(effect)
+        return taken
+
+    def _write_together(self, waiting: list[JournalEffect], report: Report) -> bool:
+        """Writes several effects in one transaction; False: nothing of them is written."""
+        if len(waiting) == 1 or self._overdue:
+            return False
+        if any(isinstance(effect, effects.SaveTerm | effects.FindAncestor) for effect in waiting):
+            return False  # A term is not forgotten if its transaction fails, and a search is none.
+        saved: list[events.Event | None] = []
+        steps: list[int | None] = [
+            each.record.step for each in waiting if isinstance(each, effects.SaveRecord)
+        ]
+        began = time.perf_counter()
+        try:
+            with self._store.together():
+                saved = [self._save(effect) for effect in waiting]
+        except Exception:  # Each is tried alone, and its own error is dealt with there.
+            return False
+        seconds = time.perf_counter() - began
+        for step in steps or [None]:
+            self.wrote(seconds, step)
+        for event in saved:
+            if event is not None:
+                report(event)
+        return True
+
+    def _write_alone(
+        self, effect: JournalEffect, report: Report, deposed: Callable[[str], None]
+    ) -> None:
+        try:
+            # Older facts first: if they still can't be written, this effect fails too.
+            self._write_overdue()
+            saved = self._apply(effect)
+        except JournalFenced as error:
+            # No JournalFailed: the line must not halt, it belongs to another coordinator now.
+            deposed(str(error))
+        except _TRANSIENT as error:
+            name = type(effect).__name__
+            failure = LogEvent("journal_failed", effect=name, why=str(error))
+            log.error(failure)  # noqa: TRY400 - the disk's fault
+            if isinstance(effect, _AWAITED):
+                report(events.JournalFailed(str(error)))
+            else:
+                self._keep(effect)
+        except Exception as error:  # the boundary of this thread: the line halts
+            log.exception(LogEvent("journal_failed", effect=type(effect).__name__))
+            report(events.JournalFailed(str(error)))
+        else:
+            if saved is not None:
+                report(saved)
 
     def _keep(self, effect: JournalEffect) -> None:
         """Keeps a fact that could not be written; scalars are no such fact, and are lost."""

@@ -11,6 +11,7 @@ from andon.protocol.limits import MAX_SCALAR_NAMES, clipped
 from andon_coordinator.core import effects
 from andon_coordinator.core.events import Device
 from andon_coordinator.core.status import LineSnapshot
+from andon_coordinator.transport.outgoing import CommitAndAssign
 
 __all__ = ["DeviceLog", "WaitLog", "log_effect"]
 
@@ -79,7 +80,7 @@ class DeviceLog:
             log.info(LogEvent("devices_differ", devices=mixture))
 
 
-def log_effect(effect: effects.Effect) -> None:
+def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
     """Logs an effect that people may want to know of later."""
     match effect:
         case effects.AcceptJoin():
@@ -113,7 +114,7 @@ def log_effect(effect: effects.Effect) -> None:
             _log_rare(effect)
 
 
-def _log_rare(effect: effects.Effect) -> None:
+def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
     match effect:
         case effects.NoteSetback():
             log.warning(

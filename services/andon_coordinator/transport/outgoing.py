@@ -5,10 +5,12 @@ Nothing is decided here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from andon.protocol import tokens
 from andon.protocol.capabilities import COORDINATOR_CAPABILITIES
+from andon.protocol.records import RecordKind
 from andon.protocol.run_settings import Liveness, Policy
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
@@ -19,17 +21,36 @@ from andon_coordinator.core.events import StepTimings
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot
 
 __all__ = [
+    "CommitAndAssign",
     "JoinAnswers",
     "MessageEffect",
+    "ServicePlaces",
     "heartbeat_answer_to",
     "message_to",
     "same_for_people",
+    "shared_assignment",
     "status_to",
+    "together",
     "worker_status_to",
 ]
 
+
+@dataclass(frozen=True, slots=True)
+class CommitAndAssign:
+    """A record, and the share of the step after it: one message, which wakes its worker once."""
+
+    committed: effects.SendCommitted
+    assign: effects.Assign
+
+    @property
+    def stream(self) -> int:
+        """The stream of both."""
+        return self.committed.stream
+
+
 MessageEffect = (
-    effects.Assign
+    CommitAndAssign
+    | effects.Assign
     | effects.SendCommitted
     | effects.SendVoided
     | effects.SendHalt
@@ -76,8 +97,14 @@ class JoinAnswers:
         )
 
     def assignment(self, effect: effects.Assign) -> pb.TrainResponse:
-        """An assignment; on a ring, with the rank's neighbours and the tokens for their links."""
-        message, work = message_to(effect), effect.assignment
+        """An assignment, whole."""
+        message = shared_assignment(effect.assignment)
+        message.MergeFrom(self.own_assignment(effect.assignment))
+        return pb.TrainResponse(shard_assignment=message)
+
+    def own_assignment(self, work: effects.Assignment) -> pb.ShardAssignment:
+        """What differs between the members of a round; on a ring, with the rank's neighbours."""
+        message = _own_assignment(work)
         size = len(work.roster)
         if work.ring_addresses and size > 1:
             before, after = (work.rank - 1) % size, (work.rank + 1) % size
@@ -86,7 +113,7 @@ class JoinAnswers:
                 successor_token=self._link_token(work, work.rank, after),
                 predecessor_token=self._link_token(work, before, work.rank),
             )
-            message.shard_assignment.ring.CopyFrom(neighbours)
+            message.ring.CopyFrom(neighbours)
         return message
 
     def _link_token(self, work: effects.Assignment, sender: int, receiver: int) -> bytes:
@@ -96,11 +123,44 @@ class JoinAnswers:
         )
 
 
+def together(done: Sequence[effects.Effect]) -> list[effects.Effect | CommitAndAssign]:
+    """The effects of one event, where each assignment is joined to the STEP that it follows.
+
+    Both would be messages of the same stream, one after the other, with nothing in between.
+    """
+    found: list[effects.Effect | CommitAndAssign] = []
+    commits: dict[int, int] = {}
+    for effect in done:
+        if isinstance(effect, effects.Assign):
+            at = commits.get(effect.stream)
+            committed = None if at is None else found[at]
+            if (
+                at is not None
+                and isinstance(committed, effects.SendCommitted)
+                and committed.record.key == effect.assignment.parent
+            ):
+                found[at] = CommitAndAssign(committed, effect)
+                continue
+        # In the event of a STEP work is assigned only to those that stand, and take both in one.
+        # Work after a MARK was asked for before, and an answer to a halt comes in between.
+        elif isinstance(effect, effects.SendCommitted) and effect.record.kind is RecordKind.STEP:
+            commits[effect.stream] = len(found)
+        found.append(effect)
+    return found
+
+
 def message_to(effect: MessageEffect) -> pb.TrainResponse:
     """The message that an effect sends."""
     match effect:
         case effects.Assign():
-            return pb.TrainResponse(shard_assignment=_assignment(effect.assignment))
+            message = shared_assignment(effect.assignment)
+            message.MergeFrom(_own_assignment(effect.assignment))
+            return pb.TrainResponse(shard_assignment=message)
+        case CommitAndAssign(committed, assign):
+            both = message_to(committed)
+            work = message_to(assign).shard_assignment
+            both.step_committed.assignment.CopyFrom(work)
+            return both
         case effects.SendCommitted():
             return pb.TrainResponse(step_committed=_committed(effect))
         case effects.SendVoided():
@@ -139,36 +199,42 @@ def heartbeat_answer_to(
     return pb.TrainResponse(heartbeat_answer=answer)
 
 
-def _assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
+def shared_assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
+    """What all members of a round are told of it."""
     return pb.ShardAssignment(
         key=conversion.key_to_proto(assignment.key),
         parent=conversion.key_to_proto(assignment.parent),
         roster=assignment.roster,
-        rank=assignment.rank,
         world_size=len(assignment.roster),
         step=assignment.step,
         attempt=assignment.attempt,
         epoch=assignment.epoch,
-        positions=[conversion.range_to_proto(positions) for positions in assignment.positions],
         batch=conversion.range_to_proto(assignment.batch),
         reducers=conversion.shares_to_proto(assignment.reducers),
-        writes_checkpoint=assignment.writes_checkpoint,
         checkpoint_step=assignment.checkpoint_step,
-        micro_batches=assignment.micro_batches,
         targets=assignment.split.targets,
         interleaved=assignment.split.interleaved,
         window=assignment.window,
-        ahead=[conversion.range_to_proto(positions) for positions in assignment.ahead],
         ahead_batch=(
             None
             if assignment.ahead_batch is None
             else conversion.range_to_proto(assignment.ahead_batch)
         ),
-        ahead_micro_batches=assignment.ahead_micro_batches,
         # 1 and 0 mean the same: the usual step stays as short as it was.
         learning_rate_scale=(
             0.0 if assignment.learning_rate_scale == 1.0 else assignment.learning_rate_scale
         ),
+    )
+
+
+def _own_assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
+    return pb.ShardAssignment(
+        rank=assignment.rank,
+        positions=[conversion.range_to_proto(positions) for positions in assignment.positions],
+        writes_checkpoint=assignment.writes_checkpoint,
+        micro_batches=assignment.micro_batches,
+        ahead=[conversion.range_to_proto(positions) for positions in assignment.ahead],
+        ahead_micro_batches=assignment.ahead_micro_batches,
     )
 
 
@@ -201,8 +267,17 @@ def _transfer(effect: effects.SendTransfer) -> pb.StateTransfer:
     )
 
 
-def status_to(status: LineSnapshot, metrics_url: str) -> pb.LineStatus:
-    """The line's status; `metrics_url` is where the service's metrics are."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePlaces:
+    """Where a service's other ports are, for statuses."""
+
+    metrics_url: str = ""
+    tcp_port: int = 0
+    """Of its own reducer's TCP lanes; 0: it offers none."""
+
+
+def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
+    """The line's status."""
     message = pb.LineStatus(
         run_id=status.run_id,
         state=conversion.enum_to_proto(status.state),
@@ -216,7 +291,7 @@ def status_to(status: LineSnapshot, metrics_url: str) -> pb.LineStatus:
         samples_per_second=status.samples_per_second,
         exchange_s=status.exchange_s,
         hidden_ratio=status.hidden_ratio,
-        metrics_url=metrics_url,
+        metrics_url=places.metrics_url,
         expect_workers=status.expect_workers,
         waiting_for=status.waiting_for,
         samples=status.samples,
@@ -228,6 +303,7 @@ def status_to(status: LineSnapshot, metrics_url: str) -> pb.LineStatus:
         expect_reducers=status.expect_reducers,
         schedule=status.schedule,
         schedule_note=status.schedule_note,
+        tcp_port=places.tcp_port,
     )
     if status.loss is not None:
         message.loss = status.loss

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -35,9 +35,10 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
 from andon.wire import conversion
 from andon_coordinator.core import events
+from andon_coordinator.transport.encoding import serialized
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import event_from, is_slow_to_read, join_from
-from andon_coordinator.transport.outgoing import same_for_people, status_to
+from andon_coordinator.transport.outgoing import ServicePlaces, same_for_people, status_to
 from andon_coordinator.transport.registration import ReducerRegistration
 from andon_coordinator.transport.streams import WorkerStream
 from andon_coordinator.transport.task import LineTask
@@ -158,7 +159,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         registration: ReducerRegistration,
         *,
         access: AccessControl,
-        metrics_url: str,
+        places: ServicePlaces,
         join_s: float,
         count: Callable[[Reason], None],
     ) -> None:
@@ -168,21 +169,24 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             task: owns the line.
             registration: serves RegisterReducer.
             access: knows who may look and who may operate.
-            metrics_url: shown in statuses.
+            places: shown in statuses.
             join_s: how long a stream has to send Join.
             count: called with the reason of each call that ends with an error.
         """
         self._task = task
         self._registration = registration
         self._access = access
-        self._metrics_url = metrics_url
+        self._places = places
         self._join_s = join_s
         self._count = count
         self._reading = asyncio.Lock()
+        self._shown: tuple[float, asyncio.Event, pb.LineStatus] | None = None
+        """When watchers were shown the line last, the change that came next, and what it was."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds itself to a server that has not started."""
-        pb_grpc.add_CoordinatorServicer_to_server(self, server)
+        writes_bytes: Any = _WritesBytes(server)
+        pb_grpc.add_CoordinatorServicer_to_server(self, writes_bytes)
 
     async def Train(  # type: ignore[override]  # grpc.aio takes coroutines, the stubs do not know
         self, request_iterator: AsyncIterator[pb.TrainRequest], context: Context
@@ -211,7 +215,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if stream.error is not None:
             why = clipped(str(stream.error))
             log.info(LogEvent("stream_closed", stream=stream.number, why=why))
-            await self._abort(context, stream.error)
+            try:
+                await self._abort(context, stream.error)
+            except grpc.aio.AbortError as aborted:
+                # gRPC keeps it, and raises it once this returns. Its frames would be a ring that
+                # holds the last message, of megabytes, until Python looks for rings.
+                aborted.__traceback__ = None
 
     async def RegisterReducer(  # type: ignore[override]  # as Train
         self, request_iterator: AsyncIterator[pb.RegisterReducerRequest], context: Context
@@ -240,11 +249,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         sent: pb.LineStatus | None = None
         happened = goes_on = True
         while goes_on:
-            status = self._status()
-            if not (happened and same_for_people(sent, status)):
+            change, status = self._watched()
+            if status is not sent and not (happened and same_for_people(sent, status)):
                 await context.write(pb.WatchStatusResponse(status=status))
                 sent = status
-            happened, goes_on = await self._task.changed(_WATCH_EVERY_S)
+            # On a large line something always happens, and a look at it takes long.
+            await asyncio.sleep(self._task.look_s)
+            happened, goes_on = await self._task.changed(change, _WATCH_EVERY_S)
         if not same_for_people(sent, self._status()):
             await context.write(pb.WatchStatusResponse(status=self._status()))
 
@@ -321,7 +332,17 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await context.write(message)
 
     def _status(self) -> pb.LineStatus:
-        return status_to(self._task.status(), self._metrics_url)
+        return status_to(self._task.status(), self._places)
+
+    def _watched(self) -> tuple[asyncio.Event, pb.LineStatus]:
+        """The line's status, and the change after it.
+
+        It is a moment old on a large line: its watchers share one.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._shown is None or now - self._shown[0] >= self._task.look_s:
+            self._shown = now, self._task.next_change, self._status()
+        return self._shown[1:]
 
     async def _check(
         self, admit: Callable[[Context, str], None], run_id: str, context: Context
@@ -343,6 +364,24 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._count(error.reason)
         await context.abort_with_status(error.status)
         raise AssertionError("abort_with_status returned")
+
+
+class _WritesBytes:
+    """Adds handlers to a server, and lets Train write messages that are encoded already."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Nothing: the same handlers follow by name."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Adds a service's handlers by name."""
+        train = handlers["Train"]._replace(response_serializer=serialized)
+        handlers = {**handlers, "Train": train}
+        generic = grpc.method_handlers_generic_handler(service, handlers)
+        self._server.add_generic_rpc_handlers((generic,))
+        self._server.add_registered_method_handlers(service, handlers)
 
 
 def _broke(writer: asyncio.Task[None]) -> bool:

@@ -107,6 +107,8 @@ class Store:
         self._path = path
         self._clock = clock
         self._term = ""
+        self._open = False
+        """Whether a transaction for several changes is open."""
         self._files: JournalFiles | None = None
         with ExitStack() as undo:
             try:
@@ -463,7 +465,23 @@ class Store:
         return self._database.execute("SELECT max(term) FROM terms").fetchone()[0] or ""
 
     @contextmanager
+    def together(self) -> Iterator[None]:
+        """Within it, all that is saved becomes durable at once, at its end, or none of it.
+
+        No term may be begun within it.
+        """
+        with self._own_transaction():
+            self._open = True
+            try:
+                yield
+            finally:
+                self._open = False
+
+    @contextmanager
     def _own_transaction(self) -> Iterator[None]:
+        if self._open:
+            yield
+            return
         with self._transaction():
             greatest = self._greatest_term()
             if greatest != self._term:

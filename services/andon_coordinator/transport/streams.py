@@ -50,12 +50,12 @@ class WorkerStream:
         keep the call open for as long as the peer lives.
         """
         self._capacity = capacity
-        self._waiting: deque[pb.TrainResponse] = deque()
+        self._waiting: deque[pb.TrainResponse | bytes] = deque()
         self._ended = False
         self._changed = asyncio.Event()
         self._flush_timer: asyncio.TimerHandle | None = None
 
-    def send(self, message: pb.TrainResponse) -> None:
+    def send(self, message: pb.TrainResponse | bytes) -> None:
         """Sends a message, unless the stream has ended; ends it if its peer does not read."""
         if self._ended:
             return
@@ -69,6 +69,8 @@ class WorkerStream:
 
     def end(self, error: LineError | None = None) -> None:
         """Ends the call once everything is written or `flush_s` is over; the first error counts."""
+        if error is not None:
+            error.forget_frames()  # Also if it is the first one, which was raised since.
         if not self._ended:
             self._ended = True
             self.error = error
@@ -80,7 +82,7 @@ class WorkerStream:
         self.error = self.error or LineError(Reason.REJOIN_NEEDED, _DOES_NOT_READ)
         self.cut()
 
-    async def messages(self) -> AsyncIterator[pb.TrainResponse]:
+    async def messages(self) -> AsyncIterator[pb.TrainResponse | bytes]:
         """Every message to write, until the stream ends."""
         while True:
             while self._waiting:
@@ -112,6 +114,8 @@ class ReducerStream:
 
     def end(self, error: LineError | None = None) -> None:
         """Ends the call; the first error counts."""
+        if error is not None:
+            error.forget_frames()
         if not self.ended.is_set():
             self.error = error
             self.ended.set()

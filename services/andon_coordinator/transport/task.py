@@ -27,14 +27,16 @@ from andon_coordinator.core import effects, events
 from andon_coordinator.core.chronicle import Chronicle
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
+from andon_coordinator.transport.encoding import Encoder
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.journal import Journal, JournalEffect, JournalFenced
 from andon_coordinator.transport.log import DeviceLog, WaitLog, log_effect
 from andon_coordinator.transport.outgoing import (
+    CommitAndAssign,
     JoinAnswers,
     MessageEffect,
     heartbeat_answer_to,
-    message_to,
+    together,
 )
 from andon_coordinator.transport.streams import ReducerStream, Streams, WorkerStream
 
@@ -75,7 +77,10 @@ class TaskSettings:
     tick_s: float = 0.05
     """How often the core looks at leases and graces."""
     observe_s: float = 0.5
-    """How often the observers get a status."""
+    """How often the observers get a status, at most."""
+    look_s: float = 0.002
+    """A status is taken this long after the one before, for each worker: a look at all of them must
+    not keep the line from its steps, however many they are."""
 
 
 class Mailbox(Generic[Item]):
@@ -165,6 +170,7 @@ class LineTask:
         self._line = line
         self._journal = journal
         self._answers = answers
+        self._encoder = Encoder(answers)
         self._settings = settings
         self._clock, self._wall = clocks
         self._observers = tuple(observers)
@@ -231,15 +237,28 @@ class LineTask:
         """What the line is doing now."""
         return self._line.status(self._clock.now())
 
-    async def changed(self, timeout_s: float) -> tuple[bool, bool]:
-        """Waits until something happened, at most for `timeout_s`.
+    @property
+    def look_s(self) -> float:
+        """How long to wait from one look at all workers to the next."""
+        return self._settings.look_s * self._line.live
+
+    @property
+    def next_change(self) -> asyncio.Event:
+        """Set once something happens from now on."""
+        return self._changed
+
+    async def changed(self, change: asyncio.Event, timeout_s: float) -> tuple[bool, bool]:
+        """Waits for a change, at most for `timeout_s`.
+
+        Args:
+            change: what `next_change` was before the last look: nothing since then is missed.
+            timeout_s: how long to wait.
 
         Returns:
-            Whether something happened, and whether the task goes on.
+            Whether it happened, and whether the task goes on.
         """
-        changed = self._changed
         try:
-            await asyncio.wait_for(changed.wait(), timeout_s)
+            await asyncio.wait_for(change.wait(), timeout_s)
         except TimeoutError:
             return False, not self._closed
         return True, not self._closed
@@ -356,7 +375,7 @@ class LineTask:
         )
         done = [*done, *told]
         objection = ""
-        for effect in done:
+        for effect in together(done):
             if isinstance(effect, effects.RefuseOperator):
                 objection = effect.message
             else:
@@ -378,7 +397,7 @@ class LineTask:
         """Shows the observers what happened, and a few times a second where the line is."""
         for observer in self._observers:
             observer.observe(event, done, now)
-        if now - self._observed_at >= self._settings.observe_s:
+        if now - self._observed_at >= max(self._settings.observe_s, self.look_s):
             self._observed_at = now
             status = self.status()
             self._wait_log.note(status, now)
@@ -397,7 +416,7 @@ class LineTask:
 
     # -------------------------------------------------------------------------- effects
 
-    def _do(self, effect: effects.Effect) -> None:
+    def _do(self, effect: effects.Effect | CommitAndAssign) -> None:
         log_effect(effect)
         if isinstance(effect, _SAVES):
             self._journal.save(effect)
@@ -411,14 +430,12 @@ class LineTask:
         elif isinstance(effect, effects.CloseStream):
             stream.end(LineError(Reason.REJOIN_NEEDED, effect.message))
         elif isinstance(effect, effects.AcceptJoin):
-            stream.send(self._answers.accepted(effect, self.status().term))
-        elif isinstance(effect, effects.Assign):
-            stream.send(self._answers.assignment(effect))
+            stream.send(self._answers.accepted(effect, self._line.term))
         elif isinstance(effect, effects.SendHeartbeatAnswer):
             stream.send(heartbeat_answer_to(effect, self._wall()))
         else:
             assert isinstance(effect, _SENDS), f"no adapter does {effect}"
-            stream.send(message_to(effect))
+            stream.send(self._encoder.encoded(effect))
 
     def _depose(self, why: str) -> None:
         """Stops serving: the journal has a greater term, so every stream is closed (rule 2)."""

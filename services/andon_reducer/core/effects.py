@@ -135,13 +135,15 @@ class DataPath(enum.Enum):
 
     WIRE = "wire"
     SHARED_MEMORY = "shared-memory"
+    TCP = "tcp"
 
 
 class ReducerObserver(Protocol):
     """Counts what happens. No method may fail or wait: they are called between two effects."""
 
     def moved(self, direction: Direction, size_bytes: int, path: DataPath = DataPath.WIRE) -> None:
-        """A chunk, or a piece of state, came or left: over gRPC, or in shared memory."""
+        """A chunk, or a piece of state, came or left: over gRPC, over TCP lanes, or in shared
+        memory."""
 
     def relayed(self, size_bytes: int) -> None:
         """A piece of state was received by a newcomer; `moved` counts it too."""

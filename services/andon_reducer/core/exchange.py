@@ -70,7 +70,7 @@ def cut_to_chunks(gradient: BlockGradient, elements: int | None) -> list[BlockGr
     """
     if elements is None or gradient.count <= elements:
         return [gradient]
-    itemsize = gradient.encoding.itemsize
+    itemsize = gradient.encoding.wire_dtype.itemsize
     chunks = []
     for start in range(0, gradient.count, elements):
         count = min(elements, gradient.count - start)

@@ -20,7 +20,7 @@ from andon.protocol.messages import (
 from andon.protocol.records import Key
 from andon.wire.checksums import is_intact
 from andon_reducer.core.exchange import OVERHEAD_BYTES
-from andon_reducer.core.mean import Mean, MeanDefect, weighted_mean
+from andon_reducer.core.mean import Mean, MeanDefect, Memory, fresh, weighted_mean
 
 __all__ = ["Job", "pieces_of", "reduce_chunk"]
 
@@ -54,7 +54,7 @@ class Job:
         """What holding the answer costs."""
         if self.in_place:
             return OVERHEAD_BYTES
-        return self.count * self.answer_encoding.itemsize + OVERHEAD_BYTES
+        return self.answer_encoding.payload_bytes(self.count) + OVERHEAD_BYTES
 
 
 def pieces_of(job: Job) -> list[Job]:
@@ -64,23 +64,28 @@ def pieces_of(job: Job) -> list[Job]:
     """
     if not job.in_place or job.count <= PIECE_ELEMENTS:
         return [job]
-    pieces = []
+    pieces, itemsize = [], job.encoding.wire_dtype.itemsize
     for start in range(0, job.count, PIECE_ELEMENTS):
         count = min(PIECE_ELEMENTS, job.count - start)
-        span = slice(start * job.encoding.itemsize, (start + count) * job.encoding.itemsize)
-        parts = tuple(replace(part, payload=part.payload[span]) for part in job.contributions)
-        pieces.append(replace(job, offset=job.offset + start, count=count, contributions=parts))
+        span = slice(start * itemsize, (start + count) * itemsize)
+        at = job.offset + start
+        parts = tuple(
+            replace(part, offset=at, count=count, payload=part.payload[span])
+            for part in job.contributions
+        )
+        pieces.append(replace(job, offset=at, count=count, contributions=parts))
     return pieces
 
 
 def reduce_chunk(
-    job: Job, into: memoryview | None = None
+    job: Job, into: memoryview | None = None, memory: Memory = fresh
 ) -> AveragedBlock | BlockFault | RoundAborted:
     """The answer to a job: the mean, or what is wrong and in which element of the block.
 
     A contribution that does not match its checksum is not what its rank sent: the round is void.
     A broadcast's answer is rank 0's bytes. They need not be numbers, so they are not checked. The
-    answer's bytes are written to `into` if that is given, which only a job `to_memory` may have.
+    answer's bytes are written to `into` if that is given, which only a job `to_memory` may have;
+    else they are made in `memory`.
     """
     # Before the mean: a flipped bit may look like a value that its rank sent, even like a NaN, and
     # the fault would blame the rank.
@@ -91,7 +96,7 @@ def reduce_chunk(
         (source,) = job.contributions
         mean: Mean | MeanDefect = Mean(source.payload, source.weight)
     else:
-        mean = weighted_mean(job.contributions, job.encoding, job.answer_encoding, into)
+        mean = weighted_mean(job.contributions, job.encoding, job.answer_encoding, into, memory)
     if isinstance(mean, MeanDefect):
         return BlockFault(
             key=job.key,

@@ -18,26 +18,50 @@ the same bits. `_fused.c` and this file must be changed together.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from andon.protocol.encoding import Encoding, EncodingOverflow, encode, fused
+from andon.protocol.encoding import Encoding, EncodingOverflow, decode_part, encode, fused
 from andon.protocol.halts import describe_value
 from andon.protocol.messages import BlockFaultKind, BlockGradient
 
-__all__ = ["MEAN_ENCODINGS", "TILE_ELEMENTS", "Mean", "MeanDefect", "weighted_mean"]
+__all__ = [
+    "MEAN_ENCODINGS",
+    "TILE_ELEMENTS",
+    "Mean",
+    "MeanDefect",
+    "Memory",
+    "fresh",
+    "weighted_mean",
+]
 
 Floats = npt.NDArray[np.float32]
 
-MEAN_ENCODINGS = frozenset({Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16})
+Memory = Callable[[int], memoryview]
+"""Lends memory of so many bytes, with any content."""
+
+MEAN_ENCODINGS = frozenset(
+    {
+        Encoding.FLOAT32,
+        Encoding.FLOAT16,
+        Encoding.BFLOAT16,
+        Encoding.INT8_BLOCK,
+        Encoding.INT4_BLOCK,
+    }
+)
 """Encodings whose numbers can be averaged."""
 
 TILE_ELEMENTS = 2**16
-"""Elements of a tile: three float32 vectors of this length fit a core's L2 cache."""
+"""Elements of a tile: three float32 vectors of this length fit a core's L2 cache. It is a multiple
+of a strip of the encodings that have strips."""
+
+
+def fresh(size: int) -> memoryview:
+    """New memory of `size` bytes."""
+    return np.empty(size, np.uint8).data
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +89,7 @@ def weighted_mean(
     encoding: Encoding,
     answer: Encoding,
     into: memoryview | None = None,
+    memory: Memory = fresh,
 ) -> Mean | MeanDefect:
     """The mean of contributions in rank order, encoded as `answer`; or the first defect in it.
 
@@ -73,7 +98,8 @@ def weighted_mean(
     MEAN_ENCODINGS. A single contribution comes back bit for bit.
 
     If `into` is given, the mean's bytes are written there. It must have their length, and answer
-    and contributions must be FLOAT32. It holds nothing of use if there is a defect.
+    and contributions must be FLOAT32. It holds nothing of use if there is a defect. Else
+    `memory` lends what the mean is made in.
     """
     assert into is None or answer is encoding is Encoding.FLOAT32
     # In rank order, too: a sum of float64 depends on the order of its terms.
@@ -86,15 +112,16 @@ def weighted_mean(
         # The only share is exactly 1, so there is nothing to compute: the values are only checked.
         if len(contributions) == 1 and answer is encoding:
             return _checked(contributions[0], encoding, into)
-        return _mean(contributions, total, encoding, answer, into)
+        in_place = into is not None
+        mean = memory(answer.payload_bytes(contributions[0].count)) if into is None else into
+        return _mean(contributions, (total, encoding, answer), mean, in_place=in_place)
 
 
 def _checked(part: BlockGradient, encoding: Encoding, into: memoryview | None) -> Mean | MeanDefect:
-    numbers = np.frombuffer(part.payload, dtype=encoding.wire_dtype)
-    scratch = np.empty(min(TILE_ELEMENTS, numbers.size), dtype=np.float32)
+    scratch = np.empty(min(TILE_ELEMENTS, part.count), dtype=np.float32)
     out = None if into is None else np.frombuffer(into, dtype=encoding.wire_dtype)
-    for start in range(0, numbers.size, TILE_ELEMENTS):
-        tile = _floats(numbers[start : start + TILE_ELEMENTS], encoding, scratch)
+    for start in range(0, part.count, TILE_ELEMENTS):
+        tile = _floats(part, encoding, start, scratch[: part.count - start])
         if out is not None:
             # Copied first, and the copy is checked: the worker may still write to its own memory,
             # so this way the others read the very bytes that were found to be finite.
@@ -102,7 +129,7 @@ def _checked(part: BlockGradient, encoding: Encoding, into: memoryview | None) -
             np.copyto(copy, tile)
             tile = copy
         if not _surely_finite(tile):
-            defect = _find_defect([part], [numbers], encoding, start, tile)
+            defect = _find_defect([part], encoding, start, tile)
             if defect is not None:
                 return defect
     return Mean(part.payload if into is None else into, part.weight)
@@ -110,75 +137,99 @@ def _checked(part: BlockGradient, encoding: Encoding, into: memoryview | None) -
 
 def _mean(
     contributions: Sequence[BlockGradient],
-    total: float,
-    encoding: Encoding,
-    answer: Encoding,
-    into: memoryview | None,
+    terms: tuple[float, Encoding, Encoding],
+    mean: memoryview,
+    *,
+    in_place: bool,
 ) -> Mean | MeanDefect:
-    vectors = [np.frombuffer(part.payload, dtype=encoding.wire_dtype) for part in contributions]
+    """Makes the mean in `mean`; `terms` are the weights' sum and both encodings."""
+    total, encoding, answer = terms
     # Shares are at most 1, so weights of any size can't make finite values overflow.
     shares = [np.float32(part.weight / total) for part in contributions]
-    size = vectors[0].size
-    if into is None:
-        out = np.empty(size, dtype=answer.wire_dtype)
-    else:
-        out = np.frombuffer(into, dtype=answer.wire_dtype)
-    mean = out.view(np.uint8).data
-    if answer is encoding and _in_one_pass(contributions, shares, encoding, mean, into):
+    size = contributions[0].count
+    out = np.frombuffer(mean, np.uint8)
+    if _in_one_pass(contributions, shares, encoding, answer, mean, in_place=in_place):
         return Mean(mean, total)
     # If the pass in C found a value that is not finite, this one finds out which.
+    whole = out.view(np.float32) if answer is Encoding.FLOAT32 else None
     product = np.empty(min(TILE_ELEMENTS, size), dtype=np.float32)
-    scratch = product if answer is Encoding.FLOAT32 else np.empty_like(product)
+    scratch = np.empty_like(product)
     for start in range(0, size, TILE_ELEMENTS):
         stop = min(start + TILE_ELEMENTS, size)
-        acc = out[start:stop] if answer is Encoding.FLOAT32 else scratch[: stop - start]
-        np.multiply(_floats(vectors[0][start:stop], encoding, acc), shares[0], out=acc)
+        acc = scratch[: stop - start] if whole is None else whole[start:stop]
+        np.multiply(_floats(contributions[0], encoding, start, acc), shares[0], out=acc)
         term = product[: stop - start]
-        for vector, share in zip(vectors[1:], shares[1:], strict=True):
-            np.multiply(_floats(vector[start:stop], encoding, term), share, out=term)
+        for part, share in zip(contributions[1:], shares[1:], strict=True):
+            np.multiply(_floats(part, encoding, start, term), share, out=term)
             np.add(acc, term, out=acc)
         if not _surely_finite(acc):
-            defect = _find_defect(contributions, vectors, encoding, start, acc)
+            defect = _find_defect(contributions, encoding, start, acc)
             if defect is not None:
                 return defect
-        if answer is not Encoding.FLOAT32:
+        if whole is None:
             try:
-                out[start:stop] = np.frombuffer(encode(acc, answer), dtype=answer.wire_dtype)
+                _put(encode(acc, answer), answer, start, acc.size, out, size)
             except EncodingOverflow as overflow:
                 return _overflow(overflow, start)
     return Mean(mean, total)
+
+
+def _put(
+    part: memoryview,
+    answer: Encoding,
+    start: int,
+    count: int,
+    out: npt.NDArray[np.uint8],
+    size: int,
+) -> None:
+    """Writes the payload of `count` elements from `start` on into that of `size` elements."""
+    data, strips = np.frombuffer(part, np.uint8), answer.strips
+    if strips is None:
+        at = answer.payload_bytes(start)
+        out[at : at + data.size] = data
+        return
+    # All scales come before all codes, in the part and in the whole.
+    scales, before = strips.scale_bytes(count), strips.scale_bytes(start)
+    out[before : before + scales] = data[:scales]
+    at = strips.scale_bytes(size) + strips.payload_bytes(start) - before
+    out[at : at + data.size - scales] = data[scales:]
 
 
 def _in_one_pass(
     contributions: Sequence[BlockGradient],
     shares: Sequence[np.float32],
     encoding: Encoding,
+    answer: Encoding,
     mean: memoryview,
-    into: memoryview | None,
+    *,
+    in_place: bool,
 ) -> bool:
     """Makes the mean in C. Returns whether that was possible, and all of it is finite."""
-    if fused is None:
+    strips = encoding.strips
+    if fused is None or answer not in (encoding, strips and Encoding.FLOAT32):
         return False
     payloads, factors = tuple(part.payload for part in contributions), tuple(map(float, shares))
+    if strips is not None:
+        strips_mean = fused.int8_mean if strips.bits == 8 else fused.int4_mean
+        wide = answer is not encoding
+        return bool(strips_mean(mean, payloads, factors, contributions[0].count, wide))
     if encoding is Encoding.BFLOAT16:
         return bool(fused.bfloat16_mean(mean, payloads, factors))
     if encoding is Encoding.FLOAT32:
         # Shared memory is written past the caches: this thread does not read it again, and a line
         # that is written whole past the caches need not be read first.
-        return bool(fused.weighted_mean(mean, payloads, factors, into is not None))
+        return bool(fused.weighted_mean(mean, payloads, factors, in_place))
     return False
 
 
-def _floats(tile: npt.NDArray[Any], encoding: Encoding, out: Floats) -> Floats:
-    """A tile as float32: itself, or decoded into the first elements of `out`."""
+def _floats(part: BlockGradient, encoding: Encoding, start: int, out: Floats) -> Floats:
+    """A contribution's elements from `start` on as float32: a view, or decoded into `out`.
+
+    There are as many as `out` has, which must all exist.
+    """
     if encoding is Encoding.FLOAT32:
-        return tile
-    out = out[: tile.size]
-    if encoding is Encoding.FLOAT16:
-        np.copyto(out, tile)
-    else:
-        # bfloat16 is the upper half of a float32.
-        np.left_shift(tile, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
+        return np.frombuffer(part.payload, "<f4")[start : start + out.size]
+    decode_part(part.payload, encoding, part.count, start, out)
     return out
 
 
@@ -189,7 +240,6 @@ def _surely_finite(tile: Floats) -> bool:
 
 def _find_defect(
     contributions: Sequence[BlockGradient],
-    vectors: Sequence[npt.NDArray[Any]],
     encoding: Encoding,
     start: int,
     acc: Floats,
@@ -198,8 +248,8 @@ def _find_defect(
     first: tuple[int, int, float] | None = None
     # Contributions come before the mean: only if all of them are finite, a mean that is not finite
     # is no rank's fault.
-    for part, vector in zip(contributions, vectors, strict=True):
-        tile = _floats(vector[start : start + acc.size], encoding, np.empty_like(acc))
+    for part in contributions:
+        tile = _floats(part, encoding, start, np.empty_like(acc))
         found = np.flatnonzero(~np.isfinite(tile))
         if found.size and (first is None or found[0] < first[0]):
             first = int(found[0]), part.rank, float(tile[found[0]])
@@ -219,7 +269,7 @@ def _find_defect(
 
 def _overflow(overflow: EncodingOverflow, start: int) -> MeanDefect:
     message = (
-        f"the mean is {overflow.value:g}, beyond what {overflow.encoding.name.lower()} holds: "
+        f"the mean is {overflow.value:g}, beyond what {overflow.encoding.label} holds: "
         "ask for float32 or bfloat16 answers, or scale the loss down"
     )
     value = describe_value(overflow.value)

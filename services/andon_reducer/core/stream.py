@@ -100,7 +100,7 @@ def _not_offered(gradient: BlockGradient) -> CallRefusal | None:
         return CallRefusal(Reason.NOT_OFFERED, text)
     for encoding in (gradient.encoding, answer_encoding_of(gradient)):
         if encoding not in MEAN_ENCODINGS:
-            text = f"means of {encoding.name.lower()} are not offered by this reducer"
+            text = f"means of {encoding.label} are not offered by this reducer"
             return CallRefusal(Reason.NOT_OFFERED, text)
     return None
 

@@ -130,7 +130,7 @@ class AveragesMemory:
             self._generation += 1
         self.used = True
         self.unlink_if_mapped()
-        length = job.count * job.encoding.itemsize
+        length = job.encoding.payload_bytes(job.count)
         return self._view[at : at + length], Slice(at, length, self._generation)
 
     def unlink_if_mapped(self) -> None:

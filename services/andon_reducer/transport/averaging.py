@@ -7,23 +7,24 @@ threads, deliveries back to the loop.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from andon.protocol.messages import AveragedBlock, BlockFault, RoundAborted, Slice
-from andon.wire.frames import frame_response
+from andon.protocol.messages import AveragedBlock, BlockFault, BlockFaultKind, RoundAborted, Slice
+from andon.wire.frames import frame_response, split_response
 from andon_reducer.core.jobs import Job, pieces_of, reduce_chunk
+from andon_reducer.core.mean import Memory, fresh
 from andon_reducer.transport.arenas import AveragesMemory, StreamMemory
+from andon_reducer.transport.loop_calls import LoopCalls
+from andon_reducer.transport.reduce_stream import OutgoingMessage
 
-__all__ = ["AveragingThreads", "Delivery"]
+__all__ = ["AveragingThreads", "Delivery", "fault_of_failed"]
 
 _NO_BYTES = memoryview(b"")
 
@@ -32,10 +33,18 @@ class Delivery:
     """One job on its way: made by the loop, reduced in parts by threads, sent by the loop."""
 
     def __init__(
-        self, job: Job, memories: Mapping[int, StreamMemory | None], *, checksums: bool = False
+        self,
+        job: Job,
+        memories: Mapping[int, StreamMemory | None],
+        lanes: Collection[int] = (),
+        *,
+        checksums: bool = False,
+        lend: Memory = fresh,
     ) -> None:
         """Delivers to the streams that are the keys; a stream without a memory gets bytes.
 
+        Those in `lanes` get them over TCP lanes: the payload as it was made, behind its head.
+        `lend` gives memory to make the average in.
         With `checksums` the bytes leave with checksums on every stream: a worker that does not know
         those fields skips them.
         """
@@ -45,11 +54,13 @@ class Delivery:
         self.failure: Exception | None = None
         """What a part raised, if one did."""
         self._checksums = checksums
+        self._lend = lend
         self._places: dict[AveragesMemory, tuple[memoryview, Slice]] = {}
         """Where the average is written, and the slice for workers. Fixed once this is built."""
         self._memories: dict[int, AveragesMemory] = {}
         self._slice_frames: dict[AveragesMemory, bytes] = {}
         self._bytes_frame = b""
+        self._lane_frame: tuple[bytes, memoryview | None] = b"", None
         for stream, memory in memories.items():
             if not job.to_memory or memory is None or not memory.mapped:
                 continue
@@ -60,9 +71,11 @@ class Delivery:
                     continue
                 self._places[averages] = place
             self._memories[stream] = averages
-        self._sends_bytes = len(self._memories) < len(memories)
+        self._lanes = frozenset(lanes) - self._memories.keys()
+        self._sends_lanes = bool(self._lanes)
+        self._sends_frames = len(self._memories) + len(self._lanes) < len(memories)
         # A message of bytes holds the whole average, so one thread makes all of it.
-        self.parts = [job] if self._sends_bytes else pieces_of(job)
+        self.parts = [job] if self._sends_frames or self._sends_lanes else pieces_of(job)
         """What threads do, in any order."""
         self._left = len(self.parts)
         self._lock = threading.Lock()
@@ -70,16 +83,18 @@ class Delivery:
 
     def reduce(self, part: Job) -> bool:
         """Does one part; runs on any thread. Returns whether it was the last one to be done."""
-        start = (part.offset - self.job.offset) * part.encoding.itemsize
-        stop = start + part.count * part.encoding.itemsize
+        start = part.encoding.payload_bytes(part.offset - self.job.offset)
+        stop = start + part.encoding.payload_bytes(part.count)
         places = [view[start:stop] for view, _ in self._places.values()]
-        answer = reduce_chunk(part, places[0] if places else None)
+        answer = reduce_chunk(part, places[0] if places else None, self._lend)
         if isinstance(answer, AveragedBlock):
             # There are several memories if a stream was opened after the first average.
             for place in places[1:]:
                 np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(answer.payload, np.uint8))
-            if self._sends_bytes:
+            if self._sends_frames:
                 self._bytes_frame = frame_response(answer, checksums=self._checksums)
+            if self._sends_lanes:
+                self._lane_frame = split_response(answer, checksums=self._checksums)
         return self._done(answer)
 
     def fail(self, error: Exception) -> bool:
@@ -89,12 +104,16 @@ class Delivery:
         # delivery is returned only after the last of them.
         return self._done(None)
 
-    def frame_for(self, stream: int) -> tuple[bytes, int]:
-        """The message for a stream, and how many bytes of shared memory it stands for."""
+    def message_for(self, stream: int) -> OutgoingMessage:
+        """The average as it goes to a stream."""
+        if stream in self._lanes:
+            head, payload = self._lane_frame
+            return OutgoingMessage(head, self.job.id, payload=payload)
         averages = self._memories.get(stream)
         if averages is None:
-            return self._bytes_frame, 0
-        return self._slice_frames[averages], self._places[averages][1].length
+            return OutgoingMessage(self._bytes_frame, self.job.id)
+        length = self._places[averages][1].length
+        return OutgoingMessage(self._slice_frames[averages], self.job.id, length)
 
     def _done(self, answer: AveragedBlock | BlockFault | RoundAborted | None) -> bool:
         with self._lock:
@@ -117,20 +136,22 @@ class Delivery:
         return True
 
 
+QUICK_ELEMENTS = 2**16
+"""So many elements, of all contributions together, are averaged in less time than it takes to wake
+a thread and to be woken by it: a quarter of a mebibyte of float32, in 20 to 50 microseconds."""
+
+
 class AveragingThreads:
     """Threads that reduce parts of deliveries. They belong to one event loop."""
 
-    def __init__(self, count: int, done: Callable[[Delivery], None]) -> None:
-        """Starts `count` threads; the loop calls `done` with each delivery that is reduced."""
-        self._loop: asyncio.AbstractEventLoop | None = None
+    def __init__(self, count: int, done: Callable[[Delivery], None], calls: LoopCalls) -> None:
+        """Starts `count` threads; `done` gets each delivery that is reduced, on the loop."""
+        self._calls = calls
         self._done = done
         self._parts: queue.SimpleQueue[tuple[Delivery, Job] | None] = queue.SimpleQueue()
-        self._results: deque[Delivery] = deque()
-        self._wake_sent = False
-        self._lock = threading.Lock()
-        """Guards `_results` and `_wake_sent`."""
-        self._busy_s = [0.0] * count
-        """How long each thread has computed. Each one writes its own, so there is no lock."""
+        self._busy_s = [0.0] * (count + 1)
+        """How long each thread has computed, the loop's last. Each one writes its own, so there is
+        no lock."""
         self._threads = [
             threading.Thread(
                 target=self._run, args=(number,), name=f"andon-reducer_{number}", daemon=True
@@ -147,11 +168,18 @@ class AveragingThreads:
 
     def do(self, delivery: Delivery) -> None:
         """Has all parts of a delivery done by whichever threads are free."""
-        if self._loop is None:
-            # Not in the constructor: that may run before the loop does.
-            self._loop = asyncio.get_running_loop()
+        self._calls.attach()
         for part in delivery.parts:
             self._parts.put((delivery, part))
+
+    def do_now(self, delivery: Delivery) -> bool:
+        """Does a delivery that is too small to be worth a thread; False: it is not."""
+        job = delivery.job
+        if job.count * len(job.contributions) > QUICK_ELEMENTS:
+            return False
+        for part in delivery.parts:
+            self._do(-1, delivery, part)
+        return True
 
     def close(self) -> None:
         """Ends the threads, each after what it is doing; parts that still wait are not done."""
@@ -167,32 +195,34 @@ class AveragingThreads:
     def _run(self, number: int) -> None:
         while (work := self._parts.get()) is not None:
             delivery, part = work
-            began = time.perf_counter()
-            try:
-                last = delivery.reduce(part)
-            except Exception as error:  # the loop logs it, and voids the round
-                last = delivery.fail(error)
-            self._busy_s[number] += time.perf_counter() - began
-            if last:
-                self._return(delivery)
+            if self._do(number, delivery, part):
+                self._calls.call(self._done, delivery)
             # These names would keep the job's memory alive while the thread waits for more work.
             del work, delivery, part
 
-    def _return(self, delivery: Delivery) -> None:
-        assert self._loop is not None
-        with self._lock:
-            self._results.append(delivery)
-            sent_before, self._wake_sent = self._wake_sent, True
-        # Waking the loop writes to a pipe, and small chunks end by the thousand: one wake-up is for
-        # all that is done until the loop runs.
-        if not sent_before:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this
-                self._loop.call_soon_threadsafe(self._collect)
+    def _do(self, number: int, delivery: Delivery, part: Job) -> bool:
+        """Does a part; returns whether it was the last one to be done."""
+        began = time.perf_counter()
+        try:
+            return delivery.reduce(part)
+        except Exception as error:  # the loop logs it, and voids the round
+            return delivery.fail(error)
+        finally:
+            self._busy_s[number] += time.perf_counter() - began
 
-    def _collect(self) -> None:
-        with self._lock:
-            # Both at once: a result appended after this wakes the loop again.
-            results, self._results = self._results, deque()
-            self._wake_sent = False
-        for delivery in results:
-            self._done(delivery)
+
+def fault_of_failed(job: Job) -> BlockFault:
+    """The fault of a job that raised: a step that can't be averaged stops the line.
+
+    It names no rank: no rank is at fault.
+    """
+    return BlockFault(
+        key=job.key,
+        group=job.group,
+        sequence=job.sequence,
+        kind=BlockFaultKind.INCONSISTENT,
+        block=job.block,
+        element=job.offset,
+        message=f"the reducer failed to average element {job.offset} of block {job.block}, through "
+        "no worker's fault: its log says why",
+    )

@@ -4,9 +4,10 @@ The event loop owns the core. `Rounds.receive` is called between awaits, never a
 effects are carried out before anything else runs. So nothing here needs a lock. Threads get parts
 of deliveries and return framed averages; they touch nothing else.
 
-A gradient in this file: `_read` parses a message, `_take` makes an event of it, the core
-answers with Reduce once a chunk is complete, `_begin` hands it to the threads, `_reduced` reports
-it to the core, which answers with SendAverage, and the stream's writer calls `_sent`.
+A gradient in this file: `_read` parses a message, or `_read_lanes` gets one that a lane's thread
+has parsed, `_take` makes an event of it, the core answers with Reduce once a chunk is complete,
+`_begin` hands it to the threads, `_reduced` reports it to the core, which answers with SendAverage,
+and the stream's writer calls `_sent`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from typing import Any
 
 from andon.host.arena import CAPABILITY
 from andon.host.logs import LogEvent
+from andon.protocol.capabilities import REDUCER_CAPABILITIES
 from andon.protocol.messages import (
     Abstain,
-    BlockFault,
-    BlockFaultKind,
     BlockGradient,
     OpenRound,
     Request,
@@ -34,8 +34,16 @@ from andon.protocol.messages import (
 )
 from andon.protocol.reasons import Reason
 from andon.protocol.records import latest_plausible_term
+from andon.tcp.listening import TcpListener
+from andon.tcp.proof import CAPABILITY as TCP
 from andon.wire import checksums
-from andon.wire.frames import FrameError, frame_response, parse_request, parse_requests
+from andon.wire.frames import (
+    FrameError,
+    frame_response,
+    parse_request,
+    parse_requests,
+    split_response,
+)
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import (
     CallRefusal,
@@ -43,6 +51,7 @@ from andon_reducer.core.effects import (
     Direction,
     Effect,
     FreeRound,
+    Notice,
     PauseStream,
     Reduce,
     ReducerObserver,
@@ -62,15 +71,18 @@ from andon_reducer.core.events import (
     ReduceStreamOpened,
 )
 from andon_reducer.core.jobs import Job
+from andon_reducer.core.mean import fresh
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.transport.admission import CallLimit, Refused, SessionTokens
 from andon_reducer.transport.arenas import Arenas, StreamMemory
-from andon_reducer.transport.averaging import AveragingThreads, Delivery
+from andon_reducer.transport.averaging import AveragingThreads, Delivery, fault_of_failed
+from andon_reducer.transport.loop_calls import LoopCalls
 from andon_reducer.transport.reduce_stream import Context, OutgoingMessage, ReduceStream
+from andon_reducer.transport.tcp_lanes import LaneOffers, StreamLanes
 
 __all__ = ["CAPABILITIES", "ReduceServicer"]
 
-CAPABILITIES = checksums.offered_capabilities()
+CAPABILITIES = (checksums.CAPABILITY, *REDUCER_CAPABILITIES)
 """What this reducer offers beside float32."""
 
 _SLACK_S = 24 * 3600
@@ -90,21 +102,26 @@ class ReduceServicer:
         tokens: SessionTokens,
         arenas: Arenas,
         config: ReducerConfig,
+        listener: TcpListener | None = None,
     ) -> None:
-        """Serves `rounds`, which nobody else may touch."""
+        """Serves `rounds`, which nobody else may touch; `listener` takes TCP lanes."""
         self._arenas = arenas
         self._rounds = rounds
         self._observer = observer
         self._tokens = tokens
+        calls = LoopCalls()
+        self._offers = LaneOffers(listener, config, calls)
         self._max_payload_bytes = config.max_payload_bytes
         self._opening_s = config.opening_s
         self._limit = CallLimit(config.limits.max_streams_per_worker, "streams")
-        self._threads = AveragingThreads(config.threads, self._reduced)
+        self._threads = AveragingThreads(config.threads, self._reduced, calls)
         self._numbers = itertools.count(1)
         self._streams: dict[int, ReduceStream] = {}
         self._deliveries: dict[int, Delivery] = {}
         """By job, from its Reduce until its ChunkReduced was received: what threads have, or wait
         for."""
+        self._done_now: list[Delivery] = []
+        """Deliveries that are reduced, and that the core is to hear of at the end of its event."""
         self._closing = False
         self._idle = asyncio.Event()
         """Set while there are no streams."""
@@ -157,16 +174,25 @@ class ReduceServicer:
             self._enter(stream, opening, memory)
         except BaseException:
             self._unshare(stream)
+            self._take_back(stream)
             raise
-        reader = asyncio.create_task(self._read(stream, messages))
+        await self._carry(stream, messages)
+
+    async def _carry(self, stream: ReduceStream, messages: AsyncIterator[bytes]) -> None:
+        """Carries a stream's messages both ways, to its end."""
+        readers = [asyncio.create_task(self._read(stream, messages))]
+        if stream.lanes is not None:
+            readers.append(asyncio.create_task(self._read_lanes(stream, stream.lanes)))
         writer = asyncio.create_task(stream.write_all(partial(self._sent, stream)))
         try:
-            ends: set[asyncio.Future[Any]] = {reader, writer, stream.refusal}
+            ends: set[asyncio.Future[Any]] = {*readers, writer, stream.refusal}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             # The core learns of the end before anything is awaited: other streams wait for that.
             self._leave(stream)
-            if reader.done() and not stream.refusal.done():
-                reader.result()
+            if not writer.done() and not stream.refusal.done():
+                for reader in readers:
+                    if reader.done():
+                        reader.result()
                 # The worker sends no more; what was made for it still goes out, if it reads.
                 stream.close()
                 await asyncio.wait({writer}, timeout=self._opening_s)
@@ -178,10 +204,11 @@ class ReduceServicer:
         finally:
             # Called again, in case the call was cancelled during the waits above.
             self._leave(stream)
-            reader.cancel()
-            writer.cancel()
+            for task in (*readers, writer):
+                task.cancel()
             # A task must not outlive its call: gRPC frees the context when this returns.
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await asyncio.gather(*readers, writer, return_exceptions=True)
+            self._take_back(stream)
         if stream.refusal.done():
             refusal = stream.refusal.result()
             raise Refused(refusal.reason, refusal.message)
@@ -221,14 +248,26 @@ class ReduceServicer:
             ReduceStreamOpened(stream.number, opening.run_id, opening.worker, stream.latest_term)
         )
         shared = tuple(each for each in CAPABILITIES if each in opening.capabilities)
+        if stream.memory is None and TCP in opening.capabilities:
+            stream.lanes = self._offers.offer(opening, stream.refuse)
+        if stream.lanes is not None:
+            shared = *shared, TCP
         stream.checked = checksums.CAPABILITY in shared
         opened = RoundOpened(shared, self._max_payload_bytes)
         if isinstance(memory, StreamMemory):
             opened = memory.offered(opened)
         else:
             opened = replace(opened, shared_memory_refused=memory)
+        if stream.lanes is not None:
+            opened = replace(opened, tcp=stream.lanes.offer)
         # The reader does not run yet, so nothing is queued before this: RoundOpened comes first.
-        stream.send(frame_response(opened))
+        stream.send(OutgoingMessage(frame_response(opened)))
+
+    def _take_back(self, stream: ReduceStream) -> None:
+        """Ends a stream's lanes, or takes their offer back; a second call does nothing."""
+        if stream.lanes is not None:
+            self._offers.take_back(stream.lanes)
+            stream.lanes = None
 
     def _unshare(self, stream: ReduceStream) -> None:
         if stream.memory is not None:
@@ -252,6 +291,12 @@ class ReduceServicer:
             # The core, or another stream's message, may have ended this one during the await.
             if stream.refusal.done():
                 return
+            if stream.uses_lanes:
+                text = "a message over gRPC on a stream whose messages travel over TCP lanes"
+                stream.refuse(CallRefusal(Reason.INVALID_MESSAGE, text))
+                return
+            # The worker has decided: it goes on over gRPC.
+            self._take_back(stream)
             try:
                 requests = parse_requests(data)
                 if any(isinstance(each, BlockGradient) and not each.slice for each in requests):
@@ -260,7 +305,7 @@ class ReduceServicer:
                     if stream.refusal.done():
                         return
                     # One message of a batch may pause the stream: the rest of it waits too.
-                    await stream.unpaused()
+                    await stream.readable()
                     self._take(stream, request)
             except FrameError as error:
                 stream.refuse(CallRefusal(Reason.INVALID_MESSAGE, str(error)))
@@ -268,6 +313,20 @@ class ReduceServicer:
             except Refused as refused:
                 stream.refuse(refused.refusal)
                 return
+
+    async def _read_lanes(self, stream: ReduceStream, lanes: StreamLanes) -> None:
+        try:
+            async for request, size in lanes.requests():
+                await stream.readable()
+                if stream.refusal.done():
+                    return
+                if isinstance(request, BlockGradient):
+                    self._observer.moved(Direction.UP, size, DataPath.TCP)
+                self._take(stream, request)
+                # The name would keep the payload alive while this waits.
+                del request
+        except Refused as refused:
+            stream.refuse(refused.refusal)
 
     def _take(self, stream: ReduceStream, request: Request) -> None:
         """One message of a worker.
@@ -294,6 +353,9 @@ class ReduceServicer:
     def _receive(self, event: Event) -> None:
         for effect in self._rounds.receive(event, time.monotonic()):
             self._perform(effect)
+        # Not before: the core must not hear of a chunk while effects of an earlier event are left.
+        while self._done_now:
+            self._reduced(self._done_now.pop())
         self._observer.holds(self._rounds.inflight_bytes)
 
     def _perform(self, effect: Effect) -> None:
@@ -306,12 +368,9 @@ class ReduceServicer:
                 # The core answers ChunkReduced with this, so the delivery is still there.
                 delivery = self._deliveries[job_id]
                 for number in streams:
-                    frame, shared_bytes = delivery.frame_for(number)
-                    self._streams[number].send(frame, job_id, shared_bytes)
+                    self._streams[number].send(delivery.message_for(number))
             case SendNotice(streams, notice):
-                frame = frame_response(notice, checksums=self._checked(streams))
-                for number in streams:
-                    self._streams[number].send(frame)
+                self._notify(streams, notice)
             case RefuseStream(number, refusal):
                 self._streams[number].refuse(refusal)
             case PauseStream(number):
@@ -321,11 +380,32 @@ class ReduceServicer:
             case FreeRound():
                 self._observer.freed(effect)
 
+    def _notify(self, streams: tuple[int, ...], notice: Notice) -> None:
+        checked = self._checked(streams)
+        for stream in map(self._streams.__getitem__, streams):
+            if stream.uses_lanes:
+                frame, _ = split_response(notice, checksums=checked)
+            else:
+                frame = frame_response(notice, checksums=checked)
+            stream.send(OutgoingMessage(frame))
+
     def _begin(self, job: Job, streams: tuple[int, ...]) -> None:
         memories = {number: self._streams[number].memory for number in streams}
-        delivery = Delivery(job, memories, checksums=self._checked(streams))
+        lanes = [number for number in streams if self._streams[number].uses_lanes]
+        delivery = Delivery(
+            job,
+            memories,
+            lanes,
+            checksums=self._checked(streams),
+            lend=self._offers.buffers.lend if lanes else fresh,
+        )
+        alone = not self._deliveries
         self._deliveries[job.id] = delivery
-        self._threads.do(delivery)
+        # Not while threads have work: then the loop has, too, and chunks are to keep their order.
+        if alone and self._threads.do_now(delivery):
+            self._done_now.append(delivery)
+        else:
+            self._threads.do(delivery)
 
     def _reduced(self, delivery: Delivery) -> None:
         """The threads are done with a job."""
@@ -333,7 +413,7 @@ class ReduceServicer:
         if delivery.failure is not None:
             failure = LogEvent("averaging_failed", "a chunk could not be averaged")
             _log.error(failure, exc_info=delivery.failure)
-            delivery.fault = _failed(job)
+            delivery.fault = fault_of_failed(job)
         self._receive(ChunkReduced(job.id, delivery.fault))
         del self._deliveries[job.id]
         if not self._deliveries:
@@ -347,7 +427,8 @@ class ReduceServicer:
         if message.shared_bytes:
             self._observer.moved(Direction.DOWN, message.shared_bytes, DataPath.SHARED_MEMORY)
         else:
-            self._observer.moved(Direction.DOWN, len(message.frame))
+            path = DataPath.TCP if stream.uses_lanes else DataPath.WIRE
+            self._observer.moved(Direction.DOWN, message.size, path)
         # A stream that the worker half-closed has left the core, and still gets its averages.
         if stream.number in self._streams:
             self._receive(AverageSent(stream.number, message.job))
@@ -376,20 +457,3 @@ def _as_agreed(stream: ReduceStream, gradient: BlockGradient) -> BlockGradient:
         text = f"a chunk without crc32c on a stream that was opened with {checksums.CAPABILITY}"
         raise Refused(Reason.INVALID_MESSAGE, text)
     return gradient
-
-
-def _failed(job: Job) -> BlockFault:
-    """The fault of a job that raised: a step that can't be averaged stops the line.
-
-    It names no rank: no rank is at fault.
-    """
-    return BlockFault(
-        key=job.key,
-        group=job.group,
-        sequence=job.sequence,
-        kind=BlockFaultKind.INCONSISTENT,
-        block=job.block,
-        element=job.offset,
-        message=f"the reducer failed to average element {job.offset} of block {job.block}, through "
-        "no worker's fault: its log says why",
-    )

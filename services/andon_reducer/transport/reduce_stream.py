@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
 
+from andon.tcp.framing import PREFIX_BYTES
 from andon.wire.frames import batch_responses
 from andon_reducer.core.effects import CallRefusal
 from andon_reducer.transport.arenas import StreamMemory
+from andon_reducer.transport.tcp_lanes import StreamLanes
 
 __all__ = ["MAX_BATCH", "MAX_QUEUED", "Context", "OutgoingMessage", "ReduceStream"]
 
@@ -28,14 +31,23 @@ class OutgoingMessage(NamedTuple):
     """A message that waits to be written."""
 
     frame: bytes
-    job: int | None
+    job: int | None = None
     """Which average it is, if it is one."""
-    shared_bytes: int
+    shared_bytes: int = 0
     """How many bytes of shared memory it stands for; 0 if it holds its bytes itself."""
+    payload: memoryview | None = None
+    """What follows the frame on a TCP lane."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes on the network."""
+        if self.payload is None:
+            return len(self.frame)
+        return PREFIX_BYTES + len(self.frame) + self.payload.nbytes
 
 
 class ReduceStream:
-    """One call of Reduce.
+    """One call of Reduce, and the lanes that carry its messages if they are in use.
 
     Its queue is bounded twice. The core bounds averages, since it charges them until AverageSent.
     All other messages answer something that the worker sent, so not reading bounds them.
@@ -51,6 +63,8 @@ class ReduceStream:
         """What it shares with the reducer."""
         self.latest_term = 2**64 - 1
         """Keys of greater terms are refused on it."""
+        self.lanes: StreamLanes | None = None
+        """Its TCP lanes, from their offer on, until they are taken back."""
         self.checked = False
         """Whether each chunk of bytes has a checksum, up and down."""
         self._queue: deque[OutgoingMessage] = deque()
@@ -59,7 +73,16 @@ class ReduceStream:
         self._unpaused.set()
         self._room = asyncio.Event()
         self._room.set()
+        self._written: deque[OutgoingMessage] = deque()
+        """What the lanes have written, and is not reported."""
+        self._on_lanes = 0
+        """How many messages the lanes have, and have not written."""
         self._closed = False
+
+    @property
+    def uses_lanes(self) -> bool:
+        """Whether messages travel over TCP lanes, both ways."""
+        return self.lanes is not None and self.lanes.in_use
 
     def pause(self) -> None:
         """Stops reading."""
@@ -74,17 +97,27 @@ class ReduceStream:
         if not self.refusal.done():
             self.refusal.set_result(refusal)
 
-    def send(self, frame: bytes, job: int | None = None, shared_bytes: int = 0) -> None:
-        """Queues a message; `job` names the average that it is.
+    def send(self, message: OutgoingMessage) -> None:
+        """Queues a message.
 
-        A message that stands for `shared_bytes` of shared memory waits for others of its kind: for
-        a full batch, for another message behind it, or for `flush`.
+        One that stands for bytes of shared memory waits for others of its kind: for a full batch,
+        for another message behind it, or for `flush`. Lanes write each one at once, on their own
+        thread.
         """
-        self._queue.append(OutgoingMessage(frame, job, shared_bytes))
-        if not shared_bytes or len(self._queue) >= MAX_BATCH:
-            self._queued.set()
-        if len(self._queue) >= MAX_QUEUED:
+        if self.lanes is not None and self.lanes.in_use:
+            self._on_lanes += 1
+            self.lanes.send((message.frame, message.payload), partial(self._wrote, message))
+        else:
+            self._queue.append(message)
+            if not message.shared_bytes or len(self._queue) >= MAX_BATCH:
+                self._queued.set()
+        if len(self._queue) + self._on_lanes >= MAX_QUEUED:
             self._room.clear()
+
+    def _wrote(self, message: OutgoingMessage, _: int) -> None:
+        self._on_lanes -= 1
+        self._written.append(message)
+        self._queued.set()
 
     def flush(self) -> None:
         """Sends what waits for a batch."""
@@ -96,15 +129,15 @@ class ReduceStream:
         self._closed = True
         self._queued.set()
 
-    async def unpaused(self) -> None:
+    async def readable(self) -> None:
         """Returns once the stream may be read."""
         await self._unpaused.wait()
+        await self._room.wait()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """What the worker sends, while it may be read, until it sends no more."""
+        """What the worker sends over gRPC, while it may be read, until it sends no more."""
         while True:
-            await self._unpaused.wait()
-            await self._room.wait()
+            await self.readable()
             # gRPC grants its window as messages are read: while this waits above, the worker's
             # sends come to a stop. That is the back-pressure.
             data = await self.context.read()
@@ -113,7 +146,7 @@ class ReduceStream:
             yield data
 
     async def write_all(self, sent: Callable[[OutgoingMessage], None]) -> None:
-        """Writes what is queued until closed; calls `sent` for each average."""
+        """Writes what is queued until closed; calls `sent` for each average, of lanes too."""
         while True:
             await self._queued.wait()
             # Cleared before the queue is read: a message queued during a write below sets it again,
@@ -128,7 +161,12 @@ class ReduceStream:
                 for each in messages:
                     if each.job is not None:
                         sent(each)
-            if self._closed:
+            while self._written:
+                message = self._written.popleft()
+                self._room.set()
+                if message.job is not None:
+                    sent(message)
+            if self._closed and not self._on_lanes:
                 return
 
     def _next(self) -> list[OutgoingMessage]:

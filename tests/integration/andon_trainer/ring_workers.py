@@ -1,9 +1,11 @@
-"""Workers of a ring over real gRPC on loopback, without a coordinator."""
+"""Workers of a ring on loopback, over TCP lanes or gRPC, without a coordinator."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -35,10 +37,10 @@ Floats = npt.NDArray[np.float32]
 class RingWorker:
     """One worker's exchange."""
 
-    def __init__(self, layout: Layout, policy: Policy, worker: int) -> None:
+    def __init__(self, layout: Layout, policy: Policy, worker: int, place: RingPlace) -> None:
         self.worker = worker
         self.inbox = Inbox()
-        self.exchange = RingExchange(layout, policy, self.inbox, PLACE, checksums=True)
+        self.exchange = RingExchange(layout, policy, self.inbox, place, checksums=True)
         self.address = self.exchange.listen()
 
     def outcome(self, key: Key) -> AveragesComplete | ExchangeFailed:
@@ -53,8 +55,25 @@ class RingWorker:
 class RingLine:
     """Several workers, with the assignments that a coordinator would send."""
 
-    def __init__(self, layout: Layout, policy: Policy, workers: int) -> None:
-        self.workers = [RingWorker(layout, policy, worker) for worker in range(workers)]
+    def __init__(
+        self,
+        layout: Layout,
+        policy: Policy,
+        workers: int,
+        *,
+        without_lanes: Sequence[int] = (),
+        tls: Path | None = None,
+    ) -> None:
+        """`without_lanes` are workers that offer no TCP lane, and ask for none."""
+        self.workers = [
+            RingWorker(
+                layout,
+                policy,
+                worker,
+                replace(PLACE, lanes=worker not in without_lanes, tls=tls),
+            )
+            for worker in range(workers)
+        ]
         self.secret = secrets.token_bytes(32)
 
     def __enter__(self) -> Self:

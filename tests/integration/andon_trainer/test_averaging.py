@@ -21,12 +21,13 @@ from andon.protocol.messages import OpenRound
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.reducers import partition
 from andon.protocol.run_settings import Policy
+from andon.tcp.proof import CAPABILITY as TCP
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed, TransferAsked
+from andon_trainer.exchange.bulk_stream import ReducerAccess
 from andon_trainer.exchange.path import Exchange, Inbox
 from andon_trainer.exchange.star import StarExchange
-from andon_trainer.exchange.wire import ReducerAccess
 from andon_trainer.gradients.averaging import Averaged, LineAverager
 from andon_trainer.gradients.collectives import LineCollectives
 from andon_trainer.gradients.model_layout import ModelPlan, plan_model
@@ -36,7 +37,7 @@ from integration.reducer_bench import RUN, SECRET, Reducer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
-PATHS = ("wire", "shared memory", "two reducers", "ring")
+PATHS = ("wire", "shared memory", "two reducers with lanes", "ring")
 POLICY = Policy(chunk_elements=64, average_buffers=True, own_gradient_norm=True)
 WEIGHTS = (6.0, 2.0)
 PATIENCE_S = 20.0
@@ -193,7 +194,8 @@ def pair_over(path: str, folder: Path, policy: Policy = POLICY) -> Iterator[Pair
         plans = [plan_model([model]) for model in models]
         layout, ring = plans[0].layout, None
         openings = [
-            OpenRound(RUN, rank, tokens.session_token(SECRET, RUN, rank)) for rank in range(2)
+            OpenRound(RUN, rank, tokens.session_token(SECRET, RUN, rank), (TCP,))
+            for rank in range(2)
         ]
         if path == "ring":
             ring = stack.enter_context(RingLine(layout, policy, 2))
@@ -204,8 +206,9 @@ def pair_over(path: str, folder: Path, policy: Policy = POLICY) -> Iterator[Pair
         else:
             shared = folder if path == "shared memory" else None
             config = ReducerConfig(chunk_elements=policy.chunk_elements, shared_dir=shared)
-            count = 2 if path == "two reducers" else 1
-            reducers = [stack.enter_context(Reducer(config)) for _ in range(count)]
+            lanes = path == "two reducers with lanes"
+            count = 2 if lanes else 1
+            reducers = [stack.enter_context(Reducer(config, lanes=lanes)) for _ in range(count)]
             addresses = [f"127.0.0.1:{each.port}" for each in reducers]
             address = addresses[0]
             shares = partition(layout, policy.chunk_elements, addresses)

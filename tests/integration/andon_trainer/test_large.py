@@ -24,10 +24,10 @@ from andon.wire import checksums
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Floats
 from andon_trainer.core.events import Assigned, AveragesComplete
+from andon_trainer.exchange.bulk_stream import ReducerAccess
 from andon_trainer.exchange.path import Inbox
 from andon_trainer.exchange.star import StarExchange
 from andon_trainer.exchange.transfer import Arrived, Ticket, receive_state, send_state
-from andon_trainer.exchange.wire import ReducerAccess
 from integration.andon_trainer.ring_workers import RingLine
 from integration.harness import Service, on_line, start_worker
 from integration.reducer_bench import RUN, SECRET, Reducer
@@ -124,7 +124,7 @@ def test_two_ranks_exchange_more_than_2_gib_through_a_reducer(
         token = tokens.session_token(SECRET, RUN, rank)
         exchange.open(
             f"127.0.0.1:{reducer.port}",
-            OpenRound(RUN, rank, token, checksums.offered_capabilities()),
+            OpenRound(RUN, rank, token, (checksums.CAPABILITY,)),
         )
         exchange.begin(assigned_to(rank), WEIGHTS[rank])
     first = exchanges[0]

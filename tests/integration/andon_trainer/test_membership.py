@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 
 from andon.host.manifest import CheckpointFacts
@@ -18,7 +20,10 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_trainer.candidate import Candidate
 from andon_trainer.config import LineConfig
-from andon_trainer.core.reports import LeaveReport
+from andon_trainer.core.events import Event
+from andon_trainer.core.reports import LeaveReport, StepReport, Timings
+from andon_trainer.exchange.control import ControlStream
+from andon_trainer.exchange.translation import event_from
 from andon_trainer.membership import Membership
 from andon_trainer.telemetry import Telemetry
 from integration.harness import Service
@@ -117,3 +122,79 @@ def test_a_worker_that_computes_hears_of_a_halt_between_two_local_steps(pair: Pa
         pass  # The halt is on its way; the test's own time limit bounds this.
 
     assert [member.look() for member in pair.members] == [False, False]
+
+
+def _step(member: Membership) -> None:
+    """One step without a model, from its assignment to its commit; again if it is void."""
+    while True:
+        assigned = member.next_round()
+        samples = sum(map(len, assigned.positions))
+        averages = None
+        if member.begin(float(samples)):
+            member.exchange.submit(0, np.ones(4, np.float32))
+            averages = member.await_averages()
+        if averages is None:
+            continue
+        member.report(
+            StepReport(
+                key=assigned.key,
+                loss_sum=float(samples),
+                weight=float(samples),
+                samples=samples,
+                timings=Timings(compute_s=0.0, exchange_s=0.0, wait_s=0.0),
+                total_weight=averages.total_weight,
+                world_size=averages.world_size,
+            )
+        )
+        if member.await_commit() is not None:
+            return
+
+
+def _steps(pair: Pair, count: int) -> None:
+    def steps(member: Membership) -> None:
+        for _ in range(count):
+            _step(member)
+
+    for done in [pair.threads.submit(steps, member) for member in pair.members]:
+        done.result(50)
+
+
+def test_a_step_of_a_worker_that_goes_straight_on_is_one_control_message_each_way(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, heard = Counter[str](), Counter[str]()
+    requests = ControlStream.report_step
+
+    def counted(stream: ControlStream, report: StepReport) -> None:
+        sent["step_ready"] += 1
+        requests(stream, report)
+
+    def asked(stream: ControlStream, *_: object) -> None:
+        sent["request_work"] += 1
+
+    def listened(message: pb.TrainResponse) -> Event | None:
+        heard[message.WhichOneof("message") or ""] += message.HasField("heartbeat_answer") ^ 1
+        return event_from(message)
+
+    _steps(pair, 3)  # Their habit is known from the second one on.
+    monkeypatch.setattr(ControlStream, "report_step", counted)
+    monkeypatch.setattr(ControlStream, "request_work", asked)
+    monkeypatch.setattr("andon_trainer.exchange.control.event_from", listened)
+    _steps(pair, 5)
+
+    assert sent == {"step_ready": 10}
+    assert +heard == {"step_committed": 10}
+
+
+def test_a_script_that_averages_a_number_after_all_waits_for_nobody_who_has_gone_on(
+    pair: Pair,
+) -> None:
+    _steps(pair, 3)
+
+    ahead = pair.threads.submit(_step, pair.members[1])
+    mean = pair.scalar_all_reduce(0, 3.0).result(20)
+    _step(pair.members[0])
+
+    ahead.result(20)
+    assert mean == (3.0, 1.0, 1)
+    assert {member.step for member in pair.members} == {7}

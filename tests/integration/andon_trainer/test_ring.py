@@ -1,9 +1,12 @@
-"""The ring exchange over real gRPC (contract C-RING-001)."""
+"""The ring exchange over TCP lanes and over gRPC (contract C-RING-001)."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -13,12 +16,14 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.messages import EnterRound, RingHeader
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
+from andon.tcp.connection import prepare
 from andon.v1 import ring_pb2
 from andon.wire.frames import frame_pass
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from integration.andon_trainer.ring_workers import Floats, RingLine
 from integration.flipping import FlippingRelay, in_run_of
+from unit.andon.certificates import certify
 from unit.andon_trainer.ring_bench import expected_means, layout_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(110)]
@@ -48,11 +53,14 @@ def thirds(ring: RingLine, number: int, roster: list[int] | None = None) -> list
     return [isinstance(each.outcome(key(number)), AveragesComplete) for each in workers]
 
 
+@pytest.mark.parametrize("without_lanes", [[], [0], [0, 1, 2, 3]], ids=["lanes", "both", "gRPC"])
 @pytest.mark.parametrize("weights", [[2.0], [3.0, 1.0], [1.0, 0.0, 2.5], [0.0, 0.0, 1.0, 4.0]])
-def test_c_ring_001_uneven_weights_give_the_defined_mean(weights: list[float]) -> None:
+def test_c_ring_001_uneven_weights_give_the_defined_mean(
+    weights: list[float], without_lanes: list[int]
+) -> None:
     ranks = len(weights)
     blocks = random_blocks(ranks, SIZES)
-    with RingLine(LAYOUT, POLICY, ranks) as ring:
+    with RingLine(LAYOUT, POLICY, ranks, without_lanes=without_lanes) as ring:
         for number in (1, 2, 3):
             for rank, weight in enumerate(weights):
                 ring.give(key(number), rank, range(ranks), blocks[rank], weight)
@@ -66,7 +74,7 @@ def test_c_ring_001_uneven_weights_give_the_defined_mean(weights: list[float]) -
                     assert average.tobytes() == mean.tobytes()
 
 
-@pytest.mark.parametrize("encoding", [Encoding.FLOAT32, Encoding.BFLOAT16])
+@pytest.mark.parametrize("encoding", [Encoding.FLOAT32, Encoding.BFLOAT16, Encoding.INT8_BLOCK])
 def test_c_ring_001_no_deadlock_at_ten_million_elements(encoding: Encoding) -> None:
     elements, policy = 10**7, Policy(encoding=encoding)
     blocks = random_blocks(2, [elements])
@@ -82,14 +90,16 @@ def test_c_ring_001_no_deadlock_at_ten_million_elements(encoding: Encoding) -> N
             assert worker.exchange.averages[0].tobytes() == mean.tobytes()
 
 
+@pytest.mark.parametrize("without_lanes", [[], [0, 1, 2]], ids=["lanes", "gRPC"])
 def test_c_ring_001_a_slow_rank_bounds_what_waits_for_it_and_stops_nobody(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, without_lanes: list[int]
 ) -> None:
     # Far less room than the amount that arrives before the slow rank has any block.
     monkeypatch.setattr("andon_trainer.exchange.ring_streams._WINDOW_BYTES", 2**12)
     sizes = [2**14] * 8
     blocks = random_blocks(3, sizes)
-    with RingLine(layout_of(sizes), Policy(chunk_elements=2**9), 3) as ring:
+    policy = Policy(chunk_elements=2**9)
+    with RingLine(layout_of(sizes), policy, 3, without_lanes=without_lanes) as ring:
         slow = ring.begin(key(1), 2, [0, 1, 2])
         for rank in range(2):
             ring.give(key(1), rank, [0, 1, 2], blocks[rank], 1.0)
@@ -157,13 +167,23 @@ def test_f_dp_003_a_bad_value_is_named_and_is_not_sent() -> None:
         assert lost.kind == "DATA_STREAM_LOST"
 
 
-def test_a_bit_that_flips_on_a_link_voids_the_round_and_the_next_one_is_right() -> None:
+@pytest.mark.parametrize("without_lanes", [[], [0, 1, 2]], ids=["lanes", "gRPC"])
+def test_a_bit_that_flips_on_a_link_voids_the_round_and_the_next_one_is_right(
+    without_lanes: list[int],
+) -> None:
     twos = [np.full(size, 2.0, np.float32) for size in SIZES]
-    with (
-        RingLine(LAYOUT, POLICY, 3) as ring,
-        FlippingRelay(ring.workers[1].address, "up", in_run_of(twos[0][:1].tobytes())) as relay,
-    ):
-        ring.workers[1].address = relay.address
+    two = twos[0][:1].tobytes()
+    with contextlib.ExitStack() as stack:
+        ring = stack.enter_context(RingLine(LAYOUT, POLICY, 3, without_lanes=without_lanes))
+        listener = ring.workers[1].exchange.listener
+        assert listener is not None
+        if listener.lanes is None:
+            relay = FlippingRelay(ring.workers[1].address, "up", in_run_of(two))
+            ring.workers[1].address = relay.address
+        else:
+            relay = FlippingRelay(f"127.0.0.1:{listener.lanes.port}", "up", in_run_of(two))
+            listener.lanes.port = int(relay.address.rpartition(":")[2])  # what it offers
+        stack.enter_context(relay)
         for rank in range(3):
             ring.give(key(1), rank, range(3), twos, 1.0)
 
@@ -247,6 +267,49 @@ def test_a_rank_with_an_older_key_learns_the_greater_one() -> None:
         failed = late.outcome(key(8))
         assert isinstance(failed, ExchangeFailed)
         assert (failed.kind, failed.greatest) == ("STALE_ROUND", key(9))
+
+
+def test_a_ring_with_certificates_has_encrypted_lanes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    certs = certify(tmp_path / "ca", tmp_path / "host", "127.0.0.1")
+    with RingLine(LAYOUT, POLICY, 3, tls=certs) as ring:
+        assert [thirds(ring, number) for number in (1, 2)] == [[True] * 3] * 2
+
+    assert caplog.text.count("is reached over a TCP lane") == 3
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="only Linux lets one choose")
+def test_a_lane_within_one_host_is_not_paced() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as connection,
+    ):
+        prepare(connection)
+
+        chosen = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    assert chosen.rstrip(b"\0") == b"reno"
+
+
+def test_where_no_lane_can_be_opened_grpc_carries_everything(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    with RingLine(LAYOUT, POLICY, 2) as ring:
+        listener = ring.workers[1].exchange.listener
+        assert listener is not None
+        assert listener.lanes is not None
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            listener.lanes.port = closed.getsockname()[1]
+
+        for number in (1, 2):
+            assert thirds(ring, number, [0, 1]) == [True, True]
+            for worker in ring.workers:
+                worker.exchange.end()  # so that the next round has new links
+
+        assert caplog.text.count("is reached over gRPC") == 1
+    assert "path_chosen" in {getattr(each.msg, "name", "") for each in caplog.records}
 
 
 def test_an_ended_ring_leaves_no_thread_behind() -> None:

@@ -19,6 +19,7 @@ from andon_trainer.core.calls import Floats
 from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.path import Inbox
 from andon_trainer.exchange.star import StarExchange
+from andon_trainer.exchange.wire import ReducerUnfit
 from integration.flipping import FlippingRelay, in_run_of
 from integration.reducer_bench import RUN, SECRET, Reducer
 
@@ -42,7 +43,7 @@ class Worker:
         self.exchange = StarExchange(LAYOUT, policy, self.inbox)
         self._address = by or f"127.0.0.1:{reducer.port}"
         token = tokens.session_token(SECRET, RUN, worker)
-        self._opening = OpenRound(RUN, worker, token, checksums.offered_capabilities())
+        self._opening = OpenRound(RUN, worker, token, (checksums.CAPABILITY,))
         self.open()
 
     def open(self) -> None:
@@ -114,7 +115,9 @@ def test_a_round_that_was_void_after_its_averages_keeps_the_stream() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, Encoding.FLOAT32])
-@pytest.mark.parametrize("encoding", [Encoding.FLOAT16, Encoding.BFLOAT16])
+@pytest.mark.parametrize(
+    "encoding", [Encoding.FLOAT16, Encoding.BFLOAT16, Encoding.INT8_BLOCK, Encoding.INT4_BLOCK]
+)
 def test_narrow_gradients_are_averaged_in_float32_and_come_back_as_asked(
     encoding: Encoding, answer: Encoding | None
 ) -> None:
@@ -131,13 +134,23 @@ def test_narrow_gradients_are_averaged_in_float32_and_come_back_as_asked(
         for worker in workers:
             worker.exchange.close()
 
-    half = np.float32(0.5)
-    first, second = (decode(encode(each, encoding), encoding) for each in given)
+    half, size = np.float32(0.5), given[0].size
+    first, second = (decode(encode(each, encoding), encoding, size) for each in given)
     exact = first * half + second * half
-    expected = exact if answer else decode(encode(exact, encoding), encoding)
+    expected = exact if answer else decode(encode(exact, encoding), encoding, size)
     assert whole == [True, True]
     assert means[0].tobytes() == means[1].tobytes() == expected.tobytes()
-    assert 2 * 64 * CHUNK < sent < 3 * 64 * CHUNK
+    assert 1 < sent / encoding.payload_bytes(size) < 1.1
+
+
+def test_a_reducer_that_lacks_the_lines_encoding_is_refused_by_the_capabilitys_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = Policy(chunk_elements=CHUNK, encoding=Encoding.INT4_BLOCK)
+    monkeypatch.setattr("andon_reducer.transport.reduce.CAPABILITIES", ("int8.v1",))
+
+    with Reducer() as reducer, pytest.raises(ReducerUnfit, match=r"lacks int4\.v1, which the line"):
+        Worker(reducer, 0, policy)
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])

@@ -19,6 +19,7 @@ from andon.protocol.messages import (
     SharedMemoryOffer,
     Slice,
     StaleRound,
+    TcpOffer,
 )
 from andon.protocol.records import Key
 from andon.v1 import record_pb2, reducer_pb2
@@ -48,6 +49,12 @@ def offer(value: SharedMemoryOffer | None) -> reducer_pb2.SharedMemoryOffer | No
     return reducer_pb2.SharedMemoryOffer(
         name=value.name, size_bytes=value.size_bytes, nonce_offset=value.nonce_offset
     )
+
+
+def tcp_offer(value: TcpOffer | None) -> reducer_pb2.TcpOffer | None:
+    if value is None:
+        return None
+    return reducer_pb2.TcpOffer(port=value.port, nonce=value.nonce)
 
 
 def corrupt_chunk(value: CorruptChunk | None) -> reducer_pb2.CorruptChunk | None:
@@ -121,6 +128,7 @@ def response(message: Response, padding: bytes = b"") -> reducer_pb2.ReduceRespo
                     contributions=offer(message.contributions),
                     averages=offer(message.averages),
                     shared_memory_refused=message.shared_memory_refused,
+                    tcp=tcp_offer(message.tcp),
                 )
             )
         case AveragedBlock():

@@ -29,6 +29,7 @@ from andon.protocol.messages import (
     SharedMemoryOffer,
     Slice,
     StaleRound,
+    TcpOffer,
 )
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
@@ -146,7 +147,7 @@ def payloads(draw: st.DrawFn) -> tuple[Encoding, int, memoryview]:
     """An encoding, a count and as many elements of arbitrary bytes, NaN and infinities too."""
     encoding = draw(st.sampled_from(Encoding))
     count = draw(st.integers(0, 40))
-    size = count * encoding.itemsize
+    size = encoding.payload_bytes(count)
     return encoding, count, memoryview(draw(st.binary(min_size=size, max_size=size)))
 
 
@@ -156,7 +157,7 @@ def contents(draw: st.DrawFn) -> tuple[Encoding, int, memoryview, Slice | None]:
     encoding, count, payload = draw(payloads())
     if draw(st.booleans()):
         return encoding, count, payload, None
-    where = Slice(draw(u64), count * encoding.itemsize, draw(u64))
+    where = Slice(draw(u64), encoding.payload_bytes(count), draw(u64))
     return encoding, count, memoryview(b""), where
 
 
@@ -203,6 +204,7 @@ def averages(draw: st.DrawFn) -> AveragedBlock:
 
 capabilities = st.lists(texts, max_size=3).map(tuple)
 offers = st.builds(SharedMemoryOffer, texts, u64, u64)
+tcp_offers = st.builds(TcpOffer, u32, st.binary(max_size=32))
 requests: st.SearchStrategy[Request] = st.one_of(
     gradients(),
     st.builds(
@@ -219,7 +221,15 @@ requests: st.SearchStrategy[Request] = st.one_of(
 )
 responses: st.SearchStrategy[Response] = st.one_of(
     averages(),
-    st.builds(RoundOpened, capabilities, u32, st.none() | offers, st.none() | offers, texts),
+    st.builds(
+        RoundOpened,
+        capabilities,
+        u32,
+        st.none() | offers,
+        st.none() | offers,
+        texts,
+        st.none() | tcp_offers,
+    ),
     st.builds(
         BlockFault,
         key=keys,

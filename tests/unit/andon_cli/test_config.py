@@ -137,6 +137,7 @@ EVERYTHING = ServeConfig(
         max_workers=8,
         reducers=3,
         encoding="bfloat16",
+        answer_encoding="int8",
         max_steps=4,
         journal_sync="full",
         digest_every=5,
@@ -163,6 +164,7 @@ EVERYTHING = ServeConfig(
     until_complete=True,
     announce=True,
     shared_dir=None,
+    tcp_port=None,
     parent_pid=7,
     limits=Limits(max_calls=9, reducer=ReducerLimits(max_state_pieces=3)),
 )
@@ -188,7 +190,8 @@ def settings_of_a_service() -> list[tuple[str, str]]:
     """Each setting of `andon run` that its service has too, with a value that it accepts."""
     values = {
         "bind": "127.0.0.2", "liveness_s": "4",
-        "run_id": "run", "encoding": "float16", "topology": "ring",
+        "run_id": "run", "encoding": "float16", "answer_encoding": "int8",
+        "topology": "ring",
         "journal_sync": "full", "shared_dir": "off", "insecure": "1", "max_held_bytes": "300000000",
         "max_message_bytes": "4000000", "chunk_elements": "1000",
         "token": "a-token-of-24-characters", "average_buffers": "1", "overlap": "1",

@@ -23,8 +23,8 @@ _VECTORS = Path(__file__).resolve().parents[3] / "conformance/mean.json"
 )
 def test_means_are_the_conformance_vectors(vector: dict[str, Any]) -> None:
     parts = [
-        (weight, reference.decode(bytes.fromhex(contribution), Encoding.FLOAT32))
-        for weight, contribution in zip(vector["weights"], vector["contributions"], strict=True)
+        (weight, reference.decode(bytes.fromhex(numbers), Encoding.FLOAT32, len(numbers) // 8))
+        for weight, numbers in zip(vector["weights"], vector["contributions"], strict=True)
         if weight
     ]
     if not parts:
@@ -36,7 +36,7 @@ def test_means_are_the_conformance_vectors(vector: dict[str, Any]) -> None:
     assert reference.encode(mean, Encoding.FLOAT32).hex() == vector["mean"]
 
 
-@pytest.mark.parametrize("name", ["FLOAT32", "FLOAT16", "BFLOAT16"])
+@pytest.mark.parametrize("name", ["FLOAT32", "FLOAT16", "BFLOAT16", "INT8_BLOCK", "INT4_BLOCK"])
 def test_encodings_are_those_that_andon_ships(name: str) -> None:
     draw = random.Random(1)
     numbers = [reference.f32(draw.gauss(0, 1) * 2.0 ** draw.randint(-30, 10)) for _ in range(500)]
@@ -45,11 +45,13 @@ def test_encodings_are_those_that_andon_ships(name: str) -> None:
     sent = reference.encode(numbers, Encoding[name])
 
     assert sent == bytes(encoding.encode(np.array(numbers, np.float32), Encoding[name]))
-    decoded = np.array(reference.decode(sent, Encoding[name]), np.float32)
-    assert decoded.tobytes() == encoding.decode(sent, Encoding[name]).tobytes()
+    decoded = np.array(reference.decode(sent, Encoding[name], len(numbers)), np.float32)
+    assert decoded.tobytes() == encoding.decode(sent, Encoding[name], len(numbers)).tobytes()
 
 
-@pytest.mark.parametrize(("name", "number"), [("FLOAT16", 65520.0), ("BFLOAT16", 3.4028235e38)])
+@pytest.mark.parametrize(
+    ("name", "number"), [("FLOAT16", 65520.0), ("BFLOAT16", 3.4028235e38), ("INT8_BLOCK", 1.4e36)]
+)
 def test_a_finite_number_beyond_its_encoding_is_told(name: str, number: float) -> None:
     with pytest.raises(reference.EncodingTooSmall):
         reference.encode([number], Encoding[name])
@@ -64,4 +66,14 @@ def test_a_mean_beyond_float32_is_an_infinity() -> None:
 
 
 def test_numbers_repeat_from_any_element_on() -> None:
-    assert reference.tiled(b"aabbcc", 2, 4, 5) == b"bbccaabbcc"
+    whole = [float(at % 7 - 3) / 3 for at in range(2_000)]
+
+    for form in (Encoding.FLOAT32, Encoding.FLOAT16, Encoding.INT8_BLOCK, Encoding.INT4_BLOCK):
+
+        def made(start: int, count: int, form: Encoding = form) -> bytes:
+            return reference.encode(whole[start : start + count], form)
+
+        for size in (0, 5, 128, 133, 1000, 2000):
+            assert reference.repeated(made, form, 7, size) == reference.encode(whole[:size], form)
+            longer = reference.repeated(made, form, 7, size, 128)
+            assert longer == reference.encode(whole[:size], form)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from andon.protocol.capabilities import MEAN_BUFFERS, NORMS
+from andon.protocol.capabilities import INT4, INT8, MEAN_BUFFERS, NORMS
+from andon.protocol.encoding import Encoding
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
@@ -96,6 +97,23 @@ def test_what_an_earlier_version_would_not_heed_needs_a_capability() -> None:
         "average_buffers": {MEAN_BUFFERS},
         "grad_norm_spike": set(),
     }
+
+
+def test_an_encoding_of_this_version_needs_its_capability() -> None:
+    needed = {
+        encoding: set(config(encoding=encoding).line_settings().capabilities)
+        for encoding in ("float32", "bfloat16", "int8", "int4")
+    }
+
+    assert needed == {"float32": set(), "bfloat16": set(), "int8": {INT8}, "int4": {INT4}}
+
+
+def test_averages_travel_as_gradients_do_unless_the_operator_says_otherwise() -> None:
+    assert config(encoding="int8").policy.answer_encoding is None
+    narrow = config(encoding="bfloat16", answer_encoding="int8")
+
+    assert narrow.policy.answer_encoding is Encoding.INT8_BLOCK
+    assert set(narrow.line_settings().capabilities) == {INT8}
 
 
 def test_only_the_schedule_local_hands_out_local_steps() -> None:

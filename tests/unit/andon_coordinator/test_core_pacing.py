@@ -140,8 +140,7 @@ def test_the_learning_rate_follows_the_window_and_never_falls() -> None:
 
 
 def test_a_speed_hint_sets_the_first_shares() -> None:
-    roster = members(2)
-    roster[0].request = replace(roster[0].request, speed_hint=3.0)
+    roster = [members(1, speed_hint=3.0)[0], members(2)[1]]
 
     assert Pacing(BALANCED, Policy()).window(roster, PLAN).targets == {0: 7500, 1: 2500}
     assert Pacing(CADENCE, Policy()).window(roster, PLAN).targets == {0: 3, 1: 1}

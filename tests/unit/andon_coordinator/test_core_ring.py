@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from andon.protocol import tokens
@@ -44,6 +46,18 @@ def test_a_worker_without_a_ring_address_halts_a_ring() -> None:
     bench, stream = bootstrapped()
 
     effects = bench.send(on.WorkRequested(stream, bench.peers[stream].head))
+
+    (halt,) = [each for each in effects if isinstance(each, do.SendHalt)]
+    assert halt.evidence.reason is HaltReason.PROTOCOL_VIOLATION
+    assert halt.evidence.worker == 0
+
+
+def test_a_standing_request_without_a_ring_address_halts_a_ring() -> None:
+    bench, stream = bootstrapped()
+    bench.send(on.WorkRequested(stream, bench.peers[stream].head, ring_address="10.0.0.1:5"))
+    ready = replace(bench.ready(stream), next=on.StandingRequest())
+
+    effects = bench.send(on.WorkerReady(stream, ready))
 
     (halt,) = [each for each in effects if isinstance(each, do.SendHalt)]
     assert halt.evidence.reason is HaltReason.PROTOCOL_VIOLATION

@@ -7,6 +7,7 @@ import math
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport.journal import (
@@ -371,3 +373,66 @@ def test_answers_and_departures_are_counted_by_kind(path: Path) -> None:
     journal.close()
     assert counted.answers == {"SKIP": 1}
     assert counted.departures == {"LOST": 2, "DROPPED": 1}
+
+
+class _Held:
+    """A journal whose thread is held after its first write, so that more waits for it."""
+
+    def __init__(self, writing: Writing) -> None:
+        self.commits: list[str] = []
+        self._entered, self._go_on = threading.Event(), threading.Event()
+        writing.journal._store._database.set_trace_callback(self.commits.append)
+        writing.journal.wrote = self._hold
+        writing.journal.save(effects.SaveHalt(HALT))
+        assert self._entered.wait(30)
+
+    def _hold(self, seconds: float, step: int | None) -> None:
+        self._entered.set()
+        self._go_on.wait(30)
+
+    def release(self) -> None:
+        self._go_on.set()
+
+    @property
+    def count(self) -> int:
+        return self.commits.count("COMMIT")
+
+
+GONE = effects.SaveDeparture(2, events.LeaveReason.FAILED, "", 1, b"")
+
+
+def test_what_waits_together_is_one_transaction(path: Path) -> None:
+    with Writing(path) as writing:
+        held = _Held(writing)
+        for number in range(3):
+            scalars = (Scalar("val/loss", number, 1.0),)
+            writing.journal.save(effects.SaveScalars(2, scalars, stream=5, sequence=number))
+        writing.journal.save(GONE)
+        writing.journal.save(effects.SaveRecord(INITIAL))
+        held.release()
+        reports = [writing.reports.get(timeout=30) for _ in range(4)]
+
+        assert held.count == 2  # That of the first effect, and one more.
+
+    assert reports == [
+        *(events.ScalarsSaved(5, number) for number in range(3)),
+        events.RecordSaved(INITIAL.key),
+    ]
+    assert reopened(path).head == INITIAL
+
+
+def test_what_can_not_be_written_takes_nothing_that_waits_with_it_along(path: Path) -> None:
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
+        held = _Held(writing)
+        writing.journal.save(GONE)
+        writing.journal.save(effects.SaveRecord(INITIAL))  # It is older than the last one.
+        writing.journal.save(effects.SaveScalars(2, (Scalar("loss", 1, 1.0),), stream=5))
+        held.release()
+        reports = [writing.reports.get(timeout=30) for _ in range(2)]
+
+    assert isinstance(reports[0], events.JournalFailed)
+    assert reports[1] == events.ScalarsSaved(5, 0)
+    with JournalReader(path) as reader:
+        assert [gone.reason for gone in reader.departures()] == ["FAILED"]
+        assert [entry.record for entry in reader.entries()] == [INITIAL, STEP]

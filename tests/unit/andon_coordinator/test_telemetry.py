@@ -451,7 +451,7 @@ def test_a_status_shows_what_was_expected_and_how_fast_each_worker_is() -> None:
 
 def test_the_run_is_named_with_the_schedule_that_it_has_now() -> None:
     metered = Metered()
-    of_run = {"run": "7f3a", "topology": "star", "encoding": "float32"}
+    of_run = {"run": "7f3a", "topology": "star", "encoding": "float32", "answers": "float32"}
 
     metered.metrics.tick(replace(live_status(), schedule="every-step"))
     metered.metrics.tick(replace(live_status(), schedule="cadence"))

@@ -315,3 +315,25 @@ def test_impossible_duration_counts_as_zero(reported: float) -> None:
 
     assert isinstance(event, events.WorkerReady)
     assert event.ready.timings == events.StepTimings(data_s=1)
+
+
+def test_a_standing_request_comes_with_a_report() -> None:
+    ready = pb.StepReady(key=KEY_PB, next=pb.RequestWork(ring_address="alpha:7100"))
+    ready.next.checkpoint.step = 5
+
+    event = event_from(3, pb.TrainRequest(step_ready=ready))
+
+    assert isinstance(event, events.WorkerReady)
+    assert event.ready.next == events.StandingRequest("alpha:7100", events.Checkpoint(5, ""))
+
+
+@pytest.mark.parametrize(
+    "request_work",
+    [pb.RequestWork(leaves_epoch=True), pb.RequestWork(ring_address="no address")],
+    ids=["leaves the epoch", "no address"],
+)
+def test_a_standing_request_that_can_not_be_met_is_refused(request_work: pb.RequestWork) -> None:
+    ready = pb.StepReady(key=KEY_PB, next=request_work)
+
+    with pytest.raises(LineError, match="step_ready"):
+        event_from(3, pb.TrainRequest(step_ready=ready))

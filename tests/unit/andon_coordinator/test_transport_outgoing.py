@@ -18,9 +18,11 @@ from andon_coordinator.core import effects
 from andon_coordinator.core.events import Activity, StepTimings
 from andon_coordinator.core.status import WorkerSnapshot
 from andon_coordinator.transport.outgoing import (
+    CommitAndAssign,
     MessageEffect,
     heartbeat_answer_to,
     message_to,
+    together,
     worker_status_to,
 )
 
@@ -34,6 +36,42 @@ EVIDENCE = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3)
 
 
 EFFECTS: list[tuple[MessageEffect, pb.TrainResponse]] = [
+    (
+        CommitAndAssign(
+            effects.SendCommitted(5, RECORD, None),
+            effects.Assign(
+                5,
+                effects.Assignment(
+                    key=HEAD,
+                    parent=KEY,
+                    roster=(0, 1),
+                    rank=1,
+                    step=4,
+                    attempt=0,
+                    epoch=1,
+                    positions=(PositionRange(6, 8),),
+                    batch=PositionRange(4, 8),
+                ),
+            ),
+        ),
+        pb.TrainResponse(
+            step_committed=pb.StepCommitted(
+                record=conversion.record_to_proto(RECORD),
+                assignment=pb.ShardAssignment(
+                    key=HEAD_PB,
+                    parent=KEY_PB,
+                    roster=[0, 1],
+                    world_size=2,
+                    rank=1,
+                    step=4,
+                    epoch=1,
+                    positions=[record_pb2.PositionRange(start=6, stop=8)],
+                    batch=record_pb2.PositionRange(start=4, stop=8),
+                    writes_checkpoint=False,
+                ),
+            )
+        ),
+    ),
     (
         effects.Assign(
             5,
@@ -200,3 +238,50 @@ def test_a_workers_status_has_the_times_of_its_last_step_once_there_was_one() ->
         compute_s=1.5, exchange_s=0.5, wait_s=0.25, data_s=0.125, busy_s=1.25
     )
     assert not before.HasField("timings")
+
+
+def _next_of(stream: int, parent: Key = KEY) -> effects.Assign:
+    work = effects.Assignment(
+        key=Key(2**64 - 1, 8),
+        parent=parent,
+        roster=(0, 1),
+        rank=stream - 5,
+        step=4,
+        attempt=0,
+        epoch=1,
+        positions=(),
+        batch=PositionRange(4, 8),
+    )
+    return effects.Assign(stream, work)
+
+
+def _commit(stream: int) -> effects.SendCommitted:
+    return effects.SendCommitted(stream, RECORD, None)
+
+
+def test_an_assignment_goes_with_the_record_that_it_follows() -> None:
+    halt = effects.SendHalt(7, EVIDENCE)
+    happened: list[effects.Effect] = [_commit(5), _commit(6), halt, _next_of(5), _next_of(6)]
+
+    done = together(happened)
+
+    assert done == [
+        CommitAndAssign(_commit(5), _next_of(5)),
+        CommitAndAssign(_commit(6), _next_of(6)),
+        halt,
+    ]
+
+
+def test_an_assignment_after_a_mark_goes_alone() -> None:
+    mark = replace(RECORD, kind=RecordKind.MARK, roster=())
+    resume = effects.SendResume(5, 1, HaltAnswer.SKIP)
+    commit = effects.SendCommitted(5, mark, None)
+    happened: list[effects.Effect] = [commit, resume, _next_of(5)]
+
+    assert together(happened) == happened
+
+
+def test_an_assignment_of_another_stream_or_parent_goes_alone() -> None:
+    alone: list[effects.Effect] = [_commit(5), _next_of(6), _next_of(5, HEAD)]
+
+    assert together(alone) == alone

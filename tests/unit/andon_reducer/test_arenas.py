@@ -132,12 +132,11 @@ def test_a_stream_without_memory_gets_the_same_numbers_as_bytes(tmp_path: Path) 
 
     assert [delivery.reduce(part) for part in delivery.parts] == [True]
 
-    in_place, shared_bytes = delivery.frame_for(1)
-    assert shared_bytes == 8
-    assert np.array([5.0, 6.0], np.float32).tobytes() not in in_place
-    frame, none = delivery.frame_for(2)
-    assert np.array([5.0, 6.0], np.float32).tobytes() in frame
-    assert none == 0
+    in_place, as_bytes = delivery.message_for(1), delivery.message_for(2)
+    assert in_place.shared_bytes == 8
+    assert np.array([5.0, 6.0], np.float32).tobytes() not in in_place.frame
+    assert np.array([5.0, 6.0], np.float32).tobytes() in as_bytes.frame
+    assert as_bytes.shared_bytes == 0
 
 
 def test_generations_rise_with_each_exchange(tmp_path: Path) -> None:

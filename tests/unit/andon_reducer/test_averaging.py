@@ -26,8 +26,10 @@ from andon.protocol.records import Key
 from andon.wire.frames import parse_response
 from andon_reducer.core import jobs
 from andon_reducer.core.jobs import Job
+from andon_reducer.transport import averaging
 from andon_reducer.transport.arenas import Arenas, StreamMemory
 from andon_reducer.transport.averaging import AveragingThreads, Delivery
+from andon_reducer.transport.loop_calls import LoopCalls
 
 PLACES = ArenaLayout((100,))
 OFFSET, COUNT = 3, 90
@@ -106,12 +108,13 @@ def test_the_last_of_five_parts_makes_the_one_message(memory: StreamMemory) -> N
     found = np.frombuffer(memory.averages.file.memory, np.float32, COUNT, at)
     half = np.float32(0.5)
     assert found.tobytes() == (half * one + half * two).tobytes()
-    frame, shared_bytes = delivery.frame_for(8)
-    answer = parse_response(frame)
+    message = delivery.message_for(8)
+    answer = parse_response(message.frame)
     assert isinstance(answer, AveragedBlock)
     assert (answer.offset, answer.count, answer.total_weight) == (OFFSET, COUNT, 2.0)
     assert answer.slice is not None
-    assert (answer.slice.offset, answer.slice.length) == (at, shared_bytes) == (at, 4 * COUNT)
+    assert (answer.slice.offset, answer.slice.length) == (at, message.shared_bytes)
+    assert message.shared_bytes == 4 * COUNT
 
 
 def test_of_several_faults_the_one_at_the_lowest_element_counts(memory: StreamMemory) -> None:
@@ -142,10 +145,10 @@ def test_what_leaves_as_bytes_too_is_one_part(memory: StreamMemory) -> None:
 
     assert work(delivery) == [True]
 
-    frame, shared_bytes = delivery.frame_for(8)
-    answer = parse_response(frame)
+    message = delivery.message_for(8)
+    answer = parse_response(message.frame)
     assert isinstance(answer, AveragedBlock)
-    assert (answer.payload.nbytes, shared_bytes) == (4 * COUNT, 0)
+    assert (answer.payload.nbytes, message.shared_bytes) == (4 * COUNT, 0)
 
 
 def test_a_delivery_is_freed_without_the_cycle_collector(memory: StreamMemory) -> None:
@@ -161,7 +164,7 @@ def test_a_delivery_is_freed_without_the_cycle_collector(memory: StreamMemory) -
 def test_the_threads_say_how_long_they_have_computed() -> None:
     async def computed() -> tuple[float, float]:
         done = asyncio.Event()
-        threads = AveragingThreads(2, lambda delivery: done.set())
+        threads = AveragingThreads(2, lambda delivery: done.set(), LoopCalls())
         before = threads.busy_s
         threads.do(Delivery(job_of(*numbers()), {1: None}))
         await done.wait()
@@ -172,3 +175,37 @@ def test_the_threads_say_how_long_they_have_computed() -> None:
 
     assert before == 0.0
     assert after > 0.0
+
+
+@pytest.mark.parametrize(("quick", "done"), [(2 * COUNT, True), (2 * COUNT - 1, False)])
+def test_a_delivery_of_few_elements_is_done_at_once(
+    quick: int, *, done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(averaging, "QUICK_ELEMENTS", quick)
+    one, two = numbers()
+    delivery = Delivery(job_of(one, two), {1: None})
+    threads = AveragingThreads(1, lambda delivery: pytest.fail("it went to a thread"), LoopCalls())
+
+    at_once = threads.do_now(delivery)
+    threads.close()
+
+    assert at_once is done
+    if done:
+        answer = parse_response(delivery.message_for(1).frame)
+        assert isinstance(answer, AveragedBlock)
+        assert np.frombuffer(answer.payload, np.float32) == pytest.approx((one + two) / 2)
+        assert threads.busy_s > 0.0
+
+
+def test_a_delivery_that_raises_at_once_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    delivery = Delivery(job_of(*numbers()), {1: None})
+    threads = AveragingThreads(1, lambda delivery: None, LoopCalls())
+
+    def raises(*_: object) -> bool:
+        raise RuntimeError("made up")
+
+    monkeypatch.setattr(delivery, "reduce", raises)
+
+    assert threads.do_now(delivery)
+    threads.close()
+    assert isinstance(delivery.failure, RuntimeError)

@@ -96,7 +96,7 @@ class Reducer:
                     delivery = Delivery(job, dict.fromkeys(streams))
                     assert all(delivery.reduce(part) for part in delivery.parts)
                     for stream in () if delivery.fault else streams:
-                        parse_response(delivery.frame_for(stream)[0])
+                        parse_response(delivery.message_for(stream).frame)
                     pending += self.rounds.receive(on.ChunkReduced(job.id, delivery.fault), 0.0)
                 case do.SendAverage(job_id, streams):
                     for stream in streams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,9 @@ def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         pytest.skip("no C compiler was there when Andon was installed: apt-get install gcc")
 
 
-FLOATS = [Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16]
+STRIPPED = [Encoding.INT8_BLOCK, Encoding.INT4_BLOCK]
+NARROW = [Encoding.FLOAT16, Encoding.BFLOAT16, *STRIPPED]
+ENCODINGS = [Encoding.FLOAT32, *NARROW]
 
 
 def vectors(ranks: int, size: int, seed: int = 7, scale: float = 1.0) -> list[Floats]:
@@ -41,7 +44,11 @@ def vectors(ranks: int, size: int, seed: int = 7, scale: float = 1.0) -> list[Fl
 
 
 def contribution(
-    rank: int, weight: float, payload: memoryview, encoding: Encoding = Encoding.FLOAT32
+    rank: int,
+    weight: float,
+    payload: memoryview,
+    count: int,
+    encoding: Encoding = Encoding.FLOAT32,
 ) -> BlockGradient:
     return BlockGradient(
         key=Key(1, 1),
@@ -49,7 +56,7 @@ def contribution(
         world_size=rank + 1,
         block=0,
         offset=0,
-        count=payload.nbytes // encoding.itemsize,
+        count=count,
         weight=weight,
         payload=payload,
         encoding=encoding,
@@ -60,7 +67,7 @@ def contributions(
     numbers: Sequence[Floats], weights: Sequence[float], encoding: Encoding = Encoding.FLOAT32
 ) -> list[BlockGradient]:
     return [
-        contribution(rank, weight, encode(vector, encoding), encoding)
+        contribution(rank, weight, encode(vector, encoding), vector.size, encoding)
         for rank, (vector, weight) in enumerate(zip(numbers, weights, strict=True))
     ]
 
@@ -72,7 +79,7 @@ def averaged(
 ) -> Floats:
     mean = weighted_mean(parts, encoding, answer or encoding)
     assert isinstance(mean, Mean), mean
-    return decode(mean.payload, answer or encoding)
+    return decode(mean.payload, answer or encoding, parts[0].count)
 
 
 def defect(
@@ -99,7 +106,7 @@ def scalar_mean(numbers: Sequence[Floats], weights: Sequence[float]) -> list[np.
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-@pytest.mark.parametrize("encoding", FLOATS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_c_ddp_001_the_mean_equals_its_definition_bit_for_bit(
     ranks: int, encoding: Encoding
 ) -> None:
@@ -108,7 +115,7 @@ def test_c_ddp_001_the_mean_equals_its_definition_bit_for_bit(
 
     mean = averaged(parts, encoding, Encoding.FLOAT32)
 
-    decoded = [decode(part.payload, encoding) for part in parts]
+    decoded = [decode(part.payload, encoding, part.count) for part in parts]
     expected = np.array(scalar_mean(decoded, weights), np.float32)
     assert mean.tobytes() == expected.tobytes()
 
@@ -126,12 +133,12 @@ def test_c_ddp_001_the_mean_does_not_depend_on_tiles(size: int) -> None:
     assert mean.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("encoding", FLOATS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_c_ddp_001_one_contributor_alone_gets_its_numbers_back_bit_for_bit(
     encoding: Encoding,
 ) -> None:
     numbers = np.array([0.1, -0.0, 1e-40, 65504.0, -3.0], np.float32)
-    part = contribution(4, 0.3, encode(numbers, encoding), encoding)
+    part = contribution(4, 0.3, encode(numbers, encoding), numbers.size, encoding)
 
     mean = weighted_mean([part], encoding, encoding)
 
@@ -144,14 +151,14 @@ def test_one_contributor_alone_may_ask_for_float32() -> None:
     assert averaged(part, Encoding.FLOAT16, Encoding.FLOAT32).tolist() == [0.5, -2.0]
 
 
-@pytest.mark.parametrize("encoding", [Encoding.FLOAT16, Encoding.BFLOAT16])
+@pytest.mark.parametrize("encoding", NARROW)
 def test_c_ddp_001_a_narrow_answer_is_the_mean_rounded_to_nearest_even(encoding: Encoding) -> None:
-    parts = contributions(vectors(3, 1000), [1.0, 2.0, 3.0], encoding)
+    parts = contributions(vectors(3, TILE_ELEMENTS + 1001), [1.0, 2.0, 3.0], encoding)
 
     narrow = averaged(parts, encoding)
 
     wide = averaged(parts, encoding, Encoding.FLOAT32)
-    assert narrow.tobytes() == decode(encode(wide, encoding), encoding).tobytes()
+    assert narrow.tobytes() == decode(encode(wide, encoding), encoding, wide.size).tobytes()
 
 
 def test_c_ddp_001_weights_of_any_size_do_not_overflow_finite_numbers() -> None:
@@ -183,7 +190,7 @@ def test_f_dp_003_a_number_that_is_not_finite_is_found(
     assert found.value == str(value)
 
 
-@pytest.mark.parametrize("encoding", [Encoding.FLOAT16, Encoding.BFLOAT16])
+@pytest.mark.parametrize("encoding", NARROW)
 def test_f_dp_003_a_nan_is_found_in_a_narrow_encoding(encoding: Encoding) -> None:
     numbers = vectors(2, 100)
     numbers[1][42] = np.nan
@@ -230,6 +237,53 @@ def test_f_dp_003_the_smallest_element_is_named_then_the_smallest_rank() -> None
     assert (found.rank, found.element) == (1, 5)
 
 
+@pytest.mark.parametrize("encoding", STRIPPED)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_f_dp_003_a_number_that_is_not_finite_is_found_beside_others_of_its_strip(
+    encoding: Encoding, ranks: int
+) -> None:
+    numbers = vectors(ranks, TILE_ELEMENTS + 300)
+    numbers[-1][[TILE_ELEMENTS + 133, TILE_ELEMENTS + 140]] = -np.inf
+
+    found = weighted_mean(contributions(numbers, [1.0] * ranks, encoding), encoding, encoding)
+
+    assert isinstance(found, MeanDefect)
+    assert (found.kind, found.rank) == (BlockFaultKind.NON_FINITE, ranks - 1)
+    assert (found.element, found.value) == (TILE_ELEMENTS + 133, "nan")
+
+
+@pytest.mark.parametrize("encoding", STRIPPED)
+@pytest.mark.parametrize("scale", [-1.0, np.inf, np.nan])
+def test_f_dp_003_a_strip_without_a_true_scale_is_not_finite(
+    encoding: Encoding, scale: float
+) -> None:
+    parts = contributions(vectors(2, 300), [1.0, 1.0], encoding)
+    payload = bytearray(parts[1].payload)
+    payload[4:8] = np.float32(scale).tobytes()
+    parts[1] = replace(parts[1], payload=memoryview(payload))
+
+    found = weighted_mean(parts, encoding, Encoding.FLOAT32)
+
+    assert isinstance(found, MeanDefect)
+    first = decode(memoryview(payload), encoding, 300)
+    assert (found.kind, found.rank) == (BlockFaultKind.NON_FINITE, 1)
+    assert found.element == np.flatnonzero(np.isnan(first))[0]
+
+
+@pytest.mark.parametrize("encoding", STRIPPED)
+def test_a_gradient_that_nobody_has_stays_minus_zero(encoding: Encoding) -> None:
+    numbers = vectors(3, 400)
+    for vector in numbers:
+        vector[100:300] = -0.0
+    numbers[1][200] = 0.0
+
+    mean = averaged(contributions(numbers, [1.0, 2.0, 3.0], encoding), encoding)
+
+    signs = np.signbit(mean[100:300])
+    assert (np.flatnonzero(~signs) + 100).tolist() == [200]
+    assert (mean[100:300] == 0).all()
+
+
 def test_a_mean_that_overflows_though_all_inputs_are_finite_names_nobody() -> None:
     greatest = np.finfo(np.float32).max
     numbers = [np.array([1.0, greatest], np.float32)] * 3
@@ -259,6 +313,36 @@ def test_a_mean_beyond_its_encoding_is_an_overflow() -> None:
     assert (found.element, found.value) == (TILE_ELEMENTS + 4, "-70000.0")
 
 
+@pytest.mark.parametrize("encoding", STRIPPED)
+@pytest.mark.parametrize("from_strips", [False, True])
+def test_a_mean_beyond_2_to_the_120_is_an_overflow_of_strips(
+    encoding: Encoding, from_strips: bool
+) -> None:
+    numbers = [np.zeros(TILE_ELEMENTS + 9, np.float32) for _ in range(2)]
+    parts = contributions(numbers, [1.0, 1.0], encoding if from_strips else Encoding.FLOAT32)
+    for at, part in enumerate(parts):
+        payload = bytearray(part.payload)
+        if from_strips:
+            # A scale that no worker would send, of the last strip, and a code for its first.
+            payload[-4:] = bytes(4)
+            scales = (
+                encoding.payload_bytes(TILE_ELEMENTS)
+                - TILE_ELEMENTS * (8 if encoding is Encoding.INT8_BLOCK else 4) // 8
+            )
+            payload[scales : scales + 4] = np.float32(2.0**121).tobytes()
+            codes = scales + 4 + (encoding.payload_bytes(TILE_ELEMENTS) - scales)
+            payload[codes] = 1
+        else:
+            payload[4 * TILE_ELEMENTS : 4 * TILE_ELEMENTS + 4] = np.float32(2.0**121).tobytes()
+        parts[at] = replace(part, payload=memoryview(payload))
+
+    found = weighted_mean(parts, parts[0].encoding, encoding)
+
+    assert isinstance(found, MeanDefect)
+    assert (found.kind, found.rank) == (BlockFaultKind.ENCODING_OVERFLOW, None)
+    assert (found.element, float(found.value)) == (TILE_ELEMENTS, 2.0**121)
+
+
 def test_numpy_warns_of_nothing() -> None:
     numbers = vectors(2, 10)
     numbers[0][1], numbers[1][2], numbers[0][3] = np.nan, np.inf, 1e-45
@@ -271,7 +355,7 @@ def test_numpy_warns_of_nothing() -> None:
 def test_a_payload_need_not_be_aligned() -> None:
     numbers = vectors(2, 33)
     shifted = [
-        contribution(rank, 1.0, memoryview(b"x" + vector.tobytes())[1:])
+        contribution(rank, 1.0, memoryview(b"x" + vector.tobytes())[1:], 33)
         for rank, vector in enumerate(numbers)
     ]
 

@@ -58,13 +58,13 @@ def test_averages_in_shared_memory_wait_for_each_other_until_they_are_flushed() 
 
     async def script(stream: ReduceStream) -> None:
         for number in (1, 2, 3):
-            stream.send(frame(number), job=number, shared_bytes=64)
+            stream.send(OutgoingMessage(frame(number), number, 64))
             await turns()
         seen.append(len(sent))
         stream.flush()
         await turns()
         seen.append(len(sent))
-        stream.send(frame(4), job=4, shared_bytes=64)
+        stream.send(OutgoingMessage(frame(4), 4, 64))
         stream.flush()
         await turns()
 
@@ -75,9 +75,9 @@ def test_averages_in_shared_memory_wait_for_each_other_until_they_are_flushed() 
 
 def test_any_other_message_takes_along_what_waits_before_it() -> None:
     async def script(stream: ReduceStream) -> None:
-        stream.send(frame(1), job=1, shared_bytes=64)
+        stream.send(OutgoingMessage(frame(1), 1, 64))
         await turns()
-        stream.send(frame(2))
+        stream.send(OutgoingMessage(frame(2)))
         await turns()
 
     assert written(script) == [[1], [2]]
@@ -86,15 +86,15 @@ def test_any_other_message_takes_along_what_waits_before_it() -> None:
 def test_a_full_batch_waits_for_nobody() -> None:
     async def script(stream: ReduceStream) -> None:
         for number in range(MAX_BATCH):
-            stream.send(frame(number), job=number, shared_bytes=64)
+            stream.send(OutgoingMessage(frame(number), number, 64))
         await turns()
-        stream.send(frame(MAX_BATCH), job=MAX_BATCH, shared_bytes=64)
+        stream.send(OutgoingMessage(frame(MAX_BATCH), MAX_BATCH, 64))
 
     assert [len(message) for message in written(script)] == [MAX_BATCH, 1]
 
 
 def test_what_waits_is_written_before_the_stream_ends() -> None:
     async def script(stream: ReduceStream) -> None:
-        stream.send(frame(1), job=1, shared_bytes=64)
+        stream.send(OutgoingMessage(frame(1), 1, 64))
 
     assert written(script) == [[1]]

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from andon.protocol.encoding import decode, encode
 from andon.protocol.layout import Block, BlockKind, Component, Layout
-from andon.protocol.messages import EnterRound
+from andon.protocol.messages import RingChunk
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.ring import segment_elements, segments_of
 from andon.protocol.run_settings import Policy
 from andon.wire.frames import frame_pass, parse_pass
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed
+from andon_trainer.core.ring_landing import (
+    PIECE_BYTES,
+    Arrived,
+    Landing,
+    MeanLanding,
+    checked_own,
+)
 from andon_trainer.core.ring_mean import Forward, RingEffect, Send
 from andon_trainer.core.ring_round import RingRound
 
-__all__ = ["KEY", "Floats", "Ring", "assigned_to", "expected_means", "layout_of"]
+__all__ = ["KEY", "Floats", "Ring", "assigned_to", "expected_means", "land", "layout_of"]
 
 KEY = Key(7 << 32 | 5, 3)
 Floats = npt.NDArray[np.float32]
@@ -68,11 +75,25 @@ def expected_means(
                 rank = (segment.start + step) % size
                 if weights[rank]:
                     given = encode(blocks[rank][block][part], policy.encoding)
-                    term = np.float32(weights[rank] / total) * decode(given, policy.encoding)
+                    term = np.float32(weights[rank] / total) * decode(
+                        given, policy.encoding, segment.count
+                    )
                     acc = term if acc is None else acc + term
             assert acc is not None
-            mean[part] = decode(encode(acc, answer), answer)
+            mean[part] = decode(encode(acc, answer), answer, segment.count)
     return means
+
+
+def land(landing: Landing, payload: memoryview) -> memoryview:
+    """Receives a payload to where it lands; returns where it is then, if it is anywhere."""
+    at = 0
+    for view in landing.pieces(np.empty(PIECE_BYTES, dtype=np.uint8).data):
+        view[:] = payload[at : at + view.nbytes]
+        at += view.nbytes
+    assert at == payload.nbytes
+    return (
+        landing.place.view(np.uint8).data if isinstance(landing, MeanLanding) else memoryview(b"")
+    )
 
 
 @dataclass
@@ -88,8 +109,14 @@ class Ring:
     rounds: list[RingRound] = field(init=False)
     links: list[deque[bytes]] = field(init=False)
     """By the rank that sends."""
+    keeps_loss: bool = False
+    """Whether blocks become what the encoding lost of them."""
     said: list[list[AveragesComplete | ExchangeFailed]] = field(init=False)
     sent_bytes: list[int] = field(init=False)
+    muted: set[int] = field(default_factory=set)
+    """Ranks that found a bad value of their own on its way out."""
+    lands: Callable[[int], bool] = lambda _rank: False
+    """Whether a chunk lands at a rank if it can."""
 
     def __post_init__(self) -> None:
         layout, size = layout_of(self.sizes), len(self.weights)
@@ -115,12 +142,27 @@ class Ring:
         for effect in effects:
             match effect:
                 case Send():
-                    checked = self.rounds[rank].checked
-                    self.put(rank, frame_pass(effect.message, checksums=checked))
+                    self.send(rank, effect)
                 case Forward():
-                    self.put(rank, effect.data)
+                    message = effect.arrived.message
+                    crc32c = message.crc32c if isinstance(message, RingChunk) else None
+                    checked = crc32c is not None
+                    self.put(rank, frame_pass(message, checksums=checked, crc32c=crc32c))
                 case _:
                     self.said[rank].append(effect)
+
+    def send(self, rank: int, send: Send) -> None:
+        """What a link's sending thread does."""
+        round_, message, crc32c = self.rounds[rank], send.message, send.crc32c
+        if rank in self.muted:
+            return
+        if send.unchecked and isinstance(message, RingChunk):
+            finite, crc32c = checked_own(message, checksums=round_.checked)
+            if not finite:
+                self.muted.add(rank)
+                self.do(rank, round_.refuse(message.block))
+                return
+        self.put(rank, frame_pass(message, checksums=round_.checked, crc32c=crc32c))
 
     def put(self, rank: int, data: bytes) -> None:
         self.sent_bytes[rank] += len(data)
@@ -129,13 +171,17 @@ class Ring:
     def deliver(self, rank: int) -> None:
         """The oldest frame that `rank` sent arrives."""
         data, receiver = self.links[rank].popleft(), (rank + 1) % len(self.rounds)
-        message = parse_pass(data)
-        assert not isinstance(message, EnterRound)
-        self.do(receiver, self.rounds[receiver].receive(message, data))
+        message, round_ = parse_pass(data), self.rounds[receiver]
+        # As over gRPC, or as over a lane; both have to come to the same.
+        landing = round_.landings.take(message) if self.lands(receiver) else None
+        if landing is not None and isinstance(message, RingChunk):
+            message = replace(message, payload=land(landing, message.payload))
+        self.do(receiver, round_.receive(Arrived(message, data, len(data), landing=landing)))
 
     def run(self, blocks: Sequence[Sequence[Floats]], seed: int) -> None:
         """Everything that can happen happens, in an order drawn from `seed`."""
         draw = random.Random(seed)
+        self.lands = lambda _rank: draw.random() < 0.5
         left: list[list[tuple[str, int]]] = []
         for rank, weight in enumerate(self.weights):
             call = self.rounds[rank].call
@@ -166,4 +212,5 @@ class Ring:
             elif act == "data":
                 self.do(rank, round_.submit_data())
             else:
-                self.do(rank, round_.submit(block, blocks[rank][block]))
+                given = blocks[rank][block]
+                self.do(rank, round_.submit(block, given, keeps_loss=self.keeps_loss))

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from andon.protocol.capabilities import COORDINATOR_CAPABILITIES
+from andon.protocol.encoding import Encoding
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.scalars import Scalar
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, LeaveReport, StepReport
+from andon_trainer.core.values import rounded
 from andon_trainer.data.feed import Feeder, Shard, ShardFeeder
 from andon_trainer.gradients.averaging import LineAverager
 from andon_trainer.gradients.guards import AccumulatedGradients
@@ -42,9 +44,10 @@ def ranges(*bounds: tuple[int, int]) -> tuple[PositionRange, ...]:
 
 
 class Sent:
-    """In place of the wire: keeps a copy of each block, and answers with `average`."""
+    """In place of the wire: keeps a copy of each block, and answers with what it decodes to."""
 
     def __init__(self, blocks: Sequence[int]) -> None:
+        self.encoding = Encoding.FLOAT32
         self.rounds: list[dict[int, bytes]] = []
         self.weights: list[float] = []
         self.refused = False
@@ -60,11 +63,14 @@ class Sent:
         self.weights.append(weight)
         self.refused = False
 
-    def submit(self, block: int, flat: npt.NDArray[np.float32]) -> None:
+    def submit(
+        self, block: int, flat: npt.NDArray[np.float32], *, keeps_loss: bool = False
+    ) -> None:
         self.refused = self.refused or not np.isfinite(flat).all()
         if not self.refused:
             self.rounds[-1][block] = flat.tobytes()
-        self.averages[block] = flat * np.float32(0.5 if self.halves else 1.0)
+        decoded = rounded(flat, self.encoding, keeps_loss=keeps_loss)
+        self.averages[block] = decoded * np.float32(0.5 if self.halves else 1.0)
 
     def abstain(self) -> None:
         """Nothing is sent."""
@@ -99,6 +105,11 @@ class ScriptedSeat:
         self.waited: Callable[[], None] = lambda: None
         """Called in each wait for the line."""
         self.logged: list[Scalar] = []
+
+    def encode_as(self, encoding: Encoding) -> None:
+        """Makes the line's encoding another one."""
+        self.policy = replace(self.policy, encoding=encoding)
+        self.exchange.encoding = encoding
 
     def next_round(self) -> Assigned:
         self.waited()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from andon.protocol.records import Cursor, Key, Record, RecordKind
@@ -365,3 +367,59 @@ def test_state_may_be_replaced_only_between_two_rounds(wait: Wait | None, mid_sc
     conversation.wait = wait
 
     assert conversation.mid_script is mid_script
+
+
+def _committed_with_next() -> Conversation:
+    conversation = exchanging()
+    conversation.receive(AveragesComplete(KEY, 4.0, 1))
+    conversation.take_averages()
+    conversation.wait_for(Wait.COMMIT)
+    conversation.receive(replace(commit(), next=work(NEXT, KEY)))
+    return conversation
+
+
+def test_work_that_came_with_the_record_is_taken_without_a_request() -> None:
+    conversation = _committed_with_next()
+    conversation.state.forget_round()
+    conversation.wait_for(Wait.WORK)
+
+    effects = conversation.poll()
+
+    assert effects == []
+    assert conversation.over
+    assert conversation.state.assigned == work(NEXT, KEY)
+
+
+def test_work_that_came_with_the_record_and_is_void_is_asked_for() -> None:
+    conversation = _committed_with_next()
+    conversation.state.forget_round()
+    conversation.wait_for(Wait.WORK)
+
+    conversation.receive(Voided(NEXT, "worker 1 averages a number"))
+
+    assert conversation.poll() == [RequestWork(KEY, leaves_epoch=False)]
+
+
+def test_a_halt_drops_work_that_came_with_the_record_and_it_is_asked_for_after_the_answer() -> None:
+    conversation = _committed_with_next()
+    conversation.state.forget_round()
+    conversation.wait_for(Wait.WORK)
+
+    conversation.receive(Halted(HALT))
+    before = conversation.poll()
+    conversation.receive(Resumed(HALT.id))
+
+    assert before == []
+    assert conversation.poll() == [RequestWork(KEY, leaves_epoch=False)]
+
+
+def test_work_of_another_head_that_came_with_a_record_is_not_taken() -> None:
+    conversation = exchanging()
+    conversation.receive(AveragesComplete(KEY, 4.0, 1))
+    conversation.take_averages()
+    conversation.wait_for(Wait.COMMIT)
+    conversation.receive(replace(commit(), next=work(NEXT, HEAD)))
+    conversation.state.forget_round()
+    conversation.wait_for(Wait.WORK)
+
+    assert conversation.poll() == [JoinAgain("assigned work for another head")]

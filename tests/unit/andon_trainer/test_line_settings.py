@@ -50,6 +50,7 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
         "speed_hint": 1.5,
         "metrics_bind": "off",
         "shared_dir": "off",
+        "tcp": False,
         "ring_bind": "off",
         "log_to": "tensorboard",
         "trace": str(tmp_path / "trace"),

@@ -105,7 +105,7 @@ def test_a_value_that_is_not_finite_is_sent_to_the_gate_and_the_others_are_not_s
 
     submit = bench.member.exchange.submit
 
-    def spy(block: int, flat: npt.NDArray[np.float32]) -> None:
+    def spy(block: int, flat: npt.NDArray[np.float32], *, keeps_loss: bool = False) -> None:
         got.append(torch.from_numpy(flat).clone())
         submit(block, flat)
 

@@ -14,6 +14,7 @@ from andon.protocol.run_settings import Policy
 from andon.wire.frames import frame_pass, parse_pass
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
+from andon_trainer.core.ring_landing import Arrived
 from andon_trainer.core.ring_mean import Violation
 from unit.andon_trainer.ring_bench import KEY, Floats, Ring
 
@@ -145,7 +146,7 @@ def test_a_chunk_without_a_checksum_is_refused_once_all_said_that_they_make_them
     ring, message = begun(checked=[True] * 3), chunk()
 
     with pytest.raises(Violation, match="without a checksum"):
-        ring.rounds[2].receive(message, frame_pass(message))
+        ring.rounds[2].receive(Arrived(message, b"", 0))
 
 
 def test_ranks_with_and_without_checksums_are_on_one_ring() -> None:
@@ -242,15 +243,15 @@ def test_c_wire_002_what_can_not_be_is_refused(what: str) -> None:
     message = FORBIDDEN[what]()
 
     with pytest.raises(Violation):
-        begun().rounds[2].receive(message, frame_pass(message))
+        begun().rounds[2].receive(Arrived(message, b"", 0))
 
 
 def test_a_chunk_that_comes_twice_is_refused() -> None:
     round_, message = begun().rounds[2], chunk()
-    round_.receive(message, frame_pass(message))
+    round_.receive(Arrived(message, b"", 0))
 
     with pytest.raises(Violation, match="came before"):
-        round_.receive(message, frame_pass(message))
+        round_.receive(Arrived(message, b"", 0))
 
 
 def test_a_chunk_before_all_terms_is_refused() -> None:
@@ -259,4 +260,4 @@ def test_a_chunk_before_all_terms_is_refused() -> None:
     message = chunk()
 
     with pytest.raises(Violation, match="before the headers"):
-        ring.rounds[2].receive(message, frame_pass(message))
+        ring.rounds[2].receive(Arrived(message, b"", 0))

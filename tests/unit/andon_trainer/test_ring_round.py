@@ -11,6 +11,7 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.run_settings import Policy
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete
+from andon_trainer.core.values import rounded
 from unit.andon_trainer.ring_bench import KEY, Floats, Ring, expected_means
 
 FLOAT32 = Policy(chunk_elements=3)
@@ -30,21 +31,31 @@ def reducers_mean(blocks: list[Floats], weights: list[float]) -> Floats:
     return acc
 
 
+NARROW_OR_NOT = [
+    Encoding.FLOAT32,
+    Encoding.BFLOAT16,
+    Encoding.FLOAT16,
+    Encoding.INT8_BLOCK,
+    Encoding.INT4_BLOCK,
+]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.5, 1e-3]), min_size=1, max_size=6),
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
-    encoding=st.sampled_from([Encoding.FLOAT32, Encoding.BFLOAT16, Encoding.FLOAT16]),
+    sizes=st.lists(st.integers(1, 40) | st.integers(300, 900), min_size=1, max_size=3),
+    encoding=st.sampled_from(NARROW_OR_NOT),
+    chunk=st.sampled_from([3, 200]),
     seed=st.integers(0, 2**32 - 1),
 )
-@example(weights=[1.0], sizes=[5], encoding=Encoding.FLOAT32, seed=0)
-@example(weights=[1.0] * 6, sizes=[1, 2], encoding=Encoding.FLOAT32, seed=0)
-@example(weights=[0.0, 0.0, 2.0, 0.0], sizes=[7], encoding=Encoding.BFLOAT16, seed=0)
-@example(weights=[0.0, 0.0], sizes=[7], encoding=Encoding.FLOAT32, seed=0)
+@example(weights=[1.0], sizes=[5], encoding=Encoding.FLOAT32, chunk=3, seed=0)
+@example(weights=[1.0] * 6, sizes=[1, 2], encoding=Encoding.FLOAT32, chunk=3, seed=0)
+@example(weights=[0.0, 0.0, 2.0, 0.0], sizes=[7], encoding=Encoding.BFLOAT16, chunk=3, seed=0)
+@example(weights=[0.0, 0.0], sizes=[7], encoding=Encoding.FLOAT32, chunk=3, seed=0)
 def test_c_ring_001_every_rank_gets_the_defined_mean_in_any_order_of_arrivals(
-    weights: list[float], sizes: list[int], encoding: Encoding, seed: int
+    weights: list[float], sizes: list[int], encoding: Encoding, chunk: int, seed: int
 ) -> None:
-    policy = Policy(chunk_elements=3, encoding=encoding)
+    policy = Policy(chunk_elements=chunk, encoding=encoding)
     blocks = random_blocks(len(weights), sizes, seed)
     ring = Ring(sizes, weights, policy)
 
@@ -80,14 +91,20 @@ def test_segment_0_is_summed_in_the_reducers_order() -> None:
     assert ring.rounds[2].averages[0][:10].tobytes() == expected[:10].tobytes()
 
 
-def test_one_contributor_gets_its_own_numbers_back() -> None:
+@pytest.mark.parametrize("encoding", NARROW_OR_NOT)
+def test_one_contributor_gets_its_own_numbers_back_as_they_were_encoded(
+    encoding: Encoding,
+) -> None:
     blocks = random_blocks(3, [9], 2)
     blocks[1][0][0] = -0.0
-    ring = Ring([9], [0.0, 5.0, 0.0], FLOAT32)
+    # As a segment each, since an encoding may have a scale for all numbers of one.
+    sent = [rounded(blocks[1][0][at : at + 3], encoding) for at in (0, 3, 6)]
+    ring = Ring([9], [0.0, 5.0, 0.0], Policy(chunk_elements=3, encoding=encoding))
 
     ring.run(blocks, 4)
 
-    assert [each.averages[0].tobytes() for each in ring.rounds] == [blocks[1][0].tobytes()] * 3
+    own = np.concatenate(sent).tobytes()
+    assert [each.averages[0].tobytes() for each in ring.rounds] == [own] * 3
 
 
 def test_averages_may_travel_wider_than_contributions() -> None:

@@ -66,7 +66,8 @@ class Seat:
         self.submitted = {}
         return True
 
-    def submit(self, block: int, flat: Floats) -> None:
+    def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> None:
+        assert not keeps_loss, "running statistics have no residual"
         self.submitted[block] = flat
 
     def submit_data(self) -> None:
@@ -136,6 +137,26 @@ def test_a_commit_moves_floats_by_the_mean_of_the_changes_and_not_before() -> No
     assert [(call.sequence, weight) for call, weight in seat.calls] == [(1, 3.0), (2, 1.0)]
     assert [call.data is None for call, _ in seat.calls] == [True, False]
     assert seat.held
+
+
+@pytest.mark.parametrize(
+    ("encoding", "exact"),
+    [(Encoding.BFLOAT16, False), (Encoding.INT8_BLOCK, True), (Encoding.INT4_BLOCK, True)],
+)
+def test_changes_travel_as_float32_where_their_loss_would_never_be_sent(
+    encoding: Encoding, *, exact: bool
+) -> None:
+    model = net()
+    seat, statistics = seated(model)
+    seat.policy = Policy(average_buffers=True, encoding=encoding)
+    statistics.begin()
+    forward(model, 1)
+
+    assert statistics.exchange(1.0)
+
+    (call, _), _ = seat.calls
+    wanted = Encoding.FLOAT32 if exact else encoding
+    assert (call.encoding(seat.policy), call.answer_encoding(seat.policy)) == (wanted, wanted)
 
 
 def test_what_has_no_room_in_all_blocks_together_travels_in_several_exchanges() -> None:

@@ -113,17 +113,17 @@ def test_the_path_of_the_last_exchange_is_shown_until_there_is_another() -> None
     def shown() -> dict[str, float | None]:
         return {path: metered.value("andon_exchange_path", path=path) for path in PATHS}
 
-    assert shown() == {"wire": 0, "shared-memory": 0, "ring": 0}
+    assert shown() == {"wire": 0, "tcp": 0, "shared-memory": 0, "ring": 0}
     over_memory = Traffic.over("shared-memory", 100, 90)
     metered.metrics.committed(replace(step(), traffic=over_memory))
-    assert shown() == {"wire": 0, "shared-memory": 1, "ring": 0}
+    assert shown() == {"wire": 0, "tcp": 0, "shared-memory": 1, "ring": 0}
     metered.metrics.committed(replace(step(), traffic=over_memory))  # Nothing was exchanged.
-    assert shown() == {"wire": 0, "shared-memory": 1, "ring": 0}
+    assert shown() == {"wire": 0, "tcp": 0, "shared-memory": 1, "ring": 0}
 
     fell_back = over_memory + Traffic.over("wire", 100, 90) + Traffic(fallbacks=1)
     metered.metrics.committed(replace(step(), traffic=fell_back))
 
-    assert shown() == {"wire": 1, "shared-memory": 0, "ring": 0}
+    assert shown() == {"wire": 1, "tcp": 0, "shared-memory": 0, "ring": 0}
     assert metered.value("andon_shared_memory_fallbacks_total") == 1
 
 

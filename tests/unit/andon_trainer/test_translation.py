@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_trainer.core.events import Assigned, Committed
-from andon_trainer.core.reports import StepReport, Timings
+from andon_trainer.core.reports import Standing, StepReport, Timings
 from andon_trainer.exchange.translation import event_from, ready_to
 
 KEY = Key(7, 2)
@@ -55,6 +57,34 @@ def test_an_overflow_is_told_and_heard() -> None:
 
     assert isinstance(heard, Committed)
     assert heard.overflow
+
+
+def test_a_standing_request_is_told_and_its_assignment_heard() -> None:
+    standing = Standing("beta:7100", (100, "/runs/step-100"))
+    report = StepReport(key=KEY, loss_sum=1.0, weight=1.0, samples=1, timings=Timings())
+
+    told = ready_to(replace(report, standing=standing))
+    without = ready_to(report)
+
+    assert not without.HasField("next")
+    assert told.next == pb.RequestWork(
+        ring_address="beta:7100", checkpoint=pb.Checkpoint(step=100, folder="/runs/step-100")
+    )
+
+
+def test_a_record_without_an_assignment_has_no_next_step() -> None:
+    key = conversion.key_to_proto(KEY)
+    committed = pb.StepCommitted(record=conversion.record_to_proto(RECORD))
+    assigned = pb.ShardAssignment(key=key, parent=key, roster=[4], world_size=1, step=5)
+
+    alone = event_from(pb.TrainResponse(step_committed=committed))
+    committed.assignment.CopyFrom(assigned)
+    both = event_from(pb.TrainResponse(step_committed=committed))
+
+    assert isinstance(alone, Committed)
+    assert isinstance(both, Committed)
+    assert alone.next is None
+    assert both.next == event_from(pb.TrainResponse(shard_assignment=assigned))
 
 
 @pytest.mark.parametrize("ahead", [None, PositionRange(4, 8)])

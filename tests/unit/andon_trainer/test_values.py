@@ -11,7 +11,13 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.halts import describe_value
 from andon_trainer.core.values import BadValue, bad_value_of
 
-FLOATING = [Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16]
+FLOATING = [
+    Encoding.FLOAT32,
+    Encoding.FLOAT16,
+    Encoding.BFLOAT16,
+    Encoding.INT8_BLOCK,
+    Encoding.INT4_BLOCK,
+]
 
 
 @pytest.mark.parametrize("encoding", FLOATING)
@@ -28,7 +34,8 @@ def test_f_dp_003_the_first_value_that_is_not_finite_is_found(
 
 
 @pytest.mark.parametrize(
-    ("encoding", "value"), [(Encoding.FLOAT16, 7e4), (Encoding.BFLOAT16, -3.4e38)]
+    ("encoding", "value"),
+    [(Encoding.FLOAT16, 7e4), (Encoding.BFLOAT16, -3.4e38), (Encoding.INT8_BLOCK, 1.4e36)],
 )
 def test_the_first_finite_value_beyond_the_encoding_is_found(
     encoding: Encoding, value: float
@@ -42,7 +49,7 @@ def test_the_first_finite_value_beyond_the_encoding_is_found(
     assert (defect.kind, defect.element) == ("ENCODING_OVERFLOW", 70_000)
 
 
-@pytest.mark.parametrize("encoding", [Encoding.FLOAT16, Encoding.BFLOAT16])
+@pytest.mark.parametrize("encoding", FLOATING[1:])
 def test_f_dp_003_a_nan_is_told_before_an_overflow(encoding: Encoding) -> None:
     flat = np.array([1.0, 3.4e38, math.nan], np.float32)
 

@@ -67,6 +67,7 @@ def test_the_service_is_started_by_a_command_that_andon_understands(
 
     assert isinstance(config, ServeConfig)
     assert (config.bind, config.line_port, config.endpoint_port) == ("0.0.0.0", 7070, 9400)
+    assert config.tcp_port == 7170
     assert config.workers == services["trainer"]["scale"] == 2
     assert str(config.folder) == "runs/demo"
     assert RUNS in _mounted(service)
@@ -293,7 +294,7 @@ def test_every_port_is_published_on_loopback_only(services: dict[str, dict[str, 
         for port in service.get("ports", [])
     }
 
-    assert published.keys() == {"7070", "9400", "9090", "9093", "3000"}
+    assert published.keys() == {"7070", "7170", "9400", "9090", "9093", "3000"}
     assert all(is_loopback(host) for host in published.values())
 
 
@@ -359,7 +360,8 @@ def test_the_service_image_serves_a_line_and_asks_after_its_health() -> None:
     assert (SERVICE.command[0], health[0]) == ("andon", "andon")
     assert isinstance(asked, HealthConfig)
     assert asked.address == f"127.0.0.1:{config.line_port}"
-    assert SERVICE.final("EXPOSE").split() == [str(config.line_port), str(config.endpoint_port)]
+    ports = (config.line_port, config.tcp_port, config.endpoint_port)
+    assert SERVICE.final("EXPOSE").split() == [str(port) for port in ports]
 
 
 def test_the_service_image_has_no_torch() -> None:

@@ -133,7 +133,11 @@ def test_each_port_is_open_to_those_who_need_it(form: Manifests) -> None:
         }
 
         assert policy["podSelector"]["matchLabels"].items() <= pod.labels.items()
-        wanted = {"grpc": ["podSelector"], "metrics": ["namespaceSelector"]}
+        wanted = {
+            "grpc": ["podSelector"],
+            "lanes": ["podSelector"],
+            "metrics": ["namespaceSelector"],
+        }
         assert peers == {pod.ports[each]: wanted[each] for each in pod.ports}
 
 

@@ -26,7 +26,11 @@ def test_the_service_is_started_by_a_command_that_andon_understands(
 
     assert config.role == "all"
     assert config.bind == "0.0.0.0"
-    assert pod.ports == {"grpc": config.line_port, "metrics": config.endpoint_port}
+    assert pod.ports == {
+        "grpc": config.line_port,
+        "lanes": config.tcp_port,
+        "metrics": config.endpoint_port,
+    }
     assert config.workers == form.job["completions"]
     assert config.line.max_workers is not None
     assert config.line.max_workers >= form.job["completions"]
@@ -43,7 +47,11 @@ def test_the_reducers_register_under_names_that_the_cluster_resolves(tmp_path: P
     assert config.role == "reducer"
     assert config.coordinator == f"andon:{line.ports['grpc']}"
     assert config.advertise == f"{pod.name}.{replicas['serviceName']}"
-    assert pod.ports == {"grpc": config.line_port, "metrics": config.endpoint_port}
+    assert pod.ports == {
+        "grpc": config.line_port,
+        "lanes": config.tcp_port,
+        "metrics": config.endpoint_port,
+    }
     names = manifests.of("Certificate")["andon-reducers"]["spec"]["dnsNames"]
     for index in range(replicas["replicas"]):
         assert f"andon-reducers-{index}.{replicas['serviceName']}" in names

@@ -23,7 +23,7 @@ from andon_reducer.config import ReducerConfig
 from andon_trainer import membership
 from andon_trainer.errors import AndonError, JoinRefused, LineHalted, LineLost, RunOver
 from andon_trainer.exchange import collector, connection, route
-from andon_trainer.exchange.wire import OPENING_S
+from andon_trainer.exchange.bulk_stream import OPENING_S
 from unit.project.documents import ROOT
 
 TEXT = (ROOT / "docs/protocol.md").read_text("utf-8")

@@ -78,7 +78,7 @@ def test_a_help_text_is_a_sentence_that_people_can_read_alone(metric: Described)
 
 @every_metric
 def test_labels_are_of_a_closed_set(metric: Described) -> None:
-    free = {"version", "run", "schedule", "topology", "encoding"}
+    free = {"version", "run", "schedule", "topology", "encoding", "answers"}
     closed = {
         *("state", "reason", "answer", "cause", "kind", "status", "worker"),
         *("direction", "path", "outcome", "service", "name"),

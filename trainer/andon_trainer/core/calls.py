@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from andon.protocol.encoding import Encoding
 from andon.protocol.messages import Operation
+from andon.protocol.run_settings import Policy
 
 __all__ = ["Bytes", "Call", "Floats"]
 
@@ -30,6 +32,16 @@ class Call:
     blocks: range = range(0)
     data: Bytes | None = None
     head_bytes: int = 0
+    exact: bool = False
+    """Whether its numbers travel as float32, whatever the line's encoding is."""
+
+    def encoding(self, policy: Policy) -> Encoding:
+        """How this call's contributions travel."""
+        return Encoding.FLOAT32 if self.exact else policy.encoding
+
+    def answer_encoding(self, policy: Policy) -> Encoding:
+        """How its averages travel."""
+        return Encoding.FLOAT32 if self.exact else policy.answer_encoding or policy.encoding
 
     @property
     def operation(self) -> Operation | None:

@@ -11,7 +11,16 @@ from andon.protocol.records import Cursor, Key
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
 
-__all__ = ["NO_DIGEST", "Digest", "Joined", "Joining", "LeaveReport", "StepReport", "Timings"]
+__all__ = [
+    "NO_DIGEST",
+    "Digest",
+    "Joined",
+    "Joining",
+    "LeaveReport",
+    "Standing",
+    "StepReport",
+    "Timings",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +115,15 @@ class Timings:
     """Samples that `busy_s` covers: neither borrowed ones nor those of a kept gradient."""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A request for the step after this one: its assignment may come with the commit."""
+
+    ring_address: str = ""
+    checkpoint: tuple[int, str] | None = None
+    """Step and folder of the last one that this worker wrote or started from."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """This worker holds all averages of round `key`.
@@ -134,6 +152,8 @@ class StepReport:
     """The norm of this worker's own contribution, if the line asks for it."""
     overflow: bool = False
     """Whether scaled gradients overflowed, so that zeros were sent in their place."""
+    standing: Standing | None = None
+    """What is asked for with it; None: the script may want something else after this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

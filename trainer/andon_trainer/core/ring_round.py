@@ -16,12 +16,13 @@ import numpy as np
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Layout
-from andon.protocol.messages import Operation, RingChunk, RingHeader, RingStage
+from andon.protocol.messages import EnterRound, Operation, RingChunk, RingHeader, RingStage
 from andon.protocol.ring import normalize_weights
 from andon.protocol.run_settings import Policy
 from andon.wire.checksums import is_intact
 from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import Assigned, AveragesComplete
+from andon_trainer.core.ring_landing import Arrived, Landing, Landings
 from andon_trainer.core.ring_mean import Faulty, Forward, RingEffect, RingMean, Send, Violation
 
 __all__ = ["RingRound"]
@@ -44,16 +45,22 @@ class RingRound:
     """Whether this rank sends nothing more of the round."""
     complete: bool = False
     """Whether this rank has received all that it is to receive."""
+    landings: Landings = field(init=False)
+    """Where chunks may land while they are received; empty until all headers are here."""
     _headers: dict[int, RingHeader] = field(default_factory=dict)
     _mean: RingMean | None = None
     """Set once all headers are here, unless all abstain or the call is a broadcast."""
     _agreed: bool = False
     """Whether all headers are here."""
-    _made: dict[int, Floats] = field(default_factory=dict)
-    """Blocks that backward made before all headers were here."""
+    _made: dict[int, tuple[Floats, bool]] = field(default_factory=dict)
+    """Blocks that backward made before all headers were here, and whether they keep the loss."""
     _missing_data: int = 0
     """Bytes of the broadcast that have not arrived."""
     _data_given: bool = False
+
+    def __post_init__(self) -> None:
+        """Lets nothing land yet."""
+        self.landings = Landings(self.assigned.key, self.call.sequence, self.checked)
 
     @property
     def own_header(self) -> RingHeader:
@@ -83,32 +90,47 @@ class RingRound:
         sent: list[RingEffect] = [] if self._size == 1 else [Send(header)]
         return sent + self._guarded(lambda: self._take_header(header))
 
-    def submit(self, block: int, flat: Floats) -> list[RingEffect]:
-        """Takes this rank's block, which was checked: all its elements are finite."""
+    def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> list[RingEffect]:
+        """Takes this rank's block. Unless its encoding is float32, it was checked for bad values.
+
+        With `keeps_loss` each element becomes what the encoding lost of it.
+        """
         mean = self._mean
         if mean is None:
-            self._made[block] = flat
+            self._made[block] = flat, keeps_loss
             return []
-        return self._guarded(lambda: mean.give(block, flat))
+        return self._guarded(lambda: mean.give(block, flat, keeps_loss=keeps_loss))
+
+    def refuse(self, block: int) -> list[RingEffect]:
+        """This rank's own block has a value that is not finite, which was about to be sent."""
+        mean = self._mean
+        assert mean is not None, "nothing is sent before all headers are here"
+
+        def found() -> list[RingEffect]:
+            raise mean.own_defect(block)
+
+        return self._guarded(found)
 
     def submit_data(self) -> list[RingEffect]:
         """Lets rank 0's bytes leave."""
         self._data_given = True
         return self._guarded(self._give_data) if self._agreed else []
 
-    def receive(self, message: RingHeader | RingChunk, data: bytes) -> list[RingEffect]:
-        """Takes a message from the rank before; `data` is its bytes.
+    def receive(self, arrived: Arrived) -> list[RingEffect]:
+        """Takes a header or a chunk from the rank before.
 
         Raises:
             Violation: it breaks the protocol.
         """
+        message = arrived.message
+        assert not isinstance(message, EnterRound)
         if message.sequence != self.call.sequence:
             raise Violation(
                 f"exchange {message.sequence} in the midst of exchange {self.call.sequence}"
             )
         if isinstance(message, RingHeader):
-            return self._guarded(lambda: self._receive_header(message, data))
-        return self._guarded(lambda: self._receive_chunk(message, data))
+            return self._guarded(lambda: self._receive_header(message, arrived))
+        return self._guarded(lambda: self._receive_chunk(message, arrived))
 
     @property
     def _size(self) -> int:
@@ -139,12 +161,12 @@ class RingRound:
 
     # ------------------------------------------------------------------ headers
 
-    def _receive_header(self, header: RingHeader, data: bytes) -> list[RingEffect]:
+    def _receive_header(self, header: RingHeader, arrived: Arrived) -> list[RingEffect]:
         if header.rank >= self._size or header.rank in self._headers:
             raise Violation(f"a second header of rank {header.rank}, or of no rank of the round")
         # The rank after this one made it: its way around ends here.
         goes_on = header.rank != (self._rank + 1) % self._size
-        passed: list[RingEffect] = [Forward(data)] if goes_on else []
+        passed: list[RingEffect] = [Forward(arrived)] if goes_on else []
         return passed + self._take_header(header)
 
     def _take_header(self, header: RingHeader) -> list[RingEffect]:
@@ -178,34 +200,43 @@ class RingRound:
             for block in self.call.blocks:
                 self.averages[block].fill(0.0)
             return []
-        self._mean = RingMean(self.assigned, self.call, self.policy, shares, self.averages)
+        self._mean = RingMean(
+            self.assigned, self.call, self.policy, shares, self.averages, self.landings
+        )
         self._mean.lay_out(self.layout)
         made, self._made = self._made, {}
-        return [effect for block in made for effect in self._mean.give(block, made[block])]
+        return [
+            effect
+            for block, (flat, keeps_loss) in made.items()
+            for effect in self._mean.give(block, flat, keeps_loss=keeps_loss)
+        ]
 
     # ------------------------------------------------------------------ chunks
 
-    def _receive_chunk(self, chunk: RingChunk, data: bytes) -> list[RingEffect]:
+    def _receive_chunk(self, chunk: RingChunk, arrived: Arrived) -> list[RingEffect]:
         if not self._agreed:
             raise Violation("a chunk before the headers of all ranks")
         # Before anything is done with it, and also if it is only passed on: otherwise the fault
         # would be found further along, and the wrong link would be blamed.
-        self._require_intact(chunk)
+        self._require_intact(chunk, arrived.landing)
         if chunk.stage is RingStage.BROADCAST:
-            return self._receive_data(chunk, data)
+            return self._receive_data(chunk, arrived)
         if self._mean is None:
             raise Violation("numbers in an exchange that has none")
-        return self._mean.receive(chunk, data)
+        return self._mean.receive(chunk, arrived)
 
-    def _require_intact(self, chunk: RingChunk) -> None:
+    def _require_intact(self, chunk: RingChunk, landing: Landing | None) -> None:
         """Raises Faulty if a chunk does not match its checksum."""
         if not self.checked:
-            return  # This machine has no fast CRC-32C.
+            return
         if chunk.crc32c is None:
             # Allowed if some rank can't make checksums, and a chunk is passed on as it was made.
             if all(header.crc32c for header in self._headers.values()):
                 raise Violation("a chunk without a checksum, though all ranks make them")
-        elif not is_intact(chunk):
+            return
+        # What has landed was summed up on the way.
+        intact = is_intact(chunk) if landing is None else chunk.crc32c == landing.crc32c
+        if not intact:
             before = (self._rank - 1) % self._size
             broadcast = chunk.stage is RingStage.BROADCAST
             raise Faulty.corrupt(chunk, before, self._rank, bytes_=broadcast)
@@ -233,7 +264,7 @@ class RingRound:
             for offset in range(0, data.size, step)
         ]
 
-    def _receive_data(self, chunk: RingChunk, data: bytes) -> list[RingEffect]:
+    def _receive_data(self, chunk: RingChunk, arrived: Arrived) -> list[RingEffect]:
         """Stores bytes of rank 0 and passes them on."""
         into = self.call.data
         if into is None:
@@ -247,4 +278,4 @@ class RingRound:
         if self._rank == 0:
             return []
         into[offset : offset + chunk.count] = np.frombuffer(chunk.payload, dtype=np.uint8)
-        return [Forward(data)]
+        return [Forward(arrived)]

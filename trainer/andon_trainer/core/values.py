@@ -13,12 +13,13 @@ second rank multiplies both.
 
 from __future__ import annotations
 
+import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from andon.protocol.encoding import Encoding, EncodingOverflow, decode, encodable, encode
+from andon.protocol.encoding import Encoding, EncodingOverflow, decode, encodable, encode, fused
 from andon.protocol.halts import describe_value
 from andon.protocol.records import Key
 from andon_trainer.core.calls import Floats
@@ -27,8 +28,10 @@ from andon_trainer.core.events import ExchangeFailed
 __all__ = [
     "BadValue",
     "NotFinite",
+    "Source",
     "add_product",
     "bad_value_of",
+    "encode_own",
     "first_not_finite",
     "is_finite",
     "rounded",
@@ -58,13 +61,28 @@ class BadValue:
         )
 
 
+class Source(enum.Enum):
+    """Which number made a sum not finite."""
+
+    CAME = "came"
+    """What arrived."""
+    OWN = "own"
+    """This rank's own."""
+    SUM = "sum"
+    """Neither: the sum of both is beyond float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """The first element of a sum that is not finite; `came`: it already was when it arrived."""
+    """The first element of a sum that is not finite."""
 
     element: int
     value: float
-    came: bool
+    source: Source
+
+    def moved(self, offset: int) -> NotFinite:
+        """The same, counted from `offset` elements before."""
+        return replace(self, element=self.element + offset)
 
 
 def bad_value_of(flat: Floats, encoding: Encoding) -> BadValue | None:
@@ -83,13 +101,36 @@ def bad_value_of(flat: Floats, encoding: Encoding) -> BadValue | None:
     return None  # a false alarm: the values are finite and only their sum was not
 
 
-def rounded(flat: Floats, encoding: Encoding) -> Floats:
+def encode_own(numbers: Floats, encoding: Encoding, *, keeps_loss: bool) -> memoryview:
+    """This rank's numbers as bytes.
+
+    Args:
+        numbers: shape (n,); with `keeps_loss` each becomes what the encoding lost of it.
+        encoding: how they travel.
+        keeps_loss: whether the caller sends the loss with its next numbers (error feedback).
+
+    Raises:
+        EncodingOverflow: a finite value is not finite once encoded; `numbers` is as it was.
+    """
+    if not keeps_loss:
+        return encode(numbers, encoding)
+    lost = np.empty_like(numbers)
+    payload = encode(numbers, encoding, lost)
+    np.copyto(numbers, lost)
+    return payload
+
+
+def rounded(flat: Floats, encoding: Encoding, *, keeps_loss: bool = False) -> Floats:
     """Returns the numbers as the other ranks decode them; `flat` itself for FLOAT32.
+
+    `keeps_loss` is as for `encode_own`.
 
     Raises:
         EncodingOverflow: a finite value is not finite once encoded.
     """
-    return flat if encoding is Encoding.FLOAT32 else decode(encode(flat, encoding), encoding)
+    if encoding is Encoding.FLOAT32:
+        return flat
+    return decode(encode_own(flat, encoding, keeps_loss=keeps_loss), encoding, flat.size)
 
 
 def add_product(
@@ -100,27 +141,40 @@ def add_product(
     Args:
         came: a partial sum, or the first contribution if `came_share` is set.
         came_share: the share of that contribution, in float64.
-        own: this rank's contribution, finite.
+        own: this rank's contribution.
         share: this rank's share, in float64.
         out: where the sum goes; neither `came` nor `own`.
     """
-    factor, own_factor = np.float32(came_share or 0.0), np.float32(share)
-    product = np.empty(min(_TILE, out.size), dtype=np.float32)
-    with np.errstate(all="ignore"):
-        for start in range(0, out.size, _TILE):
-            stop = min(start + _TILE, out.size)
-            acc, term = out[start:stop], product[: stop - start]
-            np.multiply(own[start:stop], own_factor, out=term)
-            if came_share is None:
-                np.add(came[start:stop], term, out=acc)
-            else:
-                np.multiply(came[start:stop], factor, out=acc)
-                np.add(acc, term, out=acc)
-            if not is_finite(acc):
-                found = _search(came[start:stop], acc, start)
-                if found is not None:
-                    return found
+    # A sum of products is multiplied by 1, which changes no bit of it.
+    factors = (
+        float(np.float32(1.0 if came_share is None else came_share)),
+        float(np.float32(share)),
+    )
+    for start in range(0, out.size, _TILE):
+        tile = slice(start, min(start + _TILE, out.size))
+        if not _sum_of_products(out[tile], (came[tile], own[tile]), factors):
+            found = _search(came[tile], own[tile], out[tile])
+            if found is not None:
+                return found.moved(start)
     return None
+
+
+def _as_float32(share: float) -> float:
+    return float(np.float32(share))
+
+
+def _sum_of_products(
+    out: Floats, vectors: tuple[Floats, Floats], factors: tuple[float, float]
+) -> bool:
+    """Writes the sum of both products; False if it may not be finite."""
+    if fused is not None:
+        data = tuple(each.view(np.uint8).data for each in vectors)
+        past_caches = False  # It is sent on soon.
+        return bool(fused.weighted_mean(out.view(np.uint8).data, data, factors, past_caches))
+    with np.errstate(all="ignore"):
+        np.multiply(vectors[0], np.float32(factors[0]), out=out)
+        np.add(out, vectors[1] * np.float32(factors[1]), out=out)
+    return is_finite(out)
 
 
 def is_finite(tile: Floats) -> bool:
@@ -137,11 +191,11 @@ def first_not_finite(flat: Floats) -> tuple[int, float] | None:
     return (int(wrong[0]), float(flat[wrong[0]])) if wrong.size else None
 
 
-def _search(came: Floats, acc: Floats, start: int) -> NotFinite | None:
+def _search(came: Floats, own: Floats, acc: Floats) -> NotFinite | None:
     """Finds the first bad element of a tile; None if the alarm was false."""
     # What came is looked at first: a NaN in it is in the sum too, and its sender must be named.
-    for numbers, was in ((came, True), (acc, False)):
+    for numbers, source in ((came, Source.CAME), (own, Source.OWN), (acc, Source.SUM)):
         wrong = np.flatnonzero(~np.isfinite(numbers))
         if wrong.size:
-            return NotFinite(start + int(wrong[0]), float(numbers[wrong[0]]), was)
+            return NotFinite(int(wrong[0]), float(numbers[wrong[0]]), source)
     return None

@@ -278,6 +278,9 @@ class WorkerState:
         self.commit = commit
         self.phase = RoundPhase.NONE
         self.computed.committed()
+        # No work is asked for then, and if this round becomes void the script asks as ever: for
+        # this head it has not.
+        self._waiting = commit.next
         return [StepDone(record.key)]
 
     def _applies(self, record: Record) -> bool:

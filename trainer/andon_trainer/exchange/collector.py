@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from andon.protocol.encoding import decode_into
+from andon.protocol.encoding import Encoding, decode_into
 from andon.protocol.layout import Layout
 from andon.protocol.messages import (
     AveragedBlock,
@@ -120,8 +120,31 @@ class Collector:
         """Collects no more."""
         self._open = None
 
-    def receive(self, message: Response) -> None:
-        """Takes a message of a stream.
+    def place_of(self, message: Response, size: int) -> memoryview | None:
+        """Where an average's bytes belong, before they are read; None: `receive` copies them.
+
+        Whoever writes there must give the message to `receive` next, as placed.
+        """
+        current = self._open
+        if (
+            current is None
+            or self._shared is not None
+            or not isinstance(message, AveragedBlock)
+            or (message.key, message.sequence) != (current.key, current.call.sequence)
+            or message.encoding is not Encoding.FLOAT32
+            or current.call.data is not None
+            or current.mispaired
+            or _is_of_another_call(message, current)
+        ):
+            return None
+        assert self._averages is not None
+        average = self._averages[message.block]
+        place = average[message.offset : message.offset + message.count]
+        # Shorter if it lies beyond the block, which `receive` refuses.
+        return place.view(np.uint8).data if place.nbytes == size else None
+
+    def receive(self, message: Response, *, placed: bool = False) -> None:
+        """Takes a message of a stream; `placed`: its payload is where `place_of` said.
 
         Raises:
             FrameError: it breaks the protocol, and the stream is of no use any more.
@@ -132,7 +155,7 @@ class Collector:
             return
         match message:
             case AveragedBlock():
-                self._average(message, current)
+                self._average(message, current, placed=placed)
             case BlockFault():
                 self._inbox.put(_fault(message, current))
             case StaleRound():
@@ -182,7 +205,7 @@ class Collector:
             )
         )
 
-    def _average(self, message: AveragedBlock, current: OpenCall) -> None:
+    def _average(self, message: AveragedBlock, current: OpenCall, *, placed: bool) -> None:
         call = current.call
         if message.sequence != call.sequence or current.mispaired:
             return
@@ -191,9 +214,9 @@ class Collector:
             self._inbox.put(_mispaired(current))
             return
         # Stored before it is counted: whoever counts the last one announces that all are here.
-        if message.count:
+        if message.count and not placed:
             self._store(message, call)
-        else:
+        elif not message.count:
             self._clear(call)
         if self._count(message, current):
             assert current.total_weight is not None

@@ -134,8 +134,12 @@ class Exchange(Protocol):
         round, and the averages of each are awaited before the next begins.
         """
 
-    def submit(self, block: int, flat: Floats) -> None:
+    def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> None:
         """Checks and sends one block; `flat` must not change until the round is over.
+
+        With `keeps_loss` each element of `flat` becomes what the encoding lost of it, at some
+        moment before the averages are announced. If the round is void, threads of the exchange may
+        still write there.
 
         If it holds a value that is not finite, or beyond the encoding, that is reported instead,
         and nothing more of this exchange is sent.

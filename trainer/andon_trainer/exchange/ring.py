@@ -24,6 +24,7 @@ import numpy as np
 
 from andon.host.keepalive import RingKeepalive
 from andon.host.tls import address_of
+from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
 from andon.protocol.records import Key
@@ -34,8 +35,9 @@ from andon_trainer.core.events import Assigned
 from andon_trainer.core.ring_round import RingRound
 from andon_trainer.core.values import bad_value_of
 from andon_trainer.exchange.path import Inbox, Traffic
+from andon_trainer.exchange.ring_links import LaneMemory, RingLink
 from andon_trainer.exchange.ring_station import RingStation
-from andon_trainer.exchange.ring_streams import PassEnded, PassReceived, RingLink, RingListener
+from andon_trainer.exchange.ring_streams import PassEnded, PassReceived, RingListener
 
 __all__ = ["RingExchange", "RingPlace", "place_of"]
 
@@ -60,6 +62,8 @@ class RingPlace:
     the coordinator can say first who was lost."""
     tls: Path | None = None
     """The folder of certificates for both links; None: the ring is not encrypted."""
+    lanes: bool = True
+    """Whether TCP lanes carry the messages, where they can be opened."""
 
 
 def place_of(bind: str, coordinator: str, lease_s: float, tls: Path | None = None) -> RingPlace:
@@ -126,15 +130,19 @@ class RingExchange:
         ]
         self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
         self._assigned: Assigned | None = None
+        self._call = self._whole
+        """The present one."""
         self._weight = 0.0
         self._refused = False
         self.first_sent: float | None = None
         self.sent_bytes = self.received_bytes = 0
         # The sending thread alone writes the one, and the ring's thread alone the other.
-        self._listener: RingListener | None = None
+        self.listener: RingListener | None = None
+        """None: it does not listen."""
         self._thread: threading.Thread | None = None
         self._acts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._station = RingStation(inbox, self._connect)
+        self._lanes = LaneMemory(place.lanes)
+        self._station = RingStation(inbox, self._connect, self._acts.put)
 
     def listen(self) -> str:
         """Listens for the rank before this one, if it does not yet; returns where, as host:port.
@@ -143,17 +151,22 @@ class RingExchange:
             ValueError: it can't listen there.
         """
         place = self._place
-        if self._listener is None:
+        if self.listener is None:
             # A queue and a station of its own for each listener: what is left of the last one's
             # threads must not reach these.
             self._acts = queue.SimpleQueue()
-            self._station = RingStation(self._inbox, self._connect)
-            self._listener = RingListener(
-                place.bind, place.port, self._heard, self._keepalive, place.tls
+            self._station = RingStation(self._inbox, self._connect, self._acts.put)
+            self.listener = RingListener(
+                place.bind,
+                place.port,
+                self._heard,
+                self._keepalive,
+                place.tls,
+                lanes=place.lanes,
             )
             self._thread = threading.Thread(target=self._own, name="andon-ring", daemon=True)
             self._thread.start()
-        return address_of(place.advertised, self._listener.port)
+        return address_of(place.advertised, self.listener.port)
 
     @property
     def traffic(self) -> Traffic:
@@ -163,12 +176,13 @@ class RingExchange:
     @property
     def is_open(self) -> bool:
         """See `Exchange`."""
-        return self._listener is not None
+        return self.listener is not None
 
     @property
     def refused(self) -> bool:
-        """See `Exchange`."""
-        return self._refused
+        """See `Exchange`; float32 numbers are looked at where they are sent or added."""
+        assigned = self._assigned
+        return self._refused or (assigned is not None and self._station.refused == assigned.key)
 
     def open(self, address: str, opening: OpenRound) -> None:
         """See `Exchange`; there is no reducer to connect to."""
@@ -176,13 +190,13 @@ class RingExchange:
 
     def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
         """See `Exchange`."""
-        self._assigned, self._weight = assigned, weight
+        self._assigned, self._weight, self._call = assigned, weight, call or self._whole
         self._refused = False
         self.first_sent = None
         round_ = RingRound(
             assigned,
             weight,
-            call or self._whole,
+            self._call,
             self._layout,
             self._policy,
             self.averages,
@@ -190,12 +204,14 @@ class RingExchange:
         )
         self._acts.put(lambda: self._station.begin(round_))
 
-    def submit(self, block: int, flat: Floats) -> None:
+    def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> None:
         """See `Exchange`."""
         assert self._assigned is not None
         if self._refused:
             return
-        bad = bad_value_of(flat, self._policy.encoding)
+        encoding = self._call.encoding(self._policy)
+        # Float32 numbers are looked at when they are sent or added, while they are in the cache.
+        bad = None if encoding is Encoding.FLOAT32 else bad_value_of(flat, encoding)
         if bad is not None:
             self._refused = True
             self._inbox.put(bad.failure(self._assigned.key, self._assigned.rank, block))
@@ -204,7 +220,8 @@ class RingExchange:
             self.first_sent = time.perf_counter()
         # With the key: when the act is done, another round may be the present one.
         key = self._assigned.key
-        self._acts.put(lambda: self._station.act(key, lambda round_: round_.submit(block, flat)))
+        given = functools.partial(RingRound.submit, block=block, flat=flat, keeps_loss=keeps_loss)
+        self._acts.put(lambda: self._station.act(key, given))
 
     def submit_data(self) -> None:
         """See `Exchange`."""
@@ -225,7 +242,7 @@ class RingExchange:
 
     def close(self) -> None:
         """Ends both streams and stops listening."""
-        listener, self._listener = self._listener, None
+        listener, self.listener = self.listener, None
         if listener is None:
             return
         assert self._thread is not None
@@ -259,7 +276,14 @@ class RingExchange:
 
     def _connect(self, address: str) -> RingLink:
         """Runs on the ring's thread."""
-        return RingLink(address, self._keepalive, self._count, self._link_lost, self._place.tls)
+        return RingLink(
+            address,
+            self._keepalive,
+            self._count,
+            self._link_lost,
+            self._lanes,
+            self._place.tls,
+        )
 
     def _count(self, size: int) -> None:
         """Runs on the sending thread."""

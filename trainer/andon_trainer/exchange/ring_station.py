@@ -15,15 +15,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from andon.protocol.messages import EnterRound, RingChunk, RingHeader
+from andon.protocol.messages import EnterRound, RingChunk
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
-from andon.wire.frames import frame_pass
+from andon.tcp.framing import Frame
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
+from andon_trainer.core.ring_landing import Arrived, Carrier, checked_own
 from andon_trainer.core.ring_mean import Forward, RingEffect, Send, Violation
 from andon_trainer.core.ring_round import RingRound
 from andon_trainer.exchange.path import Inbox
-from andon_trainer.exchange.ring_streams import Incoming, PassEnded, PassReceived, RingLink
+from andon_trainer.exchange.ring_links import RingLink, forwarded, framed
+from andon_trainer.exchange.ring_streams import Incoming, PassEnded, PassReceived
 
 __all__ = ["RingStation"]
 
@@ -42,10 +44,24 @@ class _Arrivals:
 class RingStation:
     """One rank's round and streams. Used by the ring's thread alone; outcomes go into the inbox."""
 
-    def __init__(self, inbox: Inbox, connect: Callable[[str], RingLink]) -> None:
-        """`connect` opens a stream to the rank at an address."""
+    def __init__(
+        self,
+        inbox: Inbox,
+        connect: Callable[[str], RingLink],
+        later: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Has no round and no streams.
+
+        Args:
+            inbox: where outcomes go.
+            connect: opens a stream to the rank at an address.
+            later: lets the ring's thread do something; for any thread.
+        """
         self._inbox = inbox
         self._connect = connect
+        self._later = later
+        self.refused: Key | None = None
+        """The last round for which this rank's own block held a bad value."""
         self.received_bytes = 0
         """The size of all headers and chunks so far."""
         self._round: RingRound | None = None
@@ -61,6 +77,8 @@ class RingStation:
         """Begins an exchange, of the present round or of a new one."""
         assigned = round_.assigned
         again = self._round is not None and self._round.assigned.key == assigned.key
+        if self._round is not None and not again and not self._round.complete:
+            self.forget()  # Nothing may be received to, or sent from, the averages any more.
         self._round, self._greatest = round_, assigned.key
         if assigned.world_size > 1:
             if assigned.ring is None:
@@ -71,6 +89,8 @@ class RingStation:
             elif self._link is None or not self._link.alive:
                 self.lose("the stream to the next rank is gone")
                 return
+            elif self._entered is not None:
+                self._entered.landings = round_.landings
         self._do(round_.begin())
         # The rank before may have been assigned the round earlier than this one.
         for stream in list(self._streams):
@@ -82,7 +102,7 @@ class RingStation:
         ring = assigned.ring
         assert ring is not None
         # The rank before has to prove itself again, in each round.
-        self._entered, self._stashed_bytes = None, 0
+        self._leave()
         if self._link is None or not self._link.alive or self._link.address != ring.address:
             self._unlink()
             self._link = self._connect(ring.address)
@@ -92,7 +112,7 @@ class RingStation:
             world_size=assigned.world_size,
             token=ring.token,
         )
-        self._link.send(lambda: frame_pass(enter))
+        self._link.send(functools.partial(framed, enter))
 
     def act(self, key: Key, act: Callable[[RingRound], list[RingEffect]]) -> None:
         """Gives something of this worker's to the present round, unless that is over."""
@@ -107,12 +127,23 @@ class RingStation:
             self.forget()
 
     def forget(self) -> None:
-        """Ends the round and the streams that carried it."""
+        """Ends the round and the streams that carried it.
+
+        When this returns, no thread writes to the averages or reads them.
+        """
         self._round = None
         self._unlink()
+        entered = self._entered
+        self._leave()
+        if entered is not None:
+            entered.refuse(Reason.REJOIN_NEEDED, "the round is void")
+            entered.fence()
+
+    def _leave(self) -> None:
+        """Forgets the stream of the rank before, until it proves itself again."""
         if self._entered is not None:
-            self._entered.refuse(Reason.REJOIN_NEEDED, "the round is void")
-            self._entered, self._stashed_bytes = None, 0
+            self._entered.landings = None
+        self._entered, self._stashed_bytes = None, 0
 
     def _unlink(self) -> None:
         link, self._link = self._link, None
@@ -148,7 +179,7 @@ class RingStation:
 
     def _use(self, stream: Incoming, arrivals: _Arrivals, received: PassReceived) -> bool:
         """Uses one message; False if it has to wait for its round or exchange."""
-        message, round_ = received.message, self._round
+        message, round_ = received.arrived.message, self._round
         if isinstance(message, EnterRound):
             arrivals.key = message.key
         elif arrivals.key is None or message.key != arrivals.key:
@@ -167,13 +198,13 @@ class RingStation:
             return False
         if isinstance(message, EnterRound):
             self._admit(stream, message, round_)
-            stream.free(len(received.data))
+            stream.free(received.arrived.size)
             return True
         if stream is not self._entered:
             return True  # Its stream was refused; what follows on it is dropped.
         if round_.complete and message.sequence != round_.call.sequence:
             return False  # The rank before is in the round's next exchange already.
-        self._receive(stream, received, message, round_)
+        self._receive(stream, received.arrived, round_)
         return True
 
     def _admit(self, stream: Incoming, message: EnterRound, round_: RingRound) -> None:
@@ -190,19 +221,14 @@ class RingStation:
             self._blame(stream, "the rank before this one entered the round twice")
             return
         stream.admitted = True
+        stream.landings = round_.landings
         self._entered = stream
 
-    def _receive(
-        self,
-        stream: Incoming,
-        received: PassReceived,
-        message: RingHeader | RingChunk,
-        round_: RingRound,
-    ) -> None:
-        self._stashed_bytes += len(received.data)
-        self.received_bytes += len(received.data)
+    def _receive(self, stream: Incoming, arrived: Arrived, round_: RingRound) -> None:
+        self._stashed_bytes += arrived.size
+        self.received_bytes += arrived.size
         try:
-            self._do(round_.receive(message, received.data))
+            self._do(round_.receive(arrived))
         except Violation as violation:
             self._blame(stream, str(violation))
         self._give_back()
@@ -229,19 +255,38 @@ class RingStation:
         for effect in effects:
             match effect:
                 case Send():
-                    # Framed on the link's sending thread, checksum and all: that takes time, and
-                    # this thread has more to do.
-                    checked = self._round is not None and self._round.checked
-                    frame = functools.partial(frame_pass, effect.message, checksums=checked)
-                    self._send(frame)
+                    self._send(effect)
                 case Forward():
-                    self._send(functools.partial(bytes, effect.data))
+                    if self._link is not None:
+                        self._link.send(functools.partial(forwarded, effect.arrived))
                 case AveragesComplete() | ExchangeFailed():
+                    self._note(effect)
                     self._inbox.put(effect)
 
-    def _send(self, frame: Callable[[], bytes]) -> None:
-        if self._link is not None:
-            self._link.send(frame)
+    def _send(self, send: Send) -> None:
+        """Lets the link's thread make the frame, checksum and all: this thread has more to do."""
+        round_ = self._round
+        if self._link is None or round_ is None:
+            return
+        key, message, checksums = round_.assigned.key, send.message, round_.checked
+
+        def make(carrier: Carrier) -> Frame | None:
+            crc32c = send.crc32c
+            if send.unchecked and isinstance(message, RingChunk):
+                finite, crc32c = checked_own(message, checksums=checksums)
+                if not finite:
+                    self._later(lambda: self.act(key, lambda now: now.refuse(message.block)))
+                    return None  # The link sends nothing more.
+            return framed(message, carrier, checksums=checksums, crc32c=crc32c)
+
+        self._link.send(make)
+
+    def _note(self, outcome: AveragesComplete | ExchangeFailed) -> None:
+        """Remembers that this rank's own block is to blame."""
+        if isinstance(outcome, ExchangeFailed) and outcome.kind == "NON_FINITE_GRADIENT":
+            round_ = self._round
+            if round_ is not None and outcome.rank == round_.assigned.rank:
+                self.refused = outcome.key
 
     def link_ended(self, link: RingLink, why: str, greatest: Key | None) -> None:
         """The stream to the next rank ended; with `greatest` because its round is too old there."""

@@ -1,15 +1,18 @@
-"""The ring's two streams at one rank: one to the next rank, and those from the rank before.
+"""The streams from the rank before: a server for their calls, and the TCP lanes of these.
 
-Theory of operation. The link to the next rank is a call over a channel of its own; frames are made
-on gRPC's sending thread. The listener is a server on a port of its own. A thread reads each
-incoming stream, hands on what came, and reads on while there is room. The owner of the listener
-decides who may send. A stream that was not admitted yet may be ended in favour of newer ones, so
-that strangers can't occupy the listener.
+Theory of operation. The listener is a server on a port of its own, and beside it a port for lanes.
+A thread reads each incoming stream, hands on what came, and reads on while there is room. The owner
+of the listener decides who may send. A stream that was not admitted yet may be ended in favour of
+newer ones, so that strangers can't occupy the listener.
+
+A stream's messages come over its call or, once the first frame came there, over its lane, and then
+over nothing else. The thread that reads the lane receives numbers to where they land
+(`core/ring_landing.py`). `Incoming.fence` ends that for good.
 """
 
 from __future__ import annotations
 
-import queue
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -18,109 +21,39 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 
 from andon.host.keepalive import RingKeepalive
-from andon.host.tls import ServerIdentity, add_port, open_channel
-from andon.protocol.limits import MAX_MESSAGE_BYTES
-from andon.protocol.messages import PassMessage
+from andon.host.tls import ServerIdentity, add_port
+from andon.protocol.limits import MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES
+from andon.protocol.messages import PassMessage, RingChunk
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
+from andon.tcp.connection import TcpConnection
+from andon.tcp.framing import PREFIX_BYTES
+from andon.tcp.listening import OpenOffer, TcpListener
+from andon.tcp.proof import CAPABILITY, Direction, LaneSession
+from andon.tcp.receiving import Reading, TcpReceiver
+from andon.v1 import reducer_pb2
 from andon.v1 import ring_pb2 as pb
 from andon.wire import conversion
 from andon.wire.fields import FrameError
-from andon.wire.frames import parse_pass
+from andon.wire.frames import parse_pass, parse_pass_head, with_payload
 from andon.wire.statuses import status_of
+from andon_trainer.core.ring_landing import (
+    PIECE_BYTES,
+    Arrived,
+    Carrier,
+    Landing,
+    Landings,
+    MeanLanding,
+)
 from andon_trainer.exchange.channels import close_in_children
+from andon_trainer.exchange.ring_links import OFFER_METADATA, WANTED_METADATA
 
-__all__ = ["Incoming", "PassEnded", "PassReceived", "RingLink", "RingListener"]
+__all__ = ["Incoming", "PassEnded", "PassReceived", "RingListener"]
 
-_METHOD = "/andon.v1.Ring/Pass"
-
-
-class RingLink:
-    """One Pass stream to the next rank. `lost` is called once, by gRPC, unless it was closed."""
-
-    def __init__(
-        self,
-        address: str,
-        keepalive: RingKeepalive,
-        sent: Callable[[int], None],
-        lost: Callable[[RingLink, str, Key | None], None],
-        tls: Path | None = None,
-    ) -> None:
-        """Opens the stream, without waiting for it.
-
-        Args:
-            address: where the next rank listens.
-            keepalive: how often a silent connection is pinged, and when it is given up.
-            sent: called on the sending thread with the size of each message.
-            lost: called with this link, why it ended, and the greatest key there if the round of
-                this link is older.
-            tls: the folder of certificates; None: it is not encrypted.
-
-        Raises:
-            TlsError: the folder can't be used.
-        """
-        self.address = address
-        self.alive = True
-        self._sent = sent
-        self._lost = lost
-        self._closed = False
-        self._outgoing: queue.SimpleQueue[Callable[[], bytes] | None] = queue.SimpleQueue()
-        close_in_children(address)
-        self._channel = open_channel(
-            address,
-            (
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.enable_retries", 0),
-                *keepalive.client_options(),
-                ("grpc.enable_http_proxy", 0),
-            ),
-            tls,
-        )
-        call: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(
-            _METHOD, request_serializer=None, response_deserializer=None
-        )
-        self._call = call.future(self._frames())
-        self._call.add_done_callback(self._ended)
-
-    def send(self, frame: Callable[[], bytes]) -> None:
-        """Sends what `frame` returns; it runs on the sending thread. Never blocks."""
-        self._outgoing.put(frame)
-
-    def close(self) -> None:
-        """Ends the stream; what was not sent yet is dropped."""
-        self._closed = True  # First: `_ended` must not report the end that follows.
-        self.alive = False
-        self._outgoing.put(None)
-        self._call.cancel()
-        self._channel.close()
-
-    def _frames(self) -> Iterator[bytes]:
-        """Runs on gRPC's sending thread."""
-        # `_closed` is looked at too: what was queued before the end must not be framed in vain.
-        while (frame := self._outgoing.get()) is not None and not self._closed:
-            data = frame()
-            self._sent(len(data))
-            yield data
-
-    def _ended(self, call: grpc.Future[bytes]) -> None:
-        """Runs on a thread of gRPC's, once the call is over, whoever ended it."""
-        self.alive = False
-        self._outgoing.put(None)  # Ends the sending thread.
-        if self._closed:
-            return
-        why, greatest = f"the next rank, at {self.address}, ended the stream", None
-        try:
-            message = pb.PassResponse.FromString(call.result())
-            greatest = conversion.optional_key_from_proto(message.greatest)
-        except grpc.RpcError as error:
-            why = f"the next rank, at {self.address}: {error.code().name}: {error.details()}"
-        except (grpc.FutureCancelledError, ValueError) as error:
-            why = f"{why} ({type(error).__name__})"
-        self._lost(self, why, greatest)
-
+log = logging.getLogger(__name__)
 
 _GRACE_S = 1.0
 """How long calls have to end by themselves once their streams are refused."""
@@ -139,6 +72,13 @@ class Incoming:
         """Nothing came yet."""
         self.admitted = False
         """Whether its token was right."""
+        self.landings: Landings | None = None
+        """Where its chunks may land. Set by the ring's thread while it is in the present round."""
+        self._lane: _Lane | None = None
+        self._by_call = False
+        """Whether its messages come over the call, and a lane is of no use any more."""
+        self._told = False
+        """Whether its end was handed on."""
         self._room = threading.Condition()
         self._held_bytes = 0
         self._over = False
@@ -170,6 +110,48 @@ class Incoming:
             self._held_bytes += size
             return not self._over
 
+    def join(self, connection: TcpConnection, listener: RingListener) -> None:
+        """Takes a lane, unless it is too late for one."""
+        with self._room:
+            if self._over or self._by_call:
+                connection.close()
+                return
+            self._lane = _Lane(self, connection, listener)
+
+    def use_call(self) -> bool:
+        """Notes that a message came over the call; False if a lane has carried some already."""
+        if self._by_call:
+            return True
+        with self._room:
+            lane = self._lane
+            if lane is not None and lane.used:
+                return False
+            # A neighbour that gave the lane up did so before it sent anything.
+            self._by_call = True
+        self._close_lane()
+        return True
+
+    def is_of_call(self) -> bool:
+        """Whether it goes on without its lane."""
+        return self._by_call
+
+    def fence(self) -> None:
+        """Returns once nothing is received any more, to nowhere. Only for a stream that is over."""
+        assert self._over
+        self._close_lane()
+
+    def _close_lane(self) -> None:
+        with self._room:
+            lane = self._lane
+        if lane is not None:
+            lane.receiver.close()
+
+    def tell_end(self) -> bool:
+        """Whether its end is to be handed on: only once."""
+        with self._room:
+            told, self._told = self._told, True
+        return not told
+
     @property
     def _window_bytes(self) -> int:
         return _WINDOW_BYTES if self.admitted else _UNADMITTED_BYTES
@@ -192,11 +174,10 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class PassReceived:
-    """A message came; `free(len(data))` is to be called once its bytes are used."""
+    """A message came; `free(arrived.size)` is to be called once its bytes are used."""
 
     stream: Incoming
-    message: PassMessage
-    data: bytes
+    arrived: Arrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +186,66 @@ class PassEnded:
 
     stream: Incoming
     message: str
+
+
+class _Lane:
+    """Receives the frames of one stream; everything runs on the receiving thread."""
+
+    def __init__(self, stream: Incoming, connection: TcpConnection, listener: RingListener) -> None:
+        """Starts the thread."""
+        self.used = False
+        """Whether a frame came."""
+        self._stream, self._listener = stream, listener
+        self._head = b""
+        self._landing: Landing | None = None
+        self._room = np.empty(PIECE_BYTES, dtype=np.uint8).data
+        """For sums, which are added piece by piece."""
+        reading = Reading(
+            parse=self._parse,
+            place=self._place,
+            received=self._received,
+            ended=self._ended,
+            max_payload_bytes=MAX_PAYLOAD_BYTES,
+        )
+        self.receiver = TcpReceiver[PassMessage](connection, reading, "andon-ring-read")
+
+    def _parse(self, head: memoryview, payload_bytes: int) -> PassMessage:
+        self.used = True
+        self._head = bytes(head)
+        return parse_pass_head(head, payload_bytes)
+
+    def _place(self, message: PassMessage, size: int) -> memoryview | Iterator[memoryview]:
+        # Waits for room, and does not read on meanwhile: the rank before waits in its kernel.
+        if not self._stream.hold(size):
+            raise ConnectionAbortedError("the stream is over")
+        landings = self._stream.landings
+        self._landing = None if landings is None else landings.take(message)
+        if self._landing is None:
+            return np.empty(size, dtype=np.uint8).data
+        return self._landing.pieces(self._room)
+
+    def _received(self, message: PassMessage, payload: memoryview, size: int) -> None:
+        landing, self._landing = self._landing, None
+        held = size - len(self._head) - PREFIX_BYTES
+        if not held:
+            held = size
+            if not self._stream.hold(held):
+                raise ConnectionAbortedError("the stream is over")
+        if isinstance(landing, MeanLanding):
+            payload = landing.place.view(np.uint8).data
+        if isinstance(message, RingChunk):
+            message = with_payload(message, payload)
+        self._listener.hear(
+            PassReceived(self._stream, Arrived(message, self._head, held, Carrier.LANE, landing))
+        )
+
+    def _ended(self, error: Exception | None) -> None:
+        if self._stream.is_of_call():
+            return
+        if isinstance(error, FrameError):
+            self._listener.read_nonsense(self._stream, error)
+        elif self.used:
+            self._listener.read_end(self._stream, "the lane of the rank before this one broke")
 
 
 class _Daemons(futures.ThreadPoolExecutor):
@@ -227,28 +268,31 @@ class _Daemons(futures.ThreadPoolExecutor):
 class RingListener:
     """Serves `andon.v1.Ring`; calls `hear` on the threads that read its streams."""
 
-    def __init__(
+    def __init__(  # where it listens, and how
         self,
         host: str,
         port: int,
         hear: Callable[[PassReceived | PassEnded], None],
         keepalive: RingKeepalive,
         tls: Path | None = None,
+        *,
+        lanes: bool = True,
     ) -> None:
         """Starts to listen.
 
         Args:
             host: an address of this machine.
-            port: 0 is any free one.
+            port: 0 is any free one. Lanes are always at another one, any that is free.
             hear: called by the stream's thread.
             keepalive: how often a silent connection is pinged.
             tls: the folder of certificates; None: streams are not encrypted.
+            lanes: whether TCP lanes are offered.
 
         Raises:
             TlsError: the folder can't be used.
             ValueError: it can't listen there.
         """
-        self._hear = hear
+        self.hear = hear
         self._lock = threading.Lock()
         self._streams: list[Incoming] = []
         self._server = grpc.server(
@@ -278,6 +322,11 @@ class RingListener:
                 "ANDON_RING_BIND to one of this machine's addresses, with no port for any free one"
             ) from error
         close_in_children(f"{where}:{self.port}")
+        self.lanes: TcpListener | None = None
+        """What it offers lanes with."""
+        if lanes:
+            self.lanes = TcpListener(host, identity=identity)
+            close_in_children(f"{where}:{self.lanes.port}")
         self._server.start()
 
     def close(self) -> None:
@@ -288,11 +337,24 @@ class RingListener:
             stream.refuse(Reason.SERVICE_LEAVING, "the worker is going away")
         # Calls that are cut, not answered, make gRPC complain at the neighbour's.
         self._server.stop(_GRACE_S).wait()
+        if self.lanes is not None:
+            self.lanes.close()
+
+    def read_end(self, stream: Incoming, why: str) -> None:
+        """A stream brings no more."""
+        if stream.tell_end():
+            self.hear(PassEnded(stream, why))
+
+    def read_nonsense(self, stream: Incoming, error: FrameError) -> None:
+        """A stream brought what can't be read."""
+        stream.refuse(Reason.INVALID_MESSAGE, str(error))
+        self.read_end(stream, f"the rank before this one sent what can't be read: {error}")
 
     def _pass(self, requests: Iterator[bytes], context: Any) -> pb.PassResponse:
         """One call. It can be answered at any time, since another thread reads."""
         stream = Incoming()
         self._enter(stream)
+        offer = self._offer(stream, context)
         reader = threading.Thread(
             target=self._read, args=(stream, requests), name="andon-ring-read", daemon=True
         )
@@ -301,6 +363,25 @@ class RingListener:
             return stream.answer(context)
         finally:
             self._leave(stream)
+            if self.lanes is not None and offer is not None:
+                self.lanes.withdraw(offer)
+            stream.fence()
+
+    def _offer(self, stream: Incoming, context: Any) -> OpenOffer | None:
+        """Offers a lane to a caller that asks for one."""
+        if (WANTED_METADATA, CAPABILITY) not in context.invocation_metadata():
+            return None
+        if self.lanes is None:
+            context.send_initial_metadata(())  # So that it need not wait to learn that.
+            return None
+
+        def joined(_direction: Direction, connection: TcpConnection) -> None:
+            stream.join(connection, self)
+
+        offer = self.lanes.offer(LaneSession(b""), joined, frozenset({Direction.CLIENT_SENDS}))
+        told = reducer_pb2.TcpOffer(port=offer.message.port, nonce=offer.message.nonce)
+        context.send_initial_metadata(((OFFER_METADATA, told.SerializeToString()),))
+        return offer
 
     def _read(self, stream: Incoming, requests: Iterator[bytes]) -> None:
         why = "the rank before this one ended its stream"
@@ -310,14 +391,16 @@ class RingListener:
                 # the rank before wait.
                 if not stream.hold(len(data)):
                     break
-                self._hear(PassReceived(stream, parse_pass(data), data))
+                if not stream.use_call():
+                    raise FrameError("a message over gRPC, though the stream has a TCP lane")
+                arrived = Arrived(parse_pass(data), data, len(data))
+                self.hear(PassReceived(stream, arrived))
         except grpc.RpcError:
             why = "the stream of the rank before this one broke"
         except FrameError as error:
-            why = f"the rank before this one sent what can't be read: {error}"
-            stream.refuse(Reason.INVALID_MESSAGE, str(error))
+            self.read_nonsense(stream, error)
         finally:
-            self._hear(PassEnded(stream, why))
+            self.read_end(stream, why)
 
     def _enter(self, stream: Incoming) -> None:
         with self._lock:

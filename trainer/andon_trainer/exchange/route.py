@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from andon.host.tls import TlsError
 from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Topology
+from andon.tcp.proof import CAPABILITY as TCP
 from andon.wire import checksums
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Joined
 from andon_trainer.errors import JoinRefused
+from andon_trainer.exchange.bulk_stream import OPENING_S, ReducerAccess
 from andon_trainer.exchange.path import Exchange, Inbox, Traffic
 from andon_trainer.exchange.ring import RingExchange, place_of
 from andon_trainer.exchange.star import ReducerAway, StarExchange, WrongMap
-from andon_trainer.exchange.wire import OPENING_S, ReducerAccess, ReducerUnfit
+from andon_trainer.exchange.wire import ReducerUnfit
 
 __all__ = ["Route", "RouteFailed", "make_exchange", "ring_address_of"]
 
@@ -95,7 +98,9 @@ class Route:
             self._make(joined, reducers)
             self._before += before.traffic
         if not self.exchange.is_open:
-            capabilities = checksums.offered_capabilities() if self._config.checksums else ()
+            capabilities = (checksums.CAPABILITY,) if self._config.checksums else ()
+            if self._config.tcp:
+                capabilities = *capabilities, TCP
             opening = OpenRound(joined.run_id, joined.worker, joined.session_token, capabilities)
             self.exchange.open(address, opening)
 
@@ -130,8 +135,8 @@ def make_exchange(
     """
     if joined.policy.topology is Topology.RING:
         place = place_of(config.ring_bind, config.address, joined.liveness.lease_s, config.tls)
-        checked = config.checksums and bool(checksums.offered_capabilities())
-        ring = RingExchange(layout, joined.policy, inbox, place, checksums=checked)
+        place = replace(place, lanes=config.tcp)
+        ring = RingExchange(layout, joined.policy, inbox, place, checksums=config.checksums)
         ring.listen()  # Now: each request for work says where this worker listens.
         return ring
     elsewhere = any(share.address for share in reducers)

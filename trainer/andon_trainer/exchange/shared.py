@@ -47,8 +47,9 @@ from andon.protocol.messages import (
 from andon.protocol.run_settings import Policy
 from andon.wire.frames import FrameError, batch_requests, frame_request, parse_responses
 from andon_trainer.core.calls import Bytes, Floats
+from andon_trainer.exchange.bulk_stream import BulkStream
 from andon_trainer.exchange.collector import OpenCall
-from andon_trainer.exchange.wire import BulkStream, LanePart
+from andon_trainer.exchange.wire import LanePart
 
 __all__ = ["SPAN_ELEMENTS", "SharedLane", "SharedMemory", "suits"]
 
@@ -223,8 +224,9 @@ class SharedLane:
             self._memory.generation += 1
         self._call = call
 
-    def send(self, block: int, flat: Floats) -> None:
+    def send(self, block: int, flat: Floats, *, keeps_loss: bool) -> None:
         """See `Lane`; a vector that is not the lent one is copied there."""
+        assert not keeps_loss, "shared memory carries float32, which loses nothing"
         call, memory = self._call, self._memory
         assert call is not None
         if self._stream is None or memory is None:
@@ -314,7 +316,7 @@ class SharedLane:
         for message in parse_responses(data):
             call = self._call
             if isinstance(message, AveragedBlock):
-                self.received_bytes += message.count * message.encoding.itemsize
+                self.received_bytes += message.encoding.payload_bytes(message.count)
                 if not self._in_place:
                     message = self._with_numbers(message)
             elif isinstance(message, BlockFault) and call is not None:

@@ -9,7 +9,8 @@ A call concerns the lanes that carry a chunk of its blocks. A worker that abstai
 of these, and if all workers do, each reducer answers that there are zeros. Bytes from rank 0, and
 barriers, have nothing to share out and go over the first lane of the map alone.
 
-A lane goes through shared memory if the reducer is on this host and offers it, else over the wire.
+A lane goes through shared memory if the reducer is on this host and offers it, else over the wire:
+over TCP lanes beside gRPC, or over gRPC alone.
 The reducer is asked again each time that the lane is opened.
 
 If a round ends without its averages, frames of it are left, here and on the way. The reducer may
@@ -38,11 +39,12 @@ from andon.wire.frames import FrameError
 from andon_trainer.core.calls import Bytes, Call, Floats
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.values import bad_value_of
+from andon_trainer.exchange.bulk_stream import ReducerAccess
 from andon_trainer.exchange.channels import is_here, tls_trouble
 from andon_trainer.exchange.collector import Collector, OpenCall
 from andon_trainer.exchange.path import Inbox, Traffic
 from andon_trainer.exchange.shared import SharedLane, suits
-from andon_trainer.exchange.wire import Lane, LanePart, ReducerAccess, WireLane
+from andon_trainer.exchange.wire import Lane, LanePart, WireLane
 
 __all__ = ["ReducerAway", "StarExchange", "WrongMap"]
 
@@ -87,6 +89,7 @@ class _Reducer:
             TlsError, grpc.RpcError, FrameError, ReducerUnfit: see `WireLane.open`.
         """
         self.lane.close()
+        why_not = ""
         if self._shared is not None:
             try:
                 self._shared.open(address, opening)
@@ -98,12 +101,10 @@ class _Reducer:
                 # of one host have several addresses, so memory that was shared before counts too.
                 if suits(self._part.policy) and (self._shared_before or is_here(address)):
                     self._fallbacks += 1
-                text = f"exchanging with the reducer at {address} over the wire, not over shared "
-                # Of several reducers, most are on other hosts anyway.
-                level = logging.WARNING if self._alone else logging.INFO
-                self._say(f"{text}memory: {why}", level)
+                why_not = f", not over shared memory: {why}"
         self._wire.open(address, opening)
         self.lane = self._wire
+        self._say_wire(address, why_not)
         if self._alone:
             self._part.collector.read_from(None)
 
@@ -114,12 +115,24 @@ class _Reducer:
     @property
     def traffic(self) -> Traffic:
         """What went over both lanes so far."""
-        traffic = Traffic.over("wire", self._wire.sent_bytes, self._wire.received_bytes)
+        traffic = self._wire.traffic
         if self._shared is None:
             return traffic
         shared = self._shared
         over = Traffic.over("shared-memory", shared.sent_bytes, shared.received_bytes)
         return traffic + over + Traffic(fallbacks=self._fallbacks)
+
+    def _say_wire(self, address: str, why_not: str) -> None:
+        """Says how bytes travel, if that is not as they would without a word."""
+        refused = self._wire.tcp_refused
+        if refused:
+            why_not += f", not over TCP: {refused}"
+        if not why_not and not self._wire.uses_tcp:
+            return  # Neither was offered.
+        over = "TCP" if self._wire.uses_tcp else "gRPC"
+        # Of several reducers, most are on other hosts anyway, where there is no shared memory.
+        level = logging.WARNING if refused or (why_not and self._alone) else logging.INFO
+        self._say(f"exchanging with the reducer at {address} over {over}{why_not}", level)
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         """Logs which way it goes, if that changed."""
@@ -265,21 +278,21 @@ class StarExchange:
         for lane in self._lanes:
             lane.begin(self._open)
 
-    def submit(self, block: int, flat: Floats) -> None:
+    def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> None:
         """See `Exchange`."""
         if self._found_bad_value or not self._lanes:
             return
         if self._checks:
-            bad = bad_value_of(flat, self._policy.encoding)
+            assert self._open is not None
+            bad = bad_value_of(flat, self._open.call.encoding(self._policy))
             if bad is not None:
-                assert self._open is not None
                 self._found_bad_value = True
                 self._inbox.put(bad.failure(self._open.key, self._open.rank, block))
                 return
         if self.first_sent is None:
             self.first_sent = time.perf_counter()
         for lane in self._lanes:
-            lane.send(block, flat)
+            lane.send(block, flat, keeps_loss=keeps_loss)
 
     def submit_data(self) -> None:
         """See `Exchange`."""

@@ -26,7 +26,7 @@ from andon_trainer.core.effects import (
     RequestWork,
     SendNumber,
 )
-from andon_trainer.core.reports import Digest, Joined, Joining, LeaveReport, StepReport
+from andon_trainer.core.reports import Digest, Joined, Joining, LeaveReport, Standing, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
 
 __all__ = [
@@ -131,6 +131,9 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 # A longer one would not be accepted with the next Join.
                 pacing=committed.pacing if len(committed.pacing) <= MAX_PACING_BYTES else b"",
                 overflow=committed.overflow,
+                next=(
+                    _assigned(committed.assignment) if committed.HasField("assignment") else None
+                ),
             )
         case "round_voided":
             voided = message.round_voided
@@ -253,6 +256,16 @@ def work_to(
     return pb.TrainRequest(request_work=message)
 
 
+def _standing(standing: Standing | None) -> pb.RequestWork | None:
+    if standing is None:
+        return None
+    checkpoint = standing.checkpoint
+    return pb.RequestWork(
+        ring_address=standing.ring_address,
+        checkpoint=None if checkpoint is None else _checkpoint(checkpoint),
+    )
+
+
 def _fault(failed: events.ExchangeFailed) -> pb.Fault:
     message = pb.Fault(
         key=conversion.key_to_proto(failed.key),
@@ -294,6 +307,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
         correct=report.correct,
         own_gradient_norm=report.own_gradient_norm,
         overflow=report.overflow,
+        next=_standing(report.standing),
     )
     if report.digest.sha256:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))

@@ -1,12 +1,15 @@
-"""The wire: one stream to one reducer, and the lane that sends chunks over it as bytes.
+"""The wire: the lane that sends chunks to one reducer as bytes, over gRPC or over TCP lanes.
 
 Theory of operation. The training thread queues chunks as views of the block's buffer, in the
-layout's order, while backward still runs. gRPC's own sending thread takes them out and frames them,
-so each chunk is copied once: into its frame. A receiving thread gives what comes back to the
-collector. Both threads run at the same time, since a worker must read while it writes (rule 16).
+layout's order, while backward still runs. A sending thread takes them out and sends them; a
+receiving thread gives what comes back to the collector. Both threads run at the same time, since a
+worker must read while it writes (rule 16).
 
 A *lane* is what leads to one reducer. This one carries bytes; `shared.SharedLane` carries them
-through memory that both processes map. Both use a `BulkStream`.
+through memory that both processes map. Both use a `BulkStream`. If the reducer offers TCP lanes,
+all further messages of this one's stream travel over them: from the block's buffer, and to where
+averages belong. If they can't be opened, gRPC carries the messages: then each chunk is copied into
+its frame, and out of one.
 
 If worker and reducer both can, each chunk has a checksum, both ways. If one does not match, the
 round is void: nothing of it is kept, and the step is tried again.
@@ -14,59 +17,47 @@ round is void: nothing of it is kept, and the step is tried again.
 
 from __future__ import annotations
 
-import logging
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
-import grpc
-
-from andon.protocol.encoding import Encoding, encode
+from andon.protocol.capabilities import capabilities_of
+from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk
-from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient, OpenRound, RoundOpened
+from andon.protocol.messages import (
+    Abstain,
+    AveragedBlock,
+    BlockGradient,
+    OpenRound,
+    Request,
+    Response,
+)
 from andon.protocol.run_settings import Policy
+from andon.tcp.connecting import TcpUnavailable
+from andon.tcp.proof import CAPABILITY as TCP
 from andon.wire import checksums
-from andon.wire.frames import FrameError, frame_request, parse_response
+from andon.wire.frames import frame_request, parse_response
 from andon_trainer.core.calls import Bytes, Floats
-from andon_trainer.exchange.channels import open_channel
+from andon_trainer.core.values import encode_own
+from andon_trainer.exchange.bulk_stream import BulkStream, ReducerAccess
 from andon_trainer.exchange.collector import Collector, OpenCall
+from andon_trainer.exchange.path import Traffic
+from andon_trainer.exchange.tcp_lanes import LaneEvents, WorkerLanes
 
-__all__ = [
-    "OPENING_S",
-    "BulkStream",
-    "Lane",
-    "LanePart",
-    "ReducerAccess",
-    "ReducerUnfit",
-    "WireLane",
-]
+__all__ = ["Lane", "LanePart", "ReducerUnfit", "WireLane"]
 
-log = logging.getLogger(__name__)
+_TCP_AGAIN_S = 60.0
+"""How long TCP lanes are not tried again after they could not be opened."""
 
-OPENING_S = 20.0
-"""How long a reducer has to answer OpenRound."""
-
-_METHOD = "/andon.v1.Reducer/Reduce"
+_REASON_S = 1.0
+"""How long a lane that ended waits for gRPC to say why."""
 
 
 class ReducerUnfit(ValueError):
     """A reducer that can't take what the policy asks for. Trying again would not help."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReducerAccess:
-    """How a worker reaches its reducers."""
-
-    opening_s: float = OPENING_S
-    """How long each has to answer when its stream is opened."""
-    shared_dir: Path | None = None
-    """Where memory is shared with reducers of this host; None: nowhere."""
-    tls: Path | None = None
-    """The folder of certificates; None: streams are not encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +89,8 @@ class Lane(Protocol):
     def begin(self, call: OpenCall) -> None:
         """Takes part in a call that the collector knows of."""
 
-    def send(self, block: int, flat: Floats) -> None:
-        """Sends the lane's chunks of a block; `flat` must stay as it is until the round is over."""
+    def send(self, block: int, flat: Floats, *, keeps_loss: bool) -> None:
+        """Sends the lane's chunks of a block; see `Exchange.submit`."""
 
     def send_data(self, data: Bytes) -> None:
         """Sends a broadcast's bytes."""
@@ -111,95 +102,6 @@ class Lane(Protocol):
         """Ends the stream."""
 
 
-class BulkStream:
-    """One Reduce stream. `received` and `lost` are called on its receiving thread."""
-
-    def __init__(
-        self,
-        address: str,
-        opening: OpenRound,
-        received: Callable[[bytes], None],
-        lost: Callable[[str], None],
-        access: ReducerAccess,
-    ) -> None:
-        """Opens the stream and waits until the reducer has answered.
-
-        Raises:
-            TlsError: the folder of certificates can't be used.
-            grpc.RpcError: the reducer can't be reached, does not answer in time, or refuses.
-            FrameError: its answer can't be read.
-        """
-        self._channel = open_channel(address, access.tls)
-        # Not bounded: what waits are views of gradients that exist anyway, and one round's at most.
-        self._outgoing: queue.SimpleQueue[Callable[[], bytes] | None] = queue.SimpleQueue()
-        self._received = received
-        self._lost = lost
-        self._closing = threading.Event()
-        self.alive = True
-        self.send(lambda: frame_request(opening))
-        exchange: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(
-            _METHOD, request_serializer=None, response_deserializer=None
-        )
-        self._call = exchange(self._frames())
-        try:
-            self.opened = self._await_opened(access.opening_s)
-        except BaseException:
-            self._outgoing.put(None)  # Ends the sending thread.
-            self._channel.close()
-            raise
-        self._thread = threading.Thread(target=self._read, name="andon-bulk", daemon=True)
-        self._thread.start()
-
-    def _await_opened(self, opening_s: float) -> RoundOpened:
-        # Not a deadline of the call, which lives for many rounds. A process that was stopped
-        # accepts connections, and never answers.
-        patience = threading.Timer(opening_s, self._call.cancel)
-        patience.start()
-        try:
-            answer = next(self._call)
-        finally:
-            patience.cancel()
-        opened = parse_response(answer)
-        if not isinstance(opened, RoundOpened):
-            raise FrameError("the reducer did not answer OpenRound with RoundOpened")
-        return opened
-
-    def send(self, frame: Callable[[], bytes]) -> None:
-        """Sends what `frame` returns, if anything; it runs on the sending thread. Never blocks."""
-        self._outgoing.put(frame)
-
-    def close(self) -> None:
-        """Ends the stream; nothing is received after it returns."""
-        self._closing.set()  # First, so that the end that follows is not reported as a loss.
-        self._outgoing.put(None)
-        self._call.cancel()
-        self._thread.join()
-        self._channel.close()
-
-    def _frames(self) -> Iterator[bytes]:
-        """Runs on gRPC's sending thread."""
-        while (frame := self._outgoing.get()) is not None:
-            if data := frame():
-                yield data
-
-    def _read(self) -> None:
-        """Runs on the receiving thread."""
-        reason = "the reducer ended the stream"
-        try:
-            for data in self._call:
-                self._received(data)
-        except grpc.RpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
-        except FrameError as error:
-            reason = f"the reducer sent what can't be read: {error}"
-            self._call.cancel()
-        finally:
-            # Before `lost` is called: whoever hears of the loss must find the stream dead.
-            self.alive = False
-            if not self._closing.is_set():
-                self._lost(reason)
-
-
 class WireLane:
     """A `Lane` that sends chunks as bytes."""
 
@@ -208,35 +110,111 @@ class WireLane:
         self._part = part
         self._call: OpenCall | None = None
         self._stream: BulkStream | None = None
+        self._lanes: WorkerLanes | None = None
+        self._lanes_alive = False
+        self._tcp_again_at = 0.0
+        """When TCP lanes may be tried again, by time.monotonic()."""
+        self.tcp_refused = ""
+        """Why the present stream has no TCP lanes although the reducer offers them."""
         self._checked = False
         """Whether chunks have checksums on the present stream."""
         self.found_bad_value = False
         """Never: what goes over a wire is checked before it is sent."""
-        # The sending thread alone writes the one, and the receiving thread alone the other.
-        self.sent_bytes = self.received_bytes = 0
+        # By the path of the metrics. The sending thread alone writes the one, and the receiving
+        # thread alone the other.
+        self._sent: Counter[str] = Counter()
+        self._received: Counter[str] = Counter()
+
+    @property
+    def traffic(self) -> Traffic:
+        """The bytes of chunks that went over it, by path."""
+        return Traffic(Counter(self._sent), Counter(self._received))
+
+    @property
+    def uses_tcp(self) -> bool:
+        """Whether the present stream's messages travel over TCP lanes."""
+        return self._lanes is not None
 
     def open(self, address: str, opening: OpenRound) -> None:
         """See `Lane`.
 
         Raises:
-            ReducerUnfit: the reducer takes no payload as large as a chunk.
+            ReducerUnfit: the reducer takes no payload as large as a chunk, or lacks an encoding.
             TlsError, grpc.RpcError, FrameError: as `BulkStream`.
         """
         self.close()
+        policy = self._part.policy
+        needed = capabilities_of((policy.encoding, policy.answer_encoding))
+        able = [each for each in opening.capabilities if each != TCP or self._may_try_tcp]
+        opening = replace(opening, capabilities=(*able, *needed))
 
         def lost(why: str) -> None:
             self._part.collector.lost(f"the reducer at {address}: {why}")
 
-        self._stream = BulkStream(address, opening, self._received, lost, self._part.access)
+        self._stream = BulkStream(address, opening, self._read, lost, self._part.access)
+        self._refuse_lacking(address, needed)
         self._refuse_small_payloads(address, self._stream.opened.max_payload_bytes)
         # Set after the receiving thread was started. That is in time: no average comes before
         # something is sent.
         self._checked = checksums.CAPABILITY in self._stream.opened.capabilities
+        self._open_lanes(address, opening, self._stream, lost)
+
+    @property
+    def _may_try_tcp(self) -> bool:
+        return time.monotonic() >= self._tcp_again_at
+
+    def _open_lanes(
+        self, address: str, opening: OpenRound, stream: BulkStream, lost: Callable[[str], None]
+    ) -> None:
+        """Opens TCP lanes if the reducer offers them; notes why, if that does not work."""
+        offer = stream.opened.tcp
+        if offer is None or TCP not in stream.opened.capabilities:
+            return
+
+        def lane_lost(why: str) -> None:
+            # Before it is reported: whoever hears of the loss must find the stream dead.
+            self._lanes_alive = False
+            # The reducer ends the lanes together with the call, and only the call says why.
+            if not stream.ended.wait(_REASON_S):
+                lost(why)
+
+        events = LaneEvents(
+            place=self._part.collector.place_of,
+            received=self._take,
+            sent=self._count,
+            lost=lane_lost,
+        )
+        try:
+            self._lanes = WorkerLanes(
+                address,
+                offer,
+                opening,
+                events,
+                tls=self._part.access.tls,
+                checksums=self._checked,
+            )
+        except TcpUnavailable as why:
+            self._tcp_again_at, self.tcp_refused = time.monotonic() + _TCP_AGAIN_S, str(why)
+        else:
+            self._lanes_alive, self.tcp_refused = True, ""
+
+    def _refuse_lacking(self, address: str, needed: tuple[str, ...]) -> None:
+        """Refuses a reducer that does not know the line's encodings."""
+        assert self._stream is not None
+        missing = [each for each in needed if each not in self._stream.opened.capabilities]
+        if not missing:
+            return
+        self.close()
+        raise ReducerUnfit(
+            f"the reducer at {address} lacks {missing[0]}, which the line's encoding needs: "
+            "update the reducer, or start the line with --encoding bfloat16"
+        )
 
     def _refuse_small_payloads(self, address: str, most: int) -> None:
         """Refuses a reducer that takes no payload as large as a chunk; `most` of 0: unknown."""
         counts = (chunk.count for chunks in self._part.chunks for chunk in chunks)
-        largest = max(counts, default=0) * self._part.policy.encoding.itemsize
+        elements = max(counts, default=0)
+        largest = max(each.payload_bytes(elements) for each in self._part.policy.encodings)
         if not 0 < most < largest:
             return
         self.close()
@@ -249,23 +227,25 @@ class WireLane:
     @property
     def is_open(self) -> bool:
         """See `Lane`."""
-        return self._stream is not None and self._stream.alive
+        if self._stream is None or not self._stream.alive:
+            return False
+        return self._lanes is None or self._lanes_alive
 
     def begin(self, call: OpenCall) -> None:
         """See `Lane`."""
         self._call = call
 
-    def send(self, block: int, flat: Floats) -> None:
+    def send(self, block: int, flat: Floats, *, keeps_loss: bool) -> None:
         """See `Lane`."""
         call, policy = self._call, self._part.policy
         assert call is not None
         if self._stream is None:
             return
+        encoding, answer = call.call.encoding(policy), call.call.answer_encoding(policy)
         for chunk in self._part.chunks[block]:
             numbers = flat[chunk.offset : chunk.offset + chunk.count]
-            self._stream.send(
-                partial(self._frame, call, chunk, numbers, policy.encoding, policy.answer_encoding)
-            )
+            encoded = partial(encode_own, numbers, encoding, keeps_loss=keeps_loss)
+            self._send(partial(_gradient, call, chunk, encoded, encoding, answer))
 
     def send_data(self, data: Bytes) -> None:
         """See `Lane`: the bytes travel as a block of single bytes."""
@@ -275,65 +255,91 @@ class WireLane:
             return
         for offset in range(0, data.size, step):
             chunk = Chunk(0, offset, min(step, data.size - offset))
-            part = data[offset : offset + step].data
-            self._stream.send(partial(self._frame, call, chunk, part, Encoding.UINT8, None))
+            part = partial(_bytes_of, data[offset : offset + step])
+            self._send(partial(_gradient, call, chunk, part, Encoding.UINT8, None))
 
     def abstain(self) -> None:
         """See `Lane`."""
         call = self._call
         assert call is not None
-        if self._stream is None:
-            return
         message = Abstain(
             key=call.key,
             rank=call.rank,
             world_size=call.world_size,
             sequence=call.call.sequence,
         )
-        self._stream.send(lambda: frame_request(message, checksums=self._checked))
+        self._send(lambda: message)
 
     def close(self) -> None:
         """See `Lane`."""
+        # The call first: the lanes end with it, and that is no loss.
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+        if self._lanes is not None:
+            self._lanes.close()
+            self._lanes = None
 
-    def _frame(
-        self,
-        call: OpenCall,
-        chunk: Chunk,
-        part: Floats | memoryview,
-        encoding: Encoding,
-        answer: Encoding | None,
-    ) -> bytes:
-        """One chunk as a frame. Runs on the sending thread."""
-        assert call.operation is not None
-        gradient = BlockGradient(
-            key=call.key,
-            rank=call.rank,
-            world_size=call.world_size,
-            block=chunk.block,
-            offset=chunk.offset,
-            count=chunk.count,
-            weight=call.weight,
-            sequence=call.call.sequence,
-            operation=call.operation,
-            payload=part if isinstance(part, memoryview) else encode(part, encoding),
-            encoding=encoding,
-            answer_encoding=answer,
-        )
-        data = frame_request(gradient, checksums=self._checked)
-        self.sent_bytes += len(data)
+    def _send(self, make: Callable[[], Request]) -> None:
+        """Sends what `make` returns, which runs on the sending thread."""
+        if self._lanes is not None:
+            self._lanes.send(make)
+        elif self._stream is not None:
+            self._stream.send(partial(self._framed, make))
+
+    def _framed(self, make: Callable[[], Request]) -> bytes:
+        message = make()
+        data = frame_request(message, checksums=self._checked)
+        self._count(message, len(data), "wire")
         return data
 
-    def _received(self, data: bytes) -> None:
-        """Runs on the receiving thread."""
-        message = parse_response(data)
+    def _count(self, message: Request, size: int, path: str = "tcp") -> None:
+        """Runs on the sending thread."""
+        if isinstance(message, BlockGradient):
+            self._sent[path] += size
+
+    def _read(self, data: bytes) -> None:
+        """Runs on gRPC's receiving thread."""
+        self._take(parse_response(data), len(data), path="wire")
+
+    def _take(
+        self, message: Response, size: int, *, placed: bool = False, path: str = "tcp"
+    ) -> None:
+        """Takes what the reducer sent. Runs on the receiving thread."""
         if isinstance(message, AveragedBlock):
-            self.received_bytes += len(data)
+            self._received[path] += size
             # Before its key is looked at: if the key is what was changed, the average would be
             # dropped as another round's, and be waited for for ever.
             if self._checked and not checksums.is_intact(message):
                 self._part.collector.refuse_corrupt(message)
                 return
-        self._part.collector.receive(message)
+        self._part.collector.receive(message, placed=placed)
+
+
+def _gradient(
+    call: OpenCall,
+    chunk: Chunk,
+    encoded: Callable[[], memoryview],
+    encoding: Encoding,
+    answer: Encoding | None,
+) -> BlockGradient:
+    """One chunk as a message. Runs on the sending thread."""
+    assert call.operation is not None
+    return BlockGradient(
+        key=call.key,
+        rank=call.rank,
+        world_size=call.world_size,
+        block=chunk.block,
+        offset=chunk.offset,
+        count=chunk.count,
+        weight=call.weight,
+        sequence=call.call.sequence,
+        operation=call.operation,
+        payload=encoded(),
+        encoding=encoding,
+        answer_encoding=answer,
+    )
+
+
+def _bytes_of(data: Bytes) -> memoryview:
+    return data.data

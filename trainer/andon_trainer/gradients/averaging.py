@@ -27,6 +27,7 @@ from andon_trainer.core.reports import Timings
 from andon_trainer.core.values import first_not_finite
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.gradients.compute_clock import ComputeClock, make_clock
+from andon_trainer.gradients.feedback import ErrorFeedback
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import ModelPlan
@@ -113,8 +114,8 @@ class Averager(Protocol):
     def recall(self, weight: float) -> None:
         """Puts the intact gradient, times its weight, into `p.grad`, for more to be added."""
 
-    def committed(self) -> None:
-        """The step whose mean is in `p.grad` is committed."""
+    def committed(self, *, overflow: bool = False) -> None:
+        """The step whose mean is in `p.grad` is committed; after an `overflow` no weight moves."""
 
     def close(self) -> None:
         """Removes the hooks from the parameters; a second call does nothing."""
@@ -149,6 +150,7 @@ class LineAverager:
         self.losses = LossReadings(HostReader())
         staging = self._make_staging(plan, device)
         self._tap = GradientTap(plan, device, staging, self.late, in_order=self._in_order)
+        self._feedback = ErrorFeedback(member, plan.layout)
         self._whole = False
         """Whether the buffers hold all of this worker's last gradient."""
         self._squares: float | None = None
@@ -212,9 +214,10 @@ class LineAverager:
         # The sum's mean is limited as a whole.
         self._tap.recall(weight / self._limited_by, self._factor)
 
-    def committed(self) -> None:
-        """Sets the running statistics that came with the mean."""
+    def committed(self, *, overflow: bool = False) -> None:
+        """Sets the running statistics that came with the mean; residuals move."""
         self._statistics.apply()
+        self._feedback.committed(moves_weights=not overflow)
 
     def close(self) -> None:
         """Removes the hooks from the parameters; a second call does nothing."""
@@ -229,6 +232,7 @@ class LineAverager:
             return None
         # After `begin`, which may replace the exchange when reducers changed.
         exchange = self._member.exchange
+        self._feedback.begin()
         self._member.show("COMPUTING")
         self.clock.resume()
         send()
@@ -312,7 +316,7 @@ class LineAverager:
     # While backward runs, these are called on autograd's threads: one at a time, in order.
 
     def _send(self, block: int, flat: torch.Tensor) -> None:
-        self._member.exchange.submit(block, flat.numpy())
+        self._feedback.submit(block, flat.numpy())
 
     def _measure(self, _block: int, flat: torch.Tensor) -> None:
         if self._loss_scale is not None:

@@ -25,6 +25,7 @@ from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.gradients.averaging import Averaged
 from andon_trainer.gradients.compute_clock import make_clock
+from andon_trainer.gradients.feedback import ErrorFeedback
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.missing import MissingGradients
@@ -73,6 +74,7 @@ class ChangeExchange:
             plan, device, lambda block: lent_by(member.exchange, block), member.timeline
         )
         self._missing = MissingGradients(plan)
+        self._feedback = ErrorFeedback(member, plan.layout)
         # Gradients are this worker's own, so none of them can be late.
         self.late = LateGradients(plan, watch=False)
         self.clock = make_clock(device, member.timeline)
@@ -180,11 +182,12 @@ class ChangeExchange:
         if weight == 0.0:
             exchange.abstain()
             return True
+        self._feedback.begin()
         if not self._staged:
             self._stage(changes)
         blocks = [self._staging.collect(block).numpy() for block in self._blocks]
         for block, flat in enumerate(blocks):
-            exchange.submit(block, flat)
+            self._feedback.submit(block, flat)
         if self._member.policy.own_gradient_norm:
             self._own_norm = l2_norm(blocks)
         return True
@@ -231,6 +234,10 @@ class ChangeExchange:
             own_gradient_norm=self._own_norm,
             computed_at=computed,
         )
+
+    def committed(self) -> None:
+        """The window is committed: what the encoding lost of its change is sent with the next."""
+        self._feedback.committed()
 
     @property
     def _blocks(self) -> range:

@@ -16,6 +16,7 @@ from andon_trainer.core.calls import Call
 from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.gradients.averaging import Averaged
+from andon_trainer.gradients.feedback import ErrorFeedback
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.missing import MissingGradients
 from andon_trainer.gradients.model_layout import ModelPlan
@@ -33,6 +34,9 @@ class Collectives(Protocol):
 
     late: LateGradients
     """Gradients that were added after the call that averaged them."""
+
+    def committed(self) -> None:
+        """The step is committed."""
 
     def close(self) -> None:
         """Undoes what it did to the process; a second call does nothing."""
@@ -63,6 +67,11 @@ class LineCollectives:
             plan, device, lambda block: lent_by(member.exchange, block), member.timeline
         )
         self._missing = MissingGradients(plan)
+        self._feedback = ErrorFeedback(member, plan.layout)
+
+    def committed(self) -> None:
+        """Residuals move."""
+        self._feedback.committed()
 
     def close(self) -> None:
         """Ends the watch for late gradients, and lets go of lent memory."""
@@ -76,6 +85,8 @@ class LineCollectives:
             return None
         # After `begin`, which may replace the exchange when reducers changed.
         exchange = self._member.exchange
+        if not call.sequence:
+            self._feedback.begin()
         self._member.show("EXCHANGING", call.name)
         own_norm: float | None = None
         if not weight:
@@ -122,7 +133,7 @@ class LineCollectives:
             if factor is not None:
                 flat.mul_(factor)
             self._missing.mark_present(block, flat, self._plan.parameters[block])
-            self._member.exchange.submit(block, flat.numpy())
+            self._feedback.submit(block, flat.numpy())
         return norm
 
 
@@ -133,6 +144,9 @@ class SoloCollectives:
         """Uses the averager's checks of values."""
         self._averager = averager
         self.late = averager.late
+
+    def committed(self) -> None:
+        """Nothing is lost on the way to oneself."""
 
     def close(self) -> None:
         """Ends the watch for late gradients."""

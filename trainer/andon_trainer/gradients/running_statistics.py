@@ -10,8 +10,10 @@ that a step began with plays no part.
 with the same values, and set them to `start - mean(start - now)` when it is committed. The protocol
 has no exchange of its own for it. The changes, as float32, are laid one after another into the
 layout's blocks, filled up with zeros, and travel as a gradient does: exchange 1, and more if all
-blocks together have too little room. Integers, such as the number of batches, can't be averaged:
-they are rank 0's, by a broadcast that follows.
+blocks together have too little room. Under int8 and int4 they travel as float32: a layer that
+changes little beside the others of its strip would be rounded to no change at all, in each step.
+Integers, such as the number of batches, can't be averaged: they are rank 0's, by a broadcast that
+follows.
 
 A step that is void leaves no trace. What a worker's forward made of its statistics is put away with
 its gradient while the worker waits, so that a newcomer gets the line's values, and is taken out
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from andon.protocol.encoding import Encoding
 from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import TransferAsked
 from andon_trainer.core.values import bad_value_of
@@ -180,7 +183,7 @@ class MeanStatistics:
         rooms = list(rooms_for(self._sizes, change.size))
         ends = accumulate((sum(self._sizes[room.start : room.stop]) for room in rooms), initial=0)
         for number, (room, start) in enumerate(zip(rooms, ends, strict=False)):
-            call = Call(name=_NAME, sequence=_FIRST + number, blocks=room)
+            call = Call(name=_NAME, sequence=_FIRST + number, blocks=room, exact=self._exact)
             last = not more and number == len(rooms) - 1
             if not self._share(call, weight, change[start:], mean[start:], last=last):
                 return False
@@ -206,6 +209,11 @@ class MeanStatistics:
             self._integers.load_arrived()
         self._start, self._kept, self._open = self._buffers.read(), None, False
 
+    @property
+    def _exact(self) -> bool:
+        """Whether the changes travel as float32, though gradients do not."""
+        return self._member.policy.encoding.strips is not None
+
     def drop(self) -> None:
         """See `StepStatistics`."""
         self._mean = None
@@ -230,7 +238,8 @@ class MeanStatistics:
 
         If it is not, the statistics are no reason to stop the line: this worker takes the others'.
         """
-        bad = bad_value_of(change, self._member.policy.encoding)
+        encoding = Encoding.FLOAT32 if self._exact else self._member.policy.encoding
+        bad = bad_value_of(change, encoding)
         if bad is None:
             return True
         assert self._start is not None

@@ -92,7 +92,7 @@ class SoloAverager:
         """Is never called: no step is tried again."""
         raise AssertionError("a line of one tries no step again")
 
-    def committed(self) -> None:
+    def committed(self, *, overflow: bool = False) -> None:
         """Does nothing: this worker's running statistics are rank 0's."""
 
     def close(self) -> None:

@@ -156,9 +156,9 @@ class LeaderAverager(LineAverager):
             super().refuse_loss(value)
         self._tell(None)
 
-    def committed(self) -> None:
+    def committed(self, *, overflow: bool = False) -> None:
         """Sets the running statistics that came with the mean, in all processes."""
-        super().committed()
+        super().committed(overflow=overflow)
         self._passing.statistics()
 
     def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
@@ -256,8 +256,8 @@ class FollowerAverager:
     def recall(self, weight: float) -> None:
         """Does nothing: the leader recalls the host's gradient."""
 
-    def committed(self) -> None:
-        """Takes over the leader's running statistics."""
+    def committed(self, *, overflow: bool = False) -> None:
+        """Takes over the leader's running statistics; residuals are the leader's."""
         self._passing.statistics()
 
     def close(self) -> None:

@@ -69,6 +69,7 @@ class Line(Preparing, Together, Logs, LineLife):
         speed_hint: float | None = None,
         metrics_bind: str | None = None,
         shared_dir: str | Path | None = None,
+        tcp: bool | None = None,
         ring_bind: str | None = None,
         log_to: Literal["csv", "tensorboard"] | None = None,
         trace: str | Path | None = None,
@@ -103,6 +104,7 @@ class Line(Preparing, Together, Logs, LineLife):
             speed_hint: how fast this worker is, compared with the others, until it is measured.
             metrics_bind: where this worker's metrics are served: a host, host:port, or `off`.
             shared_dir: folder for memory that is shared with a reducer on this host, or `off`.
+            tcp: whether gradients may take TCP lanes beside gRPC, where the other end has them.
             ring_bind: where this worker listens for its neighbour in a ring, or `off`.
             log_to: what `line.log` gets is also written to the run's folder by the worker of rank
                 0: `csv` to `scalars.csv`, `tensorboard` to `tensorboard/`.
@@ -137,6 +139,7 @@ class Line(Preparing, Together, Logs, LineLife):
             speed_hint=speed_hint,
             metrics_bind=metrics_bind,
             shared_dir=shared_dir,
+            tcp=tcp,
             ring_bind=ring_bind,
             log_to=log_to,
             trace=trace,

@@ -462,6 +462,7 @@ class LocalStepper(LoopSteps):
             if self._statistics is not None:
                 self._statistics.drop()
             return
+        self._averager.committed()
         self._apply(moves=averaged.total_weight > 0)
         self._round, self._committed = None, True
         self.last_commit = commit

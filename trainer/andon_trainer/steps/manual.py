@@ -198,6 +198,7 @@ class ManualStepper:
                 # before it computes the step again.
                 self._step = _ManualStep(self._member.next_round(), moved=False)
                 return False
+        self._collectives.committed()
         self._step, self._script_s = None, 0.0
         self.last_commit = commit
         self.committed = True

@@ -119,10 +119,12 @@ class ScalerGate:
             self._require_keeper().try_commit()  # It ends a local step on borrowed samples.
             return None
         self._inside, self._reached = optimizer, False
+        before = _with_state(optimizer)
         try:
             result = self._real["step"](optimizer, *arguments, **named)
         finally:
             self._inside = None
+        _forget_unwritten(optimizer, before)
         self._stepped[id(optimizer)] = True
         keeper = self._require_keeper()
         if id(optimizer) in self._checks and not self._reached and keeper.try_commit():
@@ -211,6 +213,37 @@ class ScalerGate:
                     own[name] = before
 
         self._undo.append(undo)
+
+
+def _with_state(optimizer: Optimizer) -> set[torch.Tensor]:
+    """The parameters for which an optimizer remembers anything."""
+    return {
+        part
+        for part, state in optimizer.state.items()
+        if any(value is not None for value in state.values())
+    }
+
+
+def _forget_unwritten(optimizer: Optimizer, before: set[torch.Tensor]) -> None:
+    """Forgets what a step has made, if it was skipped; `before` had state already.
+
+    Torch's fused SGD takes memory for its momentum before it skips the step that would have written
+    it. What lies there would be the next step's momentum.
+    """
+    made = _with_state(optimizer) - before
+    if made and not _is_finite(optimizer):
+        for part in made:
+            del optimizer.state[part]
+
+
+def _is_finite(optimizer: Optimizer) -> bool:
+    """Whether all of an optimizer's gradients are."""
+    return all(
+        bool(torch.isfinite(part.grad).all())
+        for group in optimizer.param_groups
+        for part in group["params"]
+        if part.grad is not None
+    )
 
 
 def _plant(optimizer: Optimizer) -> bool:

@@ -230,7 +230,7 @@ class Stepper(LoopSteps):
             # must not find the scheduler moved in the next step's first loop body.
             self._moves += not (self._accumulation.is_open or self.overflowed)
             self._kept = None
-            self._averager.committed()
+            self._averager.committed(overflow=commit.overflow)
             self.last_commit = commit
             if self._scaling is not None and not self._accumulation.is_open:
                 self._scaling.loss_scale.committed(overflow=self.overflowed)

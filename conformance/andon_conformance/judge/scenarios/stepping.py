@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from andon.protocol.encoding import Encoding
+from andon.protocol.encoding import decode, encode
 from andon.protocol.layout import Chunk
 from andon.protocol.messages import BlockGradient, Operation
 from andon.protocol.records import Key
+from andon.protocol.run_settings import Policy
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_conformance.judge.bench import Bench, Scenario
 from andon_conformance.judge.checks import Check
 from andon_conformance.judge.control import LineSetting
 from andon_conformance.judge.line import ScriptedLine
-from andon_conformance.judge.rounds import BFLOAT16, FLOAT32, ClientRound
+from andon_conformance.judge.rounds import BFLOAT16, FLOAT32, INT8, ClientRound
 from andon_conformance.judge.server import MALFORMED
 from andon_conformance.judge.transcript import EXITED
 
-__all__ = ["ENCODING", "STEPPING"]
+__all__ = ["ENCODING", "STEPPING", "STRIPS"]
 
 _CHECKS = (
     Check("step.opening", "opens each Reduce stream with run, id and session token", "section 4"),
@@ -163,9 +165,9 @@ def _judge_numbers(
     right = said == {(policy.encoding, Operation.WEIGHTED_MEAN, 0, 0)}
     names = ", ".join(sorted(encoding.name for encoding, *_ in said))
     verdicts.judge(f"{scenario}.encoding", right, f"encoding {names}")
-    size = policy.encoding.itemsize
-    wrong = [each for each in messages if len(each.payload) != each.count * size]
-    evidence = f"{len(wrong)} of {len(messages)} payloads are not {size} bytes an element"
+    size = policy.encoding.payload_bytes
+    wrong = [each for each in messages if len(each.payload) != size(each.count)]
+    evidence = f"{len(wrong)} of {len(messages)} payloads have another length than their elements"
     verdicts.judge(f"{scenario}.payload", not wrong, evidence)
     if scenario == "step":
         weights = {each.weight for each in messages}
@@ -234,11 +236,11 @@ def _judge_digests(bench: Bench, digests: list[tuple[Key, pb.WeightsDigest]]) ->
     bench.verdicts.judge("step.digests", paced and right, f"in {len(present)} steps: {text}")
 
 
-async def _play_encoding(bench: Bench) -> None:
-    verdicts = bench.verdicts
-    line = await bench.start(LineSetting(policy=BFLOAT16))
+async def _play_encoding(bench: Bench, scenario: str, policy: Policy) -> None:
+    """A step in the policy's encoding, if the client has it."""
+    verdicts, label = bench.verdicts, policy.encoding.label
+    line = await bench.start(LineSetting(policy=policy))
     await line.bootstrap()
-    names = ("encoding.encoding", "encoding.payload", "encoding.averages")
     since = line.transcript.now
     first = await line.transcript.wait(
         "RequestWork, or the client's end",
@@ -246,23 +248,38 @@ async def _play_encoding(bench: Bench) -> None:
         since,
     )
     if first.kind == EXITED and first.message:
-        for name in names:
-            verdicts.skip(name, f"it ended with exit code {first.message}: it has no bfloat16")
+        for name in ("encoding", "payload", "averages", *(["codes"] if policy == INT8 else [])):
+            text = f"it ended with exit code {first.message}: it has no {label}"
+            verdicts.skip(f"{scenario}.{name}", text)
         return
     current = line.assign()
-    with verdicts.deciding("encoding.encoding"):
+    with verdicts.deciding(f"{scenario}.encoding"):
         await line.gives(current)
     messages = [given.message for given in current.given]
-    _judge_numbers(bench, line, messages, "encoding")
-    if not verdicts.holds("encoding.encoding") or messages[0].encoding is not Encoding.BFLOAT16:
+    _judge_numbers(bench, line, messages, scenario)
+    right = verdicts.holds(f"{scenario}.encoding")
+    if not right or messages[0].encoding is not policy.encoding:
         return
+    if policy == INT8 and verdicts.holds(f"{scenario}.payload"):
+        _judge_codes(bench, messages, f"{scenario}.codes")
     line.average(current)
-    with verdicts.deciding("encoding.averages"):
+    with verdicts.deciding(f"{scenario}.averages"):
         await line.ready(current)
     line.commit(current)
-    with verdicts.deciding("encoding.averages"):
+    with verdicts.deciding(f"{scenario}.averages"):
         await line.asks()
-    verdicts.passed("encoding.averages", "it took averages of 2 bytes an element")
+    verdicts.passed(f"{scenario}.averages", f"it took averages in {label}")
+
+
+def _judge_codes(bench: Bench, messages: list[BlockGradient], name: str) -> None:
+    """A payload that was encoded by the rule is encoded to the same bytes again."""
+    for each in messages:
+        again = encode(decode(each.payload, each.encoding, each.count), each.encoding)
+        if bytes(again) != bytes(each.payload):
+            text = f"{each.payload.hex()} decodes to numbers that are encoded as {again.hex()}"
+            bench.verdicts.failed(name, text)
+            return
+    bench.verdicts.passed(name, f"{len(messages)} payloads")
 
 
 STEPPING = Scenario(
@@ -280,5 +297,17 @@ ENCODING = Scenario(
         Check("encoding.payload", "then sends two bytes per element", "section 6"),
         Check("encoding.averages", "accepts averages in bfloat16", "section 6"),
     ),
-    play=_play_encoding,
+    play=partial(_play_encoding, scenario="encoding", policy=BFLOAT16),
+)
+
+STRIPS = Scenario(
+    name="strips",
+    summary="a step in int8",
+    checks=(
+        Check("strips.encoding", "sends int8 if the policy demands it", "section 6"),
+        Check("strips.payload", "then sends scales and a byte per element", "section 6"),
+        Check("strips.codes", "has the scale and the codes of the rule", "section 6"),
+        Check("strips.averages", "accepts averages in int8", "section 6"),
+    ),
+    play=partial(_play_encoding, scenario="strips", policy=INT8),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -19,23 +18,14 @@ from andon.protocol.encoding import (
     decode_into,
     encodable,
     encode,
-    fused,
 )
 from unit.andon.strategies import BOUNDED
 
-
-@pytest.fixture(params=["fused", "numpy"], autouse=True, scope="module")
-def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test holds for both ways to do it."""
-    if request.param == "fused" and fused is None:
-        pytest.skip("no C compiler was there when Andon was installed: apt-get install gcc")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "numpy":
-            patch.setattr("andon.protocol.encoding.fused", None)
-        yield
-
+pytestmark = pytest.mark.usefixtures("arithmetic")
 
 FLOATING = [Encoding.FLOAT32, Encoding.FLOAT16, Encoding.BFLOAT16]
+STRIPPED = [Encoding.INT8_BLOCK, Encoding.INT4_BLOCK]
+OTHERS = [each for each in Encoding if each not in FLOATING + STRIPPED]
 
 
 def floats(*values: float) -> npt.NDArray[np.float32]:
@@ -187,21 +177,21 @@ def test_numbers_that_lie_apart_are_encoded_in_their_order() -> None:
 @pytest.mark.parametrize("encoding", FLOATING)
 def test_half_an_element_is_refused(encoding: Encoding) -> None:
     with pytest.raises(ValueError, match="multiple of element size"):
-        decode(bytes(encoding.itemsize + 1), encoding)
+        decode(bytes(encoding.payload_bytes(1) + 1), encoding)
 
 
-@pytest.mark.parametrize("encoding", [each for each in Encoding if each not in FLOATING])
+@pytest.mark.parametrize("encoding", OTHERS)
 def test_other_encodings_are_not_float32(encoding: Encoding) -> None:
-    with pytest.raises(ValueError, match=encoding.name.lower()):
+    with pytest.raises(ValueError, match=encoding.label):
         decode(b"", encoding)
-    with pytest.raises(ValueError, match=encoding.name.lower()):
+    with pytest.raises(ValueError, match=encoding.label):
         encode(floats(), encoding)
-    with pytest.raises(ValueError, match=encoding.name.lower()):
+    with pytest.raises(ValueError, match=encoding.label):
         encodable(floats(), encoding)
 
 
-def test_an_item_is_as_long_as_its_type() -> None:
-    assert {each.name: each.itemsize for each in Encoding} == {
+def test_a_payload_is_as_long_as_its_elements() -> None:
+    assert {each.name: each.payload_bytes(1) for each in Encoding} == {
         "FLOAT32": 4,
         "FLOAT16": 2,
         "BFLOAT16": 2,
@@ -209,6 +199,8 @@ def test_an_item_is_as_long_as_its_type() -> None:
         "INT32": 4,
         "INT64": 8,
         "UINT8": 1,
+        "INT8_BLOCK": 5,
+        "INT4_BLOCK": 5,
     }
 
 

@@ -9,6 +9,7 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import andon
-from andon.protocol.encoding import Encoding, EncodingOverflow, encode
+from andon.protocol.encoding import (
+    Encoding,
+    EncodingOverflow,
+    decode,
+    decode_part,
+    encodable,
+    encode,
+)
 from andon.protocol.encoding import fused as built
 
 NO_COMPILER = "no C compiler was there when Andon was installed: apt-get install gcc"
@@ -151,6 +159,138 @@ def test_a_mean_of_bfloat16_has_the_bits_that_numpy_gives(
         for share, vector in zip(shares[1:], wide[1:], strict=True):
             acc = acc + np.float32(share) * vector
     check_rounding(finite, out, acc)
+
+
+STRIPPED = [Encoding.INT8_BLOCK, Encoding.INT4_BLOCK]
+
+
+def of_bits(fused: ModuleType, name: str, encoding: Encoding) -> Any:
+    """One of the passes for strips."""
+    return getattr(fused, name.format("int8" if encoding is Encoding.INT8_BLOCK else "int4"))
+
+
+@st.composite
+def wild(draw: st.DrawFn) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Numbers of any bits, or tame ones with zeros of both signs among them."""
+    size, seed = draw(st.integers(0, 700)), draw(st.integers(0, 2**32 - 1))
+    random = np.random.default_rng(seed)
+    if draw(st.booleans()):
+        return random.integers(0, 2**32, size, np.uint32).view(np.float32)
+    tame = random.standard_normal(size) * 2.0 ** draw(st.integers(-130, 118))
+    tame[random.random(size) < 0.2] = -0.0
+    return tame.astype(np.float32)
+
+
+@pytest.mark.parametrize("encoding", STRIPPED)
+@given(values=wild(), keeps=st.booleans())
+def test_any_float32_is_encoded_in_strips_as_numpy_does(
+    fused: ModuleType,
+    encoding: Encoding,
+    values: np.ndarray[tuple[int], np.dtype[np.float32]],
+    keeps: bool,
+) -> None:
+    out = np.empty(encoding.payload_bytes(values.size), np.uint8)
+    residual = np.empty_like(values)
+
+    fits = of_bits(fused, "to_{}", encoding)(
+        out.data, values.data, residual.data if keeps else None
+    )
+
+    lost = np.empty_like(values)
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setattr("andon.protocol.encoding.fused", None)
+        assert fits == encodable(values, encoding)
+        if fits:
+            assert out.tobytes() == bytes(encode(values, encoding, lost))
+    if fits and keeps:
+        assert residual.tobytes() == lost.tobytes()
+
+
+@pytest.mark.parametrize("encoding", STRIPPED)
+@given(count=st.integers(0, 700), seed=st.integers(0, 2**32 - 1), data=st.data())
+def test_any_payload_of_strips_is_decoded_as_numpy_does(
+    fused: ModuleType, encoding: Encoding, count: int, seed: int, data: st.DataObject
+) -> None:
+    size = encoding.payload_bytes(count)
+    payload = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+    start = 128 * data.draw(st.integers(0, count // 128))
+    out = np.empty(data.draw(st.integers(0, count - start)), np.float32)
+
+    of_bits(fused, "from_{}", encoding)(out.data, payload.data, count, start)
+
+    expected = np.empty_like(out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("andon.protocol.encoding.fused", None)
+        decode_part(payload.data, encoding, count, start, expected)
+    assert out.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("encoding", STRIPPED)
+@given(
+    numbers=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4),
+    size=st.integers(0, 700),
+    power=st.integers(-125, 126),
+    spoiled=st.booleans(),
+    wide=st.booleans(),
+)
+def test_a_mean_of_strips_has_the_bits_that_numpy_gives(
+    fused: ModuleType,
+    encoding: Encoding,
+    numbers: list[int],
+    size: int,
+    power: int,
+    spoiled: bool,
+    wide: bool,
+) -> None:
+    payloads = []
+    for seed in numbers:
+        random = np.random.default_rng(seed)
+        payload = random.integers(0, 256, encoding.payload_bytes(size), np.uint8)
+        scales = payload[: 4 * -(-size // (128 if encoding is Encoding.INT8_BLOCK else 32))]
+        if not spoiled:
+            scales.view("<f4")[:] = (1 + random.random(scales.size // 4)) * 2.0**power
+        payloads.append(payload)
+    shares = tuple(float(np.float32((rank + 1) / 7)) for rank in range(len(numbers)))
+    out = np.empty(4 * size if wide else encoding.payload_bytes(size), np.uint8)
+
+    good = of_bits(fused, "{}_mean", encoding)(
+        out.data, tuple(each.data for each in payloads), shares, size, wide
+    )
+
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setattr("andon.protocol.encoding.fused", None)
+        parts = [decode(each.data, encoding, size) for each in payloads]
+        mean = np.float32(shares[0]) * parts[0]
+        for share, part in zip(shares[1:], parts[1:], strict=True):
+            mean = mean + np.float32(share) * part
+        assert good == (np.isfinite(mean).all() if wide else encodable(mean, encoding))
+        if good:
+            expected = mean.tobytes() if wide else bytes(encode(mean, encoding))
+            assert out.tobytes() == expected
+
+
+def test_strips_that_do_not_fit_are_refused(fused: ModuleType) -> None:
+    four = np.zeros(4, np.float32)
+
+    with pytest.raises(ValueError, match="out has 9 bytes, and must have 8"):
+        fused.to_int8(bytearray(9), four.data, None)
+    with pytest.raises(ValueError, match="residual has 12 bytes, and must have 16"):
+        fused.to_int4(bytearray(6), four.data, bytearray(12))
+    with pytest.raises(ValueError, match="whole float32"):
+        fused.to_int8(bytearray(9), b"x" * 17, None)
+    with pytest.raises(ValueError, match="payload has 9 bytes, and must have 8"):
+        fused.from_int8(four.data, bytes(9), 4, 0)
+    for count, start in ((3, 0), (4, 1), (4, 128), (4, -128), (-1, 0), (2**62, 0)):
+        with pytest.raises(ValueError, match="elements that the payload has"):
+            fused.from_int8(four.data, bytes(8), count, start)
+    with pytest.raises(ValueError, match="a vector is not as long"):
+        fused.int8_mean(bytearray(8), (bytes(9),), (1.0,), 4, False)
+    with pytest.raises(ValueError, match="out is not as long"):
+        fused.int8_mean(bytearray(8), (bytes(8),), (1.0,), 4, True)
+    with pytest.raises(ValueError, match="so many elements"):
+        fused.int4_mean(bytearray(8), (bytes(8),), (1.0,), 2**62, False)
+    with pytest.raises(BufferError):
+        fused.to_int8(bytes(8), four.data, None)
 
 
 def test_bfloat16_that_does_not_fit_is_refused(fused: ModuleType) -> None:

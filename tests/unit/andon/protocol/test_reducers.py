@@ -43,11 +43,35 @@ def test_four_reducers_get_a_quarter_of_a_large_model_each() -> None:
     assert elements_by_address(shares) == dict.fromkeys(FOUR, 6400)
 
 
-def test_every_reducer_has_a_part_of_the_blocks_that_backward_makes_first() -> None:
-    shares = partition(layout_of(*(6400,) * 4), CHUNK, FOUR)
+def test_every_block_of_as_many_chunks_as_reducers_is_shared_by_all_of_them() -> None:
+    layout = layout_of(*(400,) * 4)
 
-    first_half = {share.address for share in shares if share.stop <= 6400}
-    assert first_half == set(FOUR)
+    lanes = chunks_by_address(layout, CHUNK, partition(layout, CHUNK, FOUR))
+
+    chunks = {address: [len(block) for block in lane] for address, lane in lanes.items()}
+    assert chunks == {address: [1, 1, 1, 1] for address in FOUR}
+
+
+def test_the_map_of_a_very_large_model_stays_short() -> None:
+    layout = layout_of(*(400 * CHUNK,) * 100)
+
+    shares = partition(layout, CHUNK, FOUR)
+
+    assert len(shares) < 512
+
+
+def test_the_last_block_of_a_very_large_model_is_shared_by_all_reducers() -> None:
+    layout = layout_of(*(400 * CHUNK,) * 100, 4 * CHUNK)
+
+    lanes = chunks_by_address(layout, CHUNK, partition(layout, CHUNK, FOUR))
+
+    assert [len(lanes[address][-1]) for address in FOUR] == [1, 1, 1, 1]
+
+
+def test_small_blocks_of_a_small_model_are_shared_too() -> None:
+    shares = partition(layout_of(*(10,) * 8), CHUNK, FOUR)
+
+    assert elements_by_address(shares) == dict.fromkeys(FOUR, 20)
 
 
 def test_more_reducers_than_chunks_leave_some_without_a_share() -> None:
@@ -81,15 +105,20 @@ def test_each_chunk_goes_to_one_reducer_in_order(sizes: list[int], count: int, c
 
 
 @settings(deadline=None)
-@given(blocks=st.integers(1, 6), chunks=st.integers(1, 40), count=st.integers(2, 6))
-def test_no_reducer_has_much_more_than_its_part(blocks: int, chunks: int, count: int) -> None:
-    layout = layout_of(*(chunks * CHUNK,) * blocks)
+@given(
+    sizes=st.lists(st.integers(0, 4000), min_size=1, max_size=20),
+    count=st.integers(2, 9),
+)
+def test_no_reducer_has_more_than_another_by_more_than_a_chunk(
+    sizes: list[int], count: int
+) -> None:
     addresses = [f"r{number}:1" for number in range(count)]
 
-    most = max(elements_by_address(partition(layout, CHUNK, addresses)).values())
+    shares = partition(layout_of(*sizes), CHUNK, addresses)
 
-    stripes = max(1, min(8, blocks * chunks // (4 * count)))
-    assert most <= layout.elements / count + stripes * CHUNK
+    elements = elements_by_address(shares)
+    averages = [elements.get(address, 0) for address in addresses]
+    assert max(averages) - min(averages) <= CHUNK
 
 
 @pytest.mark.parametrize(

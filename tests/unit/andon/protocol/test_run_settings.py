@@ -54,6 +54,9 @@ def test_an_impossible_policy_is_refused_by_name(wrong: dict[str, Any]) -> None:
         {"lease_s": math.inf},
         {"reconnect_s": -1.0},
         {"reconnect_s": math.nan},
+        {"slower_s": -1.0},
+        {"slower_s": 3.1},
+        {"slower_s": math.nan},
     ],
 )
 def test_an_impossible_liveness_is_refused_by_name(wrong: dict[str, Any]) -> None:
@@ -67,10 +70,16 @@ def test_a_lease_outlives_two_late_heartbeats() -> None:
     assert liveness.heartbeat_s == 1.0
 
 
+def test_many_workers_send_heartbeats_less_often_but_within_a_lease() -> None:
+    intervals = [Liveness.of_line(3.0, workers).heartbeat_s for workers in (1, 256, 512, 1024)]
+
+    assert intervals == pytest.approx([1.0, 1.0, 2.0, 2.7])
+
+
 def test_a_policy_by_default_never_passes_grpcs_own_limit() -> None:
     policy = Policy()
 
-    assert policy.chunk_elements * policy.encoding.itemsize < 4 * 2**20
+    assert policy.encoding.payload_bytes(policy.chunk_elements) < 4 * 2**20
 
 
 @pytest.mark.parametrize("sparse", [False, True])

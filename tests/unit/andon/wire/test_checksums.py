@@ -21,7 +21,7 @@ from andon.protocol.messages import (
 )
 from andon.protocol.records import Key
 from andon.v1 import reducer_pb2, ring_pb2
-from andon.wire.checksums import Checksummed, crc32c_of, is_intact, offered_capabilities
+from andon.wire.checksums import Checksummed, crc32c_of, is_intact
 from andon.wire.frames import (
     FrameError,
     frame_pass,
@@ -156,7 +156,3 @@ def test_an_average_without_elements_has_the_checksum_of_its_header() -> None:
 def test_a_number_that_its_field_can_not_hold_is_refused() -> None:
     with pytest.raises(ValueError, match="BlockGradient"):
         crc32c_of(replace(GRADIENT, block=2**32))
-
-
-def test_this_machine_offers_checksums() -> None:
-    assert offered_capabilities() == ("crc32c.v1",)

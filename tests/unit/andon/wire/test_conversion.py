@@ -216,6 +216,20 @@ def test_c_wire_002_a_liveness_that_nobody_could_keep_is_refused() -> None:
             conversion.liveness_from_proto(message)
 
 
+@pytest.mark.parametrize("workers", [1, 256, 1024])
+def test_a_liveness_comes_back_with_its_heartbeats(workers: int) -> None:
+    liveness = Liveness.of_line(3.0, workers)
+
+    assert conversion.liveness_from_proto(conversion.liveness_to_proto(liveness)) == liveness
+
+
+def test_a_worker_sends_a_heartbeat_once_a_lease_even_if_it_need_not() -> None:
+    seldom = conversion.liveness_to_proto(Liveness(lease_s=3.0))
+    seldom.heartbeat_s = float("inf")
+
+    assert conversion.liveness_from_proto(seldom).heartbeat_s == 3.0
+
+
 def test_the_map_of_the_reducers_comes_back_as_it_was() -> None:
     shares = (ReducerShare("", 0, 40), ReducerShare("beta:7071", 40, 2**40))
 

@@ -319,6 +319,6 @@ def test_c_wire_002_a_payload_of_half_an_element_is_refused(encoding: Encoding) 
     fields = good()
     fields.encoding = encoding.value  # type: ignore[assignment] # a number at run time
     fields.element_count = 1
-    fields.payload = bytes(encoding.itemsize + 1)
+    fields.payload = bytes(encoding.payload_bytes(1) + 1)
 
     refuse(message_of(fields), "bytes of payload for 1 elements")

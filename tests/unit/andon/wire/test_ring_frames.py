@@ -165,7 +165,7 @@ def test_a_count_that_does_not_match_the_payload_is_refused() -> None:
         payload=memoryview(bytes(4)),
     )
 
-    with pytest.raises(ValueError, match="4 bytes are not 2 elements"):
+    with pytest.raises(ValueError, match="4 bytes of payload for 2 elements"):
         frame_pass(chunk)
 
 

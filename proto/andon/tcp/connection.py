@@ -1,0 +1,114 @@
+"""A connection of a TCP lane once it is proven: bytes one way, encrypted or not."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+
+__all__ = ["TcpConnection", "TcpLost", "prepare"]
+
+_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""After how many seconds without traffic the kernel asks whether the other end is still there, how
+often again, and how many questions stay without an answer (Linux; macOS calls the first by another
+name). The end that receives finds a path that a firewall forgot within half a minute so, and the
+pings of gRPC would not: their connection is another one."""
+
+
+class TcpLost(ConnectionError):
+    """The other end of a connection is gone, or ended it within a frame."""
+
+
+def prepare(connection: socket.socket) -> None:
+    """Sets what every connection of a lane has: no delay, and the kernel's own questions.
+
+    TCP_USER_TIMEOUT is not set: a receiver that waits for a slow rank keeps the window shut for as
+    long as that takes, and the kernel would take it for dead.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_CONGESTION") and _is_on_this_host(connection):
+        # There is no network that could be congested. BBR, where it is the system's choice, would
+        # pace what is sent with a timer, for a fifth of an exchange's processor time.
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def _is_on_this_host(connection: socket.socket) -> bool:
+    """Whether both ends have the same address: loopback, or one of this host's own."""
+    try:
+        here, there = connection.getsockname(), connection.getpeername()
+    except OSError:
+        return False
+    return len(here) > 1 and bool(here[0]) and here[0] == there[0]
+
+
+class TcpConnection:
+    """One direction of a lane. One thread sends or receives; any thread may end it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Takes over a blocking socket, which may be one of `ssl`."""
+        self._socket = connection
+        self._lock = threading.Lock()
+        """So that `end` never meets a descriptor that `close` gave back meanwhile."""
+        self._encrypted = isinstance(connection, ssl.SSLSocket)
+
+    def send(self, head: bytes, payload: memoryview | None) -> None:
+        """Sends a prefixed head, and its payload from where it lies; waits for the kernel.
+
+        Raises:
+            OSError: the other end is gone, or this one was ended.
+        """
+        if payload is None or not payload.nbytes:
+            self._socket.sendall(head)
+            return
+        payload = payload.cast("B")
+        if self._encrypted:
+            # `ssl` has no call for two buffers, and copies both to encrypt them anyway.
+            self._socket.sendall(head)
+            self._socket.sendall(payload)
+            return
+        sent = self._socket.sendmsg((head, payload))
+        if sent < len(head):
+            self._socket.sendall(head[sent:])
+            sent = len(head)
+        if sent < len(head) + payload.nbytes:
+            self._socket.sendall(payload[sent - len(head) :])
+
+    def receive_into(self, view: memoryview, *, may_end: bool = False) -> bool:
+        """Fills a buffer. False if the connection ended before its first byte, and `may_end`.
+
+        Raises:
+            TcpLost: it ended earlier than that.
+            OSError: the other end is gone, or this one was ended.
+        """
+        # One call for all that is missing, where the kernel has it. TLS hands out a record a call.
+        flags = 0 if self._encrypted else socket.MSG_WAITALL
+        rest = view
+        while rest.nbytes:
+            received = self._socket.recv_into(rest, 0, flags)
+            if not received:
+                if may_end and rest.nbytes == view.nbytes:
+                    return False
+                raise TcpLost("the connection ended within a frame")
+            rest = rest[received:]
+        return True
+
+    def end(self) -> None:
+        """Ends both ways; a thread that waits in a call returns from it. Any thread may call it."""
+        # Of the plain socket: that of `ssl` would forget its keys, and a thread in a call would go
+        # on without them, as if the bytes were not encrypted.
+        with self._lock, contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Frees it; only for the thread that sends or receives, or once there is none.
+
+        What was sent still arrives. A peer that sends on learns that nobody reads.
+        """
+        with self._lock:
+            self._socket.close()

@@ -1,0 +1,119 @@
+"""Encoding: the bytes of what the core sends to workers; what is the same for all is encoded once.
+
+Theory of operation. A commit goes to every worker as it is, and an assignment differs between
+workers in a few numbers beside a roster, targets and a map of reducers that are as long as the line
+is. Encoded for each worker, a step would cost the square of the roster. So the encoder keeps the
+bytes of the last message that went to everybody, and the common part of the last assignment.
+
+The parts of an assignment are joined as bytes: protobuf reads a message that was written in two
+parts like one whose fields were merged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import get_args
+
+from google.protobuf.message import Message
+
+from andon.protocol.records import Key
+from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.core import effects
+from andon_coordinator.transport.outgoing import (
+    CommitAndAssign,
+    JoinAnswers,
+    MessageEffect,
+    message_to,
+    shared_assignment,
+)
+
+__all__ = ["Encoder", "serialized"]
+
+_TO_ALL = (
+    effects.SendCommitted
+    | effects.SendVoided
+    | effects.SendHalt
+    | effects.SendResume
+    | effects.SendShutdown
+    | effects.SendScalarAllReduceResult
+)
+"""Effects that one event often has for every worker, alike but for the stream."""
+
+_LENGTH_DELIMITED = 2
+"""The wire type of an embedded message."""
+
+
+class Encoder:
+    """Makes the messages of effects; it keeps the last one that went to several workers."""
+
+    def __init__(self, answers: JoinAnswers) -> None:
+        """`answers` makes assignments."""
+        self._answers = answers
+        self._last: tuple[_TO_ALL, bytes] | None = None
+        self._commit: tuple[effects.SendCommitted, bytes] | None = None
+        self._shared: tuple[Key, bytes] | None = None
+
+    def encoded(self, effect: MessageEffect) -> bytes:
+        """The bytes of a TrainResponse."""
+        if isinstance(effect, CommitAndAssign):
+            return self._both(effect)
+        if isinstance(effect, effects.Assign):
+            return _embedded(pb.TrainResponse, "shard_assignment", self._assignment(effect))
+        if not isinstance(effect, _TO_ALL):
+            return message_to(effect).SerializeToString()
+        if self._last is None or not _alike(self._last[0], effect):
+            self._last = effect, message_to(effect).SerializeToString()
+        return self._last[1]
+
+    def _both(self, effect: CommitAndAssign) -> bytes:
+        """A record and what follows it; the record's part is the same for all."""
+        committed = effect.committed
+        if self._commit is None or not _alike(self._commit[0], committed):
+            body = message_to(committed).step_committed.SerializeToString()
+            self._commit = committed, body
+        work = _embedded(pb.StepCommitted, "assignment", self._assignment(effect.assign))
+        return _embedded(pb.TrainResponse, "step_committed", self._commit[1] + work)
+
+    def _assignment(self, effect: effects.Assign) -> bytes:
+        """The bytes of a ShardAssignment."""
+        work = effect.assignment
+        # A round's key is never used for another one, and its assignments have one common part.
+        if self._shared is None or self._shared[0] != work.key:
+            self._shared = work.key, shared_assignment(work).SerializeToString()
+        own = self._answers.own_assignment(work).SerializeToString()
+        return self._shared[1] + own
+
+
+def serialized(message: Message | bytes) -> bytes:
+    """The bytes of a message that may be encoded already."""
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def _alike(one: _TO_ALL, other: _TO_ALL) -> bool:
+    """Whether two effects differ in nothing but the stream."""
+    return type(one) is type(other) and all(
+        (mine := getattr(one, name)) is (theirs := getattr(other, name)) or mine == theirs
+        for name in _CONTENT[type(one)]
+    )
+
+
+_CONTENT = {
+    kind: tuple(field.name for field in fields(kind) if field.name != "stream")
+    for kind in get_args(_TO_ALL)
+}
+"""The fields of each kind that its message has."""
+
+
+def _embedded(kind: type[Message], field: str, body: bytes) -> bytes:
+    """The bytes of a message of one field, which is a message with the bytes `body`."""
+    number = kind.DESCRIPTOR.fields_by_name[field].number
+    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(body)) + body
+
+
+def _varint(number: int) -> bytes:
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)

@@ -1,0 +1,215 @@
+"""TCP lanes as the adapter sees them: what a stream's two connections bring, and take.
+
+Theory of operation. A stream's offer goes out with RoundOpened. Its lanes are *in use* from the
+first frame that comes over them: before that, an end of theirs means nothing, and a message over
+gRPC takes the offer back. So a worker whose connections came too late, or did not come, goes on
+over gRPC.
+
+One thread receives, and at most FRAMES_AHEAD frames wait for the event loop: a stream that is
+paused, or a core that is busy, stops it. One thread sends what it is given. Neither waits for the
+loop while it works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import NamedTuple
+
+from andon.protocol.messages import OpenRound, Request, TcpOffer
+from andon.protocol.reasons import Reason
+from andon.tcp.connection import TcpConnection, TcpLost
+from andon.tcp.framing import Frame, FrameTooLarge
+from andon.tcp.listening import OpenOffer, TcpListener
+from andon.tcp.proof import Direction, LaneSession
+from andon.tcp.receiving import Reading, TcpReceiver
+from andon.tcp.sending import TcpSender
+from andon.wire.fields import FrameError
+from andon.wire.frames import parse_request_head, with_payload
+from andon_reducer.config import ReducerConfig
+from andon_reducer.core.effects import CallRefusal
+from andon_reducer.transport.buffers import Buffers
+from andon_reducer.transport.loop_calls import LoopCalls
+
+__all__ = ["FRAMES_AHEAD", "Arrived", "LaneOffers", "StreamLanes"]
+
+FRAMES_AHEAD = 2
+"""How many frames of a stream may wait for the event loop."""
+
+
+class Arrived(NamedTuple):
+    """One message that came over a lane, and the bytes of its frame."""
+
+    request: Request
+    size: int
+
+
+class StreamLanes:
+    """The lanes of one stream. Everything public is for the event loop."""
+
+    def __init__(
+        self,
+        listener: TcpListener,
+        opening: OpenRound,
+        refuse: Callable[[CallRefusal], None],
+        calls: LoopCalls,
+        buffers: Buffers,
+        max_payload_bytes: int,
+    ) -> None:
+        """Offers them to the worker that opened the stream; `refuse` gets why it must end."""
+        self._calls = calls
+        self._listener = listener
+        self._refuse = refuse
+        self._buffers = buffers
+        self._max_payload_bytes = max_payload_bytes
+        self._room = threading.Semaphore(FRAMES_AHEAD)
+        self._closing = False
+        self._connections: dict[Direction, TcpConnection] = {}
+        self._receiver: TcpReceiver[Request] | None = None
+        self._sender: TcpSender | None = None
+        self._arrived: deque[Arrived] = deque()
+        self._ended = False
+        """Whether the worker sends no more."""
+        self._came = asyncio.Event()
+        self.in_use = False
+        """Whether a frame has come over them."""
+        session = LaneSession(opening.session_token, opening.run_id, opening.worker)
+        self._offer: OpenOffer = listener.offer(session, self._joined)
+
+    @property
+    def offer(self) -> TcpOffer:
+        """For RoundOpened."""
+        return self._offer.message
+
+    async def requests(self) -> AsyncIterator[Arrived]:
+        """What the worker sends, until it sends no more."""
+        while True:
+            while not self._arrived:
+                if self._ended:
+                    return
+                self._came.clear()
+                await self._came.wait()
+            arrived = self._arrived.popleft()
+            yield arrived
+            # The name would keep the payload alive while this waits.
+            del arrived
+            self._room.release()
+
+    def send(self, frame: Frame, sent: Callable[[int], None]) -> None:
+        """Sends a frame; `sent` gets its bytes, on the loop, once the kernel has it."""
+        assert self._sender is not None, "lanes are in use once the worker has sent over them"
+        self._sender.send(lambda: frame, partial(self._calls.call, sent))
+
+    def close(self) -> None:
+        """Ends the lanes, or takes the offer back. A second call does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        self._listener.withdraw(self._offer)
+        # The receiving thread may wait for room, and sees then that this is closing.
+        self._room.release()
+        if self._receiver is not None:
+            self._receiver.close()
+        if self._sender is not None:
+            self._sender.close()
+        for connection in self._connections.values():
+            connection.end()
+            connection.close()
+
+    def _joined(self, direction: Direction, connection: TcpConnection) -> None:
+        """Runs on the accepting thread."""
+        if not self._calls.call(self._join, direction, connection):
+            connection.close()
+
+    def _join(self, direction: Direction, connection: TcpConnection) -> None:
+        if self._closing:
+            connection.close()
+            return
+        self._connections[direction] = connection
+        if len(self._connections) < len(Direction):
+            return
+        reading: Reading[Request] = Reading(
+            parse=self._parse,
+            place=lambda _, size: self._buffers.lend(size),
+            received=self._received,
+            ended=partial(self._calls.call, self._end),
+            max_payload_bytes=self._max_payload_bytes,
+        )
+        up = self._connections.pop(Direction.CLIENT_SENDS)
+        down = self._connections.pop(Direction.CLIENT_RECEIVES)
+        # The sender first: an answer may be due as soon as something is received.
+        self._sender = TcpSender(down, self._lost, "andon-lane-out")
+        self._receiver = TcpReceiver(up, reading, "andon-lane-in")
+
+    def _parse(self, head: memoryview, payload_bytes: int) -> Request:
+        """Runs on the receiving thread, which waits here while the loop is behind."""
+        self._room.acquire()
+        if self._closing:
+            raise TcpLost("the stream has ended")
+        return parse_request_head(head, payload_bytes)
+
+    def _received(self, request: Request, payload: memoryview, size: int) -> None:
+        """Runs on the receiving thread."""
+        self._calls.call(self._take, Arrived(with_payload(request, payload), size))
+
+    def _lost(self, why: str) -> None:
+        """Runs on the sending thread."""
+        self._calls.call(self._end, ConnectionError(why))
+
+    def _take(self, arrived: Arrived) -> None:
+        self.in_use = True
+        self._arrived.append(arrived)
+        self._came.set()
+
+    def _end(self, error: Exception | None) -> None:
+        """One of the lanes is over; without an error, the worker sends no more."""
+        if self._closing or not (self.in_use or isinstance(error, FrameError)):
+            return  # Nothing was sent over them: gRPC carries it.
+        if error is not None:
+            # At once, and not behind what arrived before: the stream may be paused.
+            self._refuse(_refusal_of(error))
+        self._ended = True
+        self._came.set()
+
+
+class LaneOffers:
+    """Offers lanes to streams, as many at once as there may be threads for."""
+
+    def __init__(
+        self, listener: TcpListener | None, config: ReducerConfig, calls: LoopCalls
+    ) -> None:
+        """Without a listener it offers none."""
+        self._calls = calls
+        self._listener = listener
+        self._left = config.max_lane_streams
+        self.buffers = Buffers(config.window_bytes)
+        """Where payloads are received, and means are made."""
+        self._max_payload_bytes = config.max_payload_bytes
+
+    def offer(
+        self, opening: OpenRound, refuse: Callable[[CallRefusal], None]
+    ) -> StreamLanes | None:
+        """The lanes of a stream that was opened so; None: it gets none."""
+        if self._listener is None or not self._left:
+            return None
+        self._left -= 1
+        self._calls.attach()
+        return StreamLanes(
+            self._listener, opening, refuse, self._calls, self.buffers, self._max_payload_bytes
+        )
+
+    def take_back(self, lanes: StreamLanes) -> None:
+        """Ends lanes, or takes their offer back. Call it once for each."""
+        lanes.close()
+        self._left += 1
+
+
+def _refusal_of(error: Exception) -> CallRefusal:
+    if isinstance(error, FrameTooLarge):
+        return CallRefusal(Reason.TOO_LARGE, f"{error}: send smaller chunks")
+    if isinstance(error, FrameError):
+        return CallRefusal(Reason.INVALID_MESSAGE, str(error))
+    return CallRefusal(Reason.PEER_GONE, f"a TCP lane of this stream broke: {error}")

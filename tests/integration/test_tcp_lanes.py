@@ -1,0 +1,234 @@
+"""TCP lanes over real sockets: frames in order, proofs, limits, both ends of a connection."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from andon.host.tls import ServerIdentity
+from andon.tcp.connecting import TcpUnavailable, connect
+from andon.tcp.connection import TcpConnection, TcpLost
+from andon.tcp.framing import Frame
+from andon.tcp.listening import MAX_UNPROVEN, OpenOffer, TcpListener
+from andon.tcp.proof import ANSWER_BYTES, Direction, LaneSession, preamble
+from andon.tcp.receiving import Reading, TcpReceiver
+from andon.tcp.sending import TcpSender
+from andon.wire.fields import FrameError
+from unit.andon.certificates import certify
+
+SENDS, RECEIVES = Direction
+SESSION = LaneSession(b"token" * 8, "7f3a", 1)
+MAX_PAYLOAD = 2**20
+
+
+class Joining(NamedTuple):
+    """A listener, an offer of it, and what joined."""
+
+    listener: TcpListener
+    offer: OpenOffer
+    joined: queue.SimpleQueue[tuple[Direction, TcpConnection]]
+
+
+@pytest.fixture
+def joining() -> Iterator[Joining]:
+    with ExitStack() as stack:
+        listener = TcpListener("127.0.0.1")
+        stack.callback(listener.close)
+        yield offered(listener, stack)
+
+
+def offered(listener: TcpListener, stack: ExitStack) -> Joining:
+    joined: queue.SimpleQueue[tuple[Direction, TcpConnection]] = queue.SimpleQueue()
+
+    def take(direction: Direction, connection: TcpConnection) -> None:
+        stack.callback(connection.close)
+        joined.put((direction, connection))
+
+    return Joining(listener, listener.offer(SESSION, take), joined)
+
+
+class Received:
+    """The messages of a receiver: its heads and payloads, and how it ended."""
+
+    def __init__(self, connection: TcpConnection, stack: ExitStack) -> None:
+        self.frames: queue.SimpleQueue[tuple[bytes, bytes]] = queue.SimpleQueue()
+        self.ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        reading: Reading[bytes] = Reading(
+            parse=lambda head, size: bytes(head),
+            place=lambda message, size: memoryview(bytearray(size)),
+            received=lambda message, payload, size: self.frames.put((message, bytes(payload))),
+            ended=self.ended.put,
+            max_payload_bytes=MAX_PAYLOAD,
+        )
+        stack.callback(TcpReceiver(connection, reading, "test-in").close)
+
+
+def given(head: bytes, payload: bytes | None) -> Callable[[], Frame]:
+    return lambda: (head, None if payload is None else memoryview(payload))
+
+
+def raw_connection(joining: Joining, stack: ExitStack) -> socket.socket:
+    """A connection that has sent nothing."""
+    raw = socket.create_connection(("127.0.0.1", joining.listener.port), timeout=30)
+    return stack.enter_context(closing(raw))
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_frames_arrive_in_order_and_whole(tmp_path: Path, encrypted: bool) -> None:
+    with ExitStack() as stack:
+        tls, identity = None, None
+        if encrypted:
+            ca = tmp_path / "ca"
+            tls = certify(ca, tmp_path / "client", "127.0.0.1")
+            identity = ServerIdentity(certify(ca, tmp_path / "server", "127.0.0.1"))
+        listener = TcpListener("127.0.0.1", identity=identity)
+        stack.callback(listener.close)
+        joining = offered(listener, stack)
+        mine = connect("127.0.0.1", joining.offer.message, SESSION, (SENDS, RECEIVES), tls=tls)
+        theirs = dict(joining.joined.get(timeout=30) for _ in range(2))
+        frames: list[tuple[bytes, bytes]] = [
+            (b"small", b""),
+            (b"large", bytes(range(256)) * 2**12),
+            (b"odd", b"\1\2\3"),
+        ]
+
+        for sending, receiving in ((mine[0], theirs[SENDS]), (theirs[RECEIVES], mine[1])):
+            received = Received(receiving, stack)
+            sender = TcpSender(sending, lost=pytest.fail, name="test-out")
+            stack.callback(sender.close)
+            sizes: queue.SimpleQueue[int] = queue.SimpleQueue()
+            for head, payload in frames:
+                sender.send(given(head, payload or None), sizes.put)
+            sender.finish()
+
+            assert [received.frames.get(timeout=30) for _ in frames] == frames
+            assert [sizes.get(timeout=30) for _ in frames] == [
+                8 + len(head) + len(payload) for head, payload in frames
+            ]
+            assert received.ended.get(timeout=30) is None
+
+
+def test_a_client_without_a_certificate_gets_no_lane(tmp_path: Path) -> None:
+    ca = tmp_path / "ca"
+    identity = ServerIdentity(certify(ca, tmp_path / "server", "127.0.0.1"))
+    trusts_only = tmp_path / "client"
+    trusts_only.mkdir()
+    (trusts_only / "ca.crt").write_bytes((tmp_path / "server" / "ca.crt").read_bytes())
+    with ExitStack() as stack:
+        listener = TcpListener("127.0.0.1", identity=identity)
+        stack.callback(listener.close)
+        joining = offered(listener, stack)
+
+        for tls in (trusts_only, None):
+            with pytest.raises(TcpUnavailable):
+                connect("127.0.0.1", joining.offer.message, SESSION, (SENDS,), tls=tls)
+
+        assert joining.joined.empty()
+
+
+def test_a_wrong_key_opens_nothing(joining: Joining) -> None:
+    thief = LaneSession(b"guess" * 8, "7f3a", 1)
+
+    with pytest.raises(TcpUnavailable, match="closed the connection instead of answering"):
+        connect("127.0.0.1", joining.offer.message, thief, (SENDS,))
+
+    assert joining.joined.empty()
+
+
+def test_a_preamble_that_is_sent_again_opens_nothing(joining: Joining) -> None:
+    with ExitStack() as stack:
+        data = preamble(SESSION, joining.offer.message.nonce, SENDS)
+        first, again = raw_connection(joining, stack), raw_connection(joining, stack)
+        first.sendall(data)
+        answer = first.recv(ANSWER_BYTES, socket.MSG_WAITALL)
+
+        again.sendall(data)
+
+        assert len(answer) == ANSWER_BYTES
+        assert again.recv(1) == b""
+
+
+def test_an_offer_that_was_withdrawn_opens_nothing(joining: Joining) -> None:
+    joining.listener.withdraw(joining.offer)
+
+    with pytest.raises(TcpUnavailable):
+        connect("127.0.0.1", joining.offer.message, SESSION, (SENDS,))
+
+
+def test_a_client_leaves_a_listener_that_can_not_answer_the_proof() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as impostor, ExitStack() as stack:
+        joining = offered(listener := TcpListener("127.0.0.1"), stack)
+        stack.callback(listener.close)
+        offer = joining.offer.message
+        wrong = type(offer)(impostor.getsockname()[1], offer.nonce)
+
+        # It accepts, as the kernel does, and says nothing.
+        with pytest.raises(TcpUnavailable, match=r"did not answer within 0\.2 s"):
+            connect("127.0.0.1", wrong, SESSION, (SENDS,), within_s=0.2)
+
+
+def test_silent_connections_do_not_keep_others_out(joining: Joining) -> None:
+    with ExitStack() as stack:
+        silent = [raw_connection(joining, stack) for _ in range(MAX_UNPROVEN + 1)]
+
+        connections = connect("127.0.0.1", joining.offer.message, SESSION, (SENDS, RECEIVES))
+
+        for connection in connections:
+            connection.close()
+        assert silent[0].recv(1) == b""  # The oldest made room.
+
+
+def test_a_frame_above_the_limit_ends_the_lane_before_it_is_read(joining: Joining) -> None:
+    with ExitStack() as stack:
+        (mine,) = connect("127.0.0.1", joining.offer.message, SESSION, (SENDS,))
+        received = Received(joining.joined.get(timeout=30)[1], stack)
+        lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        sender = TcpSender(mine, lost.put, "test-out")
+        stack.callback(sender.close)
+
+        for _ in range(64):  # More than the kernel holds, unless somebody reads.
+            sender.send(given(b"h", bytes(MAX_PAYLOAD + 1)))
+
+        error = received.ended.get(timeout=30)
+        assert isinstance(error, FrameError)
+        assert "above the limit" in str(error)
+        assert lost.get(timeout=30)
+
+
+def test_a_connection_that_ends_within_a_frame_is_lost(joining: Joining) -> None:
+    with ExitStack() as stack:
+        raw = raw_connection(joining, stack)
+        raw.sendall(preamble(SESSION, joining.offer.message.nonce, SENDS))
+        received = Received(joining.joined.get(timeout=30)[1], stack)
+
+        raw.sendall(b"\4\0\0\0\0\1\0\0head" + bytes(100))
+        raw.recv(ANSWER_BYTES, socket.MSG_WAITALL)
+        raw.close()
+
+        assert isinstance(received.ended.get(timeout=30), TcpLost)
+
+
+def test_closing_frees_a_thread_that_waits_for_a_peer_that_does_not_read(joining: Joining) -> None:
+    (mine,) = connect("127.0.0.1", joining.offer.message, SESSION, (SENDS,))
+    joining.joined.get(timeout=30)
+    sender = TcpSender(mine, pytest.fail, "test-out")
+    began = queue.SimpleQueue[None]()
+
+    def made() -> Frame:
+        began.put(None)
+        return b"h", memoryview(bytes(MAX_PAYLOAD))
+
+    for _ in range(64):
+        sender.send(made)
+    began.get(timeout=30)
+    at = time.monotonic()
+    sender.close()
+
+    assert time.monotonic() - at < 30
