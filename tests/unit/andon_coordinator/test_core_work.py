@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -37,27 +37,57 @@ class Work:
     @contextmanager
     def counting(self, kind: str) -> Iterator[None]:
         """Counts what happens in the core while this is open."""
-        self._counted, before = 0, sys.gettrace()
-        sys.settrace(self._enter)
+        self._counted = 0
+        with _each_instruction(self.took):
+            yield
+        self.of_events[kind].append(self._counted)
+
+    def took(self, operations: int) -> None:
+        """So many instructions were executed, or members looked at one by one."""
+        self._counted += operations
+
+
+if sys.version_info >= (3, 12):
+
+    @contextmanager
+    def _each_instruction(took: Callable[[int], None]) -> Iterator[None]:
+        tool, instruction = sys.monitoring.PROFILER_ID, sys.monitoring.events.INSTRUCTION
+
+        def executed(code: CodeType, _offset: int) -> object:
+            if not code.co_filename.startswith(_CORE):
+                return sys.monitoring.DISABLE
+            return took(1)
+
+        sys.monitoring.use_tool_id(tool, __name__)
+        try:
+            sys.monitoring.register_callback(tool, instruction, executed)
+            sys.monitoring.set_events(tool, instruction)
+            yield
+        finally:
+            sys.monitoring.set_events(tool, sys.monitoring.events.NO_EVENTS)
+            sys.monitoring.register_callback(tool, instruction, None)
+            sys.monitoring.free_tool_id(tool)
+
+else:
+
+    @contextmanager
+    def _each_instruction(took: Callable[[int], None]) -> Iterator[None]:
+        def enter(frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
+            if not frame.f_code.co_filename.startswith(_CORE):
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            return step
+
+        def step(frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
+            took(event == "opcode")
+            return step
+
+        before = sys.gettrace()
+        sys.settrace(enter)
         try:
             yield
         finally:
             sys.settrace(before)
-            self.of_events[kind].append(self._counted)
-
-    def took(self, members: int) -> None:
-        """So many members were looked at, one by one."""
-        self._counted += members
-
-    def _enter(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
-        if not frame.f_code.co_filename.startswith(_CORE):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._step
-
-    def _step(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
-        self._counted += event == "opcode"
-        return self._step
 
 
 class CountedMembers(Members):
@@ -90,6 +120,7 @@ def counted(crowd: SimulatedCrowd) -> Work:
 
 def usual(work: Work) -> dict[str, int]:
     """The most that an event of each kind cost, without the one that concerned everybody."""
+    assert all(min(counts) > 0 for counts in work.of_events.values()), "nothing was counted"
     return {kind: max(sorted(counts)[:-1]) for kind, counts in work.of_events.items() if counts[1:]}
 
 
