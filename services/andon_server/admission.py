@@ -98,7 +98,12 @@ class Admission(grpc.aio.ServerInterceptor):
         watches = str(handler_call_details.method).endswith(_WATCHING)
 
         async def serve(requests: AsyncIterator[Any], context: Context) -> None:
-            await self._serve(handler, requests, context, watches=watches)
+            try:
+                await self._serve(handler, requests, context, watches=watches)
+            except grpc.aio.AbortError as aborted:
+                # gRPC keeps it, and raises it once this returns. With its frames it would be a ring
+                # that holds the call's message, of megabytes, until Python looks for rings.
+                aborted.__traceback__ = aborted.__context__ = None
 
         return grpc.stream_stream_rpc_method_handler(
             serve, handler.request_deserializer, handler.response_serializer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from andon_coordinator.app import (
     server_options,
 )
 from andon_coordinator.config import CoordinatorConfig, LineOptions
+from andon_server.admission import Admission
+from andon_server.limits import Limits
 
 RUN = "7f3a"
 
@@ -86,7 +88,9 @@ def serving(config: CoordinatorConfig) -> contextlib.AbstractAsyncContextManager
 async def served_by(
     coordinator: Coordinator, config: CoordinatorConfig, registry: CollectorRegistry
 ) -> AsyncIterator[Served]:
-    server = grpc.aio.server(options=server_options(config.liveness))
+    server = grpc.aio.server(
+        interceptors=[Admission(Limits())], options=server_options(config.liveness)
+    )
     coordinator.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await coordinator.start()
@@ -137,6 +141,15 @@ async def refused(call: Awaitable[Any]) -> tuple[grpc.StatusCode, error_details_
     assert status.details[0].Unpack(info)
     assert info.domain == "andon"
     return caught.value.code(), info
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Waits until a condition of the server holds; it runs on this same event loop."""
+    for _ in range(4000):
+        if reached():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("the condition did not hold within 20 s")
 
 
 async def end_of(call: Any) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+import gc
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from andon_server.admission import Admission
 from andon_server.limits import Limits
 from andon_server.serving import introducing
-from integration.served import end_of, run
+from integration.served import end_of, run, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -45,15 +45,6 @@ async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await end_of(call)
     return caught.value.code(), caught.value.details() or ""
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    """Waits until a condition of the server holds; it runs on this same event loop."""
-    for _ in range(4000):
-        if reached():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("the condition did not hold within 20 s")
 
 
 def _are_silent(admission: Admission, count: int) -> bool:
@@ -86,6 +77,28 @@ def test_unary_and_streaming_calls_are_served_as_before() -> None:
             assert refused == []
 
     run(story())
+
+
+def test_a_call_that_ended_with_an_error_is_not_kept_in_a_ring() -> None:
+    def kept() -> list[object]:
+        return [each for each in gc.get_objects() if type(each).__module__ == Admission.__module__]
+
+    async def story() -> None:
+        async with served() as (channel, admission):
+            gc.collect()
+            before = len(kept())
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            for _ in range(2):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await stub.Check(health_pb2.HealthCheckRequest(service="none"))
+            await until(lambda: admission.open_calls == 0)
+            await until(lambda: len(kept()) == before)
+
+    gc.disable()  # What is freed now is freed because nothing refers to it.
+    try:
+        run(story())
+    finally:
+        gc.enable()
 
 
 def test_one_silent_call_too_many_ends_the_oldest_and_who_speaks_is_served() -> None:

@@ -215,12 +215,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if stream.error is not None:
             why = clipped(str(stream.error))
             log.info(LogEvent("stream_closed", stream=stream.number, why=why))
-            try:
-                await self._abort(context, stream.error)
-            except grpc.aio.AbortError as aborted:
-                # gRPC keeps it, and raises it once this returns. Its frames would be a ring that
-                # holds the last message, of megabytes, until Python looks for rings.
-                aborted.__traceback__ = None
+            await self._abort(context, stream.error)
 
     async def RegisterReducer(  # type: ignore[override]  # as Train
         self, request_iterator: AsyncIterator[pb.RegisterReducerRequest], context: Context

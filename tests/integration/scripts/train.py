@@ -143,6 +143,7 @@ def pause(line: Line, spec: dict[str, Any], seen: dict[str, Any]) -> None:
     """If the spec asks for it here, reports that it is waiting, and waits for a file.
 
     `batch`: at this micro-batch of the step, counted from 1; without it at the first one.
+    `later`: if the step has fewer micro-batches here, at the first later step that has as many.
     `slow`: from this step on every step takes a while, until there is a file.
     """
     slow = spec.get("slow")
@@ -150,8 +151,9 @@ def pause(line: Line, spec: dict[str, Any], seen: dict[str, Any]) -> None:
         time.sleep(0.2)
     batches = sum(step == line.step + 1 for step, _rank, _indices in seen["indices"])
     for wanted in spec.get("pauses", []):
-        here = (wanted["slot"], wanted["step"]) == (spec["slot"], line.step + 1)
-        if here and batches >= wanted.get("batch", 1):
+        steps_late = line.step + 1 - wanted["step"]
+        in_time = steps_late == 0 or (steps_late > 0 and wanted.get("later", False))
+        if wanted["slot"] == spec["slot"] and in_time and batches >= wanted.get("batch", 1):
             Path(wanted["until"]).with_suffix(".here").touch()
             while not Path(wanted["until"]).exists():
                 time.sleep(0.01)
