@@ -26,6 +26,9 @@ from andon.wire import conversion, layouts
 
 __all__ = ["ScriptedWorker", "Unexpected", "small_layout"]
 
+_MADE_UP = "Internal error from Core"
+"""How gRPC's asyncio client explains the status that it makes up."""
+
 
 class Unexpected(Exception):
     """The line did something that the script does not expect: a sentence that says what."""
@@ -76,9 +79,6 @@ class ScriptedWorker:
             grpc.aio.AioRpcError: the line refuses it.
             Unexpected: the answer is not JoinAccepted.
         """
-        self.channel = self._connect()
-        stub: Any = CoordinatorStub(self.channel)
-        self.call = stub.Train()
         join = pb.Join(
             run_id=self.run_id,
             node_id="scripted",
@@ -92,7 +92,19 @@ class ScriptedWorker:
             step=self.step,
         )
         join.MergeFrom(pb.Join(**fields))
-        await self.send(join=join)
+        while True:
+            self.channel = self._connect()
+            stub: Any = CoordinatorStub(self.channel)
+            self.call = stub.Train()
+            try:
+                await self.send(join=join)
+                break
+            except grpc.aio.AioRpcError as error:
+                # The server ended the call before this was written: gRPC's asyncio client then
+                # forgets the server's status and makes one up. So the server is asked again.
+                if error.details() != _MADE_UP:
+                    raise
+                await self.channel.close()
         self.accepted = (await self.expect("join_accepted")).join_accepted
         return self.accepted
 
