@@ -154,10 +154,10 @@ def _size(kib: int) -> str:
     return f"{kib // 1024} MiB" if kib % 1024 == 0 else f"{kib} KiB"
 
 
-_ONE_HOST = ("exchange.json", "exchange-narrow.json")
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[list[Row]], str]]] = {
-    "exchange": (_ONE_HOST, _exchange),
-    "expected": (_ONE_HOST, _expected),
+    "exchange": (("exchange.json",), _exchange),
+    "expected": (("exchange.json",), _expected),
+    "expected-xeon": (("exchange-xeon.json", "exchange-narrow.json"), _expected),
     "hosts": (("hosts.json", "hosts-300.json"), _hosts),
     "hosts-bbr": (("hosts-bbr.json",), _hosts),
     "line-rates": (("line-rates.json",), table_of),
