@@ -202,7 +202,7 @@ soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks, upg
 		tests/hostile
 	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
 	ANDON_UPGRADES=all $(BIN)/python -m pytest -q --timeout 3600 tests/upgrade
-	ANDON_BENCHMARKS=1 $(BIN)/python -m pytest -q --timeout 3600 tests/integration/test_benchmarks_*.py
+	ANDON_BENCHMARKS=1 $(BIN)/python -m pytest -q --timeout 3600 tests/integration/test_benchmarks*.py
 	ANDON_LARGE=1 $(BIN)/python -m pytest -q --timeout 3600 tests/integration/andon_trainer/test_large.py
 
 fuzz: $(FUZZ_INSTALLED)  ## coverage-guided fuzzing of each parser, for FUZZ_SECONDS=60 each

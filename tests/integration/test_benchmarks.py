@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.harness import clean_environment
+from integration.harness import benchmark_in_small, clean_environment
 
 pytestmark = pytest.mark.integration
 
@@ -198,6 +198,7 @@ def test_the_recovery_benchmark_writes_each_part_of_a_recovery(tmp_path: Path) -
     assert abs(sum(recovery.values()) - total) < 1e-3
 
 
+@benchmark_in_small
 def test_what_runs_on_gpus_measures_on_the_cpu_as_well(tmp_path: Path) -> None:
     out = tmp_path / "results" / "gpu.json"
     tiny = ["--layers", "1", "--width", "64", "--context", "8", "--samples", "1", "--steps", "2"]
