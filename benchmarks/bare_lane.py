@@ -15,9 +15,7 @@ what gRPC takes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import multiprocessing
 import queue
 import socket
@@ -40,7 +38,6 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from bare_star import CHUNK_ELEMENTS, WARM_UP
-from machine import describe_machine
 from processor import processor_s
 from sides import mean_by_gloo
 
@@ -75,23 +72,11 @@ class WorkerSpec:
 
 def main() -> None:
     """Measures each requested number of workers, and prints a row for it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--mib", type=int, default=256, help="of float32")
-    parser.add_argument("--pairs", type=int, default=7, help="exchanges of each side that count")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser = bare_star.parser_of(__doc__)
     options = parser.parse_args()
     if fused is None:
         parser.error("the compiled mean is missing: install with a C compiler")
-    machine, rows = describe_machine(), []
-    for workers in options.workers:
-        rows.append(measure(workers, options.mib, options.pairs))
-        print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        figures = {"machine": {**machine, "pairs": options.pairs}, "rows": rows}
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    bare_star.measure_all(options, measure)
 
 
 def measure(workers: int, mib: int, pairs: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import multiprocessing
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -60,14 +60,28 @@ class WorkerSpec:
 
 def main() -> None:
     """Measures each requested number of workers, and prints a row for it."""
+    measure_all(parser_of(__doc__).parse_args(), measure)
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """The command line of a bare star."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--mib", type=int, default=256, help="of float32")
     parser.add_argument("--pairs", type=int, default=7, help="exchanges of each side that count")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    options = parser.parse_args()
+    return parser
+
+
+def measure_all(
+    options: argparse.Namespace, measure: Callable[[int, int, int], dict[str, Any]]
+) -> None:
+    """Prints, and perhaps writes, a row for each number of workers.
+
+    `measure` makes it of the workers, the MiB and the pairs.
+    """
     machine, rows = describe_machine(), []
     for workers in options.workers:
         rows.append(measure(workers, options.mib, options.pairs))
