@@ -1,12 +1,22 @@
-"""Skips the modules that need PyTorch where there is none (`make test-core`)."""
+"""Skips the modules that need PyTorch where there is none (`make test-core`), and hears Ctrl-C."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+# A shell without job control starts `make test &` with SIGINT ignored, and nohup ignores SIGHUP. Every
+# process that a test starts would inherit that, and the tests' own signals would not reach it.
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 class _WithoutTorch(pytest.Module):

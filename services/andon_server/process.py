@@ -26,10 +26,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """While entered, the first interrupt sets `first`, and every later one sets `again`."""
+    """While entered, the first interrupt sets `first`, and every later one sets `again`.
+
+    A process that was started under nohup goes on ignoring SIGHUP.
+    """
 
     def __init__(self) -> None:
         """Nothing happens before it is entered."""
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._signals = _SIGNALS[:-1] if ignored else _SIGNALS
         self.number = signal.SIGINT
         """The first signal."""
         self.first = asyncio.Event()
@@ -38,14 +43,14 @@ class Interrupts:
     def __enter__(self) -> Self:
         """Takes over the signals; needs a running loop."""
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in self._signals:
             loop.add_signal_handler(number, self._take, number)
         return self
 
     def let_next_kill(self) -> None:
         """Lets the next signal end the process at once: it is ending already."""
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in self._signals:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
@@ -57,7 +62,7 @@ class Interrupts:
     ) -> None:
         """Stops handling the signals."""
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in self._signals:
             loop.remove_signal_handler(number)
 
     def _take(self, number: signal.Signals) -> None:

@@ -126,6 +126,26 @@ def test_status_follows_a_line_over_a_restart_of_its_service(tmp_path: Path) -> 
     assert (code, errors) == (130, "")
 
 
+def test_a_service_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with announced(tmp_path) as (_, process):
+            process.send_signal(signal.SIGHUP)
+            code, _, _ = andon(tmp_path, "status")
+
+            assert code == 0
+            assert _ignores(process.pid, signal.SIGHUP)
+            assert not _ignores(process.pid, signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _ignores(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigIgn"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize("verb", ["status", "health"])
 def test_without_a_run_a_question_says_what_to_do(tmp_path: Path, verb: str) -> None:
     code, output, errors = andon(tmp_path, verb)
