@@ -163,6 +163,8 @@ class ChaosLine:
     digests of their weights, which cost more than a step if the model is large."""
     paths: Sequence[str] = ("shared-memory",)
     """The path of each slot's chunks; the last one holds for the slots behind it."""
+    certs: Path | None = None
+    """The certificates of a line over TLS."""
     workers: dict[int, WorkerSlot] = field(default_factory=dict)
 
     @property
@@ -209,7 +211,7 @@ class ChaosLine:
         )
         environment = clean_environment(
             ANDON_ADDRESS=address or self.service.address,
-            ANDON_INSECURE="1",
+            **({"ANDON_TLS_DIR": str(self.certs)} if self.certs else {"ANDON_INSECURE": "1"}),
             ANDON_RUN_ID=self.service.run_id,
             ANDON_METRICS_BIND="off",
             RANK=str(slot),
@@ -248,6 +250,7 @@ class ChaosLine:
             run_id,
             port=port,
             anew=self.measured,
+            certs=self.certs,
         )
 
     def await_step(self, step: int, *slots: int) -> None:
@@ -322,6 +325,7 @@ class ChaosLine:
                 f"worker {worker.slot}: exit {code}, step {worker.step}, {events[-3:]}\n{output}"
             )
         log = self.folder / "run" / "service.log"
+        lines.append(f"service: exit {self.service.process.poll()}")
         lines.append(log.read_text()[-3000:] if log.exists() else "no service log")
         return "\n".join(lines)
 
@@ -349,6 +353,7 @@ def chaos_line(
     patience_s: float = PATIENCE_S,
     measured: bool = False,
     paths: Sequence[str] = ("shared-memory",),
+    certs: Path | None = None,
 ) -> Iterator[ChaosLine]:
     """A line with its workers started, except for slot `absent`.
 
@@ -357,7 +362,7 @@ def chaos_line(
     flags = (*FLAGS, *schedule.flags, *more)
     line = ChaosLine(
         folder,
-        Service(folder / "run", workers, *flags, port=free_port()),
+        Service(folder / "run", workers, *flags, port=free_port(), certs=certs),
         task or Task(),
         flags,
         workers,
@@ -366,6 +371,7 @@ def chaos_line(
         patience_s=patience_s,
         measured=measured,
         paths=paths,
+        certs=certs,
     )
     try:
         for slot in range(workers):

@@ -16,6 +16,7 @@ from chaos.model import Task
 from chaos.rig import chaos_line
 from chaos.schedules import EVERY_STEP, SCHEDULES, LineSchedule
 from chaos.storm import CALM, WILD, plan_storm, strike
+from unit.andon.certificates import certify
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -73,6 +74,23 @@ def test_a_storm_that_changes_no_shares_leaves_the_weights_bit_identical(
     undisturbed = line.task.undisturbed(verdict.bootstrap_worker, verdict.steps, line.expected)
     assert verdict.resplit == frozenset()
     assert verdict.weights.tobytes() == undisturbed.tobytes()
+
+
+@pytest.mark.skipif(not LONG, reason="a minute a seed: `make soak` runs it, with ANDON_STORMS=10")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_storm_under_tls_ends_no_process_but_those_that_are_killed(
+    tmp_path: Path, seed: int
+) -> None:
+    certs = certify(tmp_path / "ca", tmp_path / "certs", "127.0.0.1")
+    with chaos_line(tmp_path, pace_s=PACE_S, paths=("wire", "tcp"), certs=certs) as line:
+        for fault in plan_storm(seed, FAULTS, WILD):
+            strike(line, fault)
+        line.await_progress()
+        line.await_step(STEPS)
+        assert all(line.moved_over(path) > 0 for path in ("wire", "tcp"))
+        line.finish()
+
+    judge(line)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

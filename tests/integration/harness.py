@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from andon.host.tls import open_channel
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from integration.nursery import Child, Process, first_line, nursery, start_anew
@@ -69,12 +69,16 @@ class Service:
         shared_dir: str = "",
         anew: bool = False,
         program: Sequence[str] = ("-m", "andon_cli"),
+        certs: Path | None = None,
     ) -> None:
         """Starts it; its files go to `folder`, and shared memory to `shared_dir`.
 
-        `anew`: without a nursery. `program` is the command line, as arguments of `python`.
+        `anew`: without a nursery. `program` is the command line, as arguments of `python`. `certs`:
+        the folder of certificates with which it serves TLS, and with which it is asked here.
         """
-        self.folder = folder
+        self.folder, self._certs = folder, certs
+        if certs is not None:
+            flags = (*flags, "--tls", str(certs))
         command = [
             *(*program, "serve", "--bind", "127.0.0.1"),
             *("--port", str(port), "--metrics-port", "0", "--workers", str(workers)),
@@ -110,12 +114,12 @@ class Service:
 
     def status(self) -> pb.LineStatus:
         """The line's status."""
-        with grpc.insecure_channel(self.address) as channel:
+        with open_channel(self.address, (), self._certs) as channel:
             return CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(), timeout=10).status
 
     def await_status(self, reached: Callable[[pb.LineStatus], bool]) -> pb.LineStatus:
         """Watches the status until it is as wanted, and returns it."""
-        with grpc.insecure_channel(self.address) as channel:
+        with open_channel(self.address, (), self._certs) as channel:
             watch = CoordinatorStub(channel).WatchStatus(
                 pb.WatchStatusRequest(), timeout=_PATIENCE_S
             )
@@ -127,7 +131,7 @@ class Service:
 
     def clear_halt(self, halt_id: int, answer: pb.HaltAnswer) -> None:
         """Answers a halt, as `andon resume` does."""
-        with grpc.insecure_channel(self.address) as channel:
+        with open_channel(self.address, (), self._certs) as channel:
             CoordinatorStub(channel).ClearHalt(
                 pb.ClearHaltRequest(halt_id=halt_id, answer=answer, operator="test"), timeout=10
             )
