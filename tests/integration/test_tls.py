@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import ssl
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +181,23 @@ def test_a_worker_of_a_line_elsewhere_sends_nothing_in_the_clear(line: Line) -> 
     assert stranger.reason == "insecure"
     assert "ANDON_TLS_DIR" in str(stranger)
     assert "ANDON_INSECURE=1" in str(stranger)
+
+
+def test_strangers_who_shake_hands_at_once_crash_nothing(line: Line) -> None:
+    context = ssl.create_default_context(cafile=line.certs / "ca.crt")
+    context.set_alpn_protocols(["h2"])
+    where = (HOST, int(line.service.address.rpartition(":")[2]))
+    before = line.status().step
+
+    def shake_hands(_: int) -> None:
+        # They show no certificate: TLS 1.3 tells a client so only after its handshake.
+        with socket.create_connection(where) as raw, context.wrap_socket(raw, server_hostname=HOST):
+            pass
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(shake_hands, range(400)))
+
+    line.undisturbed(before)
 
 
 def test_the_console_says_what_is_wrong_and_asks_with_certificates(line: Line) -> None:

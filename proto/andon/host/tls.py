@@ -14,6 +14,7 @@ import os
 import ssl
 import stat
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,9 @@ CA = "ca.crt"
 
 _KERNEL_TLS = getattr(ssl, "OP_ENABLE_KTLS", 0)
 """Lets the kernel encrypt, where Python, OpenSSL and the kernel all can."""
+
+_QUIET_S = 0.1
+"""New files are taken over by a handshake before which none began for this long."""
 
 _TRIES = 3
 """How often files are read again that changed while they were read."""
@@ -157,7 +161,12 @@ class ServerIdentity:
     and the identity before them stays in use.
     """
 
-    def __init__(self, folder: Path, count: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        count: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Reads the folder. `count` is called at each handshake that a client begins.
 
         Raises:
@@ -165,6 +174,7 @@ class ServerIdentity:
         """
         self._folder = folder
         self._count = count
+        self._clock = clock
         self._lock = threading.Lock()
         self._seen = _looks(folder)
         identity = read_identity(folder)
@@ -179,24 +189,52 @@ class ServerIdentity:
         and the context of them."""
 
     def credentials(self) -> grpc.ServerCredentials:
-        """gRPC's credentials, which follow the files."""
+        """gRPC's credentials for one port, which follow the files."""
+        first = self.configuration
         return grpc.dynamic_ssl_server_credentials(
-            self._configuration,
-            self.current,
-            require_client_authentication=self.demands_certificates,
+            first, self.news_since(first), require_client_authentication=self.demands_certificates
         )
 
-    def current(self) -> grpc.ServerCertificateConfiguration:
-        """The configuration for a handshake that begins now."""
-        self._count()
-        # Handshakes run on several threads. One of them reads new files, and the others wait.
+    @property
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        """What the files were when they were last read."""
         with self._lock:
-            looks = _looks(self._folder)
-            if looks != self._seen:
-                # Also if the files can't be used: they are read again once they change again.
-                self._seen = looks
-                self._take_over()
             return self._configuration
+
+    def news_since(
+        self, given: grpc.ServerCertificateConfiguration
+    ) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
+        """What gRPC asks as each handshake of a port begins: a configuration if it is new, or None.
+
+        Theory of operation. gRPC makes a handshaker from the configuration that it holds without a
+        lock, while another handshake may replace it: what the one reads is then freed by the other,
+        and the process crashes. So it gets a configuration only if the files changed, which they do
+        once in months, and only if no handshake began shortly before. Those that begin later wait
+        for gRPC's lock until it is replaced.
+        """
+        began_at = -_QUIET_S
+
+        def news() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given, began_at
+            self._count()
+            # Handshakes run on several threads. One of them reads new files, and the others wait.
+            with self._lock:
+                now = self._clock()
+                is_quiet, began_at = now - began_at >= _QUIET_S, now
+                self._follow()
+                if self._configuration is given or not is_quiet:
+                    return None
+                given = self._configuration
+                return given
+
+        return news
+
+    def _follow(self) -> None:
+        looks = _looks(self._folder)
+        if looks != self._seen:
+            # Also if the files can't be used: they are read again once they change again.
+            self._seen = looks
+            self._take_over()
 
     def web_context(self) -> ssl.SSLContext:
         """The context for a browser's handshake that begins now. It asks for no certificate:
@@ -244,7 +282,7 @@ class ServerIdentity:
     def _take_over(self) -> None:
         try:
             self._configuration = self._made_of(read_identity(self._folder))
-            log.info("new certificates in %s: in use from this handshake on", self._folder)
+            log.info("new certificates in %s: in use for new connections", self._folder)
         except TlsError as error:
             log.warning("the previous certificates stay in use: %s", error)
 

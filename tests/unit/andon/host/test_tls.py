@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
+import grpc
 import pytest
 
 from andon.host.tls import (
@@ -26,6 +29,11 @@ from unit.andon.certificates import certify
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return certify(tmp_path / "ca", tmp_path / "alpha")
+
+
+def news_of(identity: ServerIdentity) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
+    """What gRPC asks for a port whose server starts now."""
+    return identity.news_since(identity.configuration)
 
 
 def test_a_folder_holds_a_pair_and_who_is_trusted_and_shows_no_key(folder: Path) -> None:
@@ -109,28 +117,54 @@ def test_a_server_with_a_ca_demands_certificates_of_its_clients(folder: Path) ->
 
 def test_a_handshake_takes_the_files_as_they_are_then(tmp_path: Path, folder: Path) -> None:
     begun: list[int] = []
-    identity = ServerIdentity(folder, lambda: begun.append(1))
-    first, again = identity.current(), identity.current()
+    news = news_of(ServerIdentity(folder, lambda: begun.append(1), count(0, 10).__next__))
+    before = [news(), news()]
     certify(tmp_path / "ca", folder)
-    renewed = identity.current()
+    renewed = [news(), news()]
 
-    assert again is first
-    assert renewed is not first
-    assert len(begun) == 3
+    assert before == [None, None]
+    assert renewed[0] is not None
+    assert renewed[1] is None
+    assert len(begun) == 4
+
+
+def test_each_port_gets_new_files_once(tmp_path: Path, folder: Path) -> None:
+    identity = ServerIdentity(folder, clock=count(0, 10).__next__)
+    first, second = news_of(identity), news_of(identity)
+    certify(tmp_path / "ca", folder)
+
+    given = [first(), second(), first(), second()]
+
+    assert given[0] is given[1] is not None
+    assert given[2:] == [None, None]
+
+
+def test_new_files_wait_for_a_moment_in_which_no_other_handshake_begins(
+    tmp_path: Path, folder: Path
+) -> None:
+    # gRPC frees the old configuration, which a handshake that began just before may still read.
+    times = iter([0.0, 10.0, 10.05, 10.1, 10.5])
+    news = news_of(ServerIdentity(folder, clock=times.__next__))
+    news(), news()
+    certify(tmp_path / "ca", folder)
+
+    crowded = [news(), news()]
+
+    assert crowded == [None, None]
+    assert news() is not None
 
 
 @pytest.mark.parametrize("name", [KEY, CERTIFICATE, CA])
 def test_a_bad_new_file_keeps_the_old_identity_and_is_logged_once(
     tmp_path: Path, folder: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    identity = ServerIdentity(folder)
-    first = identity.current()
+    news = news_of(ServerIdentity(folder, clock=count(0, 10).__next__))
     (folder / name).write_text("half a cert")
-    kept = [identity.current() for _ in range(3)]
+    kept = [news() for _ in range(3)]
     certify(tmp_path / "ca", folder)
 
-    assert kept == [first] * 3
-    assert identity.current() is not first
+    assert kept == [None] * 3
+    assert news() is not None
     warned = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warned) == 1
     assert "stay in use" in warned[0].getMessage()
