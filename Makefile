@@ -189,7 +189,7 @@ clients:  ## builds the workers in other languages, if their tools are installed
 		'protobuf-compiler protoc-gen-go-1-3'; fi
 	@if command -v grpc_cpp_plugin >/dev/null; then $(MAKE) -C clients/cpp; \
 	else echo 'clients/cpp needs: apt-get install g++ pkg-config protobuf-compiler' \
-		'protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libssl-dev'; fi
+		'protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libssl-dev libboost-dev'; fi
 
 soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks, upgrades and the search, for much longer; models above 2 GiB
 	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \

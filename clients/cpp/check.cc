@@ -1,9 +1,11 @@
-// Checks the conformance vectors for the sample order, layout digests and weights' digests.
+// Checks the conformance vectors for the sample order, layout digests, weights' digests and checksums.
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
+#include <google/protobuf/util/message_differencer.h>
 
 #include <iostream>
 
+#include "worker/checksums.h"
 #include "worker/digests.h"
 #include "worker/files.h"
 #include "worker/order.h"
@@ -103,6 +105,31 @@ void check_weights(const Struct& file) {
   }
 }
 
+template <typename Message>
+Message golden(const std::string& folder, const std::string& name) {
+  Message message;
+  if (!message.ParseFromString(andon::read_file(folder + "/messages/" + name + ".checksums.binpb")))
+    throw std::runtime_error("can't parse " + name);
+  return message;
+}
+
+void check_checksums(const std::string& folder) {
+  for (const std::string name : {"ReduceRequest.block_gradient", "ReduceRequest.abstain"}) {
+    const auto given = golden<andon::v1::ReduceRequest>(folder, name);
+    auto made = given;
+    made.clear_header_crc32c();
+    made.clear_crc32c();
+    andon::seal(made);
+    expect(google::protobuf::util::MessageDifferencer::Equals(made, given), "checksums of " + name);
+  }
+  auto answer = golden<andon::v1::ReduceResponse>(folder, "ReduceResponse.averaged_block");
+  expect(andon::header_intact(answer) && andon::payload_intact(answer), "checksums of an average");
+  (*answer.mutable_averaged_block()->mutable_payload())[0] ^= 1;
+  expect(andon::header_intact(answer) && !andon::payload_intact(answer), "a changed payload is noticed");
+  answer.mutable_averaged_block()->set_total_weight(1);
+  expect(!andon::header_intact(answer), "a changed header is noticed");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -110,6 +137,7 @@ int main(int argc, char** argv) {
   check_order(vectors(folder, "order.json"));
   check_layout(vectors(folder, "layout.json"));
   check_weights(vectors(folder, "weights.json"));
+  check_checksums(folder);
   std::cout << checked << " vectors, " << wrong << " wrong\n";
   return wrong > 0;
 }

@@ -55,7 +55,8 @@ def _has_grpc_go() -> bool:
 
 def _has_grpc_cpp() -> bool:
     packages = ["pkg-config", "--exists", "grpc++", "protobuf", "libcrypto"]
-    return subprocess.run(packages, check=False, capture_output=True).returncode == 0
+    found = subprocess.run(packages, check=False, capture_output=True).returncode == 0
+    return found and Path("/usr/include/boost/crc.hpp").is_file()
 
 
 LANGUAGES = {
@@ -82,7 +83,7 @@ LANGUAGES = {
         name="cpp",
         programs=("g++", "protoc", "grpc_cpp_plugin", "pkg-config", "make"),
         supplied_by="apt-get install g++ pkg-config protobuf-compiler protobuf-compiler-grpc "
-        "libgrpc++-dev libprotobuf-dev libssl-dev",
+        "libgrpc++-dev libprotobuf-dev libssl-dev libboost-dev",
         build=("make", "-s", "-j2", "-C", str(CLIENTS / "cpp")),
         run=(str(CLIENTS / "cpp/build/logistic"), "--data", str(CLIENTS / "data/samples.csv")),
         check=("make", "-s", "-C", str(CLIENTS / "cpp"), "check"),

@@ -16,12 +16,13 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from andon.protocol.encoding import Encoding
-from andon.protocol.messages import AveragedBlock, StaleRound
+from andon.protocol.messages import AveragedBlock, RoundAborted, StaleRound
 from andon.protocol.records import Key, Record, RecordKind
 from andon.protocol.shards import deal
 from andon.tcp import connecting
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, reducer_pb2
+from andon.wire import frames
 from andon.wire.conversion import WireError
 from andon.wire.frames import FrameError, parse_response
 from andon_trainer.core import values
@@ -578,6 +579,40 @@ def _overlook_lost_lanes() -> None:
     _wrap(WorkerLanes, "_ended", lambda _: lambda self, error: None)
 
 
+def _seal_wrongly() -> None:
+    def wrap(original: Any) -> Any:
+        return lambda message, crc32c=None: original(message, 1 if crc32c is None else crc32c ^ 1)
+
+    _wrap(frames, "checksum_fields_of", wrap)
+
+
+def _overlook_changes() -> None:
+    _wrap(wire.checksums, "is_intact", lambda _: lambda message: message.crc32c is not None)
+
+
+def _overlook_absent_checksums() -> None:
+    def wrap(original: Any) -> Any:
+        return lambda message: message.crc32c is None or original(message)
+
+    _wrap(wire.checksums, "is_intact", wrap)
+
+
+def _keep_to_itself_what_was_corrupt() -> None:
+    def wrap(original: Any) -> Any:
+        def receive(self: Collector, message: Any, **more: Any) -> None:
+            if isinstance(message, RoundAborted):
+                message = replace(message, corrupt=None)
+            original(self, message, **more)
+
+        return receive
+
+    _wrap(Collector, "receive", wrap)
+
+
+def _overlook_headers() -> None:
+    _wrap(frames, "require_header_intact", lambda _: lambda *_: None)
+
+
 DEFECTS = {
     "turns-the-digest": Defect("join.layout-digest", _turn_the_digest),
     "is-silent": Defect("join.heartbeat", _be_silent),
@@ -650,6 +685,13 @@ DEFECTS = {
     "has-no-limit": Defect(
         "shares.limit", lambda: _wrap(Worker, "_limited", lambda _: lambda self, vector, _: vector)
     ),
+    "seals-wrongly": Defect("checksums.sent", _seal_wrongly),
+    "overlooks-changes": Defect("checksums.payload", _overlook_changes, patience_s=_NEVER_S),
+    "overlooks-absent-checksums": Defect(
+        "checksums.absent", _overlook_absent_checksums, patience_s=_NEVER_S
+    ),
+    "keeps-corrupt-to-itself": Defect("checksums.told", _keep_to_itself_what_was_corrupt),
+    "overlooks-headers": Defect("checksums.header", _overlook_headers, patience_s=_NEVER_S),
     "proves-another-worker": Defect("lanes.proof", _prove_another_worker),
     "believes-any-listener": Defect("lanes.answer", _believe_any_listener, patience_s=_NEVER_S),
     "overlooks-lost-lanes": Defect("lanes.broken", _overlook_lost_lanes, patience_s=_NEVER_S),

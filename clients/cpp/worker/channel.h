@@ -108,6 +108,7 @@ struct Event {
   std::shared_ptr<v1::ReduceResponse> answer;
   std::uint64_t exchange = 0;  // the exchange that it arrived on
   grpc::Status status;         // how the stream ended, if both messages are absent
+  bool corrupt = false;        // the answer is an average that does not match its checksum
 };
 using Inbox = Queue<Event>;
 

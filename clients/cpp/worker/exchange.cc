@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "worker/checksums.h"
 #include "worker/digests.h"
 
 namespace andon {
@@ -40,6 +41,7 @@ Exchange::Stream& Exchange::to(const std::string& address) {
   stream->call = stream->stub->Reduce(&stream->context);
   auto opening = std::make_shared<v1::ReduceRequest>();
   *opening->mutable_open_round() = opening_;
+  opening->mutable_open_round()->add_capabilities(kChecksums);
   stream->outgoing.put(opening);
   stream->writer = std::thread([it = stream.get()] {
     while (const auto message = it->outgoing.take())
@@ -47,9 +49,17 @@ Exchange::Stream& Exchange::to(const std::string& address) {
   });
   stream->reader = std::thread([it = stream.get(), inbox = inbox_, number = number] {
     auto answer = std::make_shared<v1::ReduceResponse>();
-    for (; it->call->Read(answer.get()); answer = std::make_shared<v1::ReduceResponse>())
-      inbox->put({nullptr, answer, number, {}});
-    inbox->put({nullptr, nullptr, number, finish(*it->call, it->context)});
+    bool agreed = false, readable = true;  // agreed: the reducer's averages have checksums
+    for (; readable && it->call->Read(answer.get()); answer = std::make_shared<v1::ReduceResponse>()) {
+      for (const auto& capability : answer->round_opened().capabilities())
+        agreed = agreed || capability == kChecksums;
+      readable = header_intact(*answer);
+      if (readable) inbox->put({nullptr, answer, number, {}, agreed && !payload_intact(*answer)});
+    }
+    if (!readable) it->context.TryCancel();
+    auto ended = finish(*it->call, it->context);
+    if (!readable) ended = {grpc::StatusCode::DATA_LOSS, "an average does not match its header_crc32c"};
+    inbox->put({nullptr, nullptr, number, ended});
   });
   return *stream;
 }
@@ -77,6 +87,7 @@ void Exchange::send(const Round& round, const std::vector<std::vector<float>>& g
       block->set_encoding(v1::ENCODING_FLOAT32);
       block->set_payload(to_bytes(gradients[chunk.block].data() + chunk.offset, chunk.count));
     }
+    seal(*message);
     to(chunk.address).outgoing.put(message);
   }
 }

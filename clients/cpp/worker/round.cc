@@ -107,9 +107,22 @@ std::optional<v1::Fault> Round::told(const v1::ReduceResponse& answer) const {
     *found.mutable_greatest() = answer.stale_round().greatest();
     return found;
   }
-  if (answer.has_round_aborted() && is(answer.round_aborted().key()))
-    return fault(v1::FAULT_KIND_DATA_STREAM_LOST, answer.round_aborted().message());
+  if (answer.has_round_aborted() && is(answer.round_aborted().key())) {
+    const auto& aborted = answer.round_aborted();
+    const auto& chunk = aborted.corrupt();
+    if (aborted.has_corrupt()) return corrupt(chunk.rank(), chunk.block(), chunk.element(), aborted.message());
+    return fault(v1::FAULT_KIND_DATA_STREAM_LOST, aborted.message());
+  }
   return {};
+}
+
+v1::Fault Round::corrupt(std::uint32_t rank, std::uint32_t block, std::uint64_t element,
+                         const std::string& message) const {
+  auto found = fault(v1::FAULT_KIND_CORRUPT_CHUNK, message);
+  found.set_rank(rank);
+  found.set_block(block);
+  found.set_element(element);
+  return found;
 }
 
 std::uint64_t Round::largest() const {

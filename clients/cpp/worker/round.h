@@ -54,6 +54,8 @@ struct Round {
   std::optional<v1::Fault> check(const std::vector<std::vector<float>>& gradients) const;
   // Stores one average; returns what is wrong if it is invalid, or disagrees with the others (rule 15).
   std::string take(const v1::AveragedBlock& average);
+  // The fault of a chunk that was changed on its way from or to a rank.
+  v1::Fault corrupt(std::uint32_t rank, std::uint32_t block, std::uint64_t element, const std::string& message) const;
   // The fault that a reducer reports, if it concerns this round.
   std::optional<v1::Fault> told(const v1::ReduceResponse& answer) const;
   bool complete() const { return waiting.empty() || silent == reducers.size(); }

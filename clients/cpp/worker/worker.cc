@@ -84,7 +84,7 @@ void Worker::session() {
     } else if (const auto wrong = answer_error(*event.answer); !wrong.empty()) {
       lose(wrong);
     } else {
-      hear(*event.answer);
+      hear(*event.answer, event.corrupt);
     }
   }
 }
@@ -226,7 +226,7 @@ void Worker::lose(const std::string& why) {
 }
 
 // Handles a reducer's answer for the current round, and forwards its faults.
-void Worker::hear(const v1::ReduceResponse& answer) {
+void Worker::hear(const v1::ReduceResponse& answer, bool corrupt) {
   if (!round_ || round_->held) return;
   if (answer.has_round_opened()) {
     const auto most = answer.round_opened().max_payload_bytes();
@@ -235,7 +235,11 @@ void Worker::hear(const v1::ReduceResponse& answer) {
       fault(round_->fault(v1::FAULT_KIND_PROTOCOL, "a reducer accepts payloads of " + std::to_string(most) +
                                                        " bytes, and chunks have " + std::to_string(largest)));
   } else if (answer.has_averaged_block() && present(answer.averaged_block().key())) {
-    const auto wrong = round_->take(answer.averaged_block());
+    const auto& average = answer.averaged_block();
+    if (corrupt)
+      return fault(round_->corrupt(round_->work.rank(), average.block(), average.element_offset(),
+                                   "an average does not match its CRC-32C: it was changed on its way to this worker"));
+    const auto wrong = round_->take(average);
     if (!wrong.empty()) return lose(wrong);
     if (round_->complete()) ready();
   } else if (const auto found = round_->told(answer)) {

@@ -56,7 +56,7 @@ class Worker {
   void begin(const v1::ShardAssignment& work);
   void fault(const v1::Fault& fault);
   void lose(const std::string& why);
-  void hear(const v1::ReduceResponse& answer);
+  void hear(const v1::ReduceResponse& answer, bool corrupt);
   void ready();
   bool commit(const v1::StepCommitted& message);
   void transfer(const v1::StateTransfer& asked);

@@ -8,6 +8,9 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/golang/protobuf/jsonpb"
+	"github.com/golang/protobuf/proto"
+
 	pb "andon/v1"
 )
 
@@ -109,5 +112,38 @@ func TestWeightsDigest(t *testing.T) {
 		if found := hex.EncodeToString(digest.Sum(nil)); found != one.SHA256 {
 			t.Errorf("weights %s: %s", one.Name, found)
 		}
+	}
+}
+
+// message reads a message of conformance/messages/.
+func message(t *testing.T, name string, into proto.Message) {
+	var file struct{ Message json.RawMessage }
+	vectors(t, "messages/"+name, &file)
+	if err := jsonpb.UnmarshalString(string(file.Message), into); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestChecksums(t *testing.T) {
+	for _, name := range []string{"ReduceRequest.block_gradient.checksums", "ReduceRequest.abstain.checksums"} {
+		given, made := &pb.ReduceRequest{}, &pb.ReduceRequest{}
+		message(t, name, given)
+		made.Message = given.Message
+		if !proto.Equal(sealed(made), given) {
+			t.Errorf("%s: made %v", name, made)
+		}
+	}
+	answer := &pb.ReduceResponse{}
+	message(t, "ReduceResponse.averaged_block.checksums", answer)
+	if !headerIntact(answer) || !payloadIntact(answer) {
+		t.Error("the average does not match its checksums")
+	}
+	answer.GetAveragedBlock().GetPayload()[0] ^= 1
+	if !headerIntact(answer) || payloadIntact(answer) {
+		t.Error("a changed payload is not noticed, or it is the header that is blamed")
+	}
+	answer.GetAveragedBlock().TotalWeight++
+	if headerIntact(answer) {
+		t.Error("a changed header is not noticed")
 	}
 }

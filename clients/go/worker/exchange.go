@@ -39,9 +39,17 @@ func (x *exchange) to(address string) (pb.Reducer_ReduceClient, error) {
 	x.streams[address] = stream
 	go func() {
 		defer connection.Close()
+		agreed := false // the reducer's averages have checksums
 		for {
 			answer, err := stream.Recv()
-			x.inbox.put(event{bulk: answer, from: x, lost: err})
+			if err == nil && !headerIntact(answer) {
+				err = errors.New("an average does not match its header_crc32c")
+			}
+			for _, capability := range answer.GetRoundOpened().GetCapabilities() {
+				agreed = agreed || capability == checksums
+			}
+			corrupt := err == nil && agreed && !payloadIntact(answer)
+			x.inbox.put(event{bulk: answer, from: x, lost: err, corrupt: corrupt})
 			if err != nil {
 				return
 			}
@@ -62,7 +70,8 @@ func (w *Worker) openReducer(ctx context.Context, address string) (*grpc.ClientC
 	stream, err := pb.NewReducerClient(connection).Reduce(ctx)
 	if err == nil {
 		err = stream.Send(&pb.ReduceRequest{Message: &pb.ReduceRequest_OpenRound{OpenRound: &pb.OpenRound{
-			RunId: w.config.RunID, Worker: w.welcome.Worker, SessionToken: w.welcome.SessionToken}}})
+			RunId: w.config.RunID, Worker: w.welcome.Worker, SessionToken: w.welcome.SessionToken,
+			Capabilities: []string{checksums}}}})
 	}
 	if err != nil {
 		connection.Close()
@@ -253,7 +262,7 @@ func (x *exchange) send(r *round, gradients [][]float32) error {
 				Content:  &pb.BlockGradient_Payload{Payload: Floats(gradients[piece.block][piece.offset : piece.offset+piece.count])},
 			}}
 		}
-		messages, streams = append(messages, message), append(streams, stream)
+		messages, streams = append(messages, sealed(message)), append(streams, stream)
 	}
 	go func() {
 		for i, message := range messages {

@@ -12,6 +12,7 @@ type event struct {
 	bulk    *pb.ReduceResponse
 	from    *exchange
 	lost    error
+	corrupt bool // bulk is an average that does not match its checksum
 }
 
 // An inbox never blocks its writers, because a worker must read while it writes (rule 16).

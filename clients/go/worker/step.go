@@ -102,6 +102,12 @@ var faultKinds = map[pb.BlockFaultKind]pb.FaultKind{
 	pb.BlockFaultKind_BLOCK_FAULT_KIND_ENCODING_OVERFLOW:  pb.FaultKind_FAULT_KIND_ENCODING_OVERFLOW,
 }
 
+// corruptChunk reports a chunk that was changed on its way from or to a rank.
+func (w *Worker) corruptChunk(rank, block uint32, element uint64, message string) {
+	w.fault(pb.FaultKind_FAULT_KIND_CORRUPT_CHUNK, &pb.Fault{XRank: &pb.Fault_Rank{Rank: rank},
+		XBlock: &pb.Fault_Block{Block: block}, Element: element, Message: message})
+}
+
 // average handles a reducer's answer for the current round, and forwards its faults.
 func (w *Worker) average(one event) {
 	lost := one.lost
@@ -123,6 +129,11 @@ func (w *Worker) average(one event) {
 		}
 	case *pb.ReduceResponse_AveragedBlock:
 		if !w.present(it.AveragedBlock.Key) {
+			return
+		}
+		if one.corrupt {
+			w.corruptChunk(w.round.work.Rank, it.AveragedBlock.Block, it.AveragedBlock.ElementOffset,
+				"an average does not match its CRC-32C: it was changed on its way to this worker")
 			return
 		}
 		if err := w.round.take(it.AveragedBlock); err != nil {
@@ -148,7 +159,12 @@ func (w *Worker) average(one event) {
 			w.fault(pb.FaultKind_FAULT_KIND_STALE_ROUND, &pb.Fault{Message: "the reducer saw a greater key", Greatest: it.StaleRound.Greatest})
 		}
 	case *pb.ReduceResponse_RoundAborted:
-		if w.present(it.RoundAborted.Key) {
+		if !w.present(it.RoundAborted.Key) {
+			return
+		}
+		if found := it.RoundAborted.Corrupt; found != nil {
+			w.corruptChunk(found.Rank, found.Block, found.Element, it.RoundAborted.Message)
+		} else {
 			w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: it.RoundAborted.Message})
 		}
 	}

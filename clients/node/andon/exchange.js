@@ -1,5 +1,6 @@
 // The data plane: streams to the reducers.
 
+import { CAPABILITY, checksumsOf, headerIntact, payloadIntact } from './checksums.js';
 import { toBytes } from './digests.js';
 import { connect, listen, v1, write } from './wire.js';
 
@@ -7,7 +8,8 @@ import { connect, listen, v1, write } from './wire.js';
 export class Exchange {
   #calls = new Map();
 
-  /** `opening` is OpenRound; `told(exchange, answer, error)` is called with each answer or error. */
+  /** `opening` is OpenRound; `told(exchange, answer, error)` is called with each answer or error.
+   * An answer is `corrupt` if it is an average that does not match its checksum. */
   constructor(home, folder, opening, told) {
     Object.assign(this, { home, folder, opening, told });
   }
@@ -16,11 +18,19 @@ export class Exchange {
     if (!this.#calls.has(address)) {
       const client = connect(v1.Reducer, address || this.home, this.folder);
       const call = client.reduce();
-      listen(call, (answer) => this.told(this, answer, null), (error) => {
+      let agreed = false; // the reducer's averages have checksums
+      listen(call, (answer) => {
+        agreed ||= answer.roundOpened?.capabilities.includes(CAPABILITY) ?? false;
+        if (headerIntact(answer)) {
+          this.told(this, { ...answer, corrupt: agreed && !payloadIntact(answer) }, null);
+        } else {
+          this.told(this, null, new Error('an average does not match its header_crc32c'));
+        }
+      }, (error) => {
         client.close();
         this.told(this, null, error);
       });
-      call.write({ openRound: this.opening });
+      call.write({ openRound: { ...this.opening, capabilities: [CAPABILITY] } });
       this.#calls.set(address, call);
     }
     return this.#calls.get(address);
@@ -36,8 +46,9 @@ export class Exchange {
   async send(round, gradients) {
     const { key, rank, worldSize } = round.work;
     if (round.samples === 0) {
-      const abstain = { key, rank, worldSize };
-      await Promise.all([...round.reducers].map((each) => write(this.#to(each), { abstain })));
+      const message = { abstain: { key, rank, worldSize } };
+      const sealed = { ...message, ...checksumsOf(message) };
+      await Promise.all([...round.reducers].map((each) => write(this.#to(each), sealed)));
       return;
     }
     for (const { block, offset, count, address } of round.chunks) {
@@ -46,7 +57,8 @@ export class Exchange {
         operation: 'OPERATION_WEIGHTED_MEAN', encoding: 'ENCODING_FLOAT32', weight: round.samples,
         payload: toBytes(gradients[block].subarray(offset, offset + count)),
       };
-      if (!(await write(this.#to(address), { blockGradient }))) return;
+      const sealed = { blockGradient, ...checksumsOf({ blockGradient }) };
+      if (!(await write(this.#to(address), sealed))) return;
     }
   }
 }

@@ -58,7 +58,12 @@ export class Round {
 
   /** Handles a reducer's answer for this round. Returns the fault to forward, or null; throws if an
    * average is invalid. */
-  hear({ averagedBlock, blockFault, staleRound, roundAborted }) {
+  hear({ averagedBlock, blockFault, staleRound, roundAborted, corrupt }) {
+    if (corrupt) {
+      const { block, elementOffset: element } = averagedBlock;
+      const message = 'an average does not match its CRC-32C: it was changed on its way to this worker';
+      return { kind: 'CORRUPT_CHUNK', rank: this.work.rank, block, element, message };
+    }
     if (averagedBlock) {
       this.#take(averagedBlock);
       return null;
@@ -71,7 +76,8 @@ export class Round {
     if (staleRound) {
       return { kind: 'STALE_ROUND', greatest: staleRound.greatest, message: 'the reducer saw a greater key' };
     }
-    return { kind: 'DATA_STREAM_LOST', message: roundAborted.message };
+    const { message, corrupt: chunk } = roundAborted;
+    return chunk ? { kind: 'CORRUPT_CHUNK', ...chunk, message } : { kind: 'DATA_STREAM_LOST', message };
   }
 
   /** Stores one average. All averages must agree on total weight and world size (rule 15). */

@@ -4,8 +4,10 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import test from 'node:test';
 
+import { checksumsOf, headerIntact, payloadIntact } from '../andon/checksums.js';
 import { blockElements, layoutDigest, weightsDigest } from '../andon/digests.js';
 import { Order, splitmix64 } from '../andon/order.js';
+import { v1 } from '../andon/wire.js';
 
 const vectors = (name) =>
   JSON.parse(readFileSync(new URL(`../../../conformance/${name}.json`, import.meta.url)));
@@ -31,4 +33,21 @@ test("the weights' digest", () => {
     const parameters = tensors.map((tensor) => ({ ...tensor, bytes: Buffer.from(tensor.bytes, 'hex') }));
     assert.equal(weightsDigest(parameters).toString('hex'), sha256);
   }
+});
+
+test('checksums', () => {
+  const golden = (name) => readFileSync(new URL(`../../../conformance/messages/${name}.checksums.binpb`, import.meta.url));
+  const { requestDeserialize, responseDeserialize } = v1.Reducer.service.Reduce;
+  for (const name of ['block_gradient', 'abstain']) {
+    const { headerCrc32c, crc32c, ...rest } = requestDeserialize(golden(`ReduceRequest.${name}`));
+    const expected = name === 'abstain' ? { headerCrc32c } : { headerCrc32c, crc32c };
+    assert.deepEqual(checksumsOf(rest), expected);
+  }
+  const answer = responseDeserialize(golden('ReduceResponse.averaged_block'));
+  const intact = () => [headerIntact(answer), payloadIntact(answer)];
+  assert.deepEqual(intact(), [true, true]);
+  answer.averagedBlock.payload[0] ^= 1;
+  assert.deepEqual(intact(), [true, false]);
+  answer.averagedBlock.totalWeight += 1;
+  assert.deepEqual(intact(), [false, false]);
 });

@@ -88,7 +88,9 @@ class Bench:
         setting = setting or LineSetting()
         transcript = Transcript(self._waits.patience_s, self._waits.quiet_s)
         servers = [
-            ScriptedServer(transcript, alone=number > 0, lanes=setting.lanes)
+            ScriptedServer(
+                transcript, alone=number > 0, lanes=setting.lanes, checksums=setting.checksums
+            )
             for number in range(setting.reducers)
         ]
         servers[0].away = away

@@ -15,6 +15,7 @@ from andon.protocol.limits import MAX_MESSAGE_BYTES
 from andon.protocol.messages import OpenRound
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
+from andon.wire.checksums import CAPABILITY as CHECKSUMS
 from andon.wire.frames import FrameError, parse_requests
 from andon_conformance.judge.lanes import CAPABILITY, LaneScript, ScriptedLanes
 from andon_conformance.judge.streams import ClientCall
@@ -35,9 +36,17 @@ class ScriptedServer:
     """Coordinator and reducer for one client, on a free port of loopback; or a reducer alone."""
 
     def __init__(
-        self, transcript: Transcript, *, alone: bool = False, lanes: LaneScript = "none"
+        self,
+        transcript: Transcript,
+        *,
+        alone: bool = False,
+        lanes: LaneScript = "none",
+        checksums: bool = False,
     ) -> None:
         """Records events in `transcript`; with `alone` it serves a reducer without coordinator."""
+        self._capabilities = REDUCER_CAPABILITIES
+        if checksums:
+            self._capabilities += (CHECKSUMS,)
         self.lanes = ScriptedLanes(
             lanes,
             lambda kind, stream, message: transcript.add(kind, stream, message),
@@ -157,7 +166,7 @@ class ScriptedServer:
 
     def _opened(self, stream: ClientCall, opening: OpenRound) -> reducer_pb2.ReduceResponse:
         opened = reducer_pb2.RoundOpened(
-            capabilities=[each for each in REDUCER_CAPABILITIES if each in opening.capabilities],
+            capabilities=[each for each in self._capabilities if each in opening.capabilities],
             max_payload_bytes=self.max_payload_bytes,
         )
         offer = self.lanes.offer(stream, opening)

@@ -26,6 +26,7 @@ from andon_conformance.judge.checks import (
 from andon_conformance.judge.client import Launch
 from andon_conformance.judge.scenarios.averaging import AVERAGING
 from andon_conformance.judge.scenarios.bootstrapping import BOOTSTRAP
+from andon_conformance.judge.scenarios.checksums import CHECKSUMS
 from andon_conformance.judge.scenarios.committing import COMMITTING
 from andon_conformance.judge.scenarios.faulting import FAULTING
 from andon_conformance.judge.scenarios.halting import HALTING
@@ -57,6 +58,7 @@ SCENARIOS = (
     AVERAGING,
     MALFORMING,
     REDUCING,
+    CHECKSUMS,
     LANING,
     FAULTING,
     HALTING,
