@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import halt_pb2
 from andon_coordinator.transport.reader import JournalReader
 from integration.harness import on_line, start_line, start_worker, train
 
@@ -80,6 +81,42 @@ def test_a_waiting_line_continues_after_the_answer_as_if_undisturbed(
     assert (halted.halt.worker, halted.halt.step, halted.step) == (1, 5, 4)
     assert "worker 1 sent nan in blocks.1.up.weight[3, 2]" in workers[0].output
     assert [worker.seen["digest"] for worker in workers] == [expected] * 2
+
+
+def test_f_dp_003_a_bad_value_computed_ahead_halts_the_line_though_its_averages_are_here(
+    tmp_path: Path,
+) -> None:
+    """A worker that is the last one has its round's averages before the window ahead is done."""
+    loss, gradient = (0, 3), (1, 5)
+    pauses = [
+        {"slot": slot, "step": step, "until": str(tmp_path / f"go-{step}")}
+        for slot, step in (loss, gradient)
+    ]
+    spec = {
+        **{**SPEC, "samples": 200, "pauses": pauses},
+        "bad_loss": {"slot": loss[0], "step": loss[1]},
+        "poison": {**POISON, "slot": gradient[0], "step": gradient[1], "value": "nan"},
+    }
+    flags = ("--schedule", "local", "--local-steps", "2", "--overlap")
+    halts = []
+
+    with start_line(tmp_path, spec, 2, *flags, ANDON_ON_HALT="wait") as (service, workers):
+        for slot, step in (loss, gradient):
+            waiting = f"worker {slot} to finish step {step}"
+            # The other worker has reported: the averages of all are at the reducer, or with them.
+            service.await_status(lambda line, waiting=waiting: line.waiting_for == waiting)
+            (tmp_path / f"go-{step}").touch()
+            line = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED)
+            service.clear_halt(line.halt.id, pb.HALT_ANSWER_RETRY)
+            halts.append((line.halt.worker, line.halt.step, line.halt.reason))
+        codes = [worker.wait() for worker in workers]
+
+    assert codes == [0, 0], workers[0].output
+    assert halts == [
+        (*loss, halt_pb2.HALT_REASON_NON_FINITE_LOSS),
+        (*gradient, halt_pb2.HALT_REASON_NON_FINITE_GRADIENT),
+    ]
+    assert len({worker.seen["digest"] for worker in workers}) == 1
 
 
 def test_a_script_that_catches_the_halt_goes_on_at_the_right_sample(tmp_path: Path) -> None:

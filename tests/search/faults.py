@@ -122,6 +122,17 @@ def _defect(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
     yield ("defect", slot), draft.state()
 
 
+def _ahead(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A worker finds a non-finite value in what it computes ahead, and goes no further."""
+    worker = world.worker(state, slot)
+    if worker.place is not Place.AHEAD or not worker.waits:
+        return
+    draft = Draft.of(state)
+    out = world.turn(draft, slot, ("refuses",), lambda w, o: w.refuses(o))
+    world.act_out(draft, slot, out)
+    yield ("defect ahead", slot), draft.state()
+
+
 def _leaves(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
     """A script leaves its epoch, between two rounds or in the middle of a window."""
     worker = world.worker(state, slot)
@@ -263,6 +274,7 @@ _OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, Stat
     "data": _data,
     "transfer": _transfer,
     "defect": _defect,
+    "ahead": _ahead,
     "number": _number,
     "leaves": _leaves,
 }

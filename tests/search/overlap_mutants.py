@@ -17,8 +17,9 @@ from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
 from andon_trainer.core.computed import Computed
+from andon_trainer.core.conversation import Conversation
 from andon_trainer.core.effects import Effect
-from andon_trainer.core.events import Assigned
+from andon_trainer.core.events import Assigned, ExchangeFailed
 from andon_trainer.core.worker_state import WorkerState
 from search import local_weights, worker
 from search.messages import Out
@@ -149,6 +150,17 @@ def _pipe_over_the_end(patch: Patch) -> None:
     patch.setattr(overlap, "_cursor_ahead", ahead)
 
 
+def _refusal_holds_the_averages(patch: Patch) -> None:
+    """A worker that finds a bad value ahead takes the averages of its round, if they are here."""
+    refuse = Conversation.refuse
+
+    def takes(conversation: Conversation, fault: ExchangeFailed) -> list[Effect]:
+        # A fault of a round that is held is not reported: the round may be committed already.
+        return [] if conversation.take_averages() is not None else refuse(conversation, fault)
+
+    patch.setattr(Conversation, "refuse", takes)
+
+
 OVERLAP_MUTANTS = [
     Mutant(
         "record covers what is ahead", "overlap", _record_covers_what_is_ahead, _world(0), "ends at"
@@ -188,4 +200,11 @@ OVERLAP_MUTANTS = [
     ),
     Mutant("change not taken off", "overlap", _change_not_taken_off, _world(0), "F-DP-002"),
     Mutant("dealt to others", "overlap", _dealt_to_others, _world(1, "data"), "throws away"),
+    Mutant(
+        "refusal holds the averages",
+        "overlap",
+        _refusal_holds_the_averages,
+        _world(1, "ahead", windows=2),
+        "",
+    ),
 ]

@@ -32,7 +32,10 @@ ALL_FAULTS = frozenset(
     }
 )
 
-OVERLAP_FAULTS = ALL_FAULTS | {"leaves"}  # a script leaves its epoch early
+OVERLAP_FAULTS = ALL_FAULTS | {
+    "leaves",  # a script leaves its epoch early
+    "ahead",  # a worker finds a non-finite value in what it computes ahead
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,7 @@ def test_f_dp_002_with_local_steps_every_position_is_in_one_record_in_any_state_
     assert report.goals
 
 
-@pytest.mark.parametrize("kind", OVERLAPPED)
+@pytest.mark.parametrize("kind", [*OVERLAPPED, "ahead"])
 def test_f_dp_002_with_overlap_every_position_is_in_one_record_in_any_state_after(
     kind: str,
 ) -> None:

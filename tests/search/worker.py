@@ -73,6 +73,8 @@ class Place(enum.Enum):
     """In `leave_epoch`."""
     AVERAGES = enum.auto()
     """In `await_averages`."""
+    VERDICT = enum.auto()
+    """It found a bad value in what it computes ahead, and waits for the end of its round."""
     COMMIT = enum.auto()
     """In `await_commit`."""
     MEAN = enum.auto()
@@ -81,6 +83,10 @@ class Place(enum.Enum):
     """Past the last step: it requests more work only if another worker waits for state."""
     GONE = enum.auto()
     """Refused: the process has ended."""
+
+
+_EXCHANGING = (Place.AHEAD, Place.AVERAGES, Place.VERDICT)
+"""Where it takes averages from its inbox."""
 
 
 @dataclass(slots=True)
@@ -195,6 +201,13 @@ class Worker:
         self.local.compute(self._counted(missing), ahead=True)
         computed.add_ahead(missing)
         self._wait_at(Place.AVERAGES, Wait.AVERAGES)
+        self.settle(out)
+
+    def refuses(self, out: list[Out]) -> None:
+        """What it computes ahead is not finite: in `refuse_loss`, or in `refuse_gradient`."""
+        fault = self.state.own_fault("NON_FINITE_GRADIENT", "", "nan")
+        self._do(self.conversation.refuse(fault), out)
+        self._wait_at(Place.VERDICT, Wait.VERDICT)
         self.settle(out)
 
     def leaves_epoch(self, out: list[Out]) -> None:
@@ -353,7 +366,7 @@ class Worker:
         key = self.exchanging
         match event:
             case Averages():
-                if event.key != key or self.place not in (Place.AHEAD, Place.AVERAGES):
+                if event.key != key or self.place not in _EXCHANGING:
                     return None
                 self.averages = event
                 return AveragesComplete(event.key, event.total_weight, event.world_size)
@@ -432,7 +445,14 @@ def _said(effect: Effect, stream: Stream) -> Out:
         case ReportFault(failed):
             kind = on.FaultKind[failed.kind]
             return on.FaultReported(
-                stream, on.Fault(kind=kind, key=failed.key, greatest=failed.greatest)
+                stream,
+                on.Fault(
+                    kind=kind,
+                    key=failed.key,
+                    rank=failed.rank,
+                    value=failed.value,
+                    greatest=failed.greatest,
+                ),
             )
         case _:
             raise Wrong(f"a worker is to do what no search expects: {effect}")

@@ -43,6 +43,7 @@ from andon_trainer.core.events import (
     Assigned,
     AveragesComplete,
     Committed,
+    ExchangeFailed,
     LeaveWanted,
     TransferAsked,
 )
@@ -74,7 +75,7 @@ log = logging.getLogger(__name__)
 
 _LEAVE_PATIENCE_S = 5.0
 
-_OF_STEPS = frozenset({Wait.WORK, Wait.AVERAGES, Wait.COMMIT})
+_OF_STEPS = frozenset({Wait.WORK, Wait.AVERAGES, Wait.VERDICT, Wait.COMMIT})
 """What a script waits for that makes one step after the other."""
 
 _ELSEWHERE = frozenset({"EVALUATING", "BUSY"})
@@ -282,14 +283,18 @@ class Membership(MemberFacts):
         """Gives the present round up, without waiting: all workers will try the step again."""
         self._do(self._conversation.abandon(message))
 
-    def report_loss(self, value: str) -> None:
-        """Reports that this worker's loss is `value`, which is not finite."""
-        self._inbox.put(self._state.own_fault("NON_FINITE_LOSS", f"the loss is {value}", value))
+    def refuse_loss(self, value: str) -> None:
+        """Reports that this worker's loss is `value`, which is not finite; waits for the halt."""
+        self._refuse(self._state.own_fault("NON_FINITE_LOSS", f"the loss is {value}", value))
 
-    def report_gradient(self, block: int, element: int, value: str) -> None:
-        """Reports that an element of this worker's gradient is `value`, which is not finite."""
+    def refuse_gradient(self, block: int, element: int, value: str) -> None:
+        """Reports that an element of its gradient is `value`, not finite; waits for the halt."""
         fault = self._state.own_fault("NON_FINITE_GRADIENT", "", value)
-        self._inbox.put(replace(fault, block=block, element=element))
+        self._refuse(replace(fault, block=block, element=element))
+
+    def _refuse(self, fault: ExchangeFailed) -> None:
+        self._do(self._conversation.refuse(fault))
+        self._wait(Wait.VERDICT)
 
     def stop_line(self, kind: str, message: str) -> None:
         """Halts the line, between two steps, for what this worker can't fix.

@@ -140,9 +140,9 @@ class LeaderSeat(ScriptedSeat):
     def reported_losses(self) -> list[str]:
         return self._reported
 
-    def report_loss(self, value: str) -> None:
+    def refuse_loss(self, value: str) -> None:
         self._reported.append(value)
-        super().report_loss(value)
+        super().refuse_loss(value)
 
     def lead(self, group: ThreadGroup, replica: Replica) -> None:
         self._reported: list[str] = []

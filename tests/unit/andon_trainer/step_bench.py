@@ -153,8 +153,8 @@ class ScriptedSeat:
     def report(self, report: StepReport) -> None:
         self.reports.append(report)
 
-    def report_loss(self, value: str) -> None:
-        self.ends.insert(0, "void")
+    def refuse_loss(self, value: str) -> None:
+        self.waited()
         self.exchange.begin(0.0)
 
     def abandon(self, message: str) -> None:

@@ -195,6 +195,31 @@ def test_a_round_that_is_given_up_is_reported_and_void() -> None:
     assert conversation.abandon("again") == []
 
 
+@pytest.mark.parametrize("averages_are_here", [False, True])
+def test_f_dp_003_a_bad_value_ahead_is_reported_and_its_round_never_held(
+    averages_are_here: bool,
+) -> None:
+    conversation = exchanging()
+    conversation.wait = None  # The script computes the next window meanwhile, and looks.
+    if averages_are_here:
+        conversation.receive(AveragesComplete(KEY, 4.0, 1))
+    fault = conversation.state.own_fault("NON_FINITE_LOSS", "the loss is nan", "nan")
+
+    effects = conversation.refuse(fault)
+    conversation.wait_for(Wait.VERDICT)
+    over = conversation.over
+    conversation.receive(AveragesComplete(KEY, 4.0, 1))  # They may come now, or once more.
+
+    assert effects == [ReportFault(fault)]
+    assert not over
+    assert not conversation.over
+    assert conversation.state.held_key is None
+    conversation.receive(Halted(HALT))
+    conversation.receive(Resumed(HALT.id))
+    assert conversation.over
+    assert conversation.refuse(fault) == []  # of a round that is void
+
+
 def test_a_number_gets_the_result_of_its_own_head_and_sequence() -> None:
     conversation = joined()
     assert conversation.give(1.0, 2.0) == [SendNumber(HEAD, 0, 1.0, 2.0)]

@@ -73,6 +73,8 @@ class Wait(enum.Enum):
     """The end of the present epoch, for everybody."""
     AVERAGES = enum.auto()
     """The averages of the exchange that was begun."""
+    VERDICT = enum.auto()
+    """The end of a round that this worker can't finish: it has reported a value of its own."""
     COMMIT = enum.auto()
     """The record of the round whose averages are held."""
     NUMBER = enum.auto()
@@ -170,6 +172,16 @@ class Conversation:
         assert result is not None
         return result
 
+    def refuse(self, fault: ExchangeFailed) -> list[Effect]:
+        """Reports a value of this worker's that must not count; `Wait.VERDICT` waits for the end.
+
+        The value may be of a window that is computed ahead, and the round's averages here already.
+        They are not held by that: a round that this worker never reports is never committed.
+        """
+        if self.state.phase is not RoundPhase.OPEN:
+            return []  # Void already: what was wrong with it does not matter.
+        return [ReportFault(fault)]
+
     def halt_line(self, kind: str, message: str) -> None:
         """Halts the line for a defect outside any round; `Wait.ANSWER` waits for the answer."""
         # If the line is in a halt already, this worker waits for that one's answer.
@@ -200,8 +212,9 @@ class Conversation:
                 # A worker that is behind leaves the epoch by itself: a transfer will bring it to
                 # where the line is, once it asks for work.
                 return state.cursor.epoch != epoch or state.behind
-            case Wait.AVERAGES:
-                return state.phase is not RoundPhase.OPEN or self._averages is not None
+            case Wait.AVERAGES | Wait.VERDICT:
+                here = self.wait is Wait.AVERAGES and self._averages is not None
+                return here or state.phase is not RoundPhase.OPEN
             case Wait.COMMIT:
                 return state.phase is not RoundPhase.HELD
             case Wait.NUMBER:

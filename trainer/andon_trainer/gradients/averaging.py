@@ -191,8 +191,7 @@ class LineAverager:
 
     def refuse_loss(self, value: float) -> None:
         """Reports the loss, and waits for the halt that follows."""
-        self._member.report_loss(describe_value(value))
-        self._member.await_averages()
+        self._member.refuse_loss(describe_value(value))
 
     def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
         """Sends each block as soon as backward has made it, or all at its end if there is a limit.

@@ -131,8 +131,7 @@ class ChangeExchange:
 
     def refuse_loss(self, value: float) -> None:
         """Reports the loss, and waits for the halt that follows."""
-        self._member.report_loss(describe_value(value))
-        self._member.await_averages()
+        self._member.refuse_loss(describe_value(value))
 
     def _gradients(self) -> Iterator[tuple[int, int, torch.Tensor]]:
         for block, parameters in enumerate(self._plan.parameters):
@@ -152,8 +151,7 @@ class ChangeExchange:
         before = sum(part.numel() for part in self._plan.parameters[block][:index])
         element = int(wrong[0])
         value = describe_value(float(gradient.reshape(-1)[element]))
-        self._member.report_gradient(block, before + element, value)
-        self._member.await_averages()
+        self._member.refuse_gradient(block, before + element, value)
         return True
 
     # ------------------------------------------------------------------ a window
