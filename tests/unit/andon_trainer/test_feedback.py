@@ -489,6 +489,25 @@ def test_a_window_sends_what_was_lost_of_the_one_before(encoding: Encoding) -> N
     same([second], [change + lost])
 
 
+def test_c_commit_001_what_was_lost_of_a_dropped_window_is_not_what_an_abstaining_one_commits() -> (
+    None
+):
+    encoding = Encoding.INT8_BLOCK
+    bench, calm = (LocalBench() for _ in range(2))
+    for each in (bench, calm):
+        each.member.encode_as(encoding)
+        each.assign((0, 8), end="commit")
+    bench.assign((8, 16), end="void")  # Its halt is answered by SKIP, and its change is dropped.
+    bench.assign(end="commit")
+    for each in (bench, calm):
+        each.assign((16, 24), end="commit")
+
+        each.run()
+
+    assert bench.member.exchange.weights == [8.0, 8.0, 0.0, 8.0]
+    same([sent_by(bench)[-1]], [sent_by(calm)[-1]])
+
+
 @narrow
 def test_a_change_of_a_void_window_is_sent_again_bit_for_bit(encoding: Encoding) -> None:
     bench = windows(encoding, "commit", "void", "commit", "commit")

@@ -264,6 +264,22 @@ def test_a_worker_that_is_alone_exchanges_nothing_and_keeps_its_own() -> None:
     assert not seat.calls
 
 
+def test_c_commit_001_a_mean_of_a_round_that_was_never_committed_is_not_the_next_ones() -> None:
+    model = net()
+    seat, statistics = seated(model)
+    statistics.begin()
+    forward(model, 1)
+    assert statistics.exchange(1.0)  # The line halts before the commit, which the script catches.
+    seat.assigned = work()  # The next round has no other worker.
+    forward(model, 2)
+    mine = statistics_of(model)
+
+    assert statistics.exchange(1.0)
+    statistics.apply()
+
+    assert torch.equal(statistics_of(model), mine)
+
+
 @pytest.mark.parametrize("encoding", [Encoding.FLOAT32, Encoding.FLOAT16])
 def test_statistics_that_can_not_be_sent_are_left_out_and_the_log_names_the_layer(
     encoding: Encoding, caplog: pytest.LogCaptureFixture

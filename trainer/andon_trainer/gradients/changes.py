@@ -175,12 +175,14 @@ class ChangeExchange:
         self._own_norm = None
         if not self._member.begin(weight):
             return False
+        # Also if this worker gives nothing: what was lost of a change that was sent before, and
+        # dropped, must not be what this round's commit promotes.
+        self._feedback.begin()
         # After `begin`, which may replace the exchange when reducers changed.
         exchange = self._member.exchange
         if weight == 0.0:
             exchange.abstain()
             return True
-        self._feedback.begin()
         if not self._staged:
             self._stage(changes)
         blocks = [self._staging.collect(block).numpy() for block in self._blocks]

@@ -174,6 +174,9 @@ class MeanStatistics:
         Returns:
             False if the round is void.
         """
+        # What came in a round whose commit was not awaited (a halt that the script caught) must not
+        # be what this one sets, though nothing may come in it.
+        self.drop()
         if not self.follow:
             return self._member.hold()
         change = self._change()
