@@ -298,6 +298,7 @@ class LocalStepper(LoopSteps):
         state = self._state = StepState.begin(round_.state.assigned, round_.state.doubts, None)
         state.samples = left
         self._stepped.clear()
+        self._before = None  # Of a step that was never made, in a round that is void.
         if round_.made < round_.due and self._change is not None:
             # Something is ahead already, so the change of this step must be told from it.
             self._before = {key: part.detach().clone() for key, part in self._parameters()}
