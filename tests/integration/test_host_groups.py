@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from andon.v1 import coordinator_pb2 as pb
 from integration.harness import Service, Worker, start_worker
 
 pytestmark = pytest.mark.integration
@@ -33,6 +34,7 @@ def start_host(folder: Path, service: Service, spec: dict[str, Any], name: str) 
             ANDON_ADDRESS=service.address,
             RANK=str(slot),
             LOCAL_RANK=str(slot),
+            ANDON_ON_HALT="wait",
             WORLD_SIZE="2",
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
@@ -44,17 +46,25 @@ def start_host(folder: Path, service: Service, spec: dict[str, Any], name: str) 
 def test_f_dp_005_f_dp_006_hosts_of_several_processes_match_one_though_a_process_is_killed(
     tmp_path: Path,
 ) -> None:
+    """Before a process is killed, one of the other host finds a NaN in its first micro-batch.
+
+    There the model waits for the other process in forward and backward, as SyncBatchNorm does.
+    """
     until = tmp_path / "beta" / "killed"
     pauses = [{"slot": 1, "step": 7, "until": str(until)}]
     again = tmp_path / "joined"
+    of_alpha = {
+        "synced": True,
+        "pauses": [{"slot": 0, "step": 12, "until": str(again)}],
+        "bad_loss": {"slot": 1, "step": 3},
+    }
     with Service(tmp_path / "run", 2) as service:
-        alpha = start_host(
-            tmp_path, service, {**SPEC, "pauses": [{"slot": 0, "step": 12, "until": str(again)}]},
-            "alpha",
-        )  # fmt: skip
+        alpha = start_host(tmp_path, service, {**SPEC, **of_alpha}, "alpha")
         beta = start_host(tmp_path, service, {**SPEC, "pauses": pauses}, "beta")
         started = [*alpha, *beta]
         try:
+            halt = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED).halt
+            service.clear_halt(halt.id, pb.HALT_ANSWER_RETRY)
             while not until.with_suffix(".here").exists():
                 assert all(each.process.poll() is None for each in started), beta[1].output
             beta[1].kill()  # in the middle of a step, while its leader waits for it
@@ -72,6 +82,8 @@ def test_f_dp_005_f_dp_006_hosts_of_several_processes_match_one_though_a_process
     plain = start_worker(tmp_path / "plain", {**SPEC, "plain": True})
     assert plain.wait() == 0, plain.output
 
+    assert (halt.step, halt.value) == (3, "nan")
+    assert "loss is nan" in halt.message
     assert codes == [1, -9], beta[0].output
     assert "the host leaves the line as a whole" in beta[0].output
     assert ends == [0, 0, 0, 0], restarted[0].output

@@ -43,10 +43,27 @@ class Layer(nn.Module):
         return x + self.down(F.gelu(self.up(mixed)))  # type: ignore[no-any-return]  # untyped call
 
 
+class Synced(nn.Module):
+    """Waits for the other processes of the host in forward and backward, as SyncBatchNorm does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def meet(*_gradient: torch.Tensor) -> None:
+            dist.all_reduce(torch.zeros(1))
+
+        # SyncBatchNorm itself takes nothing but tensors on a GPU.
+        meet()
+        met = x.clone()
+        if met.requires_grad:
+            met.register_hook(meet)  # type: ignore[no-untyped-call]  # torch's own signature
+        return met
+
+
 class Model(nn.Module):
     """Embedding, two layers, norm and head; one parameter is never used, and one is frozen."""
 
-    def __init__(self, vocabulary: int = VOCABULARY, *, batchnorm: bool = False) -> None:
+    def __init__(
+        self, vocabulary: int = VOCABULARY, *, batchnorm: bool = False, synced: bool = False
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, WIDTH)
         self.blocks = nn.ModuleList(Layer() for _ in range(2))
@@ -55,12 +72,13 @@ class Model(nn.Module):
         self.unused = nn.Parameter(torch.ones(3))
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
         self.batchnorm = nn.BatchNorm1d(CONTEXT) if batchnorm else nn.Identity()
+        self.synced = Synced() if synced else nn.Identity()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.batchnorm(self.embedding(tokens))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))  # type: ignore[no-any-return]  # untyped call
+        return self.head(self.norm(self.synced(x)))  # type: ignore[no-any-return]  # untyped call
 
 
 class Sentences(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
@@ -267,7 +285,11 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     torch.manual_seed(spec.get("model_seed", 1))
-    model = Model(spec.get("vocabulary", VOCABULARY), batchnorm=spec.get("batchnorm", False))
+    model = Model(
+        spec.get("vocabulary", VOCABULARY),
+        batchnorm=spec.get("batchnorm", False),
+        synced=spec.get("synced", False),
+    )
     train = train_plainly if spec.get("plain") else train_on_the_line
     try:
         seen = train(model, spec)

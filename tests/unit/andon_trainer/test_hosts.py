@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -159,15 +160,54 @@ def test_f_dp_005_a_lost_hosts_positions_are_added_to_what_the_host_kept(more: i
     assert bench.seat.reports[-1].correct == more
 
 
+class Together(nn.Module):
+    """Waits for the host's other process in forward and in backward, as SyncBatchNorm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier: threading.Barrier | None = threading.Barrier(2, timeout=20)
+
+    def __deepcopy__(self, _memo: object) -> Together:
+        return self  # Both processes meet here.
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def meet(*_gradient: torch.Tensor) -> None:
+            if self.barrier is not None:
+                self.barrier.wait()
+
+        meet()
+        met = x.clone()
+        met.register_hook(meet)  # type: ignore[no-untyped-call]  # torch's own
+        return met
+
+
 def test_f_dp_003_a_loss_that_is_not_finite_voids_the_round_for_all_processes() -> None:
-    bench = HostBench(micro=1)
+    together = Together()
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), together, nn.Linear(5, 1))
+    bench = HostBench(micro=1, model=model)
     bench.assign((0, 4), end="commit")
     bench.assign((0, 4), attempt=1)
     bench.processes[1].spoil = lambda body, loss: loss * float("inf") if body == 0 else loss
     assert bench.run() == [None, None]
 
+    together.barrier = None
     assert bench.seat.reported_losses == ["inf"]
     assert_sent(bench, -1, samples(0, 1, 2, 3))
+
+
+def test_a_batch_that_is_left_out_is_refused_where_the_other_processes_would_wait_for_it() -> None:
+    # It is never called: torch has it on GPUs only.
+    bench = HostBench(micro=1)
+    for process in bench.processes:
+        process.stepper._waits_in_model = True
+    bench.assign((0, 4))
+    bench.processes[1].weight = 0.0
+    bench.processes[1].spoil = lambda body, loss: loss * float("nan")
+
+    ends = bench.run()
+
+    assert "SyncBatchNorm" in str(ends[1])
+    assert isinstance(ends[0], HostLost)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -7,6 +7,11 @@ a void round is the whole host's, lies at process 0, and is added to there.
 
 When a process is about to run the last backward of its part, it meets the others. They add up their
 weights, losses and counts, and learn whether one of them has a loss that is not finite.
+
+They meet nowhere before. In forward and backward of each micro-batch a model may wait for the other
+processes itself (SyncBatchNorm), so a process that waited elsewhere, or left a backward out, would
+never be found there. A loss that is not finite therefore goes backward like any other, and is told
+when they meet.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
+
+from torch import nn
 
 from andon.protocol.shards import Ranges, divide
 from andon_trainer.core.events import Assigned
@@ -58,6 +65,11 @@ class HostStepper(Stepper):
         super().__init__(parts, averager)
         self._group = group
         self._micro_batch_size = parts.micro_batch_size
+        self._waits_in_model = any(
+            isinstance(layer, nn.SyncBatchNorm)
+            for module in parts.replica.modules
+            for layer in module.modules()
+        )
 
     def _begin(self, assigned: Assigned) -> StepState:
         state = super()._begin(assigned)
@@ -90,11 +102,16 @@ class HostStepper(Stepper):
         mine: Ranges = parts[self._group.rank]
         return replace(share, ranges=mine, limit=limit, parts=share.parts * max(1, pieces))
 
+    def _refuses_later(self, state: StepState, loss: float) -> bool:
+        if not state.last and state.refused is None:
+            state.refused = loss
+        return not state.last
+
     def _weigh(self, state: StepState, *, whole: bool) -> tuple[float, float | None] | None:
         """The host's weight, and this process's factor; None if the line halted meanwhile."""
         state.collect()
         own = state.weight
-        part = _Part(
+        part: _Part | Refused = _Part(
             weight=own,
             loss_sum=state.loss_sum,
             correct=state.correct,
@@ -103,6 +120,8 @@ class HostStepper(Stepper):
             stop_wanted=self.stop_wanted,
             digest=state.digest.sha256,
         )
+        if state.refused is not None:
+            part = Refused(state.refused)
         given = [each.given for each in meet(self._group, BACKWARD, part)]
         for each in given:
             if isinstance(each, Refused):

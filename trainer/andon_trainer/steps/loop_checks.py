@@ -27,6 +27,7 @@ __all__ = [
     "check_device",
     "check_loop_body",
     "is_divided",
+    "no_batch_may_be_left_out",
     "step_was_not_called",
 ]
 
@@ -81,6 +82,15 @@ def step_was_not_called(state: StepState) -> RuntimeError:
         "gradients write `with line.accumulate(k):` around the loop body, or make the loader's "
         "batch k times as large and call line.prepare(..., micro_batch_size=n), in place of "
         "`if i % k`"
+    )
+
+
+def no_batch_may_be_left_out() -> RuntimeError:
+    """The error of a loss that can't go backward, where other processes wait for its backward."""
+    return RuntimeError(
+        "the loss of this batch is not finite, and its weight is 0. Such a batch does not go "
+        "backward, and the other processes of this host would wait for it in SyncBatchNorm: for a "
+        "batch without targets give line.backward a loss that is 0, such as (outputs * 0).sum()"
     )
 
 

@@ -39,7 +39,12 @@ from andon_trainer.gradients.readings import LossReadings
 from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.gates import StepIdentity
-from andon_trainer.steps.loop_checks import LossCheck, UnoptimizedParameters, step_was_not_called
+from andon_trainer.steps.loop_checks import (
+    LossCheck,
+    UnoptimizedParameters,
+    no_batch_may_be_left_out,
+    step_was_not_called,
+)
 from andon_trainer.steps.prepared import is_on_several_devices
 from andon_trainer.steps.scaling import ScalerGate
 from andon_trainer.steps.step_state import StepPhase, StepState
@@ -83,6 +88,8 @@ class LoopSteps(ABC):
 
     _in_parts = False
     """Whether shares are divided into parts even if the line does not say so."""
+    _waits_in_model = False
+    """Whether other processes wait for each of this one's backwards."""
 
     def __init__(self, parts: LoopParts, averager: _Averages) -> None:
         """Stands between steps."""
@@ -365,15 +372,14 @@ class LoopSteps(ABC):
         # weight of 0 it has to be known now.
         known = value.here or not (given or state.borrowed)
         finite = not known or math.isfinite(value.number())
-        if given and not finite:
-            state.phase = StepPhase.VOID
-            self._forget()
-            self._accumulated.drop()
-            self._averager.refuse_loss(value.number())
+        if given and not finite and not self._refuses_later(state, value.number()):
+            self._refuse_loss(state, value.number())
             return
         if not given and not finite and not state.borrowed:
             # For example the mean over no target. Its weight is 0, but 0 times its gradient would
             # be nan: so it does not go backward at all.
+            if self._waits_in_model:
+                raise no_batch_may_be_left_out()
             if not state.last:
                 self._averager.clock.done()
                 state.micro_batches += 1
@@ -402,6 +408,17 @@ class LoopSteps(ABC):
                 self._accumulated.hold()
         finally:
             self._in_backward = False
+
+    def _refuse_loss(self, state: StepState, loss: float) -> None:
+        """Halts the line for a loss that is not finite; the step is void."""
+        state.phase = StepPhase.VOID
+        self._forget()
+        self._accumulated.drop()
+        self._averager.refuse_loss(loss)
+
+    def _refuses_later(self, state: StepState, loss: float) -> bool:
+        """Whether a loss that is not finite goes backward, and the step is refused at its end."""
+        return False
 
     def _weight(self, state: StepState, loss: torch.Tensor, weight: float | None) -> float:
         """The weight of a micro-batch's loss; 0 for borrowed samples."""

@@ -72,6 +72,8 @@ class StepState:
     """
     overflow: bool = False
     """Whether scaled gradients overflowed: this worker's, or by the commit those of any."""
+    refused: float | None = None
+    """A loss that is not finite, for which the step is void once its share went backward."""
     data_s: float = 0.0
     """Time that the loop waited for data, in seconds."""
     averaged: Averaged | None = None
