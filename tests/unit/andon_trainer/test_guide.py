@@ -148,6 +148,25 @@ def test_what_runs_once_a_step_does_so_with_micro_batches_too(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["5", "10"]
 
 
+def test_what_is_done_to_the_mean_is_what_a_hook_does_in_one_process() -> None:
+    done = run("guide/plain-script", 2)
+
+    twin = Net()
+    clamped = [0]
+
+    def clamp(gradient: torch.Tensor) -> torch.Tensor:
+        clamped[0] += int((gradient.abs() > 0.05).sum())
+        return gradient.clamp(-0.05, 0.05)
+
+    for part in twin.parameters():
+        part.register_hook(clamp)  # type: ignore[no-untyped-call]  # torch's own
+    x, y = done["train_set"].tensors
+    for rows in batches(4):
+        train_plainly(twin, x[rows], y[rows], 0.1)
+    assert clamped[0], "the sample shows nothing"
+    assert same(done["model"], twin)
+
+
 def test_accumulated_batches_are_one_step_of_the_optimizer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -444,7 +463,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
         "micro-batches": 3,
         "models": 2,
         "notebooks": 1,
-        "plain-script": 2,
+        "plain-script": 3,
         "several-models": 4,
         "trainer": 1,
         "watching": 1,

@@ -166,3 +166,32 @@ def test_what_is_sent_is_the_same_if_backward_makes_a_graph() -> None:
         graphed.stepper.try_commit()
 
     assert graphed.sent == plain.sent
+
+
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_that_sees_no_mean_is_told_of_once_by_name(
+    hook: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = StepBench()
+    getattr(bench.model.get_parameter("2.weight"), hook)(lambda _tensor: None)
+    for start in (0, 4):
+        bench.assign((start, start + 4), end="commit")
+
+    bench.run()
+
+    (told,) = caplog.messages
+    assert f"2.weight has a hook ({hook})" in told
+
+
+@pytest.mark.parametrize("case", ["no hook", "alone", "of its own micro-batches"])
+def test_a_hook_is_told_of_only_if_its_gradient_is_a_part_of_the_batchs(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = StepBench(micro=2 if case == "of its own micro-batches" else None)
+    if case != "no hook":
+        bench.model.get_parameter("2.weight").register_hook(torch.neg)  # type: ignore[no-untyped-call]  # torch's own
+    bench.assign((0, 4), end="commit", world_size=3 if case == "no hook" else 1)
+
+    bench.run()
+
+    assert len(caplog.messages) == int(case == "of its own micro-batches")

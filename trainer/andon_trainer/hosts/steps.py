@@ -102,6 +102,9 @@ class HostStepper(Stepper):
         mine: Ranges = parts[self._group.rank]
         return replace(share, ranges=mine, limit=limit, parts=share.parts * max(1, pieces))
 
+    def _is_divided(self, state: StepState, *, whole: bool) -> bool:
+        return True
+
     def _refuses_later(self, state: StepState, loss: float) -> bool:
         if not state.last and state.refused is None:
             state.refused = loss

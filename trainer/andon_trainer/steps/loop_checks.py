@@ -1,15 +1,15 @@
 """Checks of the script's loop body: mistakes that would train wrongly, without an error.
 
 `LossCheck` looks at the graph of a loss for a sum where a mean is expected, `UnoptimizedParameters`
-at parameters that the script itself moves more often than once a step, and the functions below at
-the device and the calls of the loop body.
+at parameters that the script itself moves more often than once a step, `HookedParameters` at hooks
+that see no mean, and the functions below at the device and the calls of the loop body.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from andon_trainer.steps.scaling import ScalerGate
 from andon_trainer.steps.step_state import StepPhase, StepState
 
 __all__ = [
+    "HookedParameters",
     "LossCheck",
     "UnoptimizedParameters",
     "check_device",
@@ -35,6 +36,13 @@ log = logging.getLogger(__name__)
 
 _LOSSES_CHECKED = 1000
 """Later losses are computed like these."""
+_HOOKS_CHECKED = 1000
+"""Steps in which parameters are searched for hooks: who sets one sets it early."""
+_HOOKS = {
+    "register_hook": "_backward_hooks",
+    "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks",
+}
+_OWN_HOOKS = ("andon_trainer.", "torch.nn.parallel.")
 _MEAN, _SUM = 1, 2
 """Reductions, as torch numbers them."""
 _MOST_NODES = 16
@@ -160,6 +168,53 @@ class UnoptimizedParameters:
                 if id(part) not in seen and not part.is_inference():
                     seen.add(id(part))
                     yield name, part
+
+
+class HookedParameters:
+    """Warns, once, of a parameter whose hooks see the gradient of some of the samples only.
+
+    Torch runs them inside backward, where a gradient is this worker's, and one micro-batch's. They
+    are not moved to the mean: a hook is also how a script looks at a worker's own gradient.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], averaging: str) -> None:
+        """Takes the parameters with their names; `averaging` is the call that averages."""
+        self._parameters = list(parameters)
+        self._averaging = averaging
+        self._left = _HOOKS_CHECKED
+
+    def look(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
+        """Searches all parameters, or some of them, for a hook that is not ours."""
+        if self._left <= 0:
+            return
+        self._left -= 1
+        wanted = None if parameters is None else {id(part) for part in parameters}
+        for name, part in self._parameters:
+            register = _hooked_by(part) if wanted is None or id(part) in wanted else None
+            if register is not None:
+                self._left = 0
+                log.warning(
+                    "%s has a hook (%s), which sees the gradient of this worker's samples, and of "
+                    "one micro-batch: a clamp, a norm or a sign of it is not that of the whole "
+                    "batch. Change p.grad between %s and optimizer.step() instead, where it is the "
+                    "mean over all workers. A hook that multiplies by a constant, such as a mask, "
+                    "may stay; see docs/guide/plain-script.md#hooks-on-parameters",
+                    name,
+                    register,
+                    self._averaging,
+                )
+                return
+
+
+def _hooked_by(part: nn.Parameter) -> str | None:
+    """The method by which a hook of the script's was set on a parameter; None: there is none."""
+    for register, place in _HOOKS.items():
+        hooks = getattr(part, place, None)
+        if hooks and not all(
+            str(getattr(hook, "__module__", "")).startswith(_OWN_HOOKS) for hook in hooks.values()
+        ):
+            return register
+    return None
 
 
 class LossCheck:

@@ -34,6 +34,7 @@ from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.wrappers import unwrapped
 from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
+from andon_trainer.steps.loop_checks import HookedParameters
 
 __all__ = ["ManualStepper"]
 
@@ -93,6 +94,9 @@ class ManualStepper:
         self._plan = plan
         self._replica = replica
         self._accumulated = AccumulatedGradients(plan)
+        self._hooked = HookedParameters(
+            self._accumulated.named(), "line.all_reduce_gradients(model)"
+        )
         self._blocks = _blocks_by_module(replica.modules, plan)
         self._view = view
         self._between_steps = between_steps
@@ -140,6 +144,8 @@ class ManualStepper:
             if step.moved and not step.lost:
                 self._member.abandon("the roster changed while its gradients were computed")
                 step.lost = True
+            if step.assigned.world_size > 1:
+                self._hooked.look(part for block in blocks for part in self._plan.parameters[block])
             call = Call(name="all_reduce_gradients", sequence=step.calls, blocks=blocks)
             averaged = self._exchange(step, call, weight)
         if averaged is not None:

@@ -24,7 +24,7 @@ from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.gradients.averaging import Averager
 from andon_trainer.steps.accumulation import Accumulation
 from andon_trainer.steps.gates import StepIdentity
-from andon_trainer.steps.loop_checks import check_device, check_loop_body
+from andon_trainer.steps.loop_checks import HookedParameters, check_device, check_loop_body
 from andon_trainer.steps.loop_steps import LoopParts, LoopSteps
 from andon_trainer.steps.step_state import StepPhase, StepState
 
@@ -40,6 +40,7 @@ class Stepper(LoopSteps):
         """Stands between steps."""
         super().__init__(parts, averager)
         self._accumulation = Accumulation(parts.accumulated, parts.replica)
+        self._hooked = HookedParameters(parts.accumulated.named(), "line.backward(loss)")
         self._moves = 0
         self._kept: Kept | None = None
         """This worker's gradient of a void step."""
@@ -155,6 +156,8 @@ class Stepper(LoopSteps):
         # Whatever raises below (the script's own backward, a halt), the step is then over.
         state.phase = StepPhase.VOID
         self._kept = None
+        if self._is_divided(state, whole=whole):
+            self._hooked.look()
         weighed = self._weigh(state, whole=whole)
         if weighed is None:
             self._accumulated.drop()
@@ -180,6 +183,10 @@ class Stepper(LoopSteps):
         # All averages are here, so the last backward is over: reading the clock waits for nothing.
         busy = self._averager.clock.read()
         self._member.report(state.report(averaged, busy, self.stop_wanted))
+
+    def _is_divided(self, state: StepState, *, whole: bool) -> bool:
+        """Whether a backward sees a part of the step's samples only."""
+        return not whole or state.assigned.world_size > 1
 
     def _weigh(self, state: StepState, *, whole: bool) -> tuple[float, float | None] | None:
         """The weight of this worker's gradient, and the factor that makes its sum a mean.
