@@ -28,7 +28,8 @@ def test_a_drained_line_commits_its_step_writes_a_checkpoint_and_is_complete(
 ) -> None:
     keeps = {"ANDON_CHECKPOINT_EVERY": "1000000", "ANDON_RUN_DIR": str(tmp_path / "run")}
 
-    with start_line(tmp_path, ENDLESS, 2, **keeps) as (service, workers):
+    spec = {**ENDLESS, "mean": True}
+    with start_line(tmp_path, spec, 2, **keeps) as (service, workers):
         service.await_status(lambda line: line.step >= 3)
         code, output, errors = andon(tmp_path, "drain", "--address", service.address)
         codes = [worker.wait() for worker in workers]
@@ -40,6 +41,9 @@ def test_a_drained_line_commits_its_step_writes_a_checkpoint_and_is_complete(
     assert (status.stop_reason, status.halt.id) == ("drained", 0)
     assert "COMPLETE (drained)" in shown
     assert len({worker.seen["digest"] for worker in workers}) == 1
+    assert [worker.seen["mean"] for worker in workers] == [
+        5 / 3
+    ] * 2  # Its loop is over; it is not.
     assert departures_of(service) == {(0, "DRAINED"), (1, "DRAINED")}
     checkpoints = [folder.name for folder in (tmp_path / "run/checkpoints").iterdir()]
     assert checkpoints == [f"step-{status.step:08d}"]
@@ -61,7 +65,8 @@ def test_a_drained_line_that_waits_for_a_worker_sends_the_others_home(tmp_path: 
 
 
 def test_a_halted_line_that_is_drained_ends_and_its_halt_stays_unanswered(tmp_path: Path) -> None:
-    spec = {**ENDLESS, "bad_loss": {"slot": 0, "step": 4}}
+    """A mean after the loop finds nobody to answer, and ends the script in words."""
+    spec = {**ENDLESS, "bad_loss": {"slot": 0, "step": 4}, "mean": True}
 
     with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
         service.await_status(lambda line: line.HasField("halt"))
@@ -71,6 +76,9 @@ def test_a_halted_line_that_is_drained_ends_and_its_halt_stays_unanswered(tmp_pa
 
     assert codes == [0, 0], workers[0].output
     assert status.step == 3
+    for worker in workers:
+        assert "line.mean" not in worker.output
+        assert "the run is over: drained" in worker.output
     with JournalReader(service.journal) as journal:
         assert [halt.answer for halt in journal.halts()] == [None]
 

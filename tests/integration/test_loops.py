@@ -67,6 +67,7 @@ def test_an_epoch_that_was_left_is_left_on_every_worker(tmp_path: Path) -> None:
         assert worker.seen["epochs"] == [0, 1, 2]
         assert worker.seen["step"] == 3 * 2
         assert worker.seen["evaluated"] == 16
+        assert worker.seen["final"] == [4, pytest.approx(alone.seen["final"][1], rel=1e-4)]
         assert "line.mean is of" not in worker.output
     assert workers[0].seen["weights"] == workers[1].seen["weights"]
     assert np.allclose(flat_weights(workers[0]), flat_weights(alone), rtol=1e-4)

@@ -141,12 +141,20 @@ class WorkerDropped(LineLost):
 class RunOver(LineLost):
     """The run ended for all workers, for example by `andon drain`.
 
-    A loop over the prepared loader ends by itself. `RunOver` is raised by whatever would wait for
-    the line after that: a new loop, `line.mean`, an exchange. A script need not catch it: it exits
-    with code 0.
+    A loop over the prepared loader ends by itself, and the code after it runs. Manual steps raise
+    `RunOver`, and so does `line.mean` on a line that was drained while it had no step to finish:
+    nobody is left to wait for. A script need not catch that: it exits with code 0.
+
+    `line.backward` raises it for a batch that the loader yielded after the end of the run. Then the
+    script exits with code 1, since it wanted to train on.
     """
 
     exit_code = 0
+
+    def __init__(self, message: str, address: str, last_step: int, exit_code: int = 0) -> None:
+        """Carries the line's address and this worker's last step."""
+        super().__init__(message, address, last_step)
+        self.exit_code = exit_code
 
 
 class HostLost(AndonError):

@@ -43,6 +43,10 @@ def main() -> None:
             if [spec["slot"], line.step] == spec.get("drift"):
                 with torch.no_grad():
                     model.get_parameter("2.weight").add_(1e-3)
+    if line.complete:
+        with torch.no_grad():  # the loader is a plain one now, which trains nothing
+            losses = [F.mse_loss(model(inputs), wanted).item() for inputs, wanted in loader]
+        seen["final"] = [len(losses), line.mean(sum(losses) / len(losses))]
     seen["step"], seen["epoch"] = line.step, line.epoch
     seen["weights"] = [part.tolist() for part in model.parameters()]
     Path(sys.argv[2]).write_text(json.dumps(seen))

@@ -10,7 +10,7 @@ import pytest
 
 PREPARED = """\
 import atexit, sys
-from andon_trainer.errors import JoinRefused, LineHalted, WorkerDropped
+from andon_trainer.errors import JoinRefused, LineHalted, RunOver, WorkerDropped
 from andon_trainer.process.exits import watch_exit
 from andon.protocol.halts import HaltEvidence, HaltReason
 
@@ -44,6 +44,7 @@ GOOD_ENDS = [
 BAD_ENDS = [
     ("raise ValueError(7)", 1, "ValueError(7)"),
     ("fail()", 3, "LineHalted"),
+    ("raise RunOver('the run is over: steps', '', 3, exit_code=1)", 1, "RunOver"),
     ("as_hydra(fail)", 1, "LineHalted"),
     ("sys.exit(2)", 2, "SystemExit('sys.exit(2)')"),
     ("sys.exit('no data')", 1, "SystemExit(\"sys.exit('no data')\")"),

@@ -240,6 +240,14 @@ def test_a_batch_of_a_batch_sampler_is_a_step_and_its_samples_are_counted() -> N
     assert 0 <= done["line"].accuracy <= 1
 
 
+def test_after_the_last_epoch_a_script_evaluates_on_all_samples() -> None:
+    done = run("guide/data", 3)
+
+    x, y = done["train_set"].tensors
+    assert done["right"] == int((done["model"](x).argmax(1) == y).sum())
+    assert (done["line"].step, int(done["average"].n_averaged)) == (8, 8)
+
+
 def test_an_evaluation_sees_every_sample_once() -> None:
     done = run("guide/evaluation")
 
@@ -289,13 +297,13 @@ def test_what_all_workers_predicted_is_gathered() -> None:
 
 
 def test_a_stream_is_trained_on_in_whole_epochs() -> None:
-    done = run("guide/data", 3)
+    done = run("guide/data", 4)
 
     assert (done["line"].step, done["line"].epoch) == (2 * 13, 2)
 
 
 def test_indices_without_a_loader_are_those_of_the_order() -> None:
-    done = run("guide/data", 4)
+    done = run("guide/data", 5)
 
     assert done["line"].step == 2 * 4
     assert done["line"].epoch == 2
@@ -455,7 +463,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     # Watching: pandas, which reads what was exported.
     assert {name: count for name, count in counts.items() if count} == {
         "checkpoints": 4,
-        "data": 5,
+        "data": 6,
         "evaluation": 3,
         "halts": 1,
         "logging": 2,

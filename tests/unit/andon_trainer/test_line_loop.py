@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from andon.protocol.order import Order
 from andon_trainer import Line, RunOver
@@ -51,7 +51,7 @@ def test_a_body_without_backward_is_an_error(line: Line) -> None:
     batches = iter(loader)
     next(batches)
 
-    with pytest.raises(RuntimeError, match="without line"):
+    with pytest.raises(RuntimeError, match=r"without line.*line\.split\(loader\)"):
         next(batches)
 
 
@@ -274,21 +274,109 @@ def test_a_loop_that_is_begun_after_the_end_raises_run_over(line: Line) -> None:
                 line.backward(F.mse_loss(net(x), y))
                 optimizer.step()
 
-    with pytest.raises(RunOver, match=r"the run is over: enough.*line\.epochs\(n\)"):
+    with pytest.raises(RunOver, match=r"the run is over: enough.*line\.epochs\(n\)") as over:
         train()
+    assert over.value.exit_code == 1  # What follows the loop is lost: no success.
     assert line.step == 5
     assert list(line.epochs(1)) == []
 
 
-def test_a_loop_after_the_last_epoch_raises_run_over(line: Line) -> None:
-    net, optimizer, loader = prepared(line)
-    for _epoch in line.epochs(1):
-        for x, y, _ in loader:
+Prepare = Callable[[Line, nn.Module, torch.optim.Optimizer], Callable[[], Any]]
+
+
+def prepared_loader(**options: Any) -> Prepare:
+    def prepare(line: Line, net: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        _, _, loader = line.prepare(net, optimizer, DataLoader(data(), **options))
+        return lambda: loader
+
+    return prepare
+
+
+class Rows(IterableDataset[Any]):
+    """A stream that does not say how long it is."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(data())
+
+
+def prepared_stream(line: Line, net: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    loader: Any
+    _, _, loader = line.prepare(net, optimizer, DataLoader(Rows(), BATCH, num_workers=1))
+    return lambda: loader
+
+
+def shards(line: Line, net: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    line.prepare(net, optimizer)
+
+    class Loaded:
+        def __iter__(self) -> Iterator[Any]:
+            loader = line.shards(SAMPLES, BATCH)
+            return (data()[shard.indices.tolist()] for shard in loader)
+
+    return Loaded
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        prepared_loader(batch_size=BATCH, shuffle=True),
+        prepared_loader(batch_size=BATCH, shuffle=True, num_workers=1),
+        prepared_loader(batch_size=BATCH, sampler=SubsetRandomSampler(range(SAMPLES))),
+        prepared_loader(batch_sampler=[[*range(0, 9)], [*range(9, SAMPLES)]]),
+        prepared_stream,
+        shards,
+    ],
+    ids=["shuffled", "processes", "sampler", "batches", "stream", "shards"],
+)
+def test_after_the_last_epoch_a_loader_gives_every_sample_each_time(
+    line: Line, prepare: Prepare
+) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = prepare(line, net, optimizer)
+    for _epoch in line.epochs(2):
+        for x, y, _ in loader():
             line.backward(F.mse_loss(net(x), y))
             optimizer.step()
+    steps, weights = line.step, [part.clone() for part in net.parameters()]
 
-    with pytest.raises(RunOver, match="every epoch"):
-        next(iter(loader))
+    first = next(iter(loader()))  # A pass that is left early.
+    passes = [[rows.tolist() for _, _, rows in loader()] for _ in range(2)]
+
+    assert first[2].tolist() == passes[0][0]
+    assert sorted(itertools.chain(*passes[0])) == list(range(SAMPLES))
+    assert passes[0] == passes[1]
+    with pytest.raises(RunOver, match=r"every epoch.*line\.split\(loader\)"):
+        line.backward(F.mse_loss(net(first[0]), first[1]))
+    assert (line.step, line.complete) == (steps, True)
+    assert all(map(torch.equal, weights, net.parameters()))
+
+
+def test_a_second_loop_over_more_epochs_goes_on_where_the_first_ended(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    seen = []
+
+    for count in (1, 3):
+        for epoch in line.epochs(count):
+            for x, y, rows in loader:
+                seen += [(epoch, row) for row in rows.tolist()]
+                line.backward(F.mse_loss(net(x), y))
+                optimizer.step()
+        assert sum(len(rows) for _, _, rows in loader) == SAMPLES
+
+    assert sorted(seen) == [(epoch, row) for epoch in range(3) for row in range(SAMPLES)]
+    assert (line.step, line.complete) == (9, True)
+
+
+def test_a_loader_that_outlives_its_closed_line_is_a_plain_one() -> None:
+    with Line(seed=3, device="cpu") as line:
+        net, optimizer, loader = prepared(line)
+        for _epoch in line.epochs(1):
+            for x, y, _ in loader:
+                line.backward(F.mse_loss(net(x), y))
+                optimizer.step()
+
+    assert sorted(row for _, _, rows in loader for row in rows.tolist()) == list(range(SAMPLES))
 
 
 BATCHES = [[3, 1, 4, 15, 9, 2, 6], [5, 8], [0], [7, 10, 11, 12]]

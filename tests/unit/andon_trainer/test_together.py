@@ -6,6 +6,7 @@ import itertools
 import math
 import struct
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from andon.host.manifest import checkpoint_folder, checkpoints_in, step_of
 from andon_trainer import Line
 from andon_trainer.line.gathering import MOST_BYTES, framed, gather_bytes, pack
-from unit.andon_trainer.solo import data, prepared
+from unit.andon_trainer.solo import SAMPLES, data, model, prepared
 
 
 def test_a_mean_of_several_numbers_keeps_their_names_and_order(line: Line) -> None:
@@ -70,6 +71,35 @@ def after_a_step(line: Line) -> None:
     x, y, _ = next(iter(loader))
     line.backward(F.mse_loss(net(x), y))
     optimizer.step()
+
+
+class Stream(IterableDataset[Any]):
+    """The samples, in order."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(data())
+
+
+@pytest.mark.parametrize("dataset", [data(), Stream()], ids=["indices", "stream"])
+def test_the_prepared_loader_is_evaluated_on_between_epochs(line: Line, dataset: Any) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader: Any
+    net, optimizer, loader = line.prepare(net, optimizer, DataLoader(dataset, 8, num_workers=1))
+
+    for epoch in line.epochs(2):
+        for x, y, _ in loader:
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+        seen = [row for _, _, rows in line.split(loader) for row in rows.tolist()]
+        assert (seen, line.step) == (list(range(SAMPLES)), 3 * (epoch + 1))
+
+
+def test_indices_without_a_loader_are_nothing_to_evaluate_on(line: Line) -> None:
+    line.prepare(model())
+
+    with pytest.raises(TypeError, match=r"line\.shards yields indices"):
+        line.split(line.shards(SAMPLES, 8))
 
 
 def test_an_evaluation_that_lost_a_worker_is_made_again_by_those_that_are_left(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from andon.protocol.order import Order
-from andon.protocol.records import PositionRange
-from andon.protocol.shards import Ranges, divide, shard_of
+from andon.protocol.records import Cursor, PositionRange
+from andon.protocol.shards import Ranges, cursor_after, divide, next_batch, shard_of
 
 __all__ = [
     "Feeder",
@@ -28,6 +29,7 @@ __all__ = [
     "around",
     "count_loop_bodies",
     "indices_of",
+    "whole_epoch",
 ]
 
 
@@ -166,6 +168,26 @@ def around(position: int, size: int) -> PositionRange:
     """Two positions near `position` in an epoch of `size`: BatchNorm refuses a batch of one."""
     start = max(0, min(position, size - 2))
     return PositionRange(start, min(start + 2, size))
+
+
+def whole_epoch(feeder: Feeder, epoch: int) -> Iterator[Any]:
+    """An epoch's batches as a worker that is alone gets them, outside of any step."""
+
+    def shares_from(cursor: Cursor) -> Iterator[tuple[Share, Cursor]]:
+        while cursor.epoch == epoch:
+            batch = next_batch(cursor, feeder.batch_size, feeder.epoch_size)
+            cursor = cursor_after(cursor, batch, feeder.epoch_size)
+            yield Share(epoch, (batch,), batch=batch), cursor
+
+    def upcoming(cursor: Cursor) -> Iterator[Share]:
+        return (share for share, _ in shares_from(cursor))
+
+    for share, after in shares_from(Cursor(epoch, 0)):
+        for micro_batch in feeder.batches(share, partial(upcoming, after)):
+            yield micro_batch.batch
+        end = feeder.end_of(epoch)
+        if end is not None and end <= share.ranges[0].stop:
+            return  # A stream of which nobody knew the length.
 
 
 @dataclass(frozen=True, slots=True)

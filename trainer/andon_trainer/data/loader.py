@@ -13,11 +13,20 @@ from torch.utils.data import DataLoader, Sampler
 
 from andon_trainer.data.loading_process import Collating
 
-__all__ = ["LineLoader", "loading_options", "move_to", "processes_stay", "rebuild_loader"]
+__all__ = [
+    "LineLoader",
+    "loader_of_script",
+    "loading_options",
+    "move_to",
+    "processes_stay",
+    "rebuild_loader",
+]
 
 
 class LineLoader:
     """The prepared loader: yields this worker's micro-batches, one epoch at a time.
+
+    After the end of the run it is a plain loader: it yields the whole data set, each time.
 
     What a script asks its DataLoader (`dataset`, `sampler`, `collate_fn`, `num_workers`, ...) it
     may ask this too, and gets the answer of its own DataLoader.
@@ -45,7 +54,7 @@ class LineLoader:
         """Iterates what `epoch` returns.
 
         Args:
-            epoch: yields the rest of the current epoch.
+            epoch: yields the rest of the current epoch, and after the end of the run all samples.
             loop_bodies: says how often the loop body runs in an epoch.
             steps: number of optimizer steps in an epoch; None: unknown.
             batch_size: as the script's loader has it.
@@ -56,7 +65,7 @@ class LineLoader:
             object.__setattr__(self, name, value)
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the current epoch."""
+        """The rest of the current epoch; after the end of the run the whole data set."""
         return self._epoch()
 
     def __len__(self) -> int:
@@ -88,6 +97,19 @@ class LineLoader:
             f"{name} of a prepared loader can't be set: give it to DataLoader(...) before "
             "line.prepare. loader.dataset is your own, and you may change that"
         )
+
+
+def loader_of_script(loader: DataLoader[Any] | LineLoader) -> DataLoader[Any]:
+    """The DataLoader that the script made, also if it is given what `line.prepare` returned.
+
+    Raises:
+        TypeError: it is what `line.shards` returned, and the script made none.
+    """
+    if not isinstance(loader, LineLoader):
+        return loader
+    if loader._given is None:
+        raise TypeError("line.shards yields indices, which line.split can't load: give it a loader")
+    return loader._given
 
 
 def rebuild_loader(

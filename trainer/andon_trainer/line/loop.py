@@ -11,8 +11,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from andon_trainer.data.feed import Feeder, ShardFeeder
-from andon_trainer.data.loader import LineLoader
+from andon_trainer.data.feed import Feeder, ShardFeeder, whole_epoch
+from andon_trainer.data.loader import LineLoader, move_to
 from andon_trainer.errors import RunOver
 from andon_trainer.gradients.graph import Graph
 from andon_trainer.line.properties import LineProperties
@@ -36,6 +36,8 @@ class TrainingLoop(LineProperties):
     """Whether the script has begun to iterate its loader."""
     _knows_its_end = False
     """Whether `epochs` ends the script's loop, or a warning was logged that nothing does."""
+    _batches_are_plain = False
+    """Whether the loader was iterated last after the end of the run."""
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yields the epochs that are left of `count`, from the line's current one on.
@@ -57,6 +59,8 @@ class TrainingLoop(LineProperties):
         """
         self._refuse_manual("epochs")
         self._knows_its_end = True
+        # A second loop, as after some layers were unfrozen, goes on where the first one ended.
+        self.complete = self.complete and (bool(self.stopped) or self.epoch >= count)
         if self._worker.member is None:
             self._require_prepared()
             yield 0  # The worker joins in this epoch's body, when it calls `shards`.
@@ -121,13 +125,15 @@ class TrainingLoop(LineProperties):
         """What the script iterates in place of its own loader."""
 
         def loop_bodies() -> int:
+            if self._why_over:
+                return feeder.loop_bodies(self._last_epoch, 0, 1)
             workers = self.world_size
             # Before the first round the rank is the launcher's, which may count other hosts too.
             return feeder.loop_bodies(self.epoch, min(self.rank, workers - 1), workers)
 
         size = feeder.epoch_size
         return LineLoader(
-            self._epoch,
+            lambda: self._batches(feeder, given),
             loop_bodies,
             steps=None if size is None else -(-size // feeder.batch_size),
             batch_size=batch_size,
@@ -171,6 +177,7 @@ class TrainingLoop(LineProperties):
             TypeError: `scaler` was passed.
             LineHalted: a loss or gradient was not finite on some worker; no weights moved.
             RuntimeError: the prepared loader has yielded no batch for this call.
+            RunOver: the batch is from after the end of the run, when loaders are plain ones.
             ValueError: the loss is no scalar, only a part of it is scaled, the weight is negative
                 or not finite, or `correct` is more than the batch's samples.
         """
@@ -188,6 +195,16 @@ class TrainingLoop(LineProperties):
                 every,
                 every,
                 every,
+            )
+        if self._batches_are_plain:
+            raise RunOver(
+                f"the run is over: {self._why_over}. The prepared loader now gives the whole data "
+                "set to each worker, which trains nothing. A training loop `for epoch in "
+                "line.epochs(n)` ends by itself; to evaluate leave line.backward out, or share the "
+                "samples out: line.split(loader)",
+                self._worker.config.address or "",
+                self.step,
+                exit_code=1,
             )
         graph = Graph(retain_graph, create_graph)
         self._steps.backward(loss, weight, correct=correct, graph=graph)
@@ -240,16 +257,44 @@ class TrainingLoop(LineProperties):
         """
         self._want_stop(reason)
 
+    def _batches(self, feeder: Feeder, given: DataLoader[Any] | None) -> Iterator[Any]:
+        """What a prepared loader yields: this worker's batches, and after the end plain ones."""
+        self._batches_are_plain = bool(self._why_over)
+        if not self._batches_are_plain:
+            return self._epoch()
+        return self._after_the_end(feeder, given)
+
+    def _after_the_end(self, feeder: Feeder, given: DataLoader[Any] | None) -> Iterator[Any]:
+        """The whole data set, as one process alone would load it; no step is begun.
+
+        The order is that of the last epoch, the same on every worker: what a script computes of it
+        on each worker (BatchNorm's statistics) is the same too.
+        """
+        assert self._stepper is not None
+        plain: Iterator[Any]
+        if given is not None and self._closed:
+            plain = iter(given)  # The feeder's loading processes ended with the line.
+        else:
+            self._stepper.pause()
+            plain = whole_epoch(feeder, self._last_epoch)
+        for batch in plain:
+            yield move_to(self.device, batch)
+
+    @property
+    def _last_epoch(self) -> int:
+        """The epoch that the script trained on last."""
+        epoch = self._stepper.epoch if self._stepper is not None else None
+        return max(0, self.epoch - 1) if epoch is None else epoch
+
+    @property
+    def _why_over(self) -> str:
+        """Why no step follows any more; empty if one may."""
+        if self.stopped:
+            return self.stopped
+        return "every epoch that line.epochs was asked for is done" if self.complete else ""
+
     def _epoch(self) -> Iterator[Any]:
-        """The rest of the current epoch's batches, for `LineLoader`."""
-        # A new loop after the end would wait for work that never comes.
-        if self.complete or self._member.stop_reason:
-            why = self._member.stop_reason or "every epoch that line.epochs was asked for is done"
-            raise RunOver(
-                f"the run is over: {why}. A loop `for epoch in line.epochs(n)` ends by itself",
-                self._worker.config.address or "",
-                self.step,
-            )
+        """The rest of the current epoch's batches."""
         self._warn_of_range()
         if not self._iterated:
             self._iterated = True

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from andon.protocol.order import splitmix64
 from andon_trainer.data.evaluation import Coverage
+from andon_trainer.data.loader import LineLoader, loader_of_script
 from andon_trainer.hosts.calls import answer_in_host
 from andon_trainer.line.gathering import concatenate, framed, gather_bytes, pack, unframed, unpack
 from andon_trainer.line.properties import LineProperties
@@ -26,7 +27,7 @@ class Together(LineProperties):
     _coverage: Coverage
     _best: BestSoFar | None = None
 
-    def split(self, loader: DataLoader[Any]) -> Iterator[Any]:
+    def split(self, loader: DataLoader[Any] | LineLoader) -> Iterator[Any]:
         """Yields this worker's share of a loader's samples; all shares together hold each once.
 
         Use it for evaluation, and combine the results with `line.mean`. Samples come in the order
@@ -45,8 +46,13 @@ class Together(LineProperties):
         Args:
             loader: with whatever sampler, `collate_fn` and loading processes it has; processes
                 stay between evaluations if it says `persistent_workers=True`. Its batches are
-                moved to `line.device`.
+                moved to `line.device`. The prepared loader may be given, too: to evaluate on the
+                training set.
+
+        Raises:
+            TypeError: it is what `line.shards` returned.
         """
+        given = loader_of_script(loader)
         self._member.show("EVALUATING")
         # Until its first round a worker does not know who evaluates beside it: at the start the
         # others may still wait for their weights. Every worker then evaluates everything, and
@@ -59,7 +65,7 @@ class Together(LineProperties):
             if (host := self._worker.host) is not None:
                 place = replace(place, part=host.rank, parts=host.size)
         seed = splitmix64(self.seed) ^ self.step
-        units, batches = self._splitting.split(loader, place, seed=seed)
+        units, batches = self._splitting.split(given, place, seed=seed)
         self._coverage.divided(units)
         return batches
 

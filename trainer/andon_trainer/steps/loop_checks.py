@@ -74,7 +74,8 @@ def check_loop_body(state: StepState, scaling: ScalerGate | None = None) -> None
     if state.waiting:
         raise RuntimeError(
             f"step {state.assigned.step}: the loop body ended without line.backward(loss): "
-            "every sample must be counted, so call it for each batch (weight=0 counts none)"
+            "every sample must be counted, so call it for each batch (weight=0 counts none). To "
+            "evaluate on the training set iterate line.split(loader)"
         )
     if state.last and state.phase is StepPhase.AVERAGED:
         raise step_was_not_called(state)
