@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from andon.protocol.order import Order
 from andon_trainer import Line, RunOver
@@ -377,6 +384,111 @@ def test_a_loader_that_outlives_its_closed_line_is_a_plain_one() -> None:
                 optimizer.step()
 
     assert sorted(row for _, _, rows in loader for row in rows.tolist()) == list(range(SAMPLES))
+
+
+class Changing(Dataset[Any]):
+    """Numbers, as many as the script wants by now."""
+
+    def __init__(self) -> None:
+        self.numbers = list(range(SAMPLES))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(self.numbers[index])])
+
+
+class ChangingStream(IterableDataset[Any]):
+    """The same as a stream that does not say how long it is."""
+
+    def __init__(self) -> None:
+        self.numbers = list(range(SAMPLES))
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.tensor([float(number)]) for number in self.numbers)
+
+
+class SizedStream(ChangingStream):
+    """A stream that says how long it is."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+def train_while_it_changes(line: Line, sizes: list[int], given: DataLoader[Any]) -> list[list[int]]:
+    """Trains an epoch, and one more after each change of the data; the numbers of each epoch."""
+    net, dataset = nn.Linear(1, 1), cast(Any, given.dataset)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+    net, optimizer, loader = line.prepare(net, optimizer, given)
+    seen: list[list[int]] = []
+    for epoch in line.epochs(1 + len(sizes)):
+        seen.append([])
+        for x in loader:
+            seen[-1] += x.flatten().int().tolist()
+            line.backward(net(x).mean())
+            optimizer.step()
+        if epoch < len(sizes):
+            dataset.numbers[:] = range(sizes[epoch])
+    return seen
+
+
+@pytest.mark.parametrize("size", [SAMPLES + 3, SAMPLES - 3])
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: DataLoader(Changing(), BATCH),
+        lambda: DataLoader(Changing(), BATCH, shuffle=True),
+        lambda: DataLoader(Changing(), BATCH, num_workers=1, persistent_workers=True),
+        lambda: DataLoader(SizedStream(), BATCH),
+    ],
+    ids=["in order", "shuffled", "processes", "stream"],
+)
+def test_data_of_another_length_in_a_later_epoch_is_refused_by_name(
+    line: Line, given: Callable[[], DataLoader[Any]], size: int
+) -> None:
+    with pytest.raises(ValueError, match=rf"is {size}, and it was {SAMPLES} .*IterableDataset"):
+        train_while_it_changes(line, [size], given())
+    assert (line.step, line.epoch) == (3, 1)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_stream_that_grows_is_followed(line: Line, processes: int) -> None:
+    given = DataLoader(ChangingStream(), BATCH, num_workers=processes)
+
+    seen = train_while_it_changes(line, [SAMPLES + 5, 4], given)
+
+    assert [sorted(epoch) for epoch in seen] == [
+        list(range(size)) for size in (SAMPLES, SAMPLES + 5, 4)
+    ]
+
+
+def test_a_sampler_of_a_fixed_number_draws_from_data_that_grows(line: Line) -> None:
+    dataset = Changing()
+    sampler = RandomSampler(dataset, replacement=True, num_samples=40)
+
+    seen = train_while_it_changes(line, [200], DataLoader(dataset, BATCH, sampler=sampler))
+
+    assert [len(epoch) for epoch in seen] == [40, 40]
+    assert max(seen[0]) < SAMPLES <= max(seen[1])
+
+
+def test_other_numbers_for_shards_are_refused_by_name(line: Line) -> None:
+    net = model()
+    net, optimizer = line.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    x, y, _ = data().tensors
+
+    def train(epochs: int, samples: int, batch_size: int) -> None:
+        for _epoch in line.epochs(epochs):
+            for shard in line.shards(samples, batch_size):
+                line.backward(F.mse_loss(net(x[shard.indices]), y[shard.indices]))
+                optimizer.step()
+
+    train(1, 16, 8)
+    for samples, batch_size in ((SAMPLES, 8), (16, 4)):
+        with pytest.raises(ValueError, match=r"it was \(16, batch_size=8\) before"):
+            train(2, samples, batch_size)
+    assert line.step == 2
 
 
 BATCHES = [[3, 1, 4, 15, 9, 2, 6], [5, 8], [0], [7, 10, 11, 12]]

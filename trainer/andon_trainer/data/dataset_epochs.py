@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import logging
 import pickle
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from andon_trainer.data.digest import nested_datasets
 
 log = logging.getLogger(__name__)
 
-__all__ = ["METHOD", "Changes", "DatasetEpochs", "EpochCall", "EpochCalls"]
+__all__ = ["METHOD", "Changes", "DatasetEpochs", "EpochCall", "EpochCalls", "set_changes"]
 
 EpochCall = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of one call of `set_epoch`."""
@@ -51,15 +52,19 @@ class DatasetEpochs:
         """The script's last calls."""
         self._epoch: int | None = None
         self._all = list(nested_datasets(dataset))
-        self._remembered: list[dict[str, Any]] = []
-        """The attributes of each dataset when the loading processes got theirs."""
+        self._remembered: list[dict[str, tuple[Any, int]]] = []
+        """The attributes of each dataset when the loading processes got theirs, with how many
+        things each held: a list may have grown since then."""
         self.changes = b""
         """What the script has set since then, pickled: `Changes`; empty: nothing."""
         self._warned: list[str] = []
 
     def remember(self) -> None:
         """The loading processes have the datasets as they are now."""
-        self._remembered = [dict(getattr(part, "__dict__", {})) for part in self._all]
+        self._remembered = [
+            {name: (value, _held(value)) for name, value in getattr(part, "__dict__", {}).items()}
+            for part in self._all
+        ]
 
     def look_for_changes(self) -> None:
         """Notes which attributes of the datasets have other values than in the processes."""
@@ -67,7 +72,8 @@ class DatasetEpochs:
         unseen = []
         for place, (part, before) in enumerate(zip(self._all, self._remembered, strict=True)):
             for name, value in getattr(part, "__dict__", {}).items():
-                if name == METHOD or before.get(name, self) is value:
+                old, held = before.get(name, (self, 0))
+                if name == METHOD or (old is value and held == _held(value)):
                     continue
                 if _is_small(value):
                     found.append((place, name, value))
@@ -131,6 +137,19 @@ class DatasetEpochs:
 
     def _called(self, place: int, call: EpochCall) -> None:
         self._own[place] = _plain(self._methods[place], call)
+
+
+def set_changes(dataset: Any, changes: bytes) -> None:
+    """Sets, in a loading process, what the script has set of its dataset."""
+    parts = list(nested_datasets(dataset))
+    found: Changes = pickle.loads(changes)
+    for place, name, value in found:
+        setattr(parts[place], name, value)
+
+
+def _held(value: Any) -> int:
+    """How many things a list or the like holds."""
+    return len(value) if isinstance(value, list | dict | set | deque) else 0
 
 
 def _is_small(value: Any) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "around",
     "count_loop_bodies",
     "indices_of",
+    "refuse_length",
     "whole_epoch",
 ]
 
@@ -141,6 +142,9 @@ class Feeder(Protocol):
     def borrow(self, epoch: int, position: int) -> Any:
         """A small batch near `position`, for a rank that has no samples in this step."""
 
+    def refuse_other_length(self) -> None:
+        """Raises ValueError if the data has another length than when the worker joined."""
+
     def close(self) -> None:
         """Ends the loading processes; a second call does nothing."""
 
@@ -148,6 +152,20 @@ class Feeder(Protocol):
 def indices_of(order: Order, piece: Ranges) -> npt.NDArray[np.int64]:
     """The samples at a micro-batch's positions: int64, shape (positions,)."""
     return np.concatenate([order.indices(part.start, part.stop) for part in piece])
+
+
+def refuse_length(data: Any, now: int | None, before: int) -> None:
+    """Raises ValueError if data that had `before` samples when the worker joined has others now."""
+    if now == before:
+        return
+    name = type(data).__name__
+    raise ValueError(
+        f"len({name}) is {now}, and it was {before} when line.prepare was called: workers agree on "
+        "the length of an epoch when they join, so it must stay as it is. For data that grows or "
+        "shrinks let an IterableDataset without __len__ yield it, whose epoch ends where it ends, "
+        "or let a sampler yield as many indices in each epoch, such as "
+        f"RandomSampler(dataset, replacement=True, num_samples={before})"
+    )
 
 
 def count_loop_bodies(
@@ -182,6 +200,7 @@ def whole_epoch(feeder: Feeder, epoch: int) -> Iterator[Any]:
     def upcoming(cursor: Cursor) -> Iterator[Share]:
         return (share for share, _ in shares_from(cursor))
 
+    feeder.refuse_other_length()
     for share, after in shares_from(Cursor(epoch, 0)):
         for micro_batch in feeder.batches(share, partial(upcoming, after)):
             yield micro_batch.batch
@@ -263,6 +282,9 @@ class ShardFeeder:
     def borrow(self, epoch: int, position: int) -> Shard:
         """The indices of two samples."""
         return self._shard(epoch, (around(position, self.dataset_size),))
+
+    def refuse_other_length(self) -> None:
+        """Does nothing: `line.shards` is told the length each time, and looks."""
 
     def close(self) -> None:
         """Does nothing: no process was started."""

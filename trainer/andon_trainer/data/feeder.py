@@ -219,6 +219,10 @@ class LoaderFeeder:
         self._enter(epoch)
         return self._load(self._indices(epoch, self._orders.near(epoch, position)))
 
+    def refuse_other_length(self) -> None:
+        """Raises ValueError if an epoch would have another length by now."""
+        self._orders.refuse_other_length()
+
     def close(self) -> None:
         """Ends the loading processes; a second call does nothing."""
         self._end_processes()

@@ -10,13 +10,12 @@ collated.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from andon_trainer.data.dataset_epochs import METHOD, EpochCalls
+from andon_trainer.data.dataset_epochs import METHOD, EpochCalls, set_changes
 from andon_trainer.data.digest import nested_datasets
 from andon_trainer.data.randomness import SampleLoading, SeededBatch
 
@@ -85,8 +84,8 @@ def _unpickle(
     if info is not None:
         if changes != _set or calls != _applied:
             parts = list(nested_datasets(info.dataset))
-            for place, name, value in pickle.loads(changes) if changes != _set else ():
-                setattr(parts[place], name, value)
+            if changes != _set:
+                set_changes(info.dataset, changes)
             for place, (arguments, named) in calls.items():
                 getattr(parts[place], METHOD)(*arguments, **named)
             _applied, _set = calls, changes

@@ -37,7 +37,7 @@ from andon.protocol.order import Order
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Ranges, divide
 from andon_trainer.data.draws import EpochDraws
-from andon_trainer.data.feed import Share, around
+from andon_trainer.data.feed import Share, around, refuse_length
 
 __all__ = ["BatchOrders", "DatasetOrders", "DrawnOrders", "Orders", "Piece", "orders_of"]
 
@@ -92,6 +92,9 @@ class Orders(Protocol):
     def digest(self) -> bytes:
         """A digest of the first epoch's order; empty if it follows from the run's plan."""
 
+    def refuse_other_length(self) -> None:
+        """Raises ValueError if an epoch would have another length by now."""
+
 
 def orders_of(loader: DataLoader[Any], seed: int) -> tuple[Orders, bool]:
     """The orders of a loader's epochs, and whether an epoch leaves out a short last batch.
@@ -139,18 +142,12 @@ def _sample_orders(sampler: Any, dataset: Any, batch_size: int, seed: int) -> _S
         )
     shuffles = kind is RandomSampler and not sampler.replacement and sampler.num_samples == size
     if shuffles or (kind is DistributedSampler and sampler.shuffle):
-        return _ShuffledOrders(_not_empty(size), batch_size, seed)
+        return _ShuffledOrders(dataset, batch_size, seed)
     if kind is DistributedSampler or (
         kind is SequentialSampler and len(sampler.data_source) == size
     ):
-        return DatasetOrders(_not_empty(size), batch_size)
+        return DatasetOrders(dataset, batch_size)
     return DrawnOrders(sampler, dataset, batch_size, seed)
-
-
-def _not_empty(size: int) -> int:
-    if size < 1:
-        raise ValueError("the dataset is empty: there is nothing to train on")
-    return size
 
 
 class _SampleOrders(ABC):
@@ -197,16 +194,43 @@ class _SampleOrders(ABC):
 class DatasetOrders(_SampleOrders):
     """The dataset's own order, in each epoch."""
 
+    def __init__(self, dataset: Any, batch_size: int) -> None:
+        """Of all samples that the dataset has now.
+
+        Raises:
+            ValueError: it has none.
+        """
+        self._dataset = dataset
+        self._entered: int | None = None
+        super().__init__(len(dataset) if hasattr(dataset, "__len__") else 0, batch_size)
+        if self.size < 1:
+            raise ValueError("the dataset is empty: there is nothing to train on")
+
+    def enter(self, epoch: int) -> bool:
+        """See `Orders.enter`.
+
+        Raises:
+            ValueError: the dataset has another length by now.
+        """
+        if epoch != self._entered:
+            self.refuse_other_length()
+            self._entered = epoch
+        return True
+
+    def refuse_other_length(self) -> None:
+        """See `Orders.refuse_other_length`."""
+        refuse_length(self._dataset, len(self._dataset), self.size)
+
     def _indices(self, epoch: int, positions: Ranges) -> list[Any]:
         return [place for part in positions for place in range(part.start, part.stop)]
 
 
-class _ShuffledOrders(_SampleOrders):
+class _ShuffledOrders(DatasetOrders):
     """The line's own order, another one in each epoch."""
 
-    def __init__(self, size: int, batch_size: int, seed: int) -> None:
-        super().__init__(size, batch_size)
-        self._order = Order(seed, 0, size)
+    def __init__(self, dataset: Any, batch_size: int, seed: int) -> None:
+        super().__init__(dataset, batch_size)
+        self._order = Order(seed, 0, self.size)
         self._from = 0
         self._known: list[int] = []
         """The samples at the positions from `_from` on: one by one they would cost more."""
@@ -232,7 +256,7 @@ class _Drawn:
         self._name = type(sampler).__name__
         self._in_batches = batches
         self._draws = EpochDraws(sampler, dataset, seed)
-        self._size = len(dataset) if hasattr(dataset, "__len__") else None
+        self._dataset = dataset
         self._epochs: dict[int, Sequence[Any] | npt.NDArray[np.int64]] = {}
         self._entered: int | None = None
         self.count = 0
@@ -279,7 +303,7 @@ class _Drawn:
             raise ValueError(
                 f"{self._name} yields {len(drawn)} in epoch {epoch}, and {self.count} in the first "
                 "one: workers agree on the length of an epoch when they join, so it must always "
-                "yield as many"
+                "yield as many. See docs/guide/data.md, A data set that grows"
             )
         if self._in_batches:
             batches = [self._batch(value, number, epoch) for number, value in enumerate(drawn)]
@@ -301,9 +325,9 @@ class _Drawn:
         return batch
 
     def _check(self, indices: list[Any], epoch: int) -> None:
-        size = self._size
-        if size is None:
+        if not hasattr(self._dataset, "__len__"):
             return
+        size = len(self._dataset)  # Of now: it may have grown since the last epoch.
         for index in indices:
             # Keys that are no numbers are the dataset's to judge.
             if isinstance(index, int) and not -size <= index < size:
@@ -343,6 +367,9 @@ class DrawnOrders(_SampleOrders):
         """SHA-256 of the first epoch's indices."""
         return self._drawn.digest()
 
+    def refuse_other_length(self) -> None:
+        """Does nothing: whoever draws an epoch sees its length."""
+
     def _indices(self, epoch: int, positions: Ranges) -> list[Any]:
         drawn = self._drawn[epoch]
         found: list[Any] = []
@@ -379,6 +406,9 @@ class BatchOrders:
     def digest(self) -> bytes:
         """SHA-256 of the first epoch's batches."""
         return self._drawn.digest()
+
+    def refuse_other_length(self) -> None:
+        """Does nothing: whoever draws an epoch sees its length."""
 
     def pieces(self, share: Share, micro_batch_size: int | None) -> Iterator[Piece]:
         """As few as possible and as even as possible; none belongs to two batches."""

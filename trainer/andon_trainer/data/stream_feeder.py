@@ -24,7 +24,7 @@ from andon.protocol.order import splitmix64
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Ranges, shard_of
 from andon_trainer.data.dataset_epochs import DatasetEpochs
-from andon_trainer.data.feed import Feeder, MicroBatch, Share, count_loop_bodies
+from andon_trainer.data.feed import Feeder, MicroBatch, Share, count_loop_bodies, refuse_length
 from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.data.loader import processes_stay
 from andon_trainer.data.stream_digest import StreamRefused
@@ -106,6 +106,7 @@ class StreamFeeder:
         """
         if self._parallel and self._stream is None:
             self._stream = iter(self._open_loader())
+            self._epochs.remember()
         # After the fork: the child must have the dataset's own `set_epoch`.
         self._epochs.observe()
 
@@ -221,6 +222,12 @@ class StreamFeeder:
         again = copy_of(self._spare)
         return self._spare if again is None else again
 
+    def refuse_other_length(self) -> None:
+        """Raises ValueError if the stream says another length than when the worker joined."""
+        if self.dataset_size is not None:
+            stream = self._given.dataset
+            refuse_length(stream, length_of(stream), self.dataset_size)
+
     def close(self) -> None:
         """Ends the loading process; a second call does nothing."""
         self._end_process()
@@ -231,9 +238,13 @@ class StreamFeeder:
         """An epoch begins, or goes on. A process that is not persistent ends with its epoch."""
         if epoch == self._epoch:
             return
+        self.refuse_other_length()
         self._epoch = epoch
         self._epochs.enter(epoch)
-        if self._stream is None or processes_stay(self._given):
+        if self._stream is None or self._given.persistent_workers:
+            return
+        if processes_stay(self._given):
+            self._epochs.look_for_changes()
             return
         if self._served is not None:
             self._end_process()
@@ -308,6 +319,7 @@ class StreamFeeder:
                 keep_from=self._keep_from,
                 seed=seed ^ piece[0].start,
                 calls=calls,
+                changes=self._epochs.changes,
             )
             for number, piece in enumerate(pieces, 1)
         ]

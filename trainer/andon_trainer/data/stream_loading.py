@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler, get_worker_info
 
-from andon_trainer.data.dataset_epochs import EpochCalls
+from andon_trainer.data.dataset_epochs import EpochCalls, set_changes
 from andon_trainer.data.feed import Share
 from andon_trainer.data.loader import loading_options
 from andon_trainer.data.stream_digest import stream_digest
@@ -40,12 +40,17 @@ class Source(StreamReader):
         super().__init__(stream, seed=seed, size=size, whole=whole)
         self._seed_of_run = seed
         self._spare: list[Any] = []
+        self._set = b""
+        """The changes that were made in this process."""
 
     def __getitems__(self, wanted: Wanted | Probe) -> Any:
         """What was asked for: a `Piece`, or the digest."""
         if isinstance(wanted, Probe):
             read = partial(self.first_anew, calls=wanted.calls)
             return stream_digest(self.stream, wanted.header, read)
+        if wanted.changes != self._set and get_worker_info() is not None:
+            set_changes(self.stream, wanted.changes)
+            self._set = wanted.changes
         piece = super().__getitems__(wanted)
         if not self._spare and get_worker_info() is None:
             copies = [copy_of(item) for item in piece.items[:2]]

@@ -64,6 +64,8 @@ class Wanted:
     """For what is drawn after reading, to collate."""
     calls: EpochCalls = field(default_factory=dict)
     """Calls of `set_epoch` that the script wants instead of the line's own."""
+    changes: bytes = b""
+    """What the script has set of the dataset, pickled; a loading process sets it, too."""
 
 
 @dataclass(frozen=True, slots=True)

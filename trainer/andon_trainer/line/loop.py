@@ -102,7 +102,7 @@ class TrainingLoop(LineProperties):
             An iterable of `Shard`, for one epoch each time that it is iterated.
 
         Raises:
-            ValueError: a number is below 1.
+            ValueError: a number is below 1, or another one than at the first call.
             RuntimeError: `prepare` was not called, or `join` was.
             JoinRefused, CheckpointRefused, LineLost: as from `prepare`.
         """
@@ -117,6 +117,9 @@ class TrainingLoop(LineProperties):
         if self._stepper is None:
             self._require_prepared()
             self._join(feeder)
+        agreed = self._feeder
+        if isinstance(agreed, ShardFeeder) and not self._why_over:
+            _refuse_other_shards((samples, batch_size), (agreed.epoch_size, agreed.batch_size))
         return self._loader_of(feeder, batch_size, None)
 
     def _loader_of(
@@ -327,3 +330,15 @@ class TrainingLoop(LineProperties):
 
     def _join(self, feeder: Feeder) -> None:
         raise NotImplementedError
+
+
+def _refuse_other_shards(now: tuple[int, int], before: tuple[int, int]) -> None:
+    """Raises ValueError if `line.shards` is given other numbers than those of the run."""
+    if now != before:
+        raise ValueError(
+            f"line.shards({now[0]}, batch_size={now[1]}), and it was ({before[0]}, "
+            f"batch_size={before[1]}) before: workers agree on the length of an epoch and on the "
+            "batch when they join. For data that grows or shrinks give line.prepare a DataLoader "
+            "of an IterableDataset without __len__, whose epoch ends where it ends; to evaluate "
+            "call line.split(loader)"
+        )
