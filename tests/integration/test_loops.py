@@ -77,6 +77,30 @@ def test_an_epoch_that_was_left_is_left_on_every_worker(tmp_path: Path) -> None:
     assert notes[1:] == [f"the script left epoch {epoch} at position 8" for epoch in range(3)]
 
 
+def test_a_second_line_on_a_run_that_the_script_has_trained_is_refused_at_once(
+    tmp_path: Path,
+) -> None:
+    """One worker's configuration names the run, as under `andon run`; the other's its address."""
+    with Service(tmp_path / "run", 2) as service:
+        workers = []
+        for slot in range(2):
+            place = on_line(service, slot, 2)
+            if slot == 1:
+                del place["ANDON_RUN_ID"]
+            spec = {"epochs": 2, "runs": 2}
+            workers.append(start_worker(tmp_path, spec, slot=slot, script=SCRIPT, **place))
+        codes = [worker.wait() for worker in workers]
+
+    assert codes == [4, 4], workers[0].output
+    for worker in workers:
+        assert f"has trained run {service.run_id} to its end" in worker.output
+        assert "start the script once for each run" in worker.output
+        assert "waiting for a coordinator" not in worker.output
+        assert worker.seen["step"] == 8
+    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+        assert [gone.reason for gone in journal.departures()] == ["COMPLETE"] * 2
+
+
 def test_an_evaluation_that_loses_a_worker_says_so_and_is_complete_when_made_again(
     tmp_path: Path,
 ) -> None:

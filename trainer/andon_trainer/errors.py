@@ -8,6 +8,7 @@ from typing import Self
 from andon.protocol.halts import HaltEvidence
 
 __all__ = [
+    "ANOTHER_RUN",
     "AndonError",
     "CheckpointRefused",
     "HostLost",
@@ -17,6 +18,13 @@ __all__ = [
     "RunOver",
     "WorkerDropped",
 ]
+
+
+ANOTHER_RUN = (
+    "start the script once for each run, `for fold in 0 1 2; do andon run train.py $fold; done`, "
+    "or start it with torchrun or alone, where each Line of a script is a run of its own"
+)
+"""What to do in place of a second `Line` where a line serves one run."""
 
 
 class AndonError(Exception):
@@ -69,7 +77,8 @@ class JoinRefused(AndonError):
     not catch it says so in one line, and exits with code 0.
 
     Attributes:
-        reason: what was refused, in lower case: `layout_differs`, `token`, `slot`, `complete`.
+        reason: what was refused, in lower case: `layout_differs`, `token`, `slot`, `complete`,
+            or `another_run` if this process has trained that run to its end.
         component: what differs between this worker and the line; empty if nothing does.
         mine: this worker's value of `component`.
         theirs: the line's value of `component`.
@@ -99,6 +108,18 @@ class JoinRefused(AndonError):
             "worker's certificates (`andon certs` makes it), or set ANDON_INSECURE=1 if you trust "
             "the network",
             component="tls",
+        )
+
+    @classmethod
+    def another_run(cls, run_id: str) -> Self:
+        """A worker's own refusal to join, in one process, the run that it has trained to the end.
+
+        It is no success, though that run is complete: the rest of the script is not run.
+        """
+        return cls(
+            "another_run",
+            f"this process has trained run {run_id} to its end, and nobody serves another one at "
+            f"its address: {ANOTHER_RUN}",
         )
 
 

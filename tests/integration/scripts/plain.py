@@ -53,4 +53,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    for _run in range(json.loads(Path(sys.argv[1]).read_text()).get("runs", 1)):
+        main()

@@ -16,7 +16,7 @@ import weakref
 from types import TracebackType
 from typing import Self
 
-from andon_trainer.errors import LineHalted
+from andon_trainer.errors import ANOTHER_RUN, LineHalted
 from andon_trainer.line.properties import LineProperties
 from andon_trainer.process.exits import is_interactive
 
@@ -90,7 +90,8 @@ class LineLife(LineProperties):
                 raise RuntimeError(
                     f"this process trains on a line already, at step {earlier.step}: call its "
                     "line.close() first, or write `with Line() as line:`. For several workers on "
-                    "one host start several processes: andon run --workers 2 train.py"
+                    "one host start several processes, andon run --workers 2 train.py; for several "
+                    f"runs {ANOTHER_RUN}"
                 )
             if not ended:
                 log.warning(

@@ -114,6 +114,7 @@ class Line(Preparing, Together, Logs, LineLife):
         Raises:
             ValueError: a value or an environment variable is invalid; the message names it.
             RuntimeError: this process has a `Line` already, and trains on it.
+            JoinRefused: this process has trained the run of this configuration to its end.
         """
         self._close_forgotten()
         config = LineConfig.read(

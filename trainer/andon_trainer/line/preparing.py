@@ -14,6 +14,7 @@ from andon.protocol.schedules import (
 )
 from andon_trainer.data.feed import Feeder
 from andon_trainer.data.stream_feeder import feeder_for
+from andon_trainer.errors import ANOTHER_RUN
 from andon_trainer.gradients.averaging import LineAverager
 from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
 from andon_trainer.gradients.collectives import LineCollectives, SoloCollectives
@@ -259,5 +260,6 @@ class Preparing(TrainingLoop, ManualSteps):
         if self._prepared:
             raise RuntimeError(
                 "line.prepare or line.join was called already: give it everything in one call; in "
-                "a notebook make a new Line in the cell that prepares"
+                "a notebook make a new Line in the cell that prepares. For another run "
+                f"{ANOTHER_RUN}"
             )

@@ -9,7 +9,8 @@ coordinator is told which, and only a worker whose work is done has its final we
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from andon_trainer.candidate import Candidate
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Digest, LeaveReport
-from andon_trainer.errors import AndonError, LineHalted, RunOver
+from andon_trainer.errors import AndonError, JoinRefused, LineHalted, RunOver
 from andon_trainer.gradients.model_layout import ModelPlan, warn_of_rounding
 from andon_trainer.hosts.calls import failing_together
 from andon_trainer.hosts.group import HostGroup
@@ -40,12 +41,19 @@ from andon_trainer.timeline import Timeline
 
 __all__ = ["Worker"]
 
+_done: list[tuple[str, str]] = []
+"""Address and id of each run that this process trained to its end."""
+
 
 class Worker:
     """One process's part in a run. Used by one thread."""
 
     def __init__(self, config: LineConfig, device: torch.device) -> None:
-        """Opens nothing yet."""
+        """Opens nothing yet.
+
+        Raises:
+            JoinRefused: this process has trained the run to its end already.
+        """
         self.config = config
         self.device = device
         self.replica = Replica([])
@@ -67,6 +75,8 @@ class Worker:
         """Whether nothing of this worker is in the process any more."""
         self._compared: tuple[Key | None, Digest] | None = None
         """The head and the weights that the loops ended with, once they were compared."""
+        # Last: an exception that the script does not catch is given its exit code by then.
+        _refuse_again(config)
 
     @property
     def assigned(self) -> Assigned | None:
@@ -98,7 +108,8 @@ class Worker:
             JoinRefused, LineLost: see `Launch.locate`.
         """
         config, host = self.config, self.host
-        located = self._launch.locate(config if host is None else config_of_host(config, host))
+        with _no_success():
+            located = self._launch.locate(config if host is None else config_of_host(config, host))
         # A host's slot is the line's to choose, but its processes keep theirs until they join.
         self.config = replace(located, launch_slot=config.launch_slot)
         if host is not None:
@@ -171,7 +182,8 @@ class Worker:
         # Before joining: a SIGTERM that comes while this worker waits for its weights must end the
         # wait, and `ask_to_leave` is what does that.
         self._termination.install(member.ask_to_leave)
-        member.join()
+        with _no_success():
+            member.join()
         if isinstance(member, LeaderMember):
             member.host_joined((config.address, config.run_id, config.run_dir))
         warn_of_rounding(plan.layout)
@@ -261,6 +273,8 @@ class Worker:
         if isinstance(self.member, Membership) and not self._left:
             self._left = True
             self.member.leave(self._departure(self.member))
+            if self._ends_well:
+                _done.append((self.config.address, self.member.run_id))
         self._left = True
         if self.host is not None:
             self.host.close()
@@ -308,3 +322,29 @@ class Worker:
             final_step=member.step,
             error_type=type(crash).__name__,
         )
+
+
+def _refuse_again(config: LineConfig) -> None:
+    """Raises JoinRefused if this process has trained the configuration's run to its end.
+
+    At once: the others have left it too, so that nobody would answer.
+    """
+    for address, run_id in _done:
+        # A person in a session may have started another service at the same port.
+        same_place = not (config.run_id or is_interactive()) and config.address == address
+        if same_place or config.run_id == run_id:
+            raise JoinRefused.another_run(run_id)
+
+
+@contextmanager
+def _no_success() -> Iterator[None]:
+    """Takes care that a process which trained a run meets no run that is over as a success.
+
+    Its script wants another run, and would end with code 0 in the middle.
+    """
+    try:
+        yield
+    except JoinRefused as refused:
+        if refused.reason == "complete" and _done:
+            raise JoinRefused.another_run(_done[-1][1]) from refused
+        raise
