@@ -322,6 +322,26 @@ def test_micro_batches_change_nothing_but_the_memory_that_a_forward_takes() -> N
     assert same(done["model"], twin)
 
 
+def test_a_hidden_state_is_carried_through_the_columns_of_a_text() -> None:
+    done = run("guide/carried-state")
+
+    torch.manual_seed(1)
+    twin = done["Reader"]()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.5)
+    columns = done["text"].view(8, -1)
+    for _epoch in range(2):
+        state = None
+        for start in range(0, 70, 10):
+            scores, state = twin(columns[:, start : start + 10], state)
+            state = tuple(part.detach() for part in state)
+            optimizer.zero_grad()
+            targets = columns[:, start + 1 : start + 11].flatten()
+            F.cross_entropy(scores.flatten(0, 1), targets).backward()  # type: ignore[no-untyped-call]  # torch's own
+            optimizer.step()
+    assert done["line"].step == 14
+    assert same(done["model"], twin)
+
+
 def test_a_layer_that_is_frozen_for_an_epoch_trains_as_in_plain_pytorch() -> None:
     torch.manual_seed(0)
     done = run("guide/models")
@@ -462,6 +482,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     # From DDP: two scripts side by side, of which one is for DDP. Halts: what to catch.
     # Watching: pandas, which reads what was exported.
     assert {name: count for name, count in counts.items() if count} == {
+        "carried-state": 1,
         "checkpoints": 4,
         "data": 6,
         "evaluation": 3,

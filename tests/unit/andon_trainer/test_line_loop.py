@@ -79,6 +79,19 @@ def test_backward_without_a_batch_is_an_error(line: Line) -> None:
         line.backward(net(torch.zeros(1, 5)).sum())
 
 
+def test_alone_only_a_short_last_batch_has_other_rows_than_the_one_before(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    seen = [line.reshaped]
+
+    for _epoch in line.epochs(2):
+        for x, y, _ in loader:
+            seen.append(line.reshaped)
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+
+    assert seen == [True, *[True, False, True], *[True, False, True]]
+
+
 def test_a_second_prepare_is_an_error(line: Line) -> None:
     prepared(line)
 

@@ -117,6 +117,45 @@ def test_the_windows_to_come_are_foreseen_in_the_micro_batches_in_which_they_com
     assert upcoming[1] == Share(1, (PositionRange(0, 12),), parts=3)
 
 
+def test_state_is_carried_only_to_the_same_rows_of_the_next_step() -> None:
+    bench = StepBench()
+    seen = []
+
+    def assign(step: int, start: int, *rows: tuple[int, int], **other: Any) -> None:
+        positions = [(start + first, start + stop) for first, stop in rows]
+        batch = PositionRange(start, start + other.pop("size", BATCH))
+        bench.assign(*positions, **{"end": "commit", "batch": batch, "step": step, **other})
+
+    assign(1, 0, (0, 4))
+    assign(2, 12, (0, 4))
+    assign(3, 24, (0, 4), end="void")
+    assign(3, 24, (0, 6), attempt=1)  # a worker was lost: the rows that are missing
+    assign(4, 36, (0, 6))
+    assign(5, 0, (0, 6))
+    assign(6, 12, (6, 12))  # as many rows, and others
+    assign(7, 24, (6, 12))
+    assign(9, 36, (6, 12))  # step 8 went by without this worker
+    assign(10, 0, (6, 12))
+    assign(11, 12, (6, 12), size=24)  # a window of two batches
+    assign(12, 36, (6, 12))
+    assign(13, 0, end="commit")  # borrowed samples
+    assign(14, 12, (6, 12))
+
+    for _body in bench.bodies():
+        seen.append(bench.stepper.rows.changed)
+
+    changed = [True, False, False, True, True, False, True, False, True, False, True, True]
+    assert seen == [*changed, True, True]
+
+
+def test_micro_batches_of_a_step_have_other_rows_each() -> None:
+    bench = StepBench(micro=2)
+    bench.assign((0, 4), end="commit", step=1)
+    bench.assign((0, 4), end="commit", step=2)
+
+    assert [bench.stepper.rows.changed for _body in bench.bodies()] == [True] * 4
+
+
 def test_a_share_without_samples_has_no_micro_batch() -> None:
     assert not list(Share(0, ()).pieces(4))
     assert [

@@ -85,6 +85,27 @@ class TrainingLoop(LineProperties):
             except RunOver:
                 assert self._member.stop_reason  # `epochs` sees it and ends the loop.
 
+    @property
+    def reshaped(self) -> bool:
+        """Whether state that the last loop body left does not belong to this batch's samples.
+
+        It is False only if the last loop body was for the step before, and had the same rows of its
+        batch. So it is True in the first loop body; where this worker's share changed, since a
+        worker was lost or came, or shares follow speed; in a step that is tried again, and for a
+        short last batch and the one after it. With micro-batches, local steps or windows of several
+        batches it is always True: the loop body before had other rows.
+
+        A script that carries hidden state from batch to batch drops it then:
+
+        ```python
+        for x, y in loader:
+            if line.reshaped:
+                state = None
+            scores, state = model(x, state)
+        ```
+        """
+        return self._batches_are_plain or self._stepper is None or self._stepper.rows.changed
+
     def shards(self, samples: int, batch_size: int) -> LineLoader:
         """Yields indices of samples, for scripts without a DataLoader.
 

@@ -38,6 +38,7 @@ from andon_trainer.gradients.lone_samples import LoneSamples
 from andon_trainer.gradients.readings import LossReadings
 from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
+from andon_trainer.steps.carried_rows import CarriedRows
 from andon_trainer.steps.gates import StepIdentity
 from andon_trainer.steps.loop_checks import (
     LossCheck,
@@ -117,6 +118,8 @@ class LoopSteps(ABC):
         self.stop_wanted = ""
         """Why the script wants the run to end; empty if it does not."""
         self.last_commit: Committed | None = None
+        self.rows = CarriedRows(parts.feeder.batch_size)
+        """Which rows of their batches loop bodies have, one after another."""
 
     # ------------------------------------------------------------------ what schedules differ in
 

@@ -111,6 +111,10 @@ class Stepper(LoopSteps):
             state.digest = self._replica.weights(self._member.coordinator_can)
         for micro_batch in itertools.chain((first,), batches):
             self._loaded(state, began)
+            if state.borrowed:
+                self.rows.take_none(assigned.step)
+            else:
+                self.rows.take(assigned.step, share, seen, micro_batch)
             seen += micro_batch.positions
             state.waiting = micro_batch.samples
             state.last = seen >= positions
