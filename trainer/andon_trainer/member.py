@@ -79,6 +79,9 @@ class RunMember(Protocol):
     def next_round(self) -> Assigned:
         """Asks for work and waits for it."""
 
+    def catch_up(self) -> None:
+        """Gets the line's state between two epochs, if the line has gone on without this worker."""
+
     def leave_epoch(self) -> None:
         """Ends the current epoch on all workers: the script left its batches."""
 
@@ -187,6 +190,9 @@ class SoloMember:
         if self.timeline is not None:
             self.timeline.step_began(self.assigned.step, 0)
         return self.assigned
+
+    def catch_up(self) -> None:
+        """Does nothing: nobody goes on without the only worker."""
 
     def leave_epoch(self) -> None:
         """Goes to the next epoch."""

@@ -257,6 +257,17 @@ class Membership(MemberFacts):
             self.timeline.step_began(assigned.step, assigned.attempt)
         return assigned
 
+    def catch_up(self) -> None:
+        """Gets the line's state, if the line has gone on without this worker; else returns at once.
+
+        The script calls it between two epochs, so that it begins the epoch which the line is in.
+        """
+        while (event := self._inbox.take(0.0)) is not None:
+            self._do(self._conversation.receive(event))
+        if self._state.behind:
+            # State comes to whoever asks for work. The work is taken by the next call.
+            self.next_round()
+
     def leave_epoch(self) -> None:
         """Ends the present epoch for everybody; returns once it has ended.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -75,7 +76,11 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    with Service(tmp_path / "run", 2) as service, ThreadPoolExecutor(2) as threads:
+    one_will_do = ("--min-workers", "1")
+    with (
+        Service(tmp_path / "run", 2, *one_will_do) as service,
+        ThreadPoolExecutor(2) as threads,
+    ):
         members = []
         for slot in range(2):
             config = LineConfig(
@@ -198,3 +203,29 @@ def test_a_script_that_averages_a_number_after_all_waits_for_nobody_who_has_gone
     ahead.result(20)
     assert mean == (3.0, 1.0, 1)
     assert {member.step for member in pair.members} == {7}
+
+
+def test_a_worker_that_was_away_is_where_the_line_is_before_its_script_begins_an_epoch(
+    pair: Pair,
+) -> None:
+    stays, away = pair.members
+    _steps(pair, 2)
+    back = threading.Event()
+
+    def train_alone() -> None:
+        while not back.is_set():
+            _step(stays)
+
+    away._link.control._call.cancel()
+    training = pair.threads.submit(train_alone)
+    while stays.cursor.epoch == 0:
+        assert not training.done(), training.result()  # The test's own time limit bounds this.
+    away.catch_up()
+    epoch = away.cursor.epoch
+    away.catch_up()
+    back.set()
+    _step(away)  # The work that came with the state.
+
+    training.result(20)
+    assert epoch >= 1
+    assert (away.cursor, away.head) == (stays.cursor, stays.head)

@@ -149,7 +149,7 @@ def test_what_runs_once_a_step_does_so_with_micro_batches_too(
 
 
 def test_what_is_done_to_the_mean_is_what_a_hook_does_in_one_process() -> None:
-    done = run("guide/plain-script", 2)
+    done = run("guide/plain-script", 3)
 
     twin = Net()
     clamped = [0]
@@ -167,10 +167,20 @@ def test_what_is_done_to_the_mean_is_what_a_hook_does_in_one_process() -> None:
     assert same(done["model"], twin)
 
 
+def test_a_rate_that_follows_the_epoch_is_that_of_the_lines_epoch() -> None:
+    done = run("guide/plain-script", 1)
+
+    twin = Net()
+    x, y = done["train_set"].tensors
+    for step, rows in enumerate(batches(12)):
+        train_plainly(twin, x[rows], y[rows], 0.1 * 0.5 ** (step // 4))
+    assert same(done["model"], twin)
+
+
 def test_accumulated_batches_are_one_step_of_the_optimizer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = run("guide/plain-script", 1)
+    done = run("guide/plain-script", 2)
 
     twin = Net()
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
@@ -492,7 +502,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
         "micro-batches": 3,
         "models": 2,
         "notebooks": 1,
-        "plain-script": 3,
+        "plain-script": 4,
         "several-models": 4,
         "trainer": 1,
         "watching": 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from torch.utils.data import (
 )
 
 from andon.protocol.order import Order
+from andon.protocol.records import Cursor
 from andon_trainer import Line, RunOver
 from unit.andon_trainer.solo import BATCH, SAMPLES, data, model, prepared
 
@@ -256,6 +258,28 @@ def test_a_batch_that_was_taken_before_the_break_is_left_too(line: Line) -> None
     assert line.step == 2
 
 
+def test_epochs_go_on_where_the_line_is_for_a_worker_that_it_went_on_without(line: Line) -> None:
+    net, optimizer, loader = prepared(line)
+    member: Any = line._member
+    arrivals = iter([None, Cursor(3, 0), None, None])
+
+    def catch_up() -> None:
+        member.cursor = next(arrivals) or member.cursor
+
+    member.catch_up = catch_up
+    seen = []
+    for epoch in line.epochs(7):
+        if epoch == 3:
+            member.cursor = Cursor(5, 0)  # In this body, before its first batch.
+        for x, y, _ in loader:
+            seen.append((epoch, line.epoch))
+            line.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+            break
+
+    assert seen == [(0, 0), (3, 5), (6, 6)]
+
+
 def test_leaving_between_backward_and_step_is_an_error(line: Line) -> None:
     net, _optimizer, loader = prepared(line)
     epochs = line.epochs(2)
@@ -281,6 +305,26 @@ def test_an_epoch_of_shards_that_was_left_is_left(line: Line) -> None:
             break
 
     assert (seen, line.step) == ([0, 1, 2], 3)
+
+
+def test_a_run_over_shards_is_resumed_in_the_epoch_of_its_checkpoint(tmp_path: Path) -> None:
+    x, y, _ = data().tensors
+
+    def epochs_seen(count: int, **options: Any) -> list[int]:
+        with Line(seed=3, device="cpu", run_dir=tmp_path, checkpoint_every=100, **options) as line:
+            net = model()
+            net, optimizer = line.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+            seen = []
+            for epoch in line.epochs(count):
+                seen.append(epoch)
+                for shard in line.shards(SAMPLES, BATCH):
+                    line.backward(F.mse_loss(net(x[shard.indices]), y[shard.indices]))
+                    optimizer.step()
+        return seen
+
+    assert epochs_seen(2) == [0, 1]
+    newest = tmp_path / "checkpoints/step-00000006"
+    assert [epochs_seen(3, resume=newest), epochs_seen(2, resume=newest)] == [[2], []]
 
 
 def test_a_loop_that_is_begun_after_the_end_raises_run_over(line: Line) -> None:

@@ -182,6 +182,9 @@ class LeaderMember(Membership):
         """Asks the line for the host's work."""
         return self._lead.next_round(super().next_round)
 
+    def catch_up(self) -> None:
+        """Does nothing: the host's processes get the line's state when all of them ask for work."""
+
     def leave_epoch(self) -> None:
         """Ends the current epoch on all workers."""
         self._lead.leave_epoch(super().leave_epoch)
@@ -293,6 +296,9 @@ class FollowerMember:
         """Waits for the host's work."""
         assigned: Assigned = self._follow(_NEXT, None)
         return replace(assigned, writes_checkpoint=False)
+
+    def catch_up(self) -> None:
+        """Does nothing; see `LeaderMember.catch_up`."""
 
     def leave_epoch(self) -> None:
         """Ends the current epoch, with the leader."""

@@ -36,6 +36,8 @@ class TrainingLoop(LineProperties):
     """Whether the script has begun to iterate its loader."""
     _knows_its_end = False
     """Whether `epochs` ends the script's loop, or a warning was logged that nothing does."""
+    _begun_epoch: int | None = None
+    """The epoch that `epochs` yielded last."""
     _batches_are_plain = False
     """Whether the loader was iterated last after the end of the run."""
 
@@ -63,9 +65,17 @@ class TrainingLoop(LineProperties):
         self.complete = self.complete and (bool(self.stopped) or self.epoch >= count)
         if self._worker.member is None:
             self._require_prepared()
-            yield 0  # The worker joins in this epoch's body, when it calls `shards`.
-            self._leave_epoch(self._steps.epoch)
+            # The worker joins in this epoch's body, when it calls `shards`. Whether a line that it
+            # will join is further, nobody knows before.
+            origin = self._worker.checkpoints.origin
+            self._begun_epoch = 0 if origin is None else origin.cursor.epoch
+            if self._begun_epoch >= count:
+                self.complete = True
+                return
+            yield self._begun_epoch
+            self._leave_epoch()
         while not self.complete:
+            self._catch_up()
             if self._member.stop_reason or self._member.cursor.epoch >= count:
                 # The checkpoint first: comparing waits for workers that may still train.
                 self._worker.between_steps(over=True)
@@ -73,17 +83,31 @@ class TrainingLoop(LineProperties):
                 self.complete = True
                 self._warn_of_left_over()
                 return
-            epoch = self._member.cursor.epoch
-            yield epoch
-            self._leave_epoch(epoch)
+            # The loader may go on to a later one in this body, if the line has done without this
+            # worker for a while: then that is the epoch to leave.
+            self._begun_epoch = self._steps.epoch = self._member.cursor.epoch
+            yield self._begun_epoch
+            self._leave_epoch()
 
-    def _leave_epoch(self, epoch: int | None) -> None:
+    def _leave_epoch(self) -> None:
         """Ends the epoch whose loop body is over, unless the line has gone on from it already."""
-        if not self._member.stop_reason and self._member.cursor.epoch == epoch:
-            try:
+        if not self._member.stop_reason and self._member.cursor.epoch == self._steps.epoch:
+            # If the run is over, `epochs` sees it and ends the loop.
+            with self._ending_in_epochs():
                 self._steps.leave_epoch()
-            except RunOver:
-                assert self._member.stop_reason  # `epochs` sees it and ends the loop.
+
+    def _catch_up(self) -> None:
+        """Gets the state of a line that went on without this worker, before an epoch is begun."""
+        with self._ending_in_epochs():
+            self._member.catch_up()
+
+    @contextmanager
+    def _ending_in_epochs(self) -> Iterator[None]:
+        """Around a wait of `epochs`, which sees by itself that the run is over."""
+        try:
+            yield
+        except RunOver:
+            assert self._member.stop_reason
 
     @property
     def reshaped(self) -> bool:
@@ -138,6 +162,13 @@ class TrainingLoop(LineProperties):
         if self._stepper is None:
             self._require_prepared()
             self._join(feeder)
+            if self._begun_epoch not in (None, self.epoch):
+                log.warning(
+                    "this worker joins in epoch %d, and the loop body of epoch %d has begun: use "
+                    "shard.epoch or line.epoch in it. The next one is of the right epoch",
+                    self.epoch,
+                    self._begun_epoch,
+                )
         agreed = self._feeder
         if isinstance(agreed, ShardFeeder) and not self._why_over:
             _refuse_other_shards((samples, batch_size), (agreed.epoch_size, agreed.batch_size))

@@ -224,6 +224,15 @@ class LoopSteps(ABC):
                 # has done what comes at the end of all epochs before. This loop goes on with the
                 # new epoch. If it ended here, the script would run the old epoch's end on the new
                 # state, and move its schedulers once more.
+                if transfer.cursor.epoch != epoch:
+                    log.warning(
+                        "the line went on to epoch %d without this worker, and the loop body of "
+                        "epoch %d has begun: its next batches are of epoch %d. line.epoch is right "
+                        "in it, and so is the next body's epoch",
+                        transfer.cursor.epoch,
+                        epoch,
+                        transfer.cursor.epoch,
+                    )
                 self.epoch = epoch = transfer.cursor.epoch
             if assigned.epoch != epoch:
                 return  # A MARK ended the epoch; the next epoch's loop takes this round up.
