@@ -455,7 +455,7 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
 
 
 def _paced(each: do.Assignment) -> str:
-    """How an assignment differs from equal shares of the global batch."""
+    """How an assignment differs from equal shares of the global batch, and what goes with it."""
     parts = {
         "targets": list(each.split.targets),
         "interleaved": each.split.interleaved,
@@ -463,7 +463,8 @@ def _paced(each: do.Assignment) -> str:
         "micro-batches": each.micro_batches,
         "rate": each.learning_rate_scale if each.learning_rate_scale != 1.0 else 0,
     }
-    return "".join(f" {name} {value}" for name, value in parts.items() if value)
+    shown = "".join(f" {name} {value}" for name, value in parts.items() if value)
+    return shown + (" copies buffers" if each.copies_buffers else "")
 
 
 def _pacing(options: Options) -> PacingSettings:

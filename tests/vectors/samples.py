@@ -253,6 +253,7 @@ def _control_down() -> list[Message]:
             ahead_batch=record_pb2.PositionRange(start=7552, stop=7616),
             ahead_micro_batches=2,
             learning_rate_scale=1.5,
+            copies_buffers=True,
             checkpoint_step=100,
             key=KEY,
             parent=PARENT,

@@ -14,6 +14,7 @@ from andon.protocol.encoding import Encoding
 
 __all__ = [
     "COORDINATOR_CAPABILITIES",
+    "COPIED_BUFFERS",
     "HASHED_BASE",
     "INT4",
     "INT8",
@@ -30,6 +31,8 @@ NORMS = "norms.v1"
 """The worker obeys `Policy.max_grad_norm` and `Policy.own_gradient_norm`."""
 MEAN_BUFFERS = "mean-buffers.v1"
 """The worker obeys `Policy.average_buffers`."""
+COPIED_BUFFERS = "copied-buffers.v1"
+"""The worker obeys `ShardAssignment.copies_buffers`."""
 OVERFLOW = "overflow.v1"
 """The worker obeys `StepCommitted.overflow`; the coordinator sets it."""
 HASHED_BASE = "hashed-base.v1"
@@ -41,7 +44,7 @@ INT4 = "int4.v1"
 STANDING = "standing.v1"
 """The coordinator takes `StepReady.next`, and answers it with `StepCommitted.assignment`."""
 
-WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4)
+WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4, COPIED_BUFFERS)
 """What each PyTorch worker of this version can do; its Join may add others."""
 COORDINATOR_CAPABILITIES = (HASHED_BASE, OVERFLOW, STANDING)
 """What a coordinator of this version can do."""

@@ -138,6 +138,8 @@ class Assignment:
     """Positions of a step, as long as nothing changes; 0: the run's global batch."""
     learning_rate_scale: float = 1.0
     """The worker's learning rate is multiplied with it in this step."""
+    copies_buffers: bool = False
+    """Whether all workers of the roster can bring rank 0's buffers to all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

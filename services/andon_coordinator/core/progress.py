@@ -8,7 +8,7 @@ back-off after a void round lasts.
 
 from __future__ import annotations
 
-from andon.protocol.capabilities import OVERFLOW
+from andon.protocol.capabilities import COPIED_BUFFERS, OVERFLOW
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
@@ -216,6 +216,7 @@ def _open_round(core: CoreState) -> None:
         ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
         writer=core.checkpoints.writer,
         checkpoint_step=core.checkpoints.step,
+        copies_buffers=all(COPIED_BUFFERS in each.request.capabilities for each in roster),
         lacks_overflow=next(
             (each.worker for each in roster if OVERFLOW not in each.request.capabilities), None
         ),

@@ -63,6 +63,8 @@ class StepRound:
     """How many micro-batches each rank is to make; empty: each as it likes."""
     learning_rate_scale: float = 1.0
     """What workers multiply their learning rates with."""
+    copies_buffers: bool = False
+    """Whether all workers of the roster can bring rank 0's buffers to all."""
     lacks_overflow: int | None = None
     """The lowest rank's worker that can't skip a step whose gradients overflowed; None: all can."""
     ready: dict[int, Ready] = field(default_factory=dict)
@@ -197,6 +199,7 @@ class StepRound:
             split=self.split,
             window=self.window,
             learning_rate_scale=self.learning_rate_scale,
+            copies_buffers=self.copies_buffers,
         )
         return Assign(stream, assignment)
 

@@ -224,6 +224,7 @@ def shared_assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
         learning_rate_scale=(
             0.0 if assignment.learning_rate_scale == 1.0 else assignment.learning_rate_scale
         ),
+        copies_buffers=assignment.copies_buffers,
     )
 
 

@@ -1,4 +1,4 @@
-"""Gradients and running statistics of two workers, averaged over every data path."""
+"""Gradients and buffers of two workers, averaged or copied over every data path."""
 
 from __future__ import annotations
 
@@ -45,10 +45,24 @@ CPU = torch.device("cpu")
 Floats = npt.NDArray[np.float32]
 
 
+class Remembered(nn.Module):
+    """Keeps its last batch in a buffer; another one never changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(8, 5))
+        self.register_buffer("table", torch.arange(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.get_buffer("last").data.copy_(x.detach())
+        return x
+
+
 def net() -> nn.Sequential:
     torch.manual_seed(0)
+    norms = nn.BatchNorm1d(9), nn.BatchNorm1d(5)
     return nn.Sequential(
-        nn.Linear(4, 9), nn.BatchNorm1d(9), nn.Tanh(), nn.Linear(9, 5), nn.BatchNorm1d(5)
+        nn.Linear(4, 9), norms[0], nn.Tanh(), nn.Linear(9, 5), norms[1], Remembered()
     )
 
 
@@ -169,6 +183,7 @@ class Pair:
                 epoch=0,
                 positions=(PositionRange(worker.rank, worker.rank + 1),),
                 batch=PositionRange(0, 2),
+                copies_buffers=True,
             )
             if self._ring is not None:
                 assigned = replace(
@@ -234,21 +249,21 @@ def pair_over(path: str, folder: Path, policy: Policy = POLICY) -> Iterator[Pair
 
 
 def expected_buffers() -> list[torch.Tensor]:
-    """Both workers' statistics by plain PyTorch, and their weighted mean."""
+    """The weighted mean of both workers' statistics by plain PyTorch; rank 0's other buffers."""
     alone = [net(), net()]
     for rank, model in enumerate(alone):
         model(samples(rank))
     total = sum(WEIGHTS)
     return [
         first
-        if not first.dtype.is_floating_point
+        if not first.dtype.is_floating_point or name.endswith("last")
         else (first.double() * WEIGHTS[0] + second.double() * WEIGHTS[1]).div(total).float()
-        for first, second in zip(alone[0].buffers(), alone[1].buffers(), strict=True)
+        for (name, first), second in zip(alone[0].named_buffers(), alone[1].buffers(), strict=True)
     ]
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_statistics_become_the_weighted_mean_of_both_workers_over_every_path(
+def test_statistics_become_the_mean_and_other_buffers_rank_0s_over_every_path(
     path: str, tmp_path: Path
 ) -> None:
     with pair_over(path, tmp_path) as pair:
@@ -269,7 +284,7 @@ def test_f_dp_006_a_gradient_is_sent_again_bit_for_bit_after_the_statistics_were
     path: str, tmp_path: Path
 ) -> None:
     with pair_over(path, tmp_path) as pair:
-        pair.assign(1, void_after=2)
+        pair.assign(1, void_after=4)  # After the gradients, and two exchanges of other buffers.
         assert pair.step() == [None, None]
         assert all(worker.averager.intact for worker in pair.workers)
         pair.assign(2)

@@ -73,23 +73,47 @@ class Checkpointed(nn.Module):
         return out
 
 
+class Queue(nn.Module):
+    """Subtracts what it remembers of the last batches, as MoCo's queue and VQ's codes do."""
+
+    last: torch.Tensor
+    at: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3, 16))
+        self.register_buffer("at", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = x - 0.1 * self.last.mean(0)
+        self.last.data[int(self.at) % 3] = x.detach().mean(0)
+        self.at += 1
+        return out
+
+
 def normalized() -> nn.Module:
-    """A model with running statistics."""
+    """A model with running statistics, and with buffers of other kinds."""
     return nn.Sequential(
-        nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, CLASSES)
+        nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, 16)),
+        Queue(),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Linear(16, CLASSES),
     )
 
 
-def normalized_plainly(parts: Parts, batches: list[Any], retried: bool) -> None:
-    """Each share is normalized by itself, and running statistics are those of rank 0."""
+def normalized_plainly(parts: Parts, batches: list[Any], _retried: bool) -> None:
+    """Each share's forward begins with the same buffers; after the step they are rank 0's."""
     samples = sum(len(y) for _, y in batches)
     parts.optimizer.zero_grad()
-    for rank, (x, y) in enumerate(batches):
-        before = [buffer.clone() for buffer in parts.model.buffers()]
+    buffers = list(parts.model.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    of_rank_0: list[torch.Tensor] = []
+    for x, y in batches:
+        torch._foreach_copy_(buffers, before)
         (F.cross_entropy(parts.model(x), y) * len(y) / samples).backward()  # type: ignore[no-untyped-call]
-        if rank and not retried:
-            for buffer, value in zip(parts.model.buffers(), before, strict=True):
-                buffer.copy_(value)
+        of_rank_0 = of_rank_0 or [buffer.clone() for buffer in buffers]
+    torch._foreach_copy_(buffers, of_rank_0)
     nn.utils.clip_grad_norm_(parts.model.parameters(), 1.0)
     parts.optimizer.step()
 

@@ -78,6 +78,8 @@ class Assigned:
     """Positions of a step, as long as nothing changes; 0: the run's global batch."""
     learning_rate_scale: float = 1.0
     """The learning rate is multiplied with it in this step."""
+    copies_buffers: bool = False
+    """Whether all workers of the roster exchange the buffers that forward changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

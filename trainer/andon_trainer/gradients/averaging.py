@@ -27,6 +27,7 @@ from andon_trainer.core.reports import Timings
 from andon_trainer.core.values import first_not_finite
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.gradients.compute_clock import ComputeClock, make_clock
+from andon_trainer.gradients.copied_buffers import StepBuffers
 from andon_trainer.gradients.feedback import ErrorFeedback
 from andon_trainer.gradients.guards import LateGradients
 from andon_trainer.gradients.loss_scale import LossScale
@@ -135,7 +136,7 @@ class LineAverager:
         modules: Sequence[nn.Module],
         loss_scale: LossScale | None = None,
     ) -> None:
-        """Puts hooks on the parameters; running statistics of `modules` follow the gradients.
+        """Puts hooks on the parameters; the buffers of `modules` follow the gradients.
 
         `loss_scale`: the scale of gradients in `p.grad`; they travel without it.
         """
@@ -144,7 +145,7 @@ class LineAverager:
         self.overflowed = False
         self._plan = plan
         self._modules = modules
-        self._statistics = self._make_statistics()
+        self._buffers = StepBuffers(member, self._make_statistics(), modules)
         self.late = LateGradients(plan, watch=False)
         self.clock = make_clock(device, member.timeline)
         self.losses = LossReadings(HostReader())
@@ -172,17 +173,18 @@ class LineAverager:
         return self._whole and not self._member.exchange.refused
 
     def begin(self, *, kept: bool) -> None:
-        """Notes the running statistics that the step begins with, or takes out the kept ones."""
-        if self._member.policy.average_buffers != isinstance(self._statistics, MeanStatistics):
-            self._statistics = self._make_statistics()  # The coordinator began anew.
+        """Notes the buffers that the step begins with."""
+        averages = isinstance(self._buffers.statistics, MeanStatistics)
+        if self._member.policy.average_buffers != averages:
+            self._buffers.statistics = self._make_statistics()  # The coordinator began anew.
         if kept:
-            self._statistics.take_out()
+            self._buffers.add()
         else:
-            self._statistics.begin()
+            self._buffers.begin()
 
     def put_away(self) -> None:
-        """Sets the running statistics back to the line's."""
-        self._statistics.put_away()
+        """Sets the buffers back to the line's."""
+        self._buffers.put_away()
 
     def _make_statistics(self) -> StepStatistics:
         if self._member.policy.average_buffers:
@@ -214,8 +216,8 @@ class LineAverager:
         self._tap.recall(weight / self._limited_by, self._factor)
 
     def committed(self, *, overflow: bool = False) -> None:
-        """Sets the running statistics that came with the mean; residuals move."""
-        self._statistics.apply()
+        """Sets the buffers that came with the mean; residuals move."""
+        self._buffers.apply()
         self._feedback.committed(moves_weights=not overflow)
 
     def close(self) -> None:
@@ -224,8 +226,8 @@ class LineAverager:
         self.late.close()
 
     def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
-        self._statistics.drop()
-        follow = self._statistics.follow
+        self._buffers.drop()
+        follow = self._buffers.follow
         self.clock.pause()  # Opening a round may wait for the network.
         if not self._member.begin(weight):
             return None
@@ -250,7 +252,7 @@ class LineAverager:
         first = exchange.first_sent or computed  # Of the gradients.
         norm = l2_norm(exchange.averages) if self._member.policy.gradient_norm else None
         began = time.perf_counter()
-        if follow and not self._statistics.exchange(weight):
+        if follow and not self._buffers.exchange(weight):
             return None
         done += time.perf_counter() - began  # What lies between is no exchange.
         timings = Timings(exchange_s=done - first, wait_s=done - computed)
@@ -296,7 +298,7 @@ class LineAverager:
             self._member.abandon("backward raised")
             raise
         self._whole = True
-        self._statistics.keep()
+        self._buffers.keep()
 
     def _send_limited(self, limit: float) -> None:
         assert self._own_norm is not None
@@ -310,7 +312,7 @@ class LineAverager:
         self._tap.deliver_again(self._send)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         self.clock.done()
-        self._statistics.take_out()  # Forward has moved them by the borrowed samples.
+        self._buffers.take_out()  # Forward has moved them by the borrowed samples.
 
     # While backward runs, these are called on autograd's threads: one at a time, in order.
 

@@ -40,19 +40,22 @@ __all__ = ["ChangeExchange", "WindowStatistics", "outer_optimizer"]
 
 
 class WindowStatistics(Protocol):
-    """The running statistics of normalisation layers, which no optimizer moves."""
+    """The buffers of models, which no optimizer moves."""
 
     def begin(self) -> None:
         """Notes the values at the window's start, which are the same on all workers."""
 
     def exchange(self, weight: float) -> bool:
-        """Averages them in the present round; False if the round is void."""
+        """Exchanges them in the present round; False if the round is void."""
 
     def apply(self) -> None:
-        """The window is committed: sets the averages."""
+        """The window is committed: sets what came."""
 
     def drop(self) -> None:
-        """Forgets the averages: the round is void."""
+        """Forgets what came: the round is void."""
+
+    def go_back(self) -> None:
+        """The window is computed again: forgets what came, and what it did to buffers."""
 
 
 def outer_optimizer(plan: ModelPlan, outer: OuterOptimizer) -> torch.optim.SGD:

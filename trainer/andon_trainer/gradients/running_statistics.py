@@ -39,15 +39,24 @@ from andon_trainer.core.events import TransferAsked
 from andon_trainer.core.values import bad_value_of
 from andon_trainer.exchange.path import Exchange, lent_by
 from andon_trainer.gradients.broadcast import NormBuffers, RunningStatistics
+from andon_trainer.gradients.held_buffers import Held
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.membership import Membership
 
-__all__ = ["MeanStatistics", "RankZeroStatistics", "StepStatistics", "rooms_for"]
+__all__ = [
+    "FIRST",
+    "MeanStatistics",
+    "RankZeroStatistics",
+    "StepStatistics",
+    "broadcast",
+    "is_alone",
+    "rooms_for",
+]
 
 log = logging.getLogger(__name__)
 
 _NAME = "running statistics"
-_FIRST = 1  # The gradients are exchange number 0 of the round.
+FIRST = 1  # The gradients are exchange number 0 of the round.
 
 
 class StepStatistics(Protocol):
@@ -63,14 +72,17 @@ class StepStatistics(Protocol):
     def keep(self) -> None:
         """The last backward is over: what forward made of them belongs to its gradient."""
 
+    def add(self) -> None:
+        """An attempt begins that sends the kept gradient again, or adds samples to it."""
+
     def take_out(self) -> None:
-        """The kept gradient is used again, and with it what `keep` kept."""
+        """The kept gradient is sent again, and with it what `keep` kept."""
 
     def put_away(self) -> None:
         """The worker waits between two attempts: the models get the line's values."""
 
-    def exchange(self, weight: float) -> bool:
-        """Makes the round's last exchanges; False if the round is void."""
+    def exchange(self, weight: float, first: int = FIRST) -> bool:
+        """Makes the round's last exchanges, from number `first` on; False if the round is void."""
 
     def apply(self) -> None:
         """The step is committed: sets what came. A void step must not move them."""
@@ -86,31 +98,41 @@ class RankZeroStatistics:
         """Finds the layers of `modules`."""
         self._member = member
         self._statistics = RunningStatistics(modules)
+        self._held = Held(NormBuffers(modules))
 
     @property
     def follow(self) -> bool:
         """See `StepStatistics`."""
-        return bool(self._statistics) and not _is_alone(self._member)
+        return bool(self._statistics) and not is_alone(self._member)
 
     def begin(self) -> None:
-        """Does nothing: rank 0's come, whatever these are."""
+        """See `StepStatistics`."""
+        self._held.begin()
 
     def keep(self) -> None:
-        """Does nothing."""
+        """See `StepStatistics`."""
+        self._held.keep()
+
+    def add(self) -> None:
+        """See `StepStatistics`."""
+        self._held.add()
 
     def take_out(self) -> None:
-        """Does nothing."""
+        """See `StepStatistics`."""
+        self._held.take_out()
 
     def put_away(self) -> None:
-        """Does nothing."""
-
-    def exchange(self, weight: float) -> bool:
         """See `StepStatistics`."""
-        return _broadcast(self._member, self._statistics, _FIRST)
+        self._held.put_away()
+
+    def exchange(self, weight: float, first: int = FIRST) -> bool:
+        """See `StepStatistics`."""
+        return _broadcast(self._member, self._statistics, first)
 
     def apply(self) -> None:
         """See `StepStatistics`."""
         self._statistics.load_arrived()
+        self._held.close()
 
     def drop(self) -> None:
         """See `StepStatistics`."""
@@ -139,7 +161,7 @@ class MeanStatistics:
     @property
     def follow(self) -> bool:
         """See `StepStatistics`."""
-        return bool(self._buffers) and not _is_alone(self._member)
+        return bool(self._buffers) and not is_alone(self._member)
 
     def begin(self) -> None:
         """A step or a window begins: the line's values are the ones that its change starts from.
@@ -156,6 +178,10 @@ class MeanStatistics:
         """See `StepStatistics`."""
         self._kept = self._buffers.read()
 
+    def add(self) -> None:
+        """Goes on from what was kept: all samples count in the mean."""
+        self.take_out()
+
     def take_out(self) -> None:
         """See `StepStatistics`."""
         self._open = True
@@ -168,7 +194,7 @@ class MeanStatistics:
             self._buffers.write(self._start)
         self._open = False
 
-    def exchange(self, weight: float) -> bool:
+    def exchange(self, weight: float, first: int = FIRST) -> bool:
         """Sends this worker's change, weighted; with weight 0 it only receives.
 
         Returns:
@@ -186,11 +212,11 @@ class MeanStatistics:
         rooms = list(rooms_for(self._sizes, change.size))
         ends = accumulate((sum(self._sizes[room.start : room.stop]) for room in rooms), initial=0)
         for number, (room, start) in enumerate(zip(rooms, ends, strict=False)):
-            call = Call(name=_NAME, sequence=_FIRST + number, blocks=room, exact=self._exact)
+            call = Call(name=_NAME, sequence=first + number, blocks=room, exact=self._exact)
             last = not more and number == len(rooms) - 1
             if not self._share(call, weight, change[start:], mean[start:], last=last):
                 return False
-        if more and not _broadcast(self._member, self._integers, _FIRST + len(rooms)):
+        if more and not _broadcast(self._member, self._integers, first + len(rooms)):
             return False
         self._mean = mean
         return True
@@ -338,19 +364,26 @@ def _floats(flat: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: values for name, values in flat.items() if values.dtype.is_floating_point}
 
 
-def _is_alone(member: Membership) -> bool:
+def is_alone(member: Membership) -> bool:
     """Whether there is no other worker in the present round."""
     return member.assigned is None or member.assigned.world_size == 1
+
+
+def broadcast(member: Membership, call: Call, *, last: bool = True) -> bool:
+    """Brings rank 0's bytes to all workers; False if the round is void."""
+    assert member.assigned is not None
+    source = member.assigned.rank == 0
+    if not member.begin(float(source), call):
+        return False
+    if source:
+        member.exchange.submit_data()
+    else:
+        member.exchange.abstain()
+    return member.await_averages(last=last) is not None
 
 
 def _broadcast(member: Membership, statistics: RunningStatistics, sequence: int) -> bool:
     """Brings rank 0's statistics to all workers; False if the round is void."""
     assert member.assigned is not None
     source = member.assigned.rank == 0
-    if not member.begin(float(source), statistics.call(source=source, sequence=sequence)):
-        return False
-    if source:
-        member.exchange.submit_data()
-    else:
-        member.exchange.abstain()
-    return member.await_averages() is not None
+    return broadcast(member, statistics.call(source=source, sequence=sequence))

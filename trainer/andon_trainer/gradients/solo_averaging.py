@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
 from andon_trainer.core.reports import Timings
 from andon_trainer.errors import LineHalted
 from andon_trainer.gradients.averaging import Averaged
+from andon_trainer.gradients.broadcast import NormBuffers
 from andon_trainer.gradients.compute_clock import ComputeClock, HostStopwatch
+from andon_trainer.gradients.copied_buffers import script_buffers
 from andon_trainer.gradients.guards import LateGradients
+from andon_trainer.gradients.held_buffers import Held
 from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.readings import LossReadings, Reader, make_reader
@@ -38,6 +42,7 @@ class SoloAverager:
         device: torch.device,
         reader: Reader | None = None,
         loss_scale: LossScale | None = None,
+        modules: Sequence[nn.Module] = (),
     ) -> None:
         """Puts hooks on the parameters.
 
@@ -47,6 +52,7 @@ class SoloAverager:
             device: the models'.
             reader: brings numbers to the host; None: what suits the device.
             loss_scale: the scale that gradients have; None: none.
+            modules: those whose buffers a step that halted leaves as they were.
         """
         self._member = member
         self._plan = plan
@@ -55,6 +61,7 @@ class SoloAverager:
         self.clock = ComputeClock(HostStopwatch(), member.timeline)
         self.losses = LossReadings(reader or make_reader(device))
         self._loss_scale = loss_scale
+        self._held = [Held(NormBuffers(modules)), Held(script_buffers(modules))]
         self.overflowed = False
         self.intact = False
         """Never: no step of a line of one is void."""
@@ -62,9 +69,13 @@ class SoloAverager:
     def begin(self, *, kept: bool) -> None:
         """A step begins."""
         self.losses.clear()
+        for each in self._held:
+            each.begin()
 
     def put_away(self) -> None:
-        """Does nothing."""
+        """Sets the buffers back, if the step halted or was left."""
+        for each in self._held:
+            each.put_away()
 
     def refuse_loss(self, value: float) -> None:
         """Raises LineHalted."""
@@ -93,7 +104,9 @@ class SoloAverager:
         raise AssertionError("a line of one tries no step again")
 
     def committed(self, *, overflow: bool = False) -> None:
-        """Does nothing: this worker's running statistics are rank 0's."""
+        """The buffers are as the step left them: this worker's are rank 0's."""
+        for each in self._held:
+            each.close()
 
     def close(self) -> None:
         """Removes the hooks from the parameters; a second call does nothing."""

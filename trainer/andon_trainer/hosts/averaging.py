@@ -24,7 +24,9 @@ from andon_trainer.exchange.path import lent_by
 from andon_trainer.gradients.averaging import Averaged, LineAverager, staged_with
 from andon_trainer.gradients.broadcast import NormBuffers
 from andon_trainer.gradients.compute_clock import make_clock
+from andon_trainer.gradients.copied_buffers import script_buffers
 from andon_trainer.gradients.guards import LateGradients
+from andon_trainer.gradients.held_buffers import Held
 from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.readings import HostReader, LossReadings
@@ -66,12 +68,13 @@ _BEGUN = "begun"
 
 
 class _Passing:
-    """Brings the leader's tensors to the others: the mean, and BatchNorm's statistics."""
+    """Brings the leader's tensors to the others: the mean, and buffers."""
 
     def __init__(self, group: HostGroup, plan: ModelPlan, modules: Sequence[nn.Module]) -> None:
         self._group = group
         self._plan = plan
-        self._statistics = NormBuffers(modules)
+        self.statistics = NormBuffers(modules)
+        self.buffers = script_buffers(modules)
 
     def missing(self) -> tuple[tuple[int, ...], ...]:
         """For each block the parameters that have no gradient."""
@@ -91,13 +94,21 @@ class _Passing:
             for dtype in dict.fromkeys(target.dtype for target in targets):
                 self._pass([each for each in targets if each.dtype == dtype])
 
-    def statistics(self) -> None:
+    def pass_statistics(self) -> None:
         """Makes every process's running statistics the leader's."""
-        flat = self._statistics.read()
+        flat = self.statistics.read()
         for values in flat.values():
             self._group.broadcast(values)
         if self._group.rank:
-            self._statistics.write(flat)
+            self.statistics.write(flat)
+
+    def pass_buffers(self, names: Sequence[str]) -> None:
+        """Makes these buffers of every process the leader's."""
+        values = {name: self.buffers.blank(name).clone() for name in names}
+        for each in values.values():
+            self._group.broadcast(each)
+        if self._group.rank:
+            self.buffers.write(values)
 
     def _pass(self, tensors: list[torch.Tensor]) -> None:
         with torch.no_grad():
@@ -157,9 +168,13 @@ class LeaderAverager(LineAverager):
         self._tell(None)
 
     def committed(self, *, overflow: bool = False) -> None:
-        """Sets the running statistics that came with the mean, in all processes."""
+        """Sets the buffers that came with the mean, in all processes."""
         super().committed(overflow=overflow)
-        self._passing.statistics()
+        self._passing.pass_statistics()
+        if self._passing.buffers:
+            names = self._buffers.copied.moved
+            self._group.tell(names)
+            self._passing.pass_buffers(names)
 
     def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
         begun = False
@@ -207,15 +222,23 @@ class FollowerAverager:
         self.clock = make_clock(device)
         self.losses = LossReadings(HostReader())
         self._tap = GradientTap(plan, device, self._sums, self.late, in_order=True)
+        self._held = [Held(self._passing.statistics), Held(self._passing.buffers)]
         self._sends_again = False
         self.intact = False
         """Whether the leader has the host's gradient."""
 
     def begin(self, *, kept: bool) -> None:
-        """Does nothing: running statistics come with the commit."""
+        """Notes the buffers that the step begins with."""
+        for each in self._held:
+            if kept:
+                each.add()
+            else:
+                each.begin()
 
     def put_away(self) -> None:
-        """Does nothing: the leader's state is the line's."""
+        """Sets the buffers back to the line's."""
+        for each in self._held:
+            each.put_away()
 
     def agreed(self, on: Agreed) -> None:
         """Notes what the step's last backward is for."""
@@ -257,8 +280,13 @@ class FollowerAverager:
         """Does nothing: the leader recalls the host's gradient."""
 
     def committed(self, *, overflow: bool = False) -> None:
-        """Takes over the leader's running statistics; residuals are the leader's."""
-        self._passing.statistics()
+        """Takes over the leader's buffers; residuals are the leader's."""
+        for each in self._held:
+            each.put_away()  # What forward changed here, and not there.
+            each.close()
+        self._passing.pass_statistics()
+        if self._passing.buffers:
+            self._passing.pass_buffers(self._group.hear())
 
     def close(self) -> None:
         """Removes the hooks from the parameters; a second call does nothing."""
@@ -266,6 +294,11 @@ class FollowerAverager:
         self.late.close()
 
     def _compute(self, loss: torch.Tensor, scale: float | None, *, sums: bool) -> None:
+        self._go_backward(loss, scale, sums=sums)
+        for each in self._held:
+            each.keep()
+
+    def _go_backward(self, loss: torch.Tensor, scale: float | None, *, sums: bool) -> None:
         if not sums:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
             self.clock.done()

@@ -18,6 +18,7 @@ from andon_trainer.errors import ANOTHER_RUN
 from andon_trainer.gradients.averaging import LineAverager
 from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
 from andon_trainer.gradients.collectives import LineCollectives, SoloCollectives
+from andon_trainer.gradients.copied_buffers import StepBuffers
 from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import ModelPlan, plan_model
@@ -208,7 +209,8 @@ class Preparing(TrainingLoop, ManualSteps):
             return HostStepper(host, parts, averager)
         assert not isinstance(member, FollowerMember)
         if isinstance(member, SoloMember):
-            return Stepper(parts, SoloAverager(member, plan, self.device, loss_scale=scale))
+            alone = SoloAverager(member, plan, self.device, loss_scale=scale, modules=modules)
+            return Stepper(parts, alone)
         if not member.policy.local_steps:
             return Stepper(parts, LineAverager(member, plan, self.device, modules, scale))
         assert self._audit is not None
@@ -224,7 +226,7 @@ class Preparing(TrainingLoop, ManualSteps):
                 moving=self._audit.moving,
                 max_grad_norm=member.policy.max_grad_norm,
             ),
-            MeanStatistics(member, plan, parts.replica.modules),
+            StepBuffers(member, MeanStatistics(member, plan, modules), modules),
         )
 
     def _join_for_manual_steps(self, modules: tuple[nn.Module, ...]) -> None:

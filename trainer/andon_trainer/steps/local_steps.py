@@ -194,7 +194,7 @@ class LocalStepper(LoopSteps):
         self._touched = False
         self._averager.renew()
         if self._statistics is not None:
-            self._statistics.drop()
+            self._statistics.go_back()
 
     # ------------------------------------------------------------------ a window
 

@@ -1,0 +1,282 @@
+"""Buffers that are no running statistics: rank 0's after each commit, and moved once a step."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+from andon_trainer import Line, LineHalted
+from andon_trainer.core.calls import Bytes, Call
+from andon_trainer.core.events import Assigned
+from andon_trainer.gradients import held_buffers
+from andon_trainer.gradients.copied_buffers import StepBuffers
+from andon_trainer.gradients.running_statistics import RankZeroStatistics
+from andon_trainer.membership import Membership
+from unit.andon_trainer.assigned_work import work
+from unit.andon_trainer.host_bench import HostBench
+from unit.andon_trainer.solo import BATCH, data
+from unit.andon_trainer.step_bench import StepBench
+
+
+class Memory(nn.Module):
+    """Buffers as scripts have them: a queue with its place, a codebook, a mask, a cache."""
+
+    queue: torch.Tensor
+    at: torch.Tensor
+    codes: torch.Tensor
+    mask: torch.Tensor
+    cache: torch.Tensor
+
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(3, width))
+        self.register_buffer("at", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("codes", torch.ones(width), persistent=False)
+        self.register_buffer("mask", torch.ones(1).expand(4, 4))
+        self.register_buffer("cache", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x - 0.1 * self.queue.mean(0) + 0 * self.mask.sum()
+        if self.training:
+            key = x.detach().mean(0)
+            self.queue[int(self.at) % 3] = key
+            self.at += 1
+            self.codes.data.mul_(0.9).add_(0.1 * key)  # No count of torch's tells of this.
+            self.cache = torch.zeros(len(x))
+        return x
+
+
+class Seat:
+    """One worker's place: what rank 0 sends is in `wire`."""
+
+    def __init__(self, rank: int, wire: dict[int, Bytes], **assigned: Any) -> None:
+        fields = {"roster": (0, 1), "rank": rank, "world_size": 2, "copies_buffers": True}
+        self.assigned: Assigned | None = replace(work(), **{**fields, **assigned})
+        self.exchange = self
+        self.calls: list[Call] = []
+        self.held = 0
+        self._wire = wire
+
+    def begin(self, weight: float, call: Call) -> bool:
+        assert self.assigned is not None
+        assert weight == float(self.assigned.rank == 0)
+        self.calls.append(call)
+        return True
+
+    def submit_data(self) -> None:
+        call = self.calls[-1]
+        assert call.data is not None
+        self._wire[call.sequence] = call.data.copy()
+
+    def abstain(self) -> None:
+        """Rank 0 sends."""
+
+    def await_averages(self, *, last: bool = True) -> bool:
+        call = self.calls[-1]
+        assert call.data is not None
+        sent = self._wire[call.sequence]
+        assert sent[: call.head_bytes].tobytes() == call.data[: call.head_bytes].tobytes()
+        call.data[:] = sent
+        self.held += last
+        return True
+
+    def hold(self) -> bool:
+        self.held += 1
+        return True
+
+
+class Worker:
+    """A model of one worker, in steps."""
+
+    def __init__(self, rank: int, wire: dict[int, Bytes], norm: int = 0, **assigned: Any) -> None:
+        layers = [Memory(), *(nn.BatchNorm1d(5) for _ in range(norm))]
+        self.model = nn.Sequential(*layers)
+        self.memory = layers[0]
+        self.seat = Seat(rank, wire, **assigned)
+        member = cast(Membership, self.seat)
+        statistics = RankZeroStatistics(member, [self.model])
+        self.buffers = StepBuffers(member, statistics, [self.model])
+
+    def forward(self, seed: int) -> None:
+        self.model(torch.randn(6, 5, generator=torch.Generator().manual_seed(seed)))
+
+    def step(self, *seeds: int) -> None:
+        self.seat.calls.clear()
+        self.seat.held = 0
+        self.buffers.begin()
+        for seed in seeds:
+            self.forward(seed)
+        self.buffers.keep()
+        assert not self.buffers.follow or self.buffers.exchange(1.0)
+        self.buffers.apply()
+
+    def values(self) -> dict[str, torch.Tensor]:
+        return {name: part.clone() for name, part in self.model.named_buffers()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(each, other[name]) for name, each in one.items())
+
+
+@pytest.mark.parametrize("norm", [0, 1])
+def test_after_each_commit_all_workers_hold_rank_0s_buffers_and_the_log_names_one(
+    norm: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire: dict[int, Bytes] = {}
+    first, second = (Worker(rank, wire, norm) for rank in (0, 1))
+
+    with caplog.at_level(logging.WARNING):
+        for step in range(3):
+            first.step(step)
+            mine = first.values()
+            second.step(10 + step, 20 + step)
+
+    assert same(second.values(), mine)
+    assert second.memory.at == 3
+    assert [call.sequence for call in second.seat.calls] == list(range(1, 3 + norm))
+    assert first.seat.held == second.seat.held == 1
+    assert [record.getMessage()[:45] for record in caplog.records] == [
+        "a step changes the buffer 0.queue and 2 other"
+    ] * 2
+
+
+def test_buffers_that_nothing_changes_travel_as_a_byte_each() -> None:
+    wire: dict[int, Bytes] = {}
+    first, second = (Worker(rank, wire) for rank in (0, 1))
+    for worker in (first, second):
+        worker.model.eval()
+
+    first.step(1)
+    second.step(2)
+
+    (call,) = second.seat.calls
+    assert call.data is not None
+    assert call.data.size - call.head_bytes == 5
+    assert second.seat.held == 1
+
+
+def test_what_changed_here_and_not_at_rank_0_is_put_back() -> None:
+    wire: dict[int, Bytes] = {}
+    first, second = (Worker(rank, wire) for rank in (0, 1))
+    first.model.eval()
+    before = {name: part for name, part in second.values().items() if name != "0.cache"}
+
+    first.step(1)
+    second.step(2)
+
+    assert same(before, second.values())
+
+
+def test_workers_of_an_earlier_version_have_their_own_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker = Worker(1, {}, copies_buffers=False)
+
+    with caplog.at_level(logging.WARNING):
+        worker.step(1)
+        worker.step(2)
+
+    assert worker.memory.at == 2
+    assert not worker.seat.calls
+    (record,) = caplog.records
+    assert "0.queue, and each worker keeps its own" in record.getMessage()
+
+
+def test_a_buffer_that_is_too_large_is_refused_by_its_name_once_it_is_written_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held_buffers, "MOST_BYTES", 40)
+    worker = Worker(0, {})
+    worker.model.eval()
+    worker.step(1)
+
+    worker.model.train()
+    with pytest.raises(RuntimeError, match=r"changes the buffer 0\.queue, which is too large"):
+        worker.step(2)
+
+
+def memories() -> nn.Module:
+    return nn.Sequential(Memory(), nn.BatchNorm1d(5))
+
+
+def lasting(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: part for name, part in model.named_buffers() if "cache" not in name}
+
+
+def test_a_step_moves_buffers_once_however_often_it_is_tried() -> None:
+    bench, once = StepBench(middle=memories()), StepBench(middle=memories())
+    bench.assign((0, 4), end="void", world_size=1)
+    bench.assign((0, 4), end="void late", attempt=1, world_size=1)  # On borrowed samples.
+    bench.assign((0, 4), (8, 10), end="commit", attempt=2, world_size=1)  # And a lost worker's.
+    once.assign((0, 4), end="commit", world_size=1)
+    places: list[int] = []
+    bench.member.waited = lambda: places.append(int(bench.model.get_buffer("1.0.at")))
+
+    bench.run()
+    once.run()
+
+    assert len(bench.computed) == 3
+    assert places[0] == 0
+    assert bench.model.get_buffer("1.1.num_batches_tracked") == places[-1] == 1
+    assert same(lasting(bench.model), lasting(once.model))
+
+
+def test_samples_that_are_added_are_computed_with_the_buffers_that_the_others_had() -> None:
+    def spectral() -> StepBench:
+        torch.manual_seed(0)
+        layer = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5))
+        return StepBench(middle=layer)
+
+    bench, whole = spectral(), spectral()
+    bench.assign((0, 4), end="void")
+    bench.assign((0, 4), (4, 8), end="commit", attempt=1)
+    whole.assign((0, 8), end="commit")
+
+    bench.run()
+    whole.run()
+
+    for mine, plain in zip(bench.sent[-1].values(), whole.sent[-1].values(), strict=True):
+        ours, theirs = (torch.frombuffer(bytearray(e), dtype=torch.float32) for e in (mine, plain))
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+    assert same(dict(bench.model.named_buffers()), dict(whole.model.named_buffers()))
+
+
+def test_all_processes_of_a_host_hold_its_first_ones_buffers() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), memories(), nn.Linear(5, 1))
+    bench = HostBench(model=model)
+    bench.assign((0, 8), end="void", world_size=1)
+    bench.assign((0, 8), attempt=1, world_size=1)
+    bench.assign((8, 20), world_size=1)
+
+    assert bench.run() == [None, None]
+
+    first, second = (lasting(process.model) for process in bench.processes)
+    assert same(first, second)
+    assert first["1.0.at"] == first["1.1.num_batches_tracked"] == 2
+    assert not same(first, lasting(model))
+
+
+def test_a_worker_that_is_alone_leaves_no_trace_of_a_step_that_halted() -> None:
+    with Line(seed=3) as line:
+        net = nn.Sequential(memories(), nn.Linear(5, 1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        loader: Any = DataLoader(data(), BATCH)
+        net, optimizer, loader = line.prepare(net, optimizer, loader)
+        wrong = [torch.nan, 1.0, 1.0]
+        for _ in range(2):
+            with suppress(LineHalted):
+                for x, y, _ in islice(loader, 2):
+                    line.backward(F.mse_loss(net(x), y) * wrong.pop(0))
+                    optimizer.step()
+
+        assert line.step == 2
+    assert net.get_buffer("0.0.at") == net.get_buffer("0.1.num_batches_tracked") == 2

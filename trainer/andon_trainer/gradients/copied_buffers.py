@@ -1,0 +1,243 @@
+"""Copied buffers: after each commit all workers hold rank 0's, as under DistributedDataParallel.
+
+Theory of operation. Running statistics have exchanges of their own (`running_statistics`). Of the
+other buffers most never change: masks, positions, frequencies. So rank 0 first says which of its
+own the step has changed, in a broadcast of one byte for each. Then these follow in another one, if
+there are any. Workers load them when the step is committed. What changed on a worker, and not on
+rank 0, becomes what it was before the step.
+
+Workers of an earlier version know nothing of these exchanges. The coordinator says in each
+assignment whether all of the roster do (`Assigned.copies_buffers`). If not, each worker keeps its
+own, and says so in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from andon_trainer.core.calls import Bytes, Call
+from andon_trainer.gradients.broadcast import HEAD_BYTES, pack, unpack
+from andon_trainer.gradients.held_buffers import Held, PlainBuffers
+from andon_trainer.gradients.running_statistics import (
+    FIRST,
+    StepStatistics,
+    broadcast,
+    is_alone,
+)
+from andon_trainer.membership import Membership
+
+__all__ = ["CopiedBuffers", "StepBuffers", "script_buffers"]
+
+log = logging.getLogger(__name__)
+
+_NAME = "buffers"
+
+
+def script_buffers(modules: Sequence[nn.Module]) -> PlainBuffers:
+    """The buffers that are no running statistics."""
+    return PlainBuffers(modules, lambda module: not isinstance(module, _NormBase))
+
+
+class CopiedBuffers:
+    """The buffers of some modules that are no running statistics. Used by one thread."""
+
+    def __init__(self, member: Membership, modules: Sequence[nn.Module]) -> None:
+        """Finds them."""
+        self._member = member
+        self._buffers = script_buffers(modules)
+        self.held = Held(self._buffers)
+        self._arrived: tuple[list[str], Bytes | None] | None = None
+        """What rank 0 has changed, and the bytes of it."""
+        self._changed: list[str] = []
+        """What this worker's attempt changed, if there was an exchange."""
+        self._moved: list[str] | None = None
+        self._told: set[str] = set()
+        self._warned = False
+
+    @property
+    def follow(self) -> bool:
+        """Whether the present round has an exchange of them."""
+        assigned = self._member.assigned
+        if not self._buffers or is_alone(self._member):
+            return False
+        return assigned is not None and assigned.copies_buffers
+
+    def begin(self) -> None:
+        """An attempt begins, of which nothing is kept."""
+        self._buffers.watch()
+        self.held.begin()
+
+    def add(self) -> None:
+        """An attempt begins that sends the kept gradient again, or adds samples to it."""
+        self._buffers.watch()
+        self.held.add()
+
+    def keep(self) -> None:
+        """The last backward is over: what forward made of them belongs to its gradient.
+
+        Raises:
+            RuntimeError: forward has changed a buffer that is too large to be copied.
+        """
+        self._buffers.check()
+        self.held.keep()
+
+    def exchange(self, *, last: bool) -> int | None:
+        """Asks rank 0 what it has changed, and for that.
+
+        Args:
+            last: whether no other exchange of the round follows.
+
+        Returns:
+            How many exchanges were made; None if the round is void.
+        """
+        self._buffers.check()
+        if not self.follow:
+            return 0
+        self._changed = self._buffers.changed(self.held.start)
+        assigned, names = self._member.assigned, self._buffers.names
+        assert assigned is not None
+        source = assigned.rank == 0
+        flags = torch.tensor([name in self._changed for name in names], dtype=torch.uint8)
+        head = f"{_NAME}\n{self._buffers.outline}"
+        data = pack(head, {"changed": flags}, filled=source)
+        if not self._broadcast(data, FIRST, last=False):
+            return None
+        unpack(data, {"changed": flags})
+        moved = [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
+        self._arrived = moved, None
+        if not moved:
+            return 1 if not last or self._member.hold() else None
+        self._tell(moved)
+        tensors = {name: self._buffers.blank(name) for name in moved}
+        data = pack(head, tensors, filled=source)
+        if not self._broadcast(data, FIRST + 1, last=last):
+            return None
+        self._arrived = moved, data
+        return 2
+
+    def apply(self) -> None:
+        """The step is committed: sets what came, and puts back what rank 0 did not change."""
+        arrived, self._arrived = self._arrived, None
+        self._moved = None
+        if arrived is not None:
+            moved, data = arrived
+            start = self.held.start
+            values = {name: start[name] for name in self._changed if name not in moved}
+            if data is not None:
+                came = {name: torch.empty_like(self._buffers.blank(name)) for name in moved}
+                unpack(data, came)
+                values.update(came)
+            self._buffers.write(values)
+            self._moved = moved
+        elif not (self._warned or is_alone(self._member)):
+            self._warn()
+        self.held.close()
+
+    @property
+    def moved(self) -> list[str]:
+        """The names of those that the committed step changed."""
+        if self._moved is None:  # There was no exchange: this worker's own count.
+            self._moved = self._buffers.changed(self.held.start)
+        return self._moved
+
+    def drop(self) -> None:
+        """Forgets what came: the round is void, or a new one begins."""
+        self._arrived = None
+
+    def _broadcast(self, data: Bytes, sequence: int, *, last: bool) -> bool:
+        call = Call(name=_NAME, sequence=sequence, data=data, head_bytes=HEAD_BYTES)
+        return broadcast(self._member, call, last=last)
+
+    def _tell(self, moved: list[str]) -> None:
+        new = [name for name in moved if name not in self._told]
+        self._told.update(new)
+        if new:
+            log.warning(
+                "a step changes the buffer %s%s: after each step all workers take over rank 0's, "
+                "as under DistributedDataParallel; see docs/guide/models.md",
+                new[0],
+                f" and {len(new) - 1} others" if len(new) > 1 else "",
+            )
+
+    def _warn(self) -> None:
+        changed = self._buffers.changed(self.held.start)
+        if changed:
+            self._warned = True
+            log.warning(
+                "a step changes the buffer %s, and each worker keeps its own: the coordinator, or "
+                "another worker, is of a version that does not copy buffers. Update it",
+                changed[0],
+            )
+
+
+class StepBuffers:
+    """All buffers of a worker's models: running statistics, and those that are copied."""
+
+    def __init__(
+        self, member: Membership, statistics: StepStatistics, modules: Sequence[nn.Module]
+    ) -> None:
+        """Finds the others beside `statistics`."""
+        self._member = member
+        self.statistics = statistics
+        self.copied = CopiedBuffers(member, modules)
+
+    @property
+    def follow(self) -> bool:
+        """Whether the present round has exchanges of buffers."""
+        return self.statistics.follow or self.copied.follow
+
+    def begin(self) -> None:
+        """A step's first attempt begins, or one of which nothing is kept."""
+        self.statistics.begin()
+        self.copied.begin()
+
+    def add(self) -> None:
+        """An attempt begins that sends the kept gradient again, or adds samples to it."""
+        self.statistics.add()
+        self.copied.add()
+
+    def keep(self) -> None:
+        """The last backward is over: what forward made of them belongs to its gradient."""
+        self.statistics.keep()
+        self.copied.keep()
+
+    def take_out(self) -> None:
+        """The kept gradient is sent again, and with it what `keep` kept."""
+        self.statistics.take_out()
+        self.copied.held.take_out()
+
+    def put_away(self) -> None:
+        """The worker waits between two attempts: the models get the line's values."""
+        self.statistics.put_away()
+        self.copied.held.put_away()
+
+    def go_back(self) -> None:
+        """What was computed does not count, and the weights are what they were."""
+        self.statistics.drop()
+        self.copied.drop()
+        self.copied.held.put_away()
+
+    def exchange(self, weight: float) -> bool:
+        """Makes the round's last exchanges; False if the round is void."""
+        more = self.statistics.follow
+        made = self.copied.exchange(last=not more)
+        if made is None:
+            return False
+        if more:
+            return self.statistics.exchange(weight, FIRST + made)
+        return bool(made) or self._member.hold()
+
+    def apply(self) -> None:
+        """The step is committed: sets what came. A void step must not move them."""
+        self.statistics.apply()
+        self.copied.apply()
+
+    def drop(self) -> None:
+        """Forgets what came: the round is void, or a new one begins."""
+        self.statistics.drop()
+        self.copied.drop()
