@@ -212,21 +212,30 @@ def lasting(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: part for name, part in model.named_buffers() if "cache" not in name}
 
 
-def test_a_step_moves_buffers_once_however_often_it_is_tried() -> None:
+def test_a_step_moves_buffers_once_however_often_it_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench, once = StepBench(middle=memories()), StepBench(middle=memories())
     bench.assign((0, 4), end="void", world_size=1)
     bench.assign((0, 4), end="void late", attempt=1, world_size=1)  # On borrowed samples.
     bench.assign((0, 4), (8, 10), end="commit", attempt=2, world_size=1)  # And a lost worker's.
     once.assign((0, 4), end="commit", world_size=1)
-    places: list[int] = []
-    bench.member.waited = lambda: places.append(int(bench.model.get_buffer("1.0.at")))
+    at = bench.model.get_buffer("1.0.at")
+    waiting: list[int] = []
+    ask = bench.member.next_round
+
+    def asked() -> Assigned:
+        waiting.append(int(at))
+        return ask()
+
+    monkeypatch.setattr(bench.member, "next_round", asked)
 
     bench.run()
     once.run()
 
     assert len(bench.computed) == 3
-    assert places[0] == 0
-    assert bench.model.get_buffer("1.1.num_batches_tracked") == places[-1] == 1
+    assert waiting == [0, 0, 0, 1], "an attempt that is void leaves no trace"
+    assert bench.model.get_buffer("1.1.num_batches_tracked") == at == 1
     assert same(lasting(bench.model), lasting(once.model))
 
 
@@ -234,6 +243,9 @@ def test_samples_that_are_added_are_computed_with_the_buffers_that_the_others_ha
     def spectral() -> StepBench:
         torch.manual_seed(0)
         layer = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5))
+        vectors = list(layer.buffers())
+        for vector in vectors:  # Far from where the iteration goes: each one counts.
+            vector.copy_(F.one_hot(torch.tensor(0), 5))
         return StepBench(middle=layer)
 
     bench, whole = spectral(), spectral()

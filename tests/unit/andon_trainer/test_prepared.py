@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -149,3 +150,33 @@ def test_a_sparse_gradient_becomes_dense_alone_as_it_does_on_a_line(line: Line) 
 def test_a_data_parallel_inside_is_refused(line: Line, call: str) -> None:
     with pytest.raises(TypeError, match=r"leave DataParallel\(\.\.\.\) out"):
         getattr(line, call)(nn.Sequential(nn.DataParallel(model())))
+
+
+@pytest.mark.parametrize("call", ["prepare", "join"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_part_that_torchscript_compiled_is_refused_by_its_name(
+    line: Line, call: str, *, inside: bool
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Torch says that TorchScript is old.
+        traced = torch.jit.trace(model(), torch.zeros(2, 5))
+    made = nn.Sequential(traced) if inside else traced
+    name = "0" if inside else "TopLevelTracedModule"
+
+    with pytest.raises(TypeError, match=rf"^{name} is compiled by TorchScript .* torch\.compile"):
+        getattr(line, call)(made)
+
+
+@pytest.mark.parametrize("call", ["prepare", "join"])
+@pytest.mark.parametrize("of", ["parameters", "buffers"])
+def test_a_lazy_layer_says_to_run_one_forward(line: Line, call: str, of: str) -> None:
+    lazy = nn.LazyLinear(3) if of == "parameters" else nn.LazyBatchNorm1d(affine=False)
+    net = nn.Sequential(nn.Linear(5, 3), lazy)
+    optimizer = [torch.optim.SGD(net.parameters(), lr=0.1)] if call == "prepare" else []
+
+    with pytest.raises(ValueError, match=r"^1\..* run one forward before line\.prepare"):
+        getattr(line, call)(net, *optimizer)
+    with torch.no_grad():
+        net(torch.zeros(2, 5))
+
+    getattr(line, call)(net, *optimizer)

@@ -38,7 +38,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def original_of(module: nn.Module) -> nn.Module:
     """The module that `torch.compile` was given; the module itself if it is not compiled."""
     # By its attribute: importing the class would load the compiler.
-    while (original := module._modules.get(_COMPILED)) is not None:
+    # TorchScript's modules have no `get` here; they are refused later, by name.
+    while _COMPILED in module._modules and (original := module._modules[_COMPILED]) is not None:
         module = original
     return module
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -158,15 +159,21 @@ def refuse_modules(modules: Iterable[nn.Module], *, in_host: bool = False) -> No
             DistributedDataParallel.
 
     Raises:
-        TypeError: a part is wrapped for several workers or devices.
-        ValueError: a part has no values here, or would change its weights in forward, or wait for
-            other processes there.
+        TypeError: a part is wrapped for several workers or devices, or is TorchScript's.
+        ValueError: a part has no values or no shape here, or would change its weights in forward,
+            or wait for other processes there.
     """
     for module in modules:
         for name, part in named_modules(module):
             if not (in_host and isinstance(part, nn.SyncBatchNorm)):
                 _refuse_part(name or type(part).__name__, part)
         for name, tensor in (*named_parameters(module), *module.named_buffers()):
+            if is_lazy(tensor):
+                raise ValueError(
+                    f"{name} has no shape yet, since its layer is lazy: run one forward before "
+                    "line.prepare, `with torch.no_grad(): model(x)`, with inputs of one shape on "
+                    "every worker"
+                )
             if tensor.is_meta:
                 raise ValueError(
                     f"{name} is on the meta device and has no values in this process (offloaded, "
@@ -176,6 +183,12 @@ def refuse_modules(modules: Iterable[nn.Module], *, in_host: bool = False) -> No
 
 
 def _refuse_part(name: str, part: nn.Module) -> None:
+    if isinstance(part, torch.jit.ScriptModule):
+        raise TypeError(
+            f"{name} is compiled by TorchScript (torch.jit), whose modules can't be trained on a "
+            "line: give line.prepare the model as it was before torch.jit.script or "
+            "torch.jit.trace, use torch.compile for speed, and script the trained model at the end"
+        )
     if isinstance(part, DataParallel | DistributedDataParallel):
         kind = type(part).__name__
         raise TypeError(
