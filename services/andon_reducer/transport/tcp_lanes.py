@@ -1,9 +1,9 @@
 """TCP lanes as the adapter sees them: what a stream's two connections bring, and take.
 
 Theory of operation. A stream's offer goes out with RoundOpened. Its lanes are *in use* from the
-first frame that comes over them: before that, an end of theirs means nothing, and a message over
-gRPC takes the offer back. So a worker whose connections came too late, or did not come, goes on
-over gRPC.
+first frame that comes over them: before that, the end of one only ends the other, and a message
+over gRPC takes the offer back. So a worker whose connections came too late, or did not come, goes
+on over gRPC.
 
 One thread receives, and at most FRAMES_AHEAD frames wait for the event loop: a stream that is
 paused, or a core that is busy, stops it. One thread sends what it is given. Neither waits for the
@@ -166,8 +166,13 @@ class StreamLanes:
 
     def _end(self, error: Exception | None) -> None:
         """One of the lanes is over; without an error, the worker sends no more."""
-        if self._closing or not (self.in_use or isinstance(error, FrameError)):
-            return  # Nothing was sent over them: gRPC carries it.
+        if self._closing:
+            return
+        if not (self.in_use or isinstance(error, FrameError)):
+            # Nothing came over them: gRPC may carry it. Both end, since a worker whose first frame
+            # was lost with this one learns of that by the other.
+            self.close()
+            return
         if error is not None:
             # At once, and not behind what arrived before: the stream may be paused.
             self._refuse(_refusal_of(error))

@@ -27,6 +27,7 @@ from andon.wire import checksums
 from andon.wire.frames import split_request
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
+from andon_trainer.exchange.tcp_lanes import WorkerLanes
 from integration.andon_trainer.test_star import CHUNK, LAYOUT, SIZES, Worker, means
 from integration.reducer_bench import RUN, SECRET, Reducer, Stream, reason_of
 from integration.test_reducer import wait_until
@@ -154,6 +155,47 @@ def test_a_lane_that_breaks_voids_its_round_and_the_next_one_opens_anew() -> Non
         assert lanes_of(workers[0]) not in (None, broken)
 
 
+class DeadFromTheFirst(WorkerLanes):
+    """Lanes whose threads have learnt of the lane down's end before anybody holds them."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._receiver._connection.end()
+        self._receiver._thread.join(30)
+
+
+def test_a_lane_that_is_dead_once_its_threads_run_carries_no_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("andon_trainer.exchange.wire._REASON_S", 0.0)
+    with line(1, 1) as (_, workers):
+        with monkeypatch.context() as patched:
+            patched.setattr("andon_trainer.exchange.wire.WorkerLanes", DeadFromTheFirst)
+            workers[0].exchange.open(workers[0].address, workers[0].opening)
+
+        assert not workers[0].exchange.is_open
+        exchanged(workers, 1)  # It is opened anew.
+        assert lanes_of(workers[0]) is not None
+
+
+def test_a_lane_that_dies_between_two_rounds_fails_the_round_that_began_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("andon_trainer.exchange.wire._REASON_S", 0.0)
+    with line(1, 1) as (_, workers):
+        exchanged(workers, 1)
+        # Its loss is reported before the round begins that would have used it.
+        lanes_of(workers[0])._receiver._connection.end()
+        lanes_of(workers[0])._receiver._thread.join(30)
+        monkeypatch.setattr(workers[0].exchange, "open", lambda *_: None)
+
+        workers[0].give(2)
+
+        told = workers[0].told()
+        assert isinstance(told, ExchangeFailed)
+        assert told.kind == "DATA_STREAM_LOST"
+
+
 def test_grpc_carries_everything_if_the_port_takes_no_connections(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -246,6 +288,18 @@ def test_a_stream_goes_on_over_grpc_if_its_lanes_are_never_used() -> None:
 
         joined.stream.send(replace(ABSTAIN, world_size=1))
 
+        assert joined.stream.read() is not None
+
+
+def test_the_end_of_a_lane_that_carried_nothing_yet_ends_the_other_one() -> None:
+    with ExitStack() as stack:
+        joined = Joined(stack.enter_context(Reducer(lanes=True)), stack)
+
+        joined.sender.finish()
+
+        # Else a worker whose one message the kernel took would wait for its answer for ever.
+        assert not joined.down.receive_into(memoryview(bytearray(1)), may_end=True)
+        joined.stream.send(replace(ABSTAIN, world_size=1))
         assert joined.stream.read() is not None
 
 

@@ -270,11 +270,16 @@ class StarExchange:
             missing,
             zeros_missing=len(concerned),
         )
-        # If a lane could not be opened, the round can't be finished: nothing of it is sent.
-        self._lanes = [reducer.lane for reducer in concerned] if self.is_open else []
+        self._lanes = [reducer.lane for reducer in concerned]
         self._checks = len(self._reducers) > 1 or isinstance(self._reducers[0].lane, WireLane)
         # The collector first: the answer to a stale key may come as soon as something is sent.
         self._collector.begin(self._open)
+        # Looked at after that: the loss of a lane that was lost before was nobody's round, and is
+        # never reported again.
+        if not self.is_open:
+            # The round can't be finished: nothing of it is sent.
+            self._lanes = []
+            self._collector.lost("the stream to a reducer is not open")
         for lane in self._lanes:
             lane.begin(self._open)
 

@@ -184,6 +184,8 @@ class WireLane:
             sent=self._count,
             lost=lane_lost,
         )
+        # Before their threads start: one of them may learn of an end at once.
+        self._lanes_alive = True
         try:
             self._lanes = WorkerLanes(
                 address,
@@ -196,7 +198,7 @@ class WireLane:
         except TcpUnavailable as why:
             self._tcp_again_at, self.tcp_refused = time.monotonic() + _TCP_AGAIN_S, str(why)
         else:
-            self._lanes_alive, self.tcp_refused = True, ""
+            self.tcp_refused = ""
 
     def _refuse_lacking(self, address: str, needed: tuple[str, ...]) -> None:
         """Refuses a reducer that does not know the line's encodings."""
