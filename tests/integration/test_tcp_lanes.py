@@ -51,7 +51,9 @@ def offered(listener: TcpListener, stack: ExitStack) -> Joining:
         stack.callback(connection.close)
         joined.put((direction, connection))
 
-    return Joining(listener, listener.offer(SESSION, take), joined)
+    offer = listener.offer(SESSION, take)
+    assert offer is not None
+    return Joining(listener, offer, joined)
 
 
 class Received:
@@ -183,6 +185,39 @@ def test_silent_connections_do_not_keep_others_out(joining: Joining) -> None:
         for connection in connections:
             connection.close()
         assert silent[0].recv(1) == b""  # The oldest made room.
+
+
+def test_an_error_that_nobody_expected_costs_one_connection(
+    joining: Joining, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(direction: Direction, connection: TcpConnection) -> None:
+        raise RuntimeError("can't start new thread")
+
+    unlucky = joining.listener.offer(SESSION, full)
+    assert unlucky is not None
+
+    (dead,) = connect("127.0.0.1", unlucky.message, SESSION, (SENDS,))
+    assert not dead.receive_into(memoryview(bytearray(1)), may_end=True)  # Closed, and not kept.
+    dead.close()
+
+    (alive,) = connect("127.0.0.1", joining.offer.message, SESSION, (SENDS,))
+    assert joining.joined.get(timeout=30)[0] is SENDS
+    alive.close()
+    assert [each.exc_info for each in caplog.records if "was not taken" in each.getMessage()]
+
+
+def test_a_listener_that_can_not_go_on_offers_nothing(
+    joining: Joining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(timeout: float | None) -> None:
+        raise ValueError("the selector is gone")
+
+    monkeypatch.setattr(joining.listener._selector, "select", broken)
+    with ExitStack() as stack:
+        raw_connection(joining, stack)  # Wakes it.
+        joining.listener._thread.join(30)
+
+        assert joining.listener.offer(SESSION, lambda *_: None) is None
 
 
 def test_a_frame_above_the_limit_ends_the_lane_before_it_is_read(joining: Joining) -> None:

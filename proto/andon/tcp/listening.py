@@ -6,6 +6,9 @@ proven what it belongs to within seconds is closed, and so is the oldest one whe
 many. Whoever fills that room can at most delay lanes, and streams without lanes use gRPC.
 
 An offer holds the session's key. It is good for one connection a direction, and for a short time.
+
+An error that nobody expected costs the connection that it is of, and is logged. Without a thread
+that accepts, nothing is offered: a client would wait seconds for each offer in vain.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ Joined = Callable[[Direction, TcpConnection], None]
 
 _log = logging.getLogger(__name__)
 
+_UNTAKEN = LogEvent("tcp_lane_not_taken", "a connection for a TCP lane was not taken")
+
 
 @dataclass(slots=True, eq=False)
 class OpenOffer:
@@ -100,8 +105,10 @@ class TcpListener:
         self.port: int = self._listening.getsockname()[1]
         self._offers: dict[bytes, OpenOffer] = {}
         """By what a preamble shows of the nonce."""
+        self._over = False
+        """Whether nobody accepts any more."""
         self._lock = threading.Lock()
-        """Guards `_offers`."""
+        """Guards `_offers` and `_over`."""
         self._unproven: dict[int, _Unproven] = {}
         """By file descriptor, oldest first. Of the accepting thread alone."""
         self._woken, self._waking = os.pipe()
@@ -116,10 +123,11 @@ class TcpListener:
         session: LaneSession,
         joined: Joined,
         directions: frozenset[Direction] = frozenset(Direction),
-    ) -> OpenOffer:
+    ) -> OpenOffer | None:
         """Offers connections to one session. `joined` gets each one that proves itself.
 
-        `joined` must not block, and it may be called until `withdraw` returns.
+        `joined` must not block, and it may be called until `withdraw` returns. None: this listens
+        no more.
         """
         nonce = secrets.token_bytes(NONCE_BYTES)
         offer = OpenOffer(
@@ -130,6 +138,8 @@ class TcpListener:
             directions=set(directions),
         )
         with self._lock:
+            if self._over:
+                return None
             now = time.monotonic()
             for shown, old in list(self._offers.items()):
                 if now > old.ends_at:
@@ -147,7 +157,6 @@ class TcpListener:
         """Listens no more. Connections that were given away stay as they are."""
         os.write(self._waking, b"\0")
         self._thread.join()
-        self._listening.close()
         os.close(self._woken)
         os.close(self._waking)
 
@@ -159,6 +168,10 @@ class TcpListener:
             text = "no more TCP lanes are taken: streams use gRPC"
             _log.exception(LogEvent("tcp_listener_failed", text))
         finally:
+            with self._lock:
+                self._over = True
+                self._offers.clear()
+            self._listening.close()  # So that whoever has an offer is refused at once.
             for each in list(self._unproven.values()):
                 self._drop(each)
             self._selector.close()
@@ -202,13 +215,17 @@ class TcpListener:
             if self._identity is not None:
                 context = self._identity.lane_context()
                 raw = context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+            self._selector.register(raw, selectors.EVENT_READ)
         except OSError:  # SSLError is one
+            raw.close()
+            return
+        except Exception:
+            _log.exception(_UNTAKEN)
             raw.close()
             return
         encrypted = self._identity is not None
         peer = _Unproven(raw, time.monotonic() + PROVE_S, shaking_hands=encrypted)
         self._unproven[raw.fileno()] = peer
-        self._selector.register(raw, selectors.EVENT_READ)
 
     def _advance(self, peer: _Unproven) -> None:
         """Reads on from a connection that has something to read."""
@@ -231,6 +248,9 @@ class TcpListener:
             self._selector.modify(peer.raw, selectors.EVENT_WRITE)
         except (OSError, NotAPreamble) as error:
             _log.debug("a connection proved nothing: %s", error)
+            self._drop(peer)
+        except Exception:
+            _log.exception(_UNTAKEN)
             self._drop(peer)
 
     def _admit(self, peer: _Unproven) -> None:
@@ -268,8 +288,9 @@ class TcpListener:
             offer.joined(claim.direction, TcpConnection(peer.raw))
 
     def _drop(self, peer: _Unproven) -> None:
-        del self._unproven[peer.raw.fileno()]
-        self._selector.unregister(peer.raw)
+        # Unless it was proven: then it is neither here nor there any more.
+        if self._unproven.pop(peer.raw.fileno(), None) is not None:
+            self._selector.unregister(peer.raw)
         peer.raw.close()
 
 

@@ -59,7 +59,11 @@ class StreamLanes:
         buffers: Buffers,
         max_payload_bytes: int,
     ) -> None:
-        """Offers them to the worker that opened the stream; `refuse` gets why it must end."""
+        """Offers them to the worker that opened the stream; `refuse` gets why it must end.
+
+        Raises:
+            ConnectionError: the listener takes no connections any more.
+        """
         self._calls = calls
         self._listener = listener
         self._refuse = refuse
@@ -77,7 +81,10 @@ class StreamLanes:
         self.in_use = False
         """Whether a frame has come over them."""
         session = LaneSession(opening.session_token, opening.run_id, opening.worker)
-        self._offer: OpenOffer = listener.offer(session, self._joined)
+        offer = listener.offer(session, self._joined)
+        if offer is None:
+            raise ConnectionError("the listener takes no connections any more")
+        self._offer: OpenOffer = offer
 
     @property
     def offer(self) -> TcpOffer:
@@ -140,9 +147,16 @@ class StreamLanes:
         )
         up = self._connections.pop(Direction.CLIENT_SENDS)
         down = self._connections.pop(Direction.CLIENT_RECEIVES)
-        # The sender first: an answer may be due as soon as something is received.
-        self._sender = TcpSender(down, self._lost, "andon-lane-out")
-        self._receiver = TcpReceiver(up, reading, "andon-lane-in")
+        try:
+            # The sender first: an answer may be due as soon as something is received.
+            self._sender = TcpSender(down, self._lost, "andon-lane-out")
+            self._receiver = TcpReceiver(up, reading, "andon-lane-in")
+        except RuntimeError:
+            # There is no thread left. The worker believes in its lanes until they end.
+            for connection in (up, down):
+                connection.end()
+                connection.close()
+            raise
 
     def _parse(self, head: memoryview, payload_bytes: int) -> Request:
         """Runs on the receiving thread, which waits here while the loop is behind."""
@@ -200,11 +214,15 @@ class LaneOffers:
         """The lanes of a stream that was opened so; None: it gets none."""
         if self._listener is None or not self._left:
             return None
-        self._left -= 1
         self._calls.attach()
-        return StreamLanes(
-            self._listener, opening, refuse, self._calls, self.buffers, self._max_payload_bytes
-        )
+        try:
+            lanes = StreamLanes(
+                self._listener, opening, refuse, self._calls, self.buffers, self._max_payload_bytes
+            )
+        except ConnectionError:
+            return None
+        self._left -= 1
+        return lanes
 
     def take_back(self, lanes: StreamLanes) -> None:
         """Ends lanes, or takes their offer back. Call it once for each."""

@@ -371,14 +371,16 @@ class RingListener:
         """Offers a lane to a caller that asks for one."""
         if (WANTED_METADATA, CAPABILITY) not in context.invocation_metadata():
             return None
-        if self.lanes is None:
-            context.send_initial_metadata(())  # So that it need not wait to learn that.
-            return None
 
         def joined(_direction: Direction, connection: TcpConnection) -> None:
             stream.join(connection, self)
 
-        offer = self.lanes.offer(LaneSession(b""), joined, frozenset({Direction.CLIENT_SENDS}))
+        offer = None
+        if self.lanes is not None:
+            offer = self.lanes.offer(LaneSession(b""), joined, frozenset({Direction.CLIENT_SENDS}))
+        if offer is None:
+            context.send_initial_metadata(())  # So that it need not wait to learn that.
+            return None
         told = reducer_pb2.TcpOffer(port=offer.message.port, nonce=offer.message.nonce)
         context.send_initial_metadata(((OFFER_METADATA, told.SerializeToString()),))
         return offer
