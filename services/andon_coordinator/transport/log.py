@@ -10,6 +10,7 @@ from andon.protocol.halts import HaltEvidence
 from andon.protocol.limits import MAX_SCALAR_NAMES, clipped
 from andon_coordinator.core import effects
 from andon_coordinator.core.events import Device
+from andon_coordinator.core.run_events import RunEventKind
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.outgoing import CommitAndAssign
 
@@ -101,6 +102,8 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
                     message=effect.message,
                 )
             )
+        case effects.SaveRunEvent(event) if event.kind is RunEventKind.ATTEMPT:
+            log.warning(LogEvent("step_retried", step=event.step, message=event.text))
         case effects.SaveHalt():
             log.error(_halted(effect.evidence))
         case effects.SaveAnswer():

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from andon.protocol.run_settings import RunPlan
-from andon_coordinator.core.effects import LineState, NoteWentBack
+from andon_coordinator.core.effects import LineState, NoteWentBack, SaveRunEvent
 from andon_coordinator.core.events import CordPulled, Device
+from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport.log import DeviceLog, WaitLog, log_effect
 from scenarios.line_bench import Bench
@@ -82,4 +83,25 @@ def test_a_line_that_went_back_is_logged_with_both_steps(caplog: pytest.LogCaptu
     assert said.getMessage() == (
         "line_went_back step=100 lost=150 message='went on after step 100, which workers 0 and 1 "
         "brought: no worker held step 150'"
+    )
+
+
+def test_a_step_that_is_tried_again_is_logged_with_what_voided_the_try_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    for kind in (RunEventKind.ATTEMPT, RunEventKind.JOINED):  # The other has its own entry.
+        happened = RunEvent(
+            id=1,
+            kind=kind,
+            worker=None,
+            step=4,
+            text="attempt 2: worker 1: its TCP lane stood still",
+            at_unix_s=0.0,
+        )
+        log_effect(SaveRunEvent(happened))
+
+    (said,) = caplog.records
+    assert said.getMessage() == (
+        "step_retried step=4 message='attempt 2: worker 1: its TCP lane stood still'"
     )
