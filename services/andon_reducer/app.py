@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -31,6 +31,8 @@ SERVICE_NAME = "andon.v1.Reducer"
 
 _log = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer")
+
 
 class ReducerApp:
     """One reducer of one process; lives on the event loop on which it was built."""
@@ -49,12 +51,13 @@ class ReducerApp:
         return self._reduce.inflight_bytes
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serves the three calls on a server that is not started yet."""
+        """Serves the four calls on a server that is not started yet."""
         # Without (de)serialisers: generated code would copy the bulk several times.
         calls: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Reduce": grpc.stream_stream_rpc_method_handler(self._serve_reduce),
             "PutState": grpc.stream_stream_rpc_method_handler(self._serve_put_state),
             "GetState": grpc.unary_stream_rpc_method_handler(self._serve_get_state),
+            "ReportLanes": grpc.unary_unary_rpc_method_handler(self._serve_report_lanes),
         }
         generic = grpc.method_handlers_generic_handler(SERVICE_NAME, calls)
         server.add_generic_rpc_handlers((generic,))
@@ -73,11 +76,13 @@ class ReducerApp:
     async def _serve_get_state(self, request: bytes, context: Context) -> None:
         await self._guard(self._states.get(request, context), context)
 
-    async def _guard(self, call: Awaitable[None], context: Context) -> None:
+    async def _serve_report_lanes(self, request: bytes, context: Context) -> bytes:
+        return await self._guard(self._reduce.report(request), context)
+
+    async def _guard(self, call: Awaitable[Answer], context: Context) -> Answer:
         """Ends a call that fails with the status of a refusal."""
         try:
-            await call
-            return
+            return await call
         except Refused as refused:
             refusal = refused.refusal
         except grpc.aio.InternalError:
@@ -88,6 +93,7 @@ class ReducerApp:
             refusal = CallRefusal(Reason.INTERNAL, "the reducer failed; its log says how")
         self._observer.refused(refusal.reason)
         await context.abort_with_status(status_of(refusal.reason, refusal.message))
+        raise AssertionError("to abort a call raises")
 
 
 def build_reducer(

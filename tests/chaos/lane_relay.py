@@ -34,6 +34,10 @@ class LaneRelay:
         self.address = f"{host}:{grpc_port}"
         self.delay_s = 0.0
         """How long it keeps what comes on a lane before it passes it on."""
+        self.piece_bytes = 2**16
+        """How much of it passes at once, at most."""
+        self.slow: set[int] = {UP, DOWN}
+        """The directions that `delay_s` is for."""
         self.flips: set[int] = set()
         """The directions in which it still has to change one bit of a payload."""
         self.lanes_opened = 0
@@ -144,10 +148,10 @@ class LaneRelay:
 
     def _pass(self, source: socket.socket, target: socket.socket, direction: int) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := source.recv(self.piece_bytes if direction else 2**16):
                 if direction:
                     data = self._flipped(data, direction)
-                    if self.delay_s:
+                    if self.delay_s and direction in self.slow:
                         time.sleep(self.delay_s)
                     with self._thawed:
                         self._thawed.wait_for(lambda: direction not in self._frozen)

@@ -72,6 +72,43 @@ def test_lanes_that_are_slow_or_still_for_a_moment_cost_no_attempt(tmp_path: Pat
     assert set(attempts) == {0}
 
 
+def test_lanes_that_take_bytes_and_pass_none_on_cost_one_attempt_and_are_named(
+    tmp_path: Path,
+) -> None:
+    tcp_port = free_port()
+    flags = ("--tcp-port", str(tcp_port), "--max-workers", "3", "--straggler-timeout", "5")
+    with (
+        chaos_line(tmp_path, 2, *flags, absent=1, paths=("tcp",)) as line,
+        LaneRelay(line.service.address, tcp_port) as relay,
+    ):
+        behind = [line.start_worker(slot, address=relay.address) for slot in (1, 2)]
+        line.await_roster(3)
+        line.await_progress()
+        stuck = max(worker.step for worker in line.workers.values()) + 2
+        for worker in behind:
+            worker.stop_at("before-blocks", stuck)
+        for worker in behind:
+            assert worker.await_point("before-blocks") == stuck
+        relay.freeze(UP)
+        for worker in behind:
+            worker.go()
+        line.await_step(stuck + 2)
+        line.finish()
+
+    verdict = judge(line)
+    tries = {entry.record.step: entry.result.attempt for entry in verdict.chain if entry.result}
+    # Both were found in one attempt, though only the first word counts.
+    assert {step: count for step, count in tries.items() if count} == {stuck: 1}
+    assert verdict.entry(stuck).record.roster == (0, 1, 2)
+    log = (line.folder / "run" / "service.log").read_text()
+    assert "stood still for 10 s while gRPC answered" in log
+    for slot in (1, 2):
+        events = [each for each in events_of(line.workers[slot].log) if each["event"] == "said"]
+        chosen = [each["message"] for each in events if "not over TCP" in each["message"]]
+        assert len(chosen) == 1, chosen
+        assert "its TCP lane for what this worker sends stood still" in chosen[0]
+
+
 def test_ports_that_are_closed_or_filtered_cost_no_step_and_are_said_once(tmp_path: Path) -> None:
     tcp_port = free_port()
     flags = ("--tcp-port", str(tcp_port), "--max-workers", "3")

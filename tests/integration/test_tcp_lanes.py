@@ -69,7 +69,8 @@ class Received:
             ended=self.ended.put,
             max_payload_bytes=MAX_PAYLOAD,
         )
-        stack.callback(TcpReceiver(connection, reading, "test-in").close)
+        self.receiver = TcpReceiver(connection, reading, "test-in")
+        stack.callback(self.receiver.close)
 
 
 def given(head: bytes, payload: bytes | None) -> Callable[[], Frame]:
@@ -114,6 +115,11 @@ def test_frames_arrive_in_order_and_whole(tmp_path: Path, encrypted: bool) -> No
             assert [sizes.get(timeout=30) for _ in frames] == [
                 8 + len(head) + len(payload) for head, payload in frames
             ]
+            assert (
+                received.receiver.received_bytes
+                == sender.sent_bytes
+                == sum(8 + len(head) + len(payload) for head, payload in frames)
+            )
             assert received.ended.get(timeout=30) is None
 
 

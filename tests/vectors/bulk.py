@@ -91,7 +91,7 @@ def data_plane() -> list[Message]:
                 name="andon-a2", size_bytes=8192, nonce_offset=128
             ),
             shared_memory_refused="the folder is full",
-            tcp=reducer_pb2.TcpOffer(port=50052, nonce=TOKEN),
+            tcp=reducer_pb2.TcpOffer(port=50052, nonce=TOKEN, reports=True),
         ),
         average(group=2, sequence=1, padding=b"\0\0"),
         reducer_pb2.BlockFault(
@@ -133,6 +133,8 @@ def data_plane() -> list[Message]:
             size_bytes=5, sha256=hashlib.sha256(b"state").digest(), offset=2, base_bytes=1
         ),
         offer,
+        reducer_pb2.ReportLanesRequest(nonce=TOKEN),
+        reducer_pb2.ReportLanesResponse(received_bytes=4128801, reading=True, sent_bytes=2064409),
         reducer_pb2.SharedMemorySlice(offset=1772, length=12, generation=5),
     ]
 
@@ -165,4 +167,6 @@ def ring() -> list[Message]:
             payload=bytes.fromhex("0000803f000020c0"),
         ),
         ring_pb2.PassResponse(greatest=record_pb2.Key(term=TERM, round=12)),
+        ring_pb2.ReportLaneRequest(nonce=TOKEN),
+        ring_pb2.ReportLaneResponse(received_bytes=4128801, reading=True),
     ]

@@ -101,7 +101,7 @@ def _refused(name: str, wrapper: type[Message], data: bytes, why: str) -> Case:
 
 def _frames() -> list[Case]:
     whole_ring: list[Any] = [*ring()]
-    entrance, header, chunk, _ = whole_ring
+    entrance, header, chunk, *_ = whole_ring
     abstain = UP(abstain=reducer_pb2.Abstain(key=KEY, sequence=1, rank=1, world_size=2))
     stale = reducer_pb2.StaleRound(key=KEY, greatest=record_pb2.Key(term=TERM, round=12))
     nobody = average(element_count=0, contributors=0, total_weight=0.0, payload=b"")

@@ -20,6 +20,7 @@ __all__ = [
     "BlockGradient",
     "CorruptChunk",
     "EnterRound",
+    "LaneReport",
     "OpenRound",
     "Operation",
     "PassMessage",
@@ -78,6 +79,20 @@ class TcpOffer:
 
     port: int
     nonce: bytes = field(repr=False)
+    reports: bool = False
+    """Whether the call's server answers ReportLanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport:
+    """The TCP lanes of a call as its server sees them; bytes are those of frames."""
+
+    received_bytes: int
+    """What came of its client, parts of frames too."""
+    reading: bool
+    """Whether the server waits for more of it."""
+    sent_bytes: int
+    """The size of all frames that the server has begun to send."""
 
 
 @dataclass(frozen=True, slots=True)

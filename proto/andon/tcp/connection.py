@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import struct
 import threading
 
 __all__ = ["TcpConnection", "TcpLost", "prepare"]
@@ -14,6 +15,10 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 5, "TCP_
 often again, and how many questions stay without an answer (Linux; macOS calls the first by another
 name). The end that receives finds a path that a firewall forgot within half a minute so, and the
 pings of gRPC would not: their connection is another one."""
+
+
+_BYTES_RECEIVED = struct.Struct("=128xQ")
+"""Where Linux's TCP_INFO has the bytes that came over a connection."""
 
 
 class TcpLost(ConnectionError):
@@ -47,8 +52,20 @@ def _is_on_this_host(connection: socket.socket) -> bool:
     return len(here) > 1 and bool(here[0]) and here[0] == there[0]
 
 
+def _arrived(connection: socket.socket) -> int | None:
+    """How many bytes the kernel has received on a connection; None: it does not say."""
+    if not hasattr(socket, "TCP_INFO"):
+        return None
+    try:
+        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+        received: int = _BYTES_RECEIVED.unpack(found)[0]
+    except (OSError, struct.error):
+        return None
+    return received
+
+
 class TcpConnection:
-    """One direction of a lane. One thread sends or receives; any thread may end it."""
+    """One direction of a lane. One thread sends or receives; any thread may end it, and count."""
 
     def __init__(self, connection: socket.socket) -> None:
         """Takes over a blocking socket, which may be one of `ssl`."""
@@ -56,6 +73,27 @@ class TcpConnection:
         self._lock = threading.Lock()
         """So that `end` never meets a descriptor that `close` gave back meanwhile."""
         self._encrypted = isinstance(connection, ssl.SSLSocket)
+        self.sent_bytes = 0
+        """The size of all frames that were begun."""
+        self.reading = False
+        """Whether a thread waits here for bytes, or takes them."""
+        self._taken = 0
+        """How many bytes were read."""
+        # Nothing of a frame can have come yet. Of encrypted bytes the kernel counts others.
+        self._before = None if self._encrypted else _arrived(connection)
+        # One call for all that is missing, where the kernel has it and says how much has come
+        # meanwhile. TLS hands out a record a call.
+        self._flags = 0 if self._before is None else socket.MSG_WAITALL
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes of frames have come, parts of one too."""
+        if self._before is not None:
+            with self._lock:
+                arrived = _arrived(self._socket)
+            if arrived is not None:
+                return arrived - self._before
+        return self._taken
 
     def send(self, head: bytes, payload: memoryview | None) -> None:
         """Sends a prefixed head, and its payload from where it lies; waits for the kernel.
@@ -63,6 +101,7 @@ class TcpConnection:
         Raises:
             OSError: the other end is gone, or this one was ended.
         """
+        self.sent_bytes += len(head) + (0 if payload is None else payload.nbytes)
         if payload is None or not payload.nbytes:
             self._socket.sendall(head)
             return
@@ -86,16 +125,19 @@ class TcpConnection:
             TcpLost: it ended earlier than that.
             OSError: the other end is gone, or this one was ended.
         """
-        # One call for all that is missing, where the kernel has it. TLS hands out a record a call.
-        flags = 0 if self._encrypted else socket.MSG_WAITALL
         rest = view
-        while rest.nbytes:
-            received = self._socket.recv_into(rest, 0, flags)
-            if not received:
-                if may_end and rest.nbytes == view.nbytes:
-                    return False
-                raise TcpLost("the connection ended within a frame")
-            rest = rest[received:]
+        self.reading = True
+        try:
+            while rest.nbytes:
+                received = self._socket.recv_into(rest, 0, self._flags)
+                if not received:
+                    if may_end and rest.nbytes == view.nbytes:
+                        return False
+                    raise TcpLost("the connection ended within a frame")
+                self._taken += received
+                rest = rest[received:]
+        finally:
+            self.reading = False
         return True
 
     def end(self) -> None:

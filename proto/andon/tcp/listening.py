@@ -131,7 +131,7 @@ class TcpListener:
         """
         nonce = secrets.token_bytes(NONCE_BYTES)
         offer = OpenOffer(
-            message=TcpOffer(self.port, nonce),
+            message=TcpOffer(self.port, nonce, reports=True),
             session=session,
             joined=joined,
             ends_at=time.monotonic() + OFFER_S,

@@ -57,6 +57,16 @@ class TcpReceiver(Generic[Message]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes of frames have come, parts of one too; any thread may ask."""
+        return self._connection.received_bytes
+
+    @property
+    def reading(self) -> bool:
+        """Whether it waits for bytes now, and holds nothing back; any thread may ask."""
+        return self._connection.reading
+
     def close(self) -> None:
         """Ends the lane; nothing is called after it returns, unless it is called there.
 

@@ -32,6 +32,11 @@ class TcpSender:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def sent_bytes(self) -> int:
+        """The size of all frames that were begun; any thread may ask."""
+        return self._connection.sent_bytes
+
     def send(self, make: MakeFrame, sent: Callable[[int], object] | None = None) -> None:
         """Sends what `make` returns; never blocks. `sent` then gets the frame's bytes.
 

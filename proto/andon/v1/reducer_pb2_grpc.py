@@ -50,6 +50,11 @@ class ReducerStub(object):
                 request_serializer=andon_dot_v1_dot_reducer__pb2.GetStateRequest.SerializeToString,
                 response_deserializer=andon_dot_v1_dot_reducer__pb2.GetStateResponse.FromString,
                 _registered_method=True)
+        self.ReportLanes = channel.unary_unary(
+                '/andon.v1.Reducer/ReportLanes',
+                request_serializer=andon_dot_v1_dot_reducer__pb2.ReportLanesRequest.SerializeToString,
+                response_deserializer=andon_dot_v1_dot_reducer__pb2.ReportLanesResponse.FromString,
+                _registered_method=True)
 
 
 class ReducerServicer(object):
@@ -99,6 +104,18 @@ class ReducerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportLanes(self, request, context):
+        """Says what came over the TCP lanes of a stream, and what was sent, so that
+        a worker can tell a lane that stands still from one that waits.
+
+        A reducer MUST serve it if its TcpOffer says `reports`.
+
+        Status: UNAUTHENTICATED, no open stream has an offer with this nonce.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReducerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -116,6 +133,11 @@ def add_ReducerServicer_to_server(servicer, server):
                     servicer.GetState,
                     request_deserializer=andon_dot_v1_dot_reducer__pb2.GetStateRequest.FromString,
                     response_serializer=andon_dot_v1_dot_reducer__pb2.GetStateResponse.SerializeToString,
+            ),
+            'ReportLanes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportLanes,
+                    request_deserializer=andon_dot_v1_dot_reducer__pb2.ReportLanesRequest.FromString,
+                    response_serializer=andon_dot_v1_dot_reducer__pb2.ReportLanesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -200,6 +222,33 @@ class Reducer(object):
             '/andon.v1.Reducer/GetState',
             andon_dot_v1_dot_reducer__pb2.GetStateRequest.SerializeToString,
             andon_dot_v1_dot_reducer__pb2.GetStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportLanes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/andon.v1.Reducer/ReportLanes',
+            andon_dot_v1_dot_reducer__pb2.ReportLanesRequest.SerializeToString,
+            andon_dot_v1_dot_reducer__pb2.ReportLanesResponse.FromString,
             options,
             channel_credentials,
             insecure,

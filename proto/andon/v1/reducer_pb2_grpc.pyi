@@ -64,6 +64,18 @@ class ReducerStub:
     Status: as for Reduce; ABORTED, the other end is gone.
     """
 
+    ReportLanes: grpc.UnaryUnaryMultiCallable[
+        andon.v1.reducer_pb2.ReportLanesRequest,
+        andon.v1.reducer_pb2.ReportLanesResponse,
+    ]
+    """Says what came over the TCP lanes of a stream, and what was sent, so that
+    a worker can tell a lane that stands still from one that waits.
+
+    A reducer MUST serve it if its TcpOffer says `reports`.
+
+    Status: UNAUTHENTICATED, no open stream has an offer with this nonce.
+    """
+
 class ReducerAsyncStub:
     """Averages blocks, and checks them. It holds nothing between steps."""
 
@@ -108,6 +120,18 @@ class ReducerAsyncStub:
     gets the rest if the state is the same.
 
     Status: as for Reduce; ABORTED, the other end is gone.
+    """
+
+    ReportLanes: grpc.aio.UnaryUnaryMultiCallable[
+        andon.v1.reducer_pb2.ReportLanesRequest,
+        andon.v1.reducer_pb2.ReportLanesResponse,
+    ]
+    """Says what came over the TCP lanes of a stream, and what was sent, so that
+    a worker can tell a lane that stands still from one that waits.
+
+    A reducer MUST serve it if its TcpOffer says `reports`.
+
+    Status: UNAUTHENTICATED, no open stream has an offer with this nonce.
     """
 
 class ReducerServicer(metaclass=abc.ABCMeta):
@@ -160,6 +184,20 @@ class ReducerServicer(metaclass=abc.ABCMeta):
         gets the rest if the state is the same.
 
         Status: as for Reduce; ABORTED, the other end is gone.
+        """
+
+    @abc.abstractmethod
+    def ReportLanes(
+        self,
+        request: andon.v1.reducer_pb2.ReportLanesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[andon.v1.reducer_pb2.ReportLanesResponse, collections.abc.Awaitable[andon.v1.reducer_pb2.ReportLanesResponse]]:
+        """Says what came over the TCP lanes of a stream, and what was sent, so that
+        a worker can tell a lane that stands still from one that waits.
+
+        A reducer MUST serve it if its TcpOffer says `reports`.
+
+        Status: UNAUTHENTICATED, no open stream has an offer with this nonce.
         """
 
 def add_ReducerServicer_to_server(servicer: ReducerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -27,29 +27,33 @@ from andon.v1 import record_pb2 as andon_dot_v1_dot_record__pb2
 from andon.v1 import reducer_pb2 as andon_dot_v1_dot_reducer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x61ndon/v1/ring.proto\x12\x08\x61ndon.v1\x1a\x15\x61ndon/v1/layout.proto\x1a\x15\x61ndon/v1/record.proto\x1a\x16\x61ndon/v1/reducer.proto\"_\n\x0eRingNeighbours\x12\x19\n\x11successor_address\x18\x01 \x01(\t\x12\x17\n\x0fsuccessor_token\x18\x02 \x01(\x0c\x12\x19\n\x11predecessor_token\x18\x03 \x01(\x0c\"\xeb\x01\n\x0bPassRequest\x12+\n\x0b\x65nter_round\x18\x01 \x01(\x0b\x32\x14.andon.v1.EnterRoundH\x00\x12+\n\x0bring_header\x18\x02 \x01(\x0b\x32\x14.andon.v1.RingHeaderH\x00\x12)\n\nring_chunk\x18\x03 \x01(\x0b\x32\x13.andon.v1.RingChunkH\x00\x12\x1a\n\rheader_crc32c\x18\x0e \x01(\x07H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0f \x01(\x07H\x02\x88\x01\x01\x42\t\n\x07messageB\x10\n\x0e_header_crc32cB\t\n\x07_crc32c\"/\n\x0cPassResponse\x12\x1f\n\x08greatest\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\"Y\n\nEnterRound\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\nworld_size\x18\x03 \x01(\r\x12\r\n\x05token\x18\x04 \x01(\x0c\"\xe0\x01\n\nRingHeader\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12&\n\toperation\x18\x05 \x01(\x0e\x32\x13.andon.v1.Operation\x12\x13\n\x0b\x66irst_block\x18\x06 \x01(\r\x12\x12\n\nstop_block\x18\x07 \x01(\r\x12\x12\n\ndata_bytes\x18\x08 \x01(\x04\x12\x11\n\tdata_head\x18\t \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\n \x01(\x08\"\xe3\x01\n\tRingChunk\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\"\n\x05stage\x18\x03 \x01(\x0e\x32\x13.andon.v1.RingStage\x12\r\n\x05\x62lock\x18\x04 \x01(\r\x12\x16\n\x0e\x65lement_offset\x18\x05 \x01(\x04\x12\x15\n\relement_count\x18\x06 \x01(\x04\x12$\n\x08\x65ncoding\x18\x07 \x01(\x0e\x32\x12.andon.v1.Encoding\x12\x0f\n\x07padding\x18\r \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c*J\n\x08Topology\x12\x18\n\x14TOPOLOGY_UNSPECIFIED\x10\x00\x12\x11\n\rTOPOLOGY_STAR\x10\x01\x12\x11\n\rTOPOLOGY_RING\x10\x02*\x92\x01\n\tRingStage\x12\x1a\n\x16RING_STAGE_UNSPECIFIED\x10\x00\x12\x1b\n\x17RING_STAGE_CONTRIBUTION\x10\x01\x12\x1a\n\x16RING_STAGE_PARTIAL_SUM\x10\x02\x12\x16\n\x12RING_STAGE_AVERAGE\x10\x03\x12\x18\n\x14RING_STAGE_BROADCAST\x10\x04\x32?\n\x04Ring\x12\x37\n\x04Pass\x12\x15.andon.v1.PassRequest\x1a\x16.andon.v1.PassResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x61ndon/v1/ring.proto\x12\x08\x61ndon.v1\x1a\x15\x61ndon/v1/layout.proto\x1a\x15\x61ndon/v1/record.proto\x1a\x16\x61ndon/v1/reducer.proto\"_\n\x0eRingNeighbours\x12\x19\n\x11successor_address\x18\x01 \x01(\t\x12\x17\n\x0fsuccessor_token\x18\x02 \x01(\x0c\x12\x19\n\x11predecessor_token\x18\x03 \x01(\x0c\"\xeb\x01\n\x0bPassRequest\x12+\n\x0b\x65nter_round\x18\x01 \x01(\x0b\x32\x14.andon.v1.EnterRoundH\x00\x12+\n\x0bring_header\x18\x02 \x01(\x0b\x32\x14.andon.v1.RingHeaderH\x00\x12)\n\nring_chunk\x18\x03 \x01(\x0b\x32\x13.andon.v1.RingChunkH\x00\x12\x1a\n\rheader_crc32c\x18\x0e \x01(\x07H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0f \x01(\x07H\x02\x88\x01\x01\x42\t\n\x07messageB\x10\n\x0e_header_crc32cB\t\n\x07_crc32c\"/\n\x0cPassResponse\x12\x1f\n\x08greatest\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\"\"\n\x11ReportLaneRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"=\n\x12ReportLaneResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07reading\x18\x02 \x01(\x08\"Y\n\nEnterRound\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\nworld_size\x18\x03 \x01(\r\x12\r\n\x05token\x18\x04 \x01(\x0c\"\xe0\x01\n\nRingHeader\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12&\n\toperation\x18\x05 \x01(\x0e\x32\x13.andon.v1.Operation\x12\x13\n\x0b\x66irst_block\x18\x06 \x01(\r\x12\x12\n\nstop_block\x18\x07 \x01(\r\x12\x12\n\ndata_bytes\x18\x08 \x01(\x04\x12\x11\n\tdata_head\x18\t \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\n \x01(\x08\"\xe3\x01\n\tRingChunk\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\"\n\x05stage\x18\x03 \x01(\x0e\x32\x13.andon.v1.RingStage\x12\r\n\x05\x62lock\x18\x04 \x01(\r\x12\x16\n\x0e\x65lement_offset\x18\x05 \x01(\x04\x12\x15\n\relement_count\x18\x06 \x01(\x04\x12$\n\x08\x65ncoding\x18\x07 \x01(\x0e\x32\x12.andon.v1.Encoding\x12\x0f\n\x07padding\x18\r \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c*J\n\x08Topology\x12\x18\n\x14TOPOLOGY_UNSPECIFIED\x10\x00\x12\x11\n\rTOPOLOGY_STAR\x10\x01\x12\x11\n\rTOPOLOGY_RING\x10\x02*\x92\x01\n\tRingStage\x12\x1a\n\x16RING_STAGE_UNSPECIFIED\x10\x00\x12\x1b\n\x17RING_STAGE_CONTRIBUTION\x10\x01\x12\x1a\n\x16RING_STAGE_PARTIAL_SUM\x10\x02\x12\x16\n\x12RING_STAGE_AVERAGE\x10\x03\x12\x18\n\x14RING_STAGE_BROADCAST\x10\x04\x32\x88\x01\n\x04Ring\x12\x37\n\x04Pass\x12\x15.andon.v1.PassRequest\x1a\x16.andon.v1.PassResponse(\x01\x12G\n\nReportLane\x12\x1b.andon.v1.ReportLaneRequest\x1a\x1c.andon.v1.ReportLaneResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'andon.v1.ring_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOPOLOGY']._serialized_start=1035
-  _globals['_TOPOLOGY']._serialized_end=1109
-  _globals['_RINGSTAGE']._serialized_start=1112
-  _globals['_RINGSTAGE']._serialized_end=1258
+  _globals['_TOPOLOGY']._serialized_start=1134
+  _globals['_TOPOLOGY']._serialized_end=1208
+  _globals['_RINGSTAGE']._serialized_start=1211
+  _globals['_RINGSTAGE']._serialized_end=1357
   _globals['_RINGNEIGHBOURS']._serialized_start=103
   _globals['_RINGNEIGHBOURS']._serialized_end=198
   _globals['_PASSREQUEST']._serialized_start=201
   _globals['_PASSREQUEST']._serialized_end=436
   _globals['_PASSRESPONSE']._serialized_start=438
   _globals['_PASSRESPONSE']._serialized_end=485
-  _globals['_ENTERROUND']._serialized_start=487
-  _globals['_ENTERROUND']._serialized_end=576
-  _globals['_RINGHEADER']._serialized_start=579
-  _globals['_RINGHEADER']._serialized_end=803
-  _globals['_RINGCHUNK']._serialized_start=806
-  _globals['_RINGCHUNK']._serialized_end=1033
-  _globals['_RING']._serialized_start=1260
-  _globals['_RING']._serialized_end=1323
+  _globals['_REPORTLANEREQUEST']._serialized_start=487
+  _globals['_REPORTLANEREQUEST']._serialized_end=521
+  _globals['_REPORTLANERESPONSE']._serialized_start=523
+  _globals['_REPORTLANERESPONSE']._serialized_end=584
+  _globals['_ENTERROUND']._serialized_start=586
+  _globals['_ENTERROUND']._serialized_end=675
+  _globals['_RINGHEADER']._serialized_start=678
+  _globals['_RINGHEADER']._serialized_end=902
+  _globals['_RINGCHUNK']._serialized_start=905
+  _globals['_RINGCHUNK']._serialized_end=1132
+  _globals['_RING']._serialized_start=1360
+  _globals['_RING']._serialized_end=1496
 # @@protoc_insertion_point(module_scope)

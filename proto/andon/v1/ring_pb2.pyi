@@ -60,6 +60,20 @@ class PassResponse(_message.Message):
     greatest: _record_pb2.Key
     def __init__(self, greatest: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
+class ReportLaneRequest(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+
+class ReportLaneResponse(_message.Message):
+    __slots__ = ("received_bytes", "reading")
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
+    received_bytes: int
+    reading: bool
+    def __init__(self, received_bytes: _Optional[int] = ..., reading: bool = ...) -> None: ...
+
 class EnterRound(_message.Message):
     __slots__ = ("key", "rank", "world_size", "token")
     KEY_FIELD_NUMBER: _ClassVar[int]

@@ -40,6 +40,11 @@ class RingStub(object):
                 request_serializer=andon_dot_v1_dot_ring__pb2.PassRequest.SerializeToString,
                 response_deserializer=andon_dot_v1_dot_ring__pb2.PassResponse.FromString,
                 _registered_method=True)
+        self.ReportLane = channel.unary_unary(
+                '/andon.v1.Ring/ReportLane',
+                request_serializer=andon_dot_v1_dot_ring__pb2.ReportLaneRequest.SerializeToString,
+                response_deserializer=andon_dot_v1_dot_ring__pb2.ReportLaneResponse.FromString,
+                _registered_method=True)
 
 
 class RingServicer(object):
@@ -66,6 +71,17 @@ class RingServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportLane(self, request, context):
+        """Says what came over the TCP lane of a Pass call, as Reducer.ReportLanes
+        does for a Reduce call. A worker MUST serve it if its TcpOffer says
+        `reports`.
+
+        Status: UNAUTHENTICATED, no open call has an offer with this nonce.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RingServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +89,11 @@ def add_RingServicer_to_server(servicer, server):
                     servicer.Pass,
                     request_deserializer=andon_dot_v1_dot_ring__pb2.PassRequest.FromString,
                     response_serializer=andon_dot_v1_dot_ring__pb2.PassResponse.SerializeToString,
+            ),
+            'ReportLane': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportLane,
+                    request_deserializer=andon_dot_v1_dot_ring__pb2.ReportLaneRequest.FromString,
+                    response_serializer=andon_dot_v1_dot_ring__pb2.ReportLaneResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -103,6 +124,33 @@ class Ring(object):
             '/andon.v1.Ring/Pass',
             andon_dot_v1_dot_ring__pb2.PassRequest.SerializeToString,
             andon_dot_v1_dot_ring__pb2.PassResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportLane(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/andon.v1.Ring/ReportLane',
+            andon_dot_v1_dot_ring__pb2.ReportLaneRequest.SerializeToString,
+            andon_dot_v1_dot_ring__pb2.ReportLaneResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,17 @@ class RingStub:
     receiver is going away.
     """
 
+    ReportLane: grpc.UnaryUnaryMultiCallable[
+        andon.v1.ring_pb2.ReportLaneRequest,
+        andon.v1.ring_pb2.ReportLaneResponse,
+    ]
+    """Says what came over the TCP lane of a Pass call, as Reducer.ReportLanes
+    does for a Reduce call. A worker MUST serve it if its TcpOffer says
+    `reports`.
+
+    Status: UNAUTHENTICATED, no open call has an offer with this nonce.
+    """
+
 class RingAsyncStub:
     """What a worker of a ring serves to its predecessor, the rank before it."""
 
@@ -62,6 +73,17 @@ class RingAsyncStub:
     token is not this link's in this round; ABORTED, the round is void at the
     receiver, or another stream took this one's place; UNAVAILABLE, the
     receiver is going away.
+    """
+
+    ReportLane: grpc.aio.UnaryUnaryMultiCallable[
+        andon.v1.ring_pb2.ReportLaneRequest,
+        andon.v1.ring_pb2.ReportLaneResponse,
+    ]
+    """Says what came over the TCP lane of a Pass call, as Reducer.ReportLanes
+    does for a Reduce call. A worker MUST serve it if its TcpOffer says
+    `reports`.
+
+    Status: UNAUTHENTICATED, no open call has an offer with this nonce.
     """
 
 class RingServicer(metaclass=abc.ABCMeta):
@@ -87,6 +109,19 @@ class RingServicer(metaclass=abc.ABCMeta):
         token is not this link's in this round; ABORTED, the round is void at the
         receiver, or another stream took this one's place; UNAVAILABLE, the
         receiver is going away.
+        """
+
+    @abc.abstractmethod
+    def ReportLane(
+        self,
+        request: andon.v1.ring_pb2.ReportLaneRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[andon.v1.ring_pb2.ReportLaneResponse, collections.abc.Awaitable[andon.v1.ring_pb2.ReportLaneResponse]]:
+        """Says what came over the TCP lane of a Pass call, as Reducer.ReportLanes
+        does for a Reduce call. A worker MUST serve it if its TcpOffer says
+        `reports`.
+
+        Status: UNAUTHENTICATED, no open call has an offer with this nonce.
         """
 
 def add_RingServicer_to_server(servicer: RingServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -44,6 +44,7 @@ from andon.wire.frames import (
     parse_requests,
     split_response,
 )
+from andon.wire.lane_reports import frame_report, read_asked
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import (
     CallRefusal,
@@ -126,6 +127,21 @@ class ReduceServicer:
         self._idle = asyncio.Event()
         """Set while there are no streams."""
         self._idle.set()
+
+    async def report(self, data: bytes) -> bytes:
+        """One call of ReportLanes.
+
+        Raises:
+            Refused: it ends with an error.
+        """
+        try:
+            nonce = read_asked(data)
+        except FrameError as error:
+            raise Refused(Reason.INVALID_MESSAGE, str(error)) from None
+        report = self._offers.report(nonce)
+        if report is None:
+            raise Refused(Reason.TOKEN, "no open stream has an offer of lanes with this nonce")
+        return frame_report(report)
 
     @property
     def inflight_bytes(self) -> int:

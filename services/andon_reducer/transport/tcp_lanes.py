@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import NamedTuple
 
-from andon.protocol.messages import OpenRound, Request, TcpOffer
+from andon.protocol.messages import LaneReport, OpenRound, Request, TcpOffer
 from andon.protocol.reasons import Reason
 from andon.tcp.connection import TcpConnection, TcpLost
 from andon.tcp.framing import Frame, FrameTooLarge
@@ -90,6 +90,13 @@ class StreamLanes:
     def offer(self) -> TcpOffer:
         """For RoundOpened."""
         return self._offer.message
+
+    def report(self) -> LaneReport:
+        """What came over them, and what was sent."""
+        receiver, sender = self._receiver, self._sender
+        if receiver is None or sender is None:
+            return LaneReport(0, reading=False, sent_bytes=0)
+        return LaneReport(receiver.received_bytes, receiver.reading, sender.sent_bytes)
 
     async def requests(self) -> AsyncIterator[Arrived]:
         """What the worker sends, until it sends no more."""
@@ -204,6 +211,8 @@ class LaneOffers:
         self._calls = calls
         self._listener = listener
         self._left = config.max_lane_streams
+        self._open: dict[bytes, StreamLanes] = {}
+        """By the whole nonce of their offer."""
         self.buffers = Buffers(config.window_bytes)
         """Where payloads are received, and means are made."""
         self._max_payload_bytes = config.max_payload_bytes
@@ -222,11 +231,18 @@ class LaneOffers:
         except ConnectionError:
             return None
         self._left -= 1
+        self._open[lanes.offer.nonce] = lanes
         return lanes
+
+    def report(self, nonce: bytes) -> LaneReport | None:
+        """What the lanes of an offer have moved; None: there is no stream that has this offer."""
+        lanes = self._open.get(nonce)
+        return None if lanes is None else lanes.report()
 
     def take_back(self, lanes: StreamLanes) -> None:
         """Ends lanes, or takes their offer back. Call it once for each."""
         lanes.close()
+        del self._open[lanes.offer.nonce]
         self._left += 1
 
 

@@ -63,6 +63,7 @@ class RingLine:
         *,
         without_lanes: Sequence[int] = (),
         tls: Path | None = None,
+        lane_patience_s: float | None = None,
     ) -> None:
         """`without_lanes` are workers that offer no TCP lane, and ask for none."""
         self.workers = [
@@ -70,7 +71,12 @@ class RingLine:
                 layout,
                 policy,
                 worker,
-                replace(PLACE, lanes=worker not in without_lanes, tls=tls),
+                replace(
+                    PLACE,
+                    lanes=worker not in without_lanes,
+                    tls=tls,
+                    lane_patience_s=lane_patience_s,
+                ),
             )
             for worker in range(workers)
         ]

@@ -21,8 +21,10 @@ from andon.v1 import ring_pb2
 from andon.wire.frames import frame_pass
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
+from chaos.lane_relay import UP, LaneRelay
 from integration.andon_trainer.ring_workers import Floats, RingLine
 from integration.flipping import FlippingRelay, in_run_of
+from integration.test_reducer import wait_until
 from unit.andon.certificates import certify
 from unit.andon_trainer.ring_bench import expected_means, layout_of
 
@@ -109,6 +111,59 @@ def test_c_ring_001_a_slow_rank_bounds_what_waits_for_it_and_stops_nobody(
 
         for worker in ring.workers:
             assert isinstance(worker.outcome(key(1)), AveragesComplete)
+
+
+@contextlib.contextmanager
+def relayed_ring(workers: int) -> Iterator[tuple[RingLine, LaneRelay]]:
+    """A ring whose rank 0 reaches rank 1 through a relay, and is not patient."""
+    with RingLine(LAYOUT, POLICY, workers, lane_patience_s=0.5) as ring:
+        second = ring.workers[1]
+        listener = second.exchange.listener
+        assert listener is not None
+        assert listener.lanes is not None
+        with LaneRelay(second.address, listener.lanes.port) as relay:
+            second.address = relay.address
+            yield ring, relay
+
+
+def test_a_ring_link_whose_lane_passes_nothing_on_is_named_and_grpc_takes_its_place() -> None:
+    with relayed_ring(3) as (ring, relay):
+        assert thirds(ring, 1) == [True] * 3
+        relay.freeze(UP)
+        blocks = random_blocks(3, SIZES, 2)
+        for rank in range(3):
+            ring.give(key(2), rank, [0, 1, 2], blocks[rank], 1.0)
+
+        failed = ring.workers[0].outcome(key(2))
+
+        assert isinstance(failed, ExchangeFailed)
+        assert failed.kind == "DATA_STREAM_LOST"
+        assert f"the next rank, at {relay.address}: its TCP lane" in failed.message
+        for worker in ring.workers:
+            worker.exchange.end()
+        relay.thaw()
+        assert thirds(ring, 3) == [True] * 3
+        lanes = [worker.exchange._station._link._sender for worker in ring.workers]  # type: ignore[union-attr]  # Each has a link.
+        assert [lane is None for lane in lanes] == [True, False, False]
+
+
+def test_a_rank_that_has_all_averages_still_finds_that_the_next_one_gets_none() -> None:
+    with relayed_ring(2) as (ring, relay):
+        first, second = ring.workers
+        blocks = random_blocks(2, SIZES)
+        ring.give(key(1), 0, [0, 1], blocks[0], 1.0)
+        ring.begin(key(1), 1, [0, 1])
+        sent = sum(SIZES) // 2 * 4
+        wait_until(lambda: second.exchange.received_bytes > sent)
+        relay.freeze(UP)  # After what rank 0 gives, and before the means that it makes.
+        for block, flat in enumerate(blocks[1]):
+            second.exchange.submit(block, flat)
+
+        assert isinstance(first.outcome(key(1)), AveragesComplete)
+        failed = second.outcome(key(1))
+
+        assert isinstance(failed, ExchangeFailed)
+        assert failed.kind == "DATA_STREAM_LOST"
 
 
 def test_several_exchanges_of_a_round_and_a_broadcast_follow_each_other() -> None:

@@ -49,12 +49,15 @@ class Worker:
         size: int,
         shares: tuple[ReducerShare, ...],
         shared_dir: Path | None = None,
+        lane_patience_s: float = 60.0,
     ) -> None:
         self.inbox = Inbox()
         self.rank, self.size = rank, size
         self.opening = OpenRound(RUN, rank, tokens.session_token(SECRET, RUN, rank))
         self.address = shares[0].address
-        access = ReducerAccess(opening_s=PATIENCE_S, shared_dir=shared_dir)
+        access = ReducerAccess(
+            opening_s=PATIENCE_S, shared_dir=shared_dir, lane_patience_s=lane_patience_s
+        )
         self.exchange = StarExchange(LAYOUT, POLICY, self.inbox, shares, access)
         generator = np.random.default_rng(rank)
         self.blocks = [generator.standard_normal(size, dtype=np.float32) for size in SIZES]

@@ -21,15 +21,19 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.reducers import partition
 from andon.tcp.connecting import connect
+from andon.tcp.framing import prefixed
 from andon.tcp.proof import CAPABILITY, Direction, LaneSession
 from andon.tcp.sending import TcpSender
 from andon.wire import checksums
 from andon.wire.frames import split_request
+from andon.wire.lane_reports import REDUCER_METHOD, frame_asked, read_report
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.tcp_lanes import WorkerLanes
+from chaos.lane_relay import DOWN, UP, LaneRelay
 from integration.andon_trainer.test_star import CHUNK, LAYOUT, SIZES, Worker, means
 from integration.reducer_bench import RUN, SECRET, Reducer, Stream, reason_of
+from integration.reducer_bench import connect as connect_grpc
 from integration.test_reducer import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -215,6 +219,121 @@ def test_grpc_carries_everything_if_the_port_takes_no_connections(
         assert all("not over TCP: port" in each and "refused" in each for each in said)
 
 
+PATIENCE_S = 0.5
+
+
+@contextmanager
+def relayed(
+    workers: int = 2, *, patience_s: float = PATIENCE_S, window_bytes: int = 2**26
+) -> Iterator[tuple[Reducer, list[Worker], LaneRelay]]:
+    """One reducer, and workers of which the last one reaches it through a relay."""
+    with ExitStack() as stack:
+        config = ReducerConfig(window_bytes=window_bytes)
+        reducer = stack.enter_context(Reducer(config, lanes=True))
+        assert reducer.listener is not None
+        address = f"127.0.0.1:{reducer.port}"
+        relay = stack.enter_context(LaneRelay(address, reducer.listener.port))
+        members = []
+        for rank in range(workers):
+            at = relay.address if rank == workers - 1 else address
+            shares = partition(LAYOUT, CHUNK, [at])
+            members.append(Worker(rank, workers, shares, lane_patience_s=patience_s))
+            members[-1].opening = replace(members[-1].opening, capabilities=CAPABILITIES)
+            stack.callback(members[-1].exchange.close)
+        yield reducer, members, relay
+
+
+@pytest.mark.parametrize("direction", [UP, DOWN])
+@pytest.mark.parametrize("used", [False, True], ids=["first", "later"])
+def test_a_lane_that_takes_bytes_and_passes_none_on_is_named_and_grpc_takes_over(
+    direction: int, used: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with relayed() as (reducer, workers, relay):
+        mean = exchanged(workers, 1)[0] if used else b""
+        workers[1].begin(2)
+        relay.freeze(direction)
+        workers[0].give(2)
+        for index, block in enumerate(workers[1].blocks):
+            workers[1].exchange.submit(index, block)
+
+        told = workers[1].told()
+        assert isinstance(told, ExchangeFailed)
+        assert told.kind == "DATA_STREAM_LOST"
+        assert relay.address in told.message
+        assert f"what this worker {'sends' if direction == UP else 'receives'}" in told.message
+        workers[1].exchange.end()
+        if direction == DOWN:
+            assert isinstance(workers[0].told(), AveragesComplete)
+        workers[0].exchange.end()
+        before = moved(reducer, "up", "tcp")
+        relay.thaw()  # What it swallowed comes now, and is nobody's.
+        means_ = exchanged(workers, 3)
+        assert set(means_) == {mean or means_[0]}
+        assert means_[0] == weighted_mean(workers)
+        assert lanes_of(workers[0]) is not None
+        assert lanes_of(workers[1]) is None
+        assert moved(reducer, "up", "wire") > 0 < before
+    said = [each.getMessage() for each in caplog.records if "over gRPC" in each.getMessage()]
+    assert len([each for each in said if relay.address in each and "stood still" in each]) == 1
+
+
+def weighted_mean(workers: list[Worker]) -> bytes:
+    """Of two workers with the weights 0.5 and 1.5, by the rule of the protocol."""
+    shares = [np.float32(0.25), np.float32(0.75)]
+    first, second = (np.concatenate(worker.blocks) for worker in workers)
+    mean: bytes = (first * shares[0] + second * shares[1]).tobytes()
+    return mean
+
+
+@pytest.mark.parametrize("direction", [UP, DOWN])
+def test_a_lane_on_which_one_chunk_takes_longer_than_the_patience_is_kept(direction: int) -> None:
+    with relayed() as (_, workers, relay):
+        exchanged(workers, 1)
+        relay.slow, relay.piece_bytes, relay.delay_s = {direction}, 32, 0.1
+        for worker in workers:
+            worker.give(2)
+
+        early = workers[1].inbox.take(4 * PATIENCE_S)
+        relay.piece_bytes, relay.delay_s = 2**16, 0.0
+
+        assert early is None
+        assert all(isinstance(worker.told(), AveragesComplete) for worker in workers)
+        assert lanes_of(workers[1]) is not None
+
+
+def test_a_reducer_that_holds_a_worker_back_for_a_slow_rank_keeps_its_lanes() -> None:
+    with relayed(window_bytes=8 * 2**10) as (_, workers, _):
+        workers[1].give(1)  # Far more than the window: the reducer stops reading.
+
+        early = workers[1].inbox.take(4 * PATIENCE_S)
+        workers[0].give(1)
+
+        assert early is None
+        assert all(isinstance(worker.told(), AveragesComplete) for worker in workers)
+        assert lanes_of(workers[1]) is not None
+
+
+def test_a_report_is_for_who_knows_the_offers_nonce() -> None:
+    with ExitStack() as stack:
+        reducer = stack.enter_context(Reducer(lanes=True))
+        joined = Joined(reducer, stack)
+        used(reducer, joined)
+        channel = connect_grpc(reducer.port)
+        stack.callback(channel.close)
+        report: Any = channel.unary_unary(REDUCER_METHOD)
+
+        told = read_report(report(frame_asked(joined.offer.nonce), timeout=30))
+
+        sent = len(prefixed(*split_request(replace(ABSTAIN, world_size=1))))
+        assert told.received_bytes == sent
+        assert told.reading
+        assert told.sent_bytes > 8
+        for wrong in (b"", joined.offer.nonce[:16], bytes(32)):
+            with pytest.raises(grpc.RpcError) as refused:
+                report(frame_asked(wrong), timeout=30)
+            assert reason_of(refused.value)[1] == Reason.TOKEN.name
+
+
 class Joined:
     """A worker by hand: a stream over gRPC, and its lanes."""
 
@@ -225,6 +344,7 @@ class Joined:
         opened = self.stream.read()
         assert isinstance(opened, RoundOpened)
         assert opened.tcp is not None
+        self.offer = opened.tcp
         session = LaneSession(token, RUN, 0)
         up, self.down = connect("127.0.0.1", opened.tcp, session, tuple(Direction))
         stack.callback(self.down.close)

@@ -54,7 +54,7 @@ def offer(value: SharedMemoryOffer | None) -> reducer_pb2.SharedMemoryOffer | No
 def tcp_offer(value: TcpOffer | None) -> reducer_pb2.TcpOffer | None:
     if value is None:
         return None
-    return reducer_pb2.TcpOffer(port=value.port, nonce=value.nonce)
+    return reducer_pb2.TcpOffer(port=value.port, nonce=value.nonce, reports=value.reports)
 
 
 def corrupt_chunk(value: CorruptChunk | None) -> reducer_pb2.CorruptChunk | None:

@@ -204,7 +204,7 @@ def averages(draw: st.DrawFn) -> AveragedBlock:
 
 capabilities = st.lists(texts, max_size=3).map(tuple)
 offers = st.builds(SharedMemoryOffer, texts, u64, u64)
-tcp_offers = st.builds(TcpOffer, u32, st.binary(max_size=32))
+tcp_offers = st.builds(TcpOffer, u32, st.binary(max_size=32), st.booleans())
 requests: st.SearchStrategy[Request] = st.one_of(
     gradients(),
     st.builds(

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import grpc
 
-from andon.protocol.messages import OpenRound, RoundOpened
+from andon.protocol.messages import LaneReport, OpenRound, RoundOpened
 from andon.wire.frames import FrameError, frame_request, parse_response
+from andon.wire.lane_reports import REDUCER_METHOD
 from andon_trainer.exchange.channels import open_channel
+from andon_trainer.exchange.lane_watch import PATIENCE_S, asking
 
 __all__ = ["OPENING_S", "BulkStream", "ReducerAccess"]
 
@@ -36,6 +38,8 @@ class ReducerAccess:
     """Where memory is shared with reducers of this host; None: nowhere."""
     tls: Path | None = None
     """The folder of certificates; None: streams are not encrypted."""
+    lane_patience_s: float = PATIENCE_S
+    """How long a TCP lane may stand still while the reducer answers over gRPC."""
 
 
 class BulkStream:
@@ -96,6 +100,10 @@ class BulkStream:
     def send(self, frame: Callable[[], bytes]) -> None:
         """Sends what `frame` returns, if anything; it runs on the sending thread. Never blocks."""
         self._outgoing.put(frame)
+
+    def asking(self, nonce: bytes, patience_s: float) -> Callable[[], LaneReport | None]:
+        """What asks the reducer about the TCP lanes of an offer."""
+        return asking(self._channel, REDUCER_METHOD, nonce, patience_s)
 
     def close(self) -> None:
         """Ends the stream; nothing is received after it returns."""

@@ -64,6 +64,9 @@ class RingPlace:
     """The folder of certificates for both links; None: the ring is not encrypted."""
     lanes: bool = True
     """Whether TCP lanes carry the messages, where they can be opened."""
+    lane_patience_s: float | None = None
+    """How long one may stand still while its other end answers over gRPC; None: three leases, at
+    least 10 s."""
 
 
 def place_of(bind: str, coordinator: str, lease_s: float, tls: Path | None = None) -> RingPlace:
@@ -141,7 +144,7 @@ class RingExchange:
         """None: it does not listen."""
         self._thread: threading.Thread | None = None
         self._acts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lanes = LaneMemory(place.lanes)
+        self._lanes = LaneMemory(place.lanes, place.lane_patience_s or self._keepalive.ping_s)
         self._station = RingStation(inbox, self._connect, self._acts.put)
 
     def listen(self) -> str:

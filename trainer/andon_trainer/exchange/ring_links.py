@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from andon.host.keepalive import RingKeepalive
 from andon.host.logs import LogEvent
 from andon.host.tls import host_of, open_channel
 from andon.protocol.limits import MAX_MESSAGE_BYTES
-from andon.protocol.messages import PassMessage, RingChunk, TcpOffer
+from andon.protocol.messages import LaneReport, PassMessage, RingChunk, TcpOffer
 from andon.protocol.records import Key
 from andon.tcp.connecting import WITHIN_S, TcpUnavailable, connect
 from andon.tcp.framing import Frame
@@ -36,8 +37,17 @@ from andon.tcp.sending import TcpSender
 from andon.v1 import reducer_pb2, ring_pb2
 from andon.wire import conversion
 from andon.wire.frames import frame_pass, split_pass
+from andon.wire.lane_reports import RING_METHOD
 from andon_trainer.core.ring_landing import Arrived, Carrier
 from andon_trainer.exchange.channels import close_in_children
+from andon_trainer.exchange.lane_watch import (
+    PATIENCE_S,
+    LaneCounts,
+    LaneTrust,
+    LaneWatch,
+    LaneWay,
+    asking,
+)
 
 __all__ = [
     "OFFER_METADATA",
@@ -66,8 +76,6 @@ For a lane it is the head, and the payload where it lies. For a call all of it i
 
 _VERDICT_S = 2.0
 """How long a call may take to say why its lane broke."""
-_AGAIN_S = 60.0
-"""How long no lane is tried to an address where one could not be opened."""
 
 
 def framed(
@@ -96,17 +104,30 @@ class LaneMemory:
 
     wanted: bool = True
     """Whether lanes are used at all."""
-    _not_before: dict[str, float] = field(default_factory=dict)
+    patience_s: float = PATIENCE_S
+    """How long one may stand still while the rank at its other end answers over gRPC."""
+    _trust: defaultdict[str, LaneTrust] = field(default_factory=lambda: defaultdict(LaneTrust))
     _said: str = ""
 
     def may_try(self, address: str) -> bool:
         """Whether to ask for a lane there."""
-        return self.wanted and time.monotonic() >= self._not_before.get(address, 0.0)
+        return self.wanted and self._trust[address].may_try
 
     def failed(self, address: str, why: str) -> None:
         """Notes that gRPC carries the messages, and says so once."""
-        self._not_before[address] = time.monotonic() + _AGAIN_S
+        self._trust[address].not_opened(why)
         self._say(f"the ring's next rank is reached over gRPC: {why}", logging.WARNING)
+
+    def stood_still(self, address: str) -> str:
+        """Notes that the lane there did, and says so; returns why, for people."""
+        trust = self._trust[address]
+        trust.stood_still(LaneWay.UP, self.patience_s)
+        self._say(f"the ring's next rank is reached over gRPC: {trust.refused}", logging.WARNING)
+        return trust.refused
+
+    def conclude(self, address: str, watch: LaneWatch) -> None:
+        """Takes over what the watch of a lane there suspected at the end."""
+        watch.conclude(self._trust[address])
 
     def opened(self) -> None:
         """Notes that a lane carries them."""
@@ -156,6 +177,7 @@ class RingLink:
         """Guards the choice between lane and call, and what is queued until it is made."""
         self._chosen = threading.Event()
         self._sender: TcpSender | None = None
+        self._watch: LaneWatch | None = None
         self._outgoing: queue.SimpleQueue[MakePass | None] = queue.SimpleQueue()
         close_in_children(address)
         self._channel = open_channel(
@@ -197,6 +219,8 @@ class RingLink:
         self._call.cancel()
         self._end_sending()
         self._channel.close()
+        if self._watch is not None:
+            self._lanes.conclude(self.address, self._watch)
 
     # ------------------------------------------------------------------ choosing
 
@@ -223,7 +247,7 @@ class RingLink:
                 why = str(error)
             else:
                 sender = TcpSender(connection, self._lane_lost, "andon-ring-send")
-                if self._choose(sender):
+                if self._choose(sender, offer):
                     self._lanes.opened()
                 else:
                     sender.close()
@@ -231,12 +255,14 @@ class RingLink:
         if self._choose(None):
             self._lanes.failed(self.address, why)
 
-    def _choose(self, sender: TcpSender | None) -> bool:
+    def _choose(self, sender: TcpSender | None, offer: TcpOffer | None = None) -> bool:
         """Chooses a lane, or gRPC. False if that was chosen already, or the link is over."""
         with self._lock:
             if self._chosen.is_set() or self._closed:
                 return False
             self._sender = sender
+            if sender is not None and offer is not None and offer.reports:
+                self._watch = self._watch_over(sender, offer)
             while sender is not None and not self._outgoing.empty():
                 make = self._outgoing.get()
                 if make is not None:
@@ -270,10 +296,41 @@ class RingLink:
                 self._sent(len(frame[0]))
                 yield frame[0]
 
+    def _watch_over(self, sender: TcpSender, offer: TcpOffer) -> LaneWatch:
+        """Gives a lane up once it stands still while the next rank answers."""
+        patience_s = self._lanes.patience_s
+        ask = asking(self._channel, RING_METHOD, offer.nonce, patience_s)
+        arrived = 0
+
+        def counts() -> LaneCounts | None:
+            return None if sender.sent_bytes == arrived else LaneCounts(sender.sent_bytes)
+
+        def asked() -> LaneReport | None:
+            nonlocal arrived
+            if (told := ask()) is not None:
+                arrived = told.received_bytes
+            return told
+
+        return LaneWatch(counts, asked, self._stood_still, patience_s)
+
+    def _stood_still(self, _way: LaneWay) -> None:
+        """Runs on the watch's thread."""
+        self.alive = False
+        why = self._lanes.stood_still(self.address)
+        self._lost(
+            self, f"the next rank, at {self.address}: {why}. gRPC carries the next try", None
+        )
+        # This rank's word first: it knows which link it is. If it has all averages already its word
+        # counts for nothing, and the next rank hears of the end.
+        if not self._over.wait(_VERDICT_S):
+            self._call.cancel()
+
     def _end_sending(self) -> None:
         with self._lock:
             self._chosen.set()
             sender = self._sender
+            if self._watch is not None:
+                self._watch.stop()
             self._outgoing.put(None)
         if sender is not None:
             sender.close()
@@ -311,5 +368,5 @@ def _offer_in(metadata: object) -> TcpOffer | None:
             with contextlib.suppress(DecodeError):
                 offer = reducer_pb2.TcpOffer.FromString(value)
                 if 0 < offer.port < 2**16:
-                    return TcpOffer(offer.port, offer.nonce)
+                    return TcpOffer(offer.port, offer.nonce, offer.reports)
     return None

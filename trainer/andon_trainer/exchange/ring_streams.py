@@ -26,7 +26,7 @@ import numpy as np
 from andon.host.keepalive import RingKeepalive
 from andon.host.tls import ServerIdentity, add_port
 from andon.protocol.limits import MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES
-from andon.protocol.messages import PassMessage, RingChunk
+from andon.protocol.messages import LaneReport, PassMessage, RingChunk
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.tcp.connection import TcpConnection
@@ -39,6 +39,7 @@ from andon.v1 import ring_pb2 as pb
 from andon.wire import conversion
 from andon.wire.fields import FrameError
 from andon.wire.frames import parse_pass, parse_pass_head, with_payload
+from andon.wire.lane_reports import frame_report, read_asked
 from andon.wire.statuses import status_of
 from andon_trainer.core.ring_landing import (
     PIECE_BYTES,
@@ -145,6 +146,14 @@ class Incoming:
             lane = self._lane
         if lane is not None:
             lane.receiver.close()
+
+    def report(self) -> LaneReport:
+        """What came over its lane."""
+        with self._room:
+            lane = self._lane
+        if lane is None:
+            return LaneReport(0, reading=False, sent_bytes=0)
+        return LaneReport(lane.receiver.received_bytes, lane.receiver.reading, sent_bytes=0)
 
     def tell_end(self) -> bool:
         """Whether its end is to be handed on: only once."""
@@ -295,6 +304,8 @@ class RingListener:
         self.hear = hear
         self._lock = threading.Lock()
         self._streams: list[Incoming] = []
+        self._offered: dict[bytes, Incoming] = {}
+        """By the whole nonce of the offer of its lane."""
         self._server = grpc.server(
             _Daemons(),
             options=(
@@ -309,8 +320,15 @@ class RingListener:
                 self._pass, response_serializer=pb.PassResponse.SerializeToString
             )
         )
+        reports: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
+            self._report_lane
+        )
+        calls: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Pass": handler,
+            "ReportLane": reports,
+        }
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("andon.v1.Ring", {"Pass": handler}),)
+            (grpc.method_handlers_generic_handler("andon.v1.Ring", calls),)
         )
         where = f"[{host}]" if ":" in host else host
         try:
@@ -365,6 +383,8 @@ class RingListener:
             self._leave(stream)
             if self.lanes is not None and offer is not None:
                 self.lanes.withdraw(offer)
+                with self._lock:
+                    del self._offered[offer.message.nonce]
             stream.fence()
 
     def _offer(self, stream: Incoming, context: Any) -> OpenOffer | None:
@@ -381,9 +401,27 @@ class RingListener:
         if offer is None:
             context.send_initial_metadata(())  # So that it need not wait to learn that.
             return None
-        told = reducer_pb2.TcpOffer(port=offer.message.port, nonce=offer.message.nonce)
+        told = reducer_pb2.TcpOffer(
+            port=offer.message.port, nonce=offer.message.nonce, reports=offer.message.reports
+        )
+        with self._lock:
+            self._offered[offer.message.nonce] = stream
         context.send_initial_metadata(((OFFER_METADATA, told.SerializeToString()),))
         return offer
+
+    def _report_lane(self, asked: bytes, context: Any) -> bytes:
+        """One call of ReportLane."""
+        try:
+            nonce = read_asked(asked)
+        except FrameError as error:
+            context.abort_with_status(status_of(Reason.INVALID_MESSAGE, str(error)))
+        with self._lock:
+            stream = self._offered.get(nonce)
+        if stream is None:
+            text = "no open call has an offer of a lane with this nonce"
+            context.abort_with_status(status_of(Reason.TOKEN, text))
+        assert stream is not None, "to abort a call raises"
+        return frame_report(stream.report())
 
     def _read(self, stream: Incoming, requests: Iterator[bytes]) -> None:
         why = "the rank before this one ended its stream"

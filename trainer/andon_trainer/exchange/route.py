@@ -18,6 +18,7 @@ from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Joined
 from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.bulk_stream import OPENING_S, ReducerAccess
+from andon_trainer.exchange.lane_watch import PATIENCE_S
 from andon_trainer.exchange.path import Exchange, Inbox, Traffic
 from andon_trainer.exchange.ring import RingExchange, place_of
 from andon_trainer.exchange.star import ReducerAway, StarExchange, WrongMap
@@ -144,6 +145,7 @@ def make_exchange(
         opening_s=max(_LEAST_OPENING_S, joined.liveness.lease_s) if elsewhere else OPENING_S,
         shared_dir=config.shared_dir,
         tls=config.tls,
+        lane_patience_s=max(PATIENCE_S, 3 * joined.liveness.lease_s),
     )
     return StarExchange(layout, joined.policy, inbox, reducers, access)
 

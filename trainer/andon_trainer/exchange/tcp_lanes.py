@@ -21,6 +21,7 @@ from andon.tcp.sending import TcpSender
 from andon.wire.fields import FrameError
 from andon.wire.frames import parse_response_head, split_request, with_payload
 from andon_trainer.exchange.channels import close_in_children
+from andon_trainer.exchange.lane_watch import LaneCounts
 
 __all__ = ["LaneEvents", "WorkerLanes"]
 
@@ -89,6 +90,12 @@ class WorkerLanes:
         )
         self._sender = TcpSender(up, events.lost, "andon-lane-out")
         self._receiver = TcpReceiver(down, reading, "andon-lane-in")
+
+    @property
+    def counts(self) -> LaneCounts:
+        """What both have moved; any thread may ask."""
+        receiver = self._receiver
+        return LaneCounts(self._sender.sent_bytes, receiver.received_bytes, receiver.reading)
 
     def send(self, make: Callable[[], Request]) -> None:
         """Sends what `make` returns, which runs on the sending thread. Never blocks.

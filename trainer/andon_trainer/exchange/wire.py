@@ -17,7 +17,6 @@ round is void: nothing of it is kept, and the step is tried again.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from andon.protocol.messages import (
     OpenRound,
     Request,
     Response,
+    TcpOffer,
 )
 from andon.protocol.run_settings import Policy
 from andon.tcp.connecting import TcpUnavailable
@@ -44,13 +44,11 @@ from andon_trainer.core.calls import Bytes, Floats
 from andon_trainer.core.values import encode_own
 from andon_trainer.exchange.bulk_stream import BulkStream, ReducerAccess
 from andon_trainer.exchange.collector import Collector, OpenCall
+from andon_trainer.exchange.lane_watch import LaneCounts, LaneTrust, LaneWatch, LaneWay
 from andon_trainer.exchange.path import Traffic
 from andon_trainer.exchange.tcp_lanes import LaneEvents, WorkerLanes
 
 __all__ = ["Lane", "LanePart", "ReducerUnfit", "WireLane"]
-
-_TCP_AGAIN_S = 60.0
-"""How long TCP lanes are not tried again after they could not be opened."""
 
 _REASON_S = 1.0
 """How long a lane that ended waits for gRPC to say why."""
@@ -112,10 +110,8 @@ class WireLane:
         self._stream: BulkStream | None = None
         self._lanes: WorkerLanes | None = None
         self._lanes_alive = False
-        self._tcp_again_at = 0.0
-        """When TCP lanes may be tried again, by time.monotonic()."""
-        self.tcp_refused = ""
-        """Why the present stream has no TCP lanes although the reducer offers them."""
+        self._trust = LaneTrust()
+        self._watch: LaneWatch | None = None
         self._checked = False
         """Whether chunks have checksums on the present stream."""
         self.found_bad_value = False
@@ -129,6 +125,11 @@ class WireLane:
     def traffic(self) -> Traffic:
         """The bytes of chunks that went over it, by path."""
         return Traffic(Counter(self._sent), Counter(self._received))
+
+    @property
+    def tcp_refused(self) -> str:
+        """Why the present stream has no TCP lanes although the reducer offers them."""
+        return self._trust.refused
 
     @property
     def uses_tcp(self) -> bool:
@@ -145,7 +146,7 @@ class WireLane:
         self.close()
         policy = self._part.policy
         needed = capabilities_of((policy.encoding, policy.answer_encoding))
-        able = [each for each in opening.capabilities if each != TCP or self._may_try_tcp]
+        able = [each for each in opening.capabilities if each != TCP or self._trust.may_try]
         opening = replace(opening, capabilities=(*able, *needed))
 
         def lost(why: str) -> None:
@@ -158,10 +159,6 @@ class WireLane:
         # something is sent.
         self._checked = checksums.CAPABILITY in self._stream.opened.capabilities
         self._open_lanes(address, opening, self._stream, lost)
-
-    @property
-    def _may_try_tcp(self) -> bool:
-        return time.monotonic() >= self._tcp_again_at
 
     def _open_lanes(
         self, address: str, opening: OpenRound, stream: BulkStream, lost: Callable[[str], None]
@@ -196,9 +193,30 @@ class WireLane:
                 checksums=self._checked,
             )
         except TcpUnavailable as why:
-            self._tcp_again_at, self.tcp_refused = time.monotonic() + _TCP_AGAIN_S, str(why)
+            self._trust.not_opened(str(why))
         else:
-            self.tcp_refused = ""
+            self._trust.opened()
+            if offer.reports:
+                self._watch_over(self._lanes, stream, offer, lost)
+
+    def _watch_over(
+        self, lanes: WorkerLanes, stream: BulkStream, offer: TcpOffer, lost: Callable[[str], None]
+    ) -> None:
+        """Gives lanes up once they stand still while the reducer answers."""
+        patience_s = self._part.access.lane_patience_s
+
+        def counts() -> LaneCounts | None:
+            # Lanes that wait between two rounds carry nothing.
+            call = self._call
+            return lanes.counts if call is not None and call.missing else None
+
+        def still(way: LaneWay) -> None:
+            """Runs on the watch's thread."""
+            self._lanes_alive = False
+            self._trust.stood_still(way, patience_s)
+            lost(f"{self.tcp_refused}. gRPC carries the next try")
+
+        self._watch = LaneWatch(counts, stream.asking(offer.nonce, patience_s), still, patience_s)
 
     def _refuse_lacking(self, address: str, needed: tuple[str, ...]) -> None:
         """Refuses a reducer that does not know the line's encodings."""
@@ -274,6 +292,8 @@ class WireLane:
 
     def close(self) -> None:
         """See `Lane`."""
+        if self._watch is not None:
+            self._watch.stop()
         # The call first: the lanes end with it, and that is no loss.
         if self._stream is not None:
             self._stream.close()
@@ -281,6 +301,9 @@ class WireLane:
         if self._lanes is not None:
             self._lanes.close()
             self._lanes = None
+        if self._watch is not None:
+            self._watch.conclude(self._trust)
+            self._watch = None
 
     def _send(self, make: Callable[[], Request]) -> None:
         """Sends what `make` returns, which runs on the sending thread."""
