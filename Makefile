@@ -198,8 +198,8 @@ soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks, upg
 		tests/unit/andon_reducer/test_implausible_messages.py
 	ANDON_STORMS=10 $(BIN)/python -m pytest -q --timeout 3600 tests/chaos/test_storm.py
 	ANDON_CONFORMANCE=1 ANDON_JUDGED=100 $(BIN)/python -m pytest -q --timeout 3600 tests/conformance
-	ANDON_ATTACK_SECONDS=10 ANDON_ATTACK_CONNECTIONS=5000 $(BIN)/python -m pytest -q --timeout 3600 \
-		tests/hostile
+	ANDON_ATTACK_SECONDS=10 ANDON_ATTACK_CONNECTIONS=5000 ANDON_REPLAYS=30 \
+		$(BIN)/python -m pytest -q --timeout 3600 tests/hostile
 	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
 	ANDON_UPGRADES=all $(BIN)/python -m pytest -q --timeout 3600 tests/upgrade
 	ANDON_BENCHMARKS=1 $(BIN)/python -m pytest -q --timeout 3600 tests/integration/test_benchmarks*.py

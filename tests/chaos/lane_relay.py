@@ -11,15 +11,27 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Self
 
-__all__ = ["DOWN", "UP", "LaneRelay"]
+__all__ = ["DOWN", "UP", "LaneRelay", "Recorded"]
 
 UP, DOWN = 1, 2
 _PREAMBLE_BYTES, _DIRECTION_AT = 64, 24
 _LEAST_FRAME = 128
 """Less is a frame without a payload, or the beginning of one."""
+
+
+@dataclass
+class Recorded:
+    """What a client said on one connection, to its end."""
+
+    direction: int
+    """A lane's; 0: the connection is gRPC's."""
+    data: bytearray = field(default_factory=bytearray)
+
+
 Lanes = Literal["open", "refused", "silent"]
 
 
@@ -42,6 +54,8 @@ class LaneRelay:
         """The directions in which it still has to change one bit of a payload."""
         self.lanes_opened = 0
         """How many connections of lanes it relayed."""
+        self.records: list[Recorded] = []
+        """What came of the client, connection by connection; of a lane with its preamble."""
         self._held: list[tuple[int, socket.socket]] = []
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -128,7 +142,7 @@ class LaneRelay:
         self.lanes_opened += 1
         with contextlib.suppress(OSError):
             server.sendall(preamble)
-        self._join(client, server, direction)
+        self._join(client, server, direction, preamble)
 
     def _hold(self, client: socket.socket) -> None:
         """Accepts a lane and never says a word, as a filtered port looks to a proof."""
@@ -142,13 +156,19 @@ class LaneRelay:
         self._sockets.append(server)
         return server
 
-    def _join(self, client: socket.socket, server: socket.socket, direction: int) -> None:
-        for source, target in ((client, server), (server, client)):
-            self._start(self._pass, source, target, direction)
+    def _join(
+        self, client: socket.socket, server: socket.socket, direction: int, said: bytes = b""
+    ) -> None:
+        self.records.append(Recorded(direction, bytearray(said)))
+        self._start(self._pass, client, server, direction, self.records[-1].data)
+        self._start(self._pass, server, client, direction, bytearray())
 
-    def _pass(self, source: socket.socket, target: socket.socket, direction: int) -> None:
+    def _pass(
+        self, source: socket.socket, target: socket.socket, direction: int, record: bytearray
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(self.piece_bytes if direction else 2**16):
+                record += data
                 if direction:
                     data = self._flipped(data, direction)
                     if self.delay_s and direction in self.slow:

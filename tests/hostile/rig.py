@@ -17,7 +17,7 @@ from chaos.judge import judge
 from chaos.rig import ChaosLine, await_until, chaos_line, events_of
 from integration.strangers import Stranger, resident_bytes
 
-__all__ = ["MIB", "SECRET", "Attacked", "Target", "attacked", "many_descriptors"]
+__all__ = ["MIB", "PACE_S", "SECRET", "Attacked", "Target", "attacked", "many_descriptors"]
 
 MIB = 2**20
 SECRET = b"a secret of the tests, longer than sixteen bytes"
