@@ -211,7 +211,11 @@ def build_coordinator(
                 liveness=config.liveness,
             ),
             # Room for each worker's old and new stream, and for peers that never join.
-            settings=TaskSettings(max_streams=4 * settings.max_workers + 16, flush_s=config.join_s),
+            settings=TaskSettings(
+                max_streams=4 * settings.max_workers + 16,
+                flush_s=config.join_s,
+                announce=config.announce,
+            ),
             clocks=(LineClock(time.monotonic, _LONGEST_GAP_S), time.time),
             observers=(metrics, *observers),
         )

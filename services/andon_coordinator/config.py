@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +22,7 @@ from andon.host.settings import (
     seconds,
     whole,
 )
+from andon.protocol.announcements import Announcement
 from andon.protocol.encoding import Encoding
 from andon.protocol.limits import CHUNK_ELEMENTS, MAX_WORKERS
 from andon.protocol.records import Key
@@ -159,6 +161,8 @@ class CoordinatorConfig:
     """Where the service's metrics are, for statuses."""
     tcp_port: int = 0
     """The port of the own reducer's TCP lanes, for statuses; 0: it offers none."""
+    announce: Callable[[Announcement], None] | None = field(default=None, repr=False)
+    """Tells the own reducer what it may serve; None: there is none, or it serves everything."""
 
     def __post_init__(self) -> None:
         """Refuses values that contradict each other."""

@@ -19,6 +19,7 @@ from andon_reducer.core.effects import CallRefusal, ReducerObserver
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.telemetry import ReducerTelemetry
 from andon_reducer.transport.admission import Refused, SessionTokens
+from andon_reducer.transport.announced import Announced
 from andon_reducer.transport.arenas import Arenas
 from andon_reducer.transport.reduce import ReduceServicer
 from andon_reducer.transport.reduce_stream import Context
@@ -38,9 +39,15 @@ class ReducerApp:
     """One reducer of one process; lives on the event loop on which it was built."""
 
     def __init__(
-        self, reduce: ReduceServicer, states: StateServicer, observer: ReducerObserver
+        self,
+        reduce: ReduceServicer,
+        states: StateServicer,
+        observer: ReducerObserver,
+        announced: Announced,
     ) -> None:
         """Built by `build_reducer`."""
+        self.announced = announced
+        """What coordinators tell this reducer."""
         self._reduce = reduce
         self._states = states
         self._observer = observer
@@ -109,7 +116,8 @@ def build_reducer(
     If another service of the process uses the same registry, `refusals` and `exchanges` are its
     metrics, and this one counts there. With a `listener`, which outlives it, it offers TCP lanes.
     """
-    telemetry, tokens = ReducerTelemetry(registry, refusals, exchanges), SessionTokens(secret)
+    telemetry = ReducerTelemetry(registry, refusals, exchanges)
+    announced = Announced(SessionTokens(secret))
     rounds = Rounds(
         window_bytes=config.window_bytes,
         max_payload_bytes=config.max_payload_bytes,
@@ -119,12 +127,12 @@ def build_reducer(
     reduce = ReduceServicer(
         rounds,
         telemetry,
-        tokens=tokens,
+        announced=announced,
         arenas=Arenas(config.shared_dir),
         config=config,
         listener=listener,
     )
     telemetry.follow(lambda: reduce.averaging_s)
     relay = Relay(config.limits.max_state_pieces, patience_s=config.state_patience_s)
-    states = StateServicer(relay, telemetry, tokens=tokens, config=config)
-    return ReducerApp(reduce, states, telemetry)
+    states = StateServicer(relay, telemetry, announced=announced, config=config)
+    return ReducerApp(reduce, states, telemetry, announced)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from andon.host.errors import CommandError, ExitCode
 from andon.host.telemetry import ExchangeDurations, RefusalCounter, new_registry
 from andon.host.tether import tie_to_parent
 from andon.host.tls import is_loopback
+from andon.protocol.announcements import Announcement
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
 from andon_coordinator.config import CoordinatorConfig
@@ -131,6 +132,7 @@ async def _serving(
         warn_of_other_name(config, public)
         metrics_url = metrics.url(host_in(public))
         services, tcp_port = [coordinator_app.SERVICE_NAME], 0
+        announce: Callable[[Announcement], None] | None = None
         if config.role == "all":
             shares = reducer_config(config.limits, config.shared_dir)
             if (listener := tcp_listener(config, identity)) is not None:
@@ -140,9 +142,12 @@ async def _serving(
             stack.push_async_callback(reducer.close)
             reducer.add_to(server)
             services.append(reducer_app.SERVICE_NAME)
+            # The coordinator of this process announces before it sends: nothing has to wait for it.
+            reducer.announced.follow(config.run_id, patience_s=0.0)
+            announce = partial(reducer.announced.take, config.run_id)
         feed = BoardFeed()
         observers: list[LineObserver] = [feed, place, *_spans(config.run_id, stack)]
-        settings = replace(settings, metrics_url=metrics_url, tcp_port=tcp_port)
+        settings = replace(settings, metrics_url=metrics_url, tcp_port=tcp_port, announce=announce)
         coordinator = _coordinator(settings, registry, secret, (refusals, exchanges), observers)
         stack.push_async_callback(coordinator.close)
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)

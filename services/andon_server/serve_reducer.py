@@ -20,7 +20,7 @@ from andon.host.tether import tie_to_parent
 from andon.protocol.run_settings import Liveness
 from andon_coordinator.app import server_options
 from andon_reducer import app as reducer_app
-from andon_reducer.app import build_reducer
+from andon_reducer.app import ReducerApp, build_reducer
 from andon_reducer.transport.registration import Offer, RegistrationRefused, stay_registered
 from andon_server.process import Interrupts, greet, logging_to
 from andon_server.serving import (
@@ -56,7 +56,7 @@ async def serve_reducer(config: ServeConfig) -> int:
         logging_to(None, quiet=config.announce, form=config.log_format),
         Interrupts() as interrupts,
     ):
-        async with _serving(config, secret) as (address, metrics):
+        async with _serving(config, secret) as (address, metrics, reducer):
             host = host_in(address)
             metrics_url = metrics.url(host)
             announcement = {
@@ -79,19 +79,21 @@ async def serve_reducer(config: ServeConfig) -> int:
                 metrics_address=f"{host}:{metrics.port}",
                 tls=config.access.tls_dir,
             )
-            await _until_over(config, offer, interrupts)
+            await _until_over(config, offer, reducer, interrupts)
             interrupts.let_next_kill()
     return ExitCode.COMPLETE
 
 
-async def _until_over(config: ServeConfig, offer: Offer, interrupts: Interrupts) -> None:
+async def _until_over(
+    config: ServeConfig, offer: Offer, reducer: ReducerApp, interrupts: Interrupts
+) -> None:
     """Stays registered until a signal, or until the run ends if so configured."""
 
     def tell(run_id: str) -> None:
         _log.info(LogEvent("registered", run=run_id, address=offer.address))
 
     registering = asyncio.create_task(
-        stay_registered(offer, until_complete=config.until_complete, tell=tell)
+        stay_registered(offer, reducer.announced, until_complete=config.until_complete, tell=tell)
     )
     stopping = asyncio.create_task(interrupts.first.wait())
     try:
@@ -109,8 +111,8 @@ async def _until_over(config: ServeConfig, offer: Offer, interrupts: Interrupts)
 @asynccontextmanager
 async def _serving(
     config: ServeConfig, secret: bytes
-) -> AsyncIterator[tuple[str, MetricsEndpoint]]:
-    """Serves while entered. Yields the address for workers, and the metrics."""
+) -> AsyncIterator[tuple[str, MetricsEndpoint, ReducerApp]]:
+    """Serves while entered. Yields the address for workers, the metrics, and the reducer."""
     registry = new_registry()
     refusals = RefusalCounter(registry)
     async with AsyncExitStack() as stack:
@@ -131,7 +133,7 @@ async def _serving(
         await server.start()
         address = address_for_workers(config, port)
         warn_of_other_name(config, address)
-        yield address, metrics
+        yield address, metrics, reducer
 
 
 def address_for_workers(config: ServeConfig, port: int) -> str:

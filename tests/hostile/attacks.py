@@ -23,7 +23,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2, reducer_pb2
 from andon.wire.frames import frame_request
 from hostile.http2 import DATA, HALF_CLOSE, PREFACE, Connection, frame, grpc_message
-from hostile.lanes import DOWN, UP, RawStream, chunk
+from hostile.lanes import DOWN, UNANNOUNCED, UP, RawStream, chunk
 from hostile.layouts import hostile_layouts, length_delimited
 from hostile.rig import SECRET, Target
 from integration.strangers import REDUCE, TRAIN, Refused, talk
@@ -260,7 +260,8 @@ def insider_opens_streams(target: Target, scale: Scale) -> dict[str, Any]:
 
 def insider_sends_state_for_ever(target: Target, scale: Scale) -> dict[str, Any]:
     """An endless state, sent to a receiver that never reads it."""
-    run = target.line.service.run_id
+    # Of a run that no coordinator announces: of the line's, the coordinator names both ends.
+    run = UNANNOUNCED
     token = tokens.session_token(SECRET, run, INSIDER)
     receiver, sender = Connection(target.address), Connection(target.address)
     wanted = reducer_pb2.GetStateRequest(

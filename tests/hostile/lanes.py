@@ -21,9 +21,11 @@ from andon.v1 import layout_pb2, record_pb2, reducer_pb2
 from integration.strangers import REDUCE, Refused
 from vectors.lanes import frame, preamble, proof
 
-__all__ = ["DOWN", "UP", "RawLane", "RawStream", "chunk", "next_key"]
+__all__ = ["DOWN", "UNANNOUNCED", "UP", "RawLane", "RawStream", "chunk", "next_key"]
 
 UP, DOWN = 1, 2
+UNANNOUNCED = "rehearsal"
+"""A run without a coordinator: a reducer serves every key and transfer of it."""
 PATIENCE_S = 20.0
 _ROUNDS = itertools.count(1)
 

@@ -23,7 +23,7 @@ import pytest
 from andon.protocol import tokens
 from andon.protocol.limits import CHUNK_ELEMENTS
 from andon.v1 import layout_pb2, reducer_pb2
-from hostile.lanes import DOWN, UP, RawLane, RawStream, chunk, next_key
+from hostile.lanes import DOWN, UNANNOUNCED, UP, RawLane, RawStream, chunk, next_key
 from hostile.rig import MIB, SECRET
 from integration.harness import Service
 from integration.strangers import resident_bytes
@@ -60,8 +60,8 @@ class Port:
     def stream(self, *capabilities: str, worker: int | None = None) -> RawStream:
         """A Reduce stream with an offer."""
         worker = next(self.workers) if worker is None else worker
-        token = tokens.session_token(SECRET, self.service.run_id, worker)
-        return RawStream(self.service.address, self.service.run_id, worker, token, *capabilities)
+        token = tokens.session_token(SECRET, UNANNOUNCED, worker)
+        return RawStream(self.service.address, UNANNOUNCED, worker, token, *capabilities)
 
     def still_serves(self) -> None:
         """A new stream's lanes carry an average."""
@@ -77,9 +77,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Port]:
     secret.write_bytes(SECRET)
     secret.chmod(0o600)
     with Service(folder / "run", 1, "--secret-file", str(secret)) as service:
-        token = tokens.session_token(SECRET, service.run_id, 1023)
+        token = tokens.session_token(SECRET, UNANNOUNCED, 1023)
         with (
-            RawStream(service.address, service.run_id, 1023, token) as first,
+            RawStream(service.address, UNANNOUNCED, 1023, token) as first,
             ThreadPoolExecutor(1) as beside,
         ):
             slow = beside.submit(borne_s, first.connect(), first.preamble(UP))
@@ -445,9 +445,9 @@ def _context(folder: Path, trusted: Path | None = None) -> ssl.SSLContext:
 
 def _secure(service: Service, host: Path) -> RawStream:
     parts = [(host / name).read_bytes() for name in ("ca.crt", "tls.key", "tls.crt")]
-    token = tokens.session_token(SECRET, service.run_id, 5)
+    token = tokens.session_token(SECRET, UNANNOUNCED, 5)
     credentials = grpc.ssl_channel_credentials(*parts)
-    return RawStream(service.address, service.run_id, 5, token, credentials=credentials)
+    return RawStream(service.address, UNANNOUNCED, 5, token, credentials=credentials)
 
 
 def test_an_encrypted_line_has_encrypted_lanes_for_its_own_certificates_alone(

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from andon_coordinator.app import (
     server_options,
 )
 from andon_coordinator.config import CoordinatorConfig, LineOptions
+from andon_reducer.app import ReducerApp, build_reducer
+from andon_reducer.config import ReducerConfig
+from andon_reducer.transport.registration import Offer, stay_registered
 from andon_server.admission import Admission
 from andon_server.limits import Limits
 
@@ -85,13 +89,53 @@ def serving(config: CoordinatorConfig) -> contextlib.AbstractAsyncContextManager
 
 
 @contextlib.asynccontextmanager
+async def with_reducer(folder: Path, *, separate: bool, **fields: Any) -> AsyncIterator[Served]:
+    """A coordinator with a reducer on the same port, or with one that registers."""
+    registry = CollectorRegistry()
+    reducer = build_reducer(ReducerConfig(), registry, SECRET)
+    if not separate:
+        reducer.announced.follow(RUN, patience_s=0.0)
+        announce = partial(reducer.announced.take, RUN)
+        config = config_in(folder, announce=announce, **fields)
+        coordinator = build_coordinator(config, CollectorRegistry(), SECRET)
+        async with served_by(coordinator, config, registry, reducer) as served:
+            yield served
+        return
+    server, told = grpc.aio.server(), asyncio.Event()
+    reducer.add_to(server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with serving(config_in(folder, own_reducer=False, registers=True, **fields)) as served:
+        offer = Offer(coordinator=served.address, address=address, secret=SECRET)
+        staying = asyncio.create_task(
+            stay_registered(
+                offer, reducer.announced, until_complete=False, tell=lambda _: told.set()
+            )
+        )
+        await told.wait()
+        try:
+            yield served
+        finally:
+            staying.cancel()
+            await asyncio.gather(staying, return_exceptions=True)
+            await reducer.close()
+            await server.stop(1.0)
+
+
+@contextlib.asynccontextmanager
 async def served_by(
-    coordinator: Coordinator, config: CoordinatorConfig, registry: CollectorRegistry
+    coordinator: Coordinator,
+    config: CoordinatorConfig,
+    registry: CollectorRegistry,
+    reducer: ReducerApp | None = None,
 ) -> AsyncIterator[Served]:
+    """Serves a coordinator, and on the same port a reducer, if there is one."""
     server = grpc.aio.server(
         interceptors=[Admission(Limits())], options=server_options(config.liveness)
     )
     coordinator.add_to(server)
+    if reducer is not None:
+        reducer.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await coordinator.start()
     await server.start()
@@ -101,6 +145,8 @@ async def served_by(
             yield Served(coordinator, address, CoordinatorStub(channel), registry)
     finally:
         await coordinator.close()
+        if reducer is not None:
+            await reducer.close()
         await server.stop(1.0)
 
 

@@ -17,6 +17,8 @@ from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.reducers import MAX_REDUCERS
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon_reducer.transport.admission import SessionTokens
+from andon_reducer.transport.announced import Announced
 from andon_reducer.transport.registration import Offer, RegistrationRefused, stay_registered
 from integration.served import (
     RUN,
@@ -127,7 +129,7 @@ def test_of_two_reducers_at_one_address_the_older_gives_up(tmp_path: Path) -> No
             told: asyncio.Queue[str] = asyncio.Queue()
             offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
             staying = asyncio.create_task(
-                stay_registered(offer, until_complete=True, tell=told.put_nowait)
+                stay_registered(offer, announced(), until_complete=True, tell=told.put_nowait)
             )
             await told.get()
             async with registered(served):
@@ -201,7 +203,7 @@ def test_a_line_without_registration_says_how_to_enable_it(tmp_path: Path) -> No
             offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
 
             with pytest.raises(RegistrationRefused, match="--secret-file"):
-                await stay_registered(offer, until_complete=True, tell=lambda _: None)
+                await stay_registered(offer, announced(), until_complete=True, tell=lambda _: None)
 
     run(story())
 
@@ -213,7 +215,7 @@ def test_a_reducer_registers_again_with_the_next_coordinator(tmp_path: Path) -> 
         async with serving(config) as served:
             offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
             staying = asyncio.create_task(
-                stay_registered(offer, until_complete=True, tell=told.put_nowait)
+                stay_registered(offer, announced(), until_complete=True, tell=told.put_nowait)
             )
             assert await told.get() == RUN
             await served.coordinator.close()
@@ -235,12 +237,17 @@ def test_a_run_that_is_over_dismisses_reducers(tmp_path: Path) -> None:
             answer = (await call.read()).WhichOneof("message")
             told = list[str]()
             offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
-            await stay_registered(offer, until_complete=True, tell=told.append)
+            await stay_registered(offer, announced(), until_complete=True, tell=told.append)
 
             assert (answer, told) == ("dismissed", [])
             assert reducers_of(served) == {""}
 
     run(story())
+
+
+def announced() -> Announced:
+    """What a reducer of these stories was told: nothing yet."""
+    return Announced(SessionTokens(SECRET))
 
 
 def _proof(mac: bytes) -> pb.RegisterReducerRequest:

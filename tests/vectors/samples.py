@@ -252,6 +252,7 @@ def _control_down() -> list[Message]:
             ahead=[record_pb2.PositionRange(start=7573, stop=7595)],
             ahead_batch=record_pb2.PositionRange(start=7552, stop=7616),
             ahead_micro_batches=2,
+            wants_digest=True,
             learning_rate_scale=1.5,
             copies_buffers=True,
             checkpoint_step=100,
@@ -397,8 +398,15 @@ def _people() -> list[Message]:
         ),
         pb.ReducerProof(mac=TOKEN),
         pb.ReducerChallenge(nonce=TOKEN),
-        pb.ReducerRegistered(run_id="7f3a"),
+        pb.ReducerRegistered(run_id="7f3a", announces=True),
         pb.ReducerDismissed(message="the run is over"),
+        pb.RoundOpening(key=KEY),
+        pb.TransferOpening(
+            transfer_id=7 * 2**32 + 1,
+            donor=pb.Session(worker=2, term=TERM, number=3),
+            joiner=pb.Session(worker=0, term=TERM, number=9),
+        ),
+        pb.SessionsRevoked(least=pb.Session(worker=1, term=TERM, number=6)),
     ]
 
 

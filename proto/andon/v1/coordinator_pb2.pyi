@@ -413,7 +413,7 @@ class RequestWork(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., ring_address: _Optional[str] = ..., leaves_epoch: bool = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class ShardAssignment(_message.Message):
-    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step", "targets", "interleaved", "window", "learning_rate_scale", "ahead", "ahead_batch", "ahead_micro_batches", "copies_buffers")
+    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step", "targets", "interleaved", "window", "learning_rate_scale", "ahead", "ahead_batch", "ahead_micro_batches", "copies_buffers", "wants_digest")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
@@ -437,6 +437,7 @@ class ShardAssignment(_message.Message):
     AHEAD_BATCH_FIELD_NUMBER: _ClassVar[int]
     AHEAD_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     COPIES_BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     parent: _record_pb2.Key
     roster: _containers.RepeatedScalarFieldContainer[int]
@@ -460,7 +461,8 @@ class ShardAssignment(_message.Message):
     ahead_batch: _record_pb2.PositionRange
     ahead_micro_batches: int
     copies_buffers: bool
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ..., writes_checkpoint: bool = ..., checkpoint_step: _Optional[int] = ..., targets: _Optional[_Iterable[int]] = ..., interleaved: bool = ..., window: _Optional[int] = ..., learning_rate_scale: _Optional[float] = ..., ahead: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., ahead_batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., ahead_micro_batches: _Optional[int] = ..., copies_buffers: bool = ...) -> None: ...
+    wants_digest: bool
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ..., writes_checkpoint: bool = ..., checkpoint_step: _Optional[int] = ..., targets: _Optional[_Iterable[int]] = ..., interleaved: bool = ..., window: _Optional[int] = ..., learning_rate_scale: _Optional[float] = ..., ahead: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., ahead_batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., ahead_micro_batches: _Optional[int] = ..., copies_buffers: bool = ..., wants_digest: bool = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("compute_s", "exchange_s", "wait_s", "data_s", "busy_s", "micro_batches", "computed")
@@ -713,14 +715,20 @@ class RegisterReducerRequest(_message.Message):
     def __init__(self, offer: _Optional[_Union[ReducerOffer, _Mapping]] = ..., proof: _Optional[_Union[ReducerProof, _Mapping]] = ...) -> None: ...
 
 class RegisterReducerResponse(_message.Message):
-    __slots__ = ("challenge", "registered", "dismissed")
+    __slots__ = ("challenge", "registered", "dismissed", "round_opening", "transfer_opening", "sessions_revoked")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     DISMISSED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_OPENING_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_OPENING_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_REVOKED_FIELD_NUMBER: _ClassVar[int]
     challenge: ReducerChallenge
     registered: ReducerRegistered
     dismissed: ReducerDismissed
-    def __init__(self, challenge: _Optional[_Union[ReducerChallenge, _Mapping]] = ..., registered: _Optional[_Union[ReducerRegistered, _Mapping]] = ..., dismissed: _Optional[_Union[ReducerDismissed, _Mapping]] = ...) -> None: ...
+    round_opening: RoundOpening
+    transfer_opening: TransferOpening
+    sessions_revoked: SessionsRevoked
+    def __init__(self, challenge: _Optional[_Union[ReducerChallenge, _Mapping]] = ..., registered: _Optional[_Union[ReducerRegistered, _Mapping]] = ..., dismissed: _Optional[_Union[ReducerDismissed, _Mapping]] = ..., round_opening: _Optional[_Union[RoundOpening, _Mapping]] = ..., transfer_opening: _Optional[_Union[TransferOpening, _Mapping]] = ..., sessions_revoked: _Optional[_Union[SessionsRevoked, _Mapping]] = ...) -> None: ...
 
 class ReducerOffer(_message.Message):
     __slots__ = ("run_id", "address", "protocol_version", "metrics_address")
@@ -747,10 +755,44 @@ class ReducerProof(_message.Message):
     def __init__(self, mac: _Optional[bytes] = ...) -> None: ...
 
 class ReducerRegistered(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "announces")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    announces: bool
+    def __init__(self, run_id: _Optional[str] = ..., announces: bool = ...) -> None: ...
+
+class RoundOpening(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: _record_pb2.Key
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
+
+class TransferOpening(_message.Message):
+    __slots__ = ("transfer_id", "donor", "joiner")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    DONOR_FIELD_NUMBER: _ClassVar[int]
+    JOINER_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: int
+    donor: Session
+    joiner: Session
+    def __init__(self, transfer_id: _Optional[int] = ..., donor: _Optional[_Union[Session, _Mapping]] = ..., joiner: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
+
+class Session(_message.Message):
+    __slots__ = ("worker", "term", "number")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    term: int
+    number: int
+    def __init__(self, worker: _Optional[int] = ..., term: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class SessionsRevoked(_message.Message):
+    __slots__ = ("least",)
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    least: Session
+    def __init__(self, least: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
 
 class ReducerDismissed(_message.Message):
     __slots__ = ("message",)

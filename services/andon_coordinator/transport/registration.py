@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -17,6 +17,7 @@ from andon.protocol import tokens
 from andon.protocol.limits import MAX_TEXT_BYTES, PROTOCOL_VERSION, clipped
 from andon.protocol.reasons import Reason
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire.announcements import announcement_to
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.streams import ReducerStream
 from andon_coordinator.transport.task import LineTask
@@ -54,9 +55,9 @@ class ReducerRegistration:
             registration.metrics_address = clipped(offer.metrics_address)
             if not registration.ended.is_set():  # A run that is over needs no reducer.
                 await self._task.register(registration, offer.address)
-                registered = pb.ReducerRegistered(run_id=self._run_id)
+                registered = pb.ReducerRegistered(run_id=self._run_id, announces=True)
                 await self._write(context, pb.RegisterReducerResponse(registered=registered))
-                await _until_over(messages, registration)
+                await _until_over(messages, registration, self._announce(context, registration))
         except DecodeError:
             raise _invalid("the bytes can't be decoded as a RegisterReducerRequest") from None
         finally:
@@ -105,6 +106,11 @@ class ReducerRegistration:
             )
         return offer
 
+    async def _announce(self, context: Context, registration: ReducerStream) -> None:
+        """Writes announcements until the stream is over."""
+        async for announcement in registration.announcements():
+            await self._write(context, announcement_to(announcement))
+
     async def _write(self, context: Context, message: pb.RegisterReducerResponse) -> None:
         try:
             await asyncio.wait_for(context.write(message), self._join_s)
@@ -126,19 +132,24 @@ class ReducerRegistration:
 
 
 async def _until_over(
-    messages: AsyncIterator[pb.RegisterReducerRequest], registration: ReducerStream
+    messages: AsyncIterator[pb.RegisterReducerRequest],
+    registration: ReducerStream,
+    announcing: Coroutine[Any, Any, None],
 ) -> None:
-    """Waits until the reducer ends the stream, or the line does."""
+    """Announces until the reducer ends the stream, or the line does."""
     reading = asyncio.create_task(_refuse_more(messages))
-    ending = asyncio.create_task(registration.ended.wait())
+    # It returns once the line ends the stream. Then no write is under way, and another may follow.
+    writing = asyncio.create_task(announcing)
     try:
-        await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
-            reading.result()
+        await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+        if registration.ended.is_set():
+            await writing
+        else:
+            (reading if reading.done() else writing).result()
     finally:
         reading.cancel()
-        ending.cancel()
-        await asyncio.gather(reading, ending, return_exceptions=True)
+        writing.cancel()
+        await asyncio.gather(reading, writing, return_exceptions=True)
 
 
 def _invalid(message: str) -> LineError:

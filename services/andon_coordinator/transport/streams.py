@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 
+from andon.protocol.announcements import Announcement, RoundOpening
 from andon.protocol.reasons import Reason
 from andon.protocol.reducers import MAX_REDUCERS
 from andon.v1 import coordinator_pb2 as pb
@@ -21,6 +22,8 @@ __all__ = ["CAPACITY", "ReducerStream", "Streams", "WorkerStream"]
 CAPACITY = 256
 """How many messages may wait for a worker to read; with more its stream is ended."""
 
+_MAX_ANNOUNCEMENTS = 4096
+"""How many may wait for a reducer to read, above all the rounds; with more its stream is ended."""
 _DOES_NOT_READ = "the worker does not read its stream: join again"
 _LEAVING = "the coordinator is going away: {} again"
 
@@ -111,6 +114,31 @@ class ReducerStream:
         self.metrics_address = ""
         """Where its metrics are; empty: nowhere."""
         self.ended = asyncio.Event()
+        self._waiting: deque[Announcement] = deque()
+        self._changed = asyncio.Event()
+
+    def announce(self, announcement: Announcement) -> None:
+        """Queues an announcement; a reducer that does not read them loses its stream."""
+        waiting = self._waiting
+        # A round that was opened since says all that the one before did.
+        if waiting and isinstance(waiting[-1], RoundOpening):
+            if isinstance(announcement, RoundOpening):
+                waiting.pop()
+        elif len(waiting) >= _MAX_ANNOUNCEMENTS:
+            text = "the reducer does not read what is announced to it"
+            self.end(LineError(Reason.MEMORY_LIMIT, text))
+            return
+        waiting.append(announcement)
+        self._changed.set()
+
+    async def announcements(self) -> AsyncIterator[Announcement]:
+        """Every announcement to write, until the stream ends."""
+        while not self.ended.is_set():
+            while self._waiting:
+                yield self._waiting.popleft()
+            # Nothing is awaited between the checks above and `clear`, so no change gets lost.
+            self._changed.clear()
+            await self._changed.wait()
 
     def end(self, error: LineError | None = None) -> None:
         """Ends the call; the first error counts."""
@@ -119,6 +147,7 @@ class ReducerStream:
         if not self.ended.is_set():
             self.error = error
             self.ended.set()
+            self._changed.set()
 
 
 class Streams:
@@ -190,6 +219,12 @@ class Streams:
     def forget_reducer(self, number: int) -> ReducerStream | None:
         """Forgets a registration; returns it unless that was done before."""
         return self._reducers.pop(number, None)
+
+    def announce(self, announcement: Announcement) -> None:
+        """Announces something to every reducer that registered."""
+        for stream in self._reducers.values():
+            if stream.registered:
+                stream.announce(announcement)
 
     def scraped_reducers(self) -> Mapping[str, str]:
         """Where the metrics of each registered reducer are, by its address."""

@@ -22,11 +22,13 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, get_args
 
 from andon.host.logs import LogEvent
+from andon.protocol.announcements import Announcement
 from andon.protocol.reasons import Reason
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.chronicle import Chronicle
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
+from andon_coordinator.transport.announcer import Announcer
 from andon_coordinator.transport.encoding import Encoder
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.journal import Journal, JournalEffect, JournalFenced
@@ -66,7 +68,7 @@ class LineObserver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
-    """Limits of the task."""
+    """Limits of the task, and who else it tells."""
 
     max_streams: int
     """How many workers' streams may be open at once."""
@@ -81,6 +83,8 @@ class TaskSettings:
     look_s: float = 0.002
     """A status is taken this long after the one before, for each worker: a look at all of them must
     not keep the line from its steps, however many they are."""
+    announce: Callable[[Announcement], None] | None = None
+    """Tells the reducer of this process what it may serve; None: there is none."""
 
 
 class Mailbox(Generic[Item]):
@@ -171,6 +175,9 @@ class LineTask:
         self._journal = journal
         self._answers = answers
         self._encoder = Encoder(answers)
+        self._announcer = Announcer(
+            settings.announce, term=line.term, dropped=journal.history.dropped
+        )
         self._settings = settings
         self._clock, self._wall = clocks
         self._observers = tuple(observers)
@@ -307,6 +314,8 @@ class LineTask:
         """
         if stream.error is not None:
             raise stream.error
+        # Before the core knows of it: what is announced from now on comes after this.
+        self._announcer.greet(stream)
         stream.registered, stream.address = True, address
         self.scraped_reducers = self._streams.scraped_reducers()
         await self.put(events.ReducerRegistered(stream.number, address))
@@ -418,6 +427,7 @@ class LineTask:
 
     def _do(self, effect: effects.Effect | CommitAndAssign) -> None:
         log_effect(effect)
+        self._announcer.before(effect, self._streams, term=self._line.term)
         if isinstance(effect, _SAVES):
             self._journal.save(effect)
         elif isinstance(effect, effects.CloseReducer):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from andon.protocol import tokens
+from andon.protocol.announcements import Serial, Session
 from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import CallRefusal
 
@@ -25,23 +26,26 @@ class Refused(Exception):
 class SessionTokens:
     """Checks session tokens, and remembers the newest join of each worker.
 
-    A token of an older join opens nothing more. So the token of a process that died, or that an
-    operator dropped, is worth nothing once another process has its slot.
+    A token of an older join opens nothing more. So the token of a process that died is worth
+    nothing once another process has its slot, and that of a process that an operator dropped at
+    once.
     """
 
     def __init__(self, secret: bytes) -> None:
         """`secret` is the one with which the coordinator makes tokens."""
         self._secret = secret
-        self._newest: dict[tuple[str, int], tuple[int, int]] = {}
+        self._newest: dict[tuple[str, int], Serial] = {}
+        self._revoked: dict[tuple[str, int], Serial] = {}
+        """The least serial that is not revoked, of workers that were dropped."""
 
-    def admit(self, run_id: str, worker: int, token: bytes) -> int:
+    def admit(self, run_id: str, worker: int, token: bytes) -> Serial:
         """Lets a worker open a stream, or a transfer.
 
         Returns:
-            The term of the coordinator that gave the token.
+            The token's serial; its term is that of the coordinator that gave the token.
 
         Raises:
-            Refused: the token is not its, or is of an older join than one that was seen.
+            Refused: the token is not its, is of an older join than one that was seen, or revoked.
         """
         serial = tokens.session_serial(self._secret, run_id, worker, token)
         if serial is None:
@@ -51,9 +55,16 @@ class SessionTokens:
         if newest is not None and serial < newest:
             text = f"worker {worker} joined again since this session token was made: join again"
             raise Refused(Reason.TOKEN, text)
-        # Stored only after both checks: a forged token must not replace the right one.
+        if serial < self._revoked.get((run_id, worker), serial):
+            raise Refused(Reason.TOKEN, f"an operator dropped worker {worker}")
+        # Stored only after all checks: a forged token must not replace the right one.
         self._newest[run_id, worker] = serial
-        return serial[0]
+        return serial
+
+    def revoke(self, run_id: str, least: Session) -> None:
+        """Admits no token of this worker below that of session `least`."""
+        known = self._revoked.get((run_id, least.worker), least.serial)
+        self._revoked[run_id, least.worker] = max(known, least.serial)
 
 
 class CallLimit:

@@ -74,7 +74,8 @@ from andon_reducer.core.events import (
 from andon_reducer.core.jobs import Job
 from andon_reducer.core.mean import fresh
 from andon_reducer.core.rounds import Rounds
-from andon_reducer.transport.admission import CallLimit, Refused, SessionTokens
+from andon_reducer.transport.admission import CallLimit, Refused
+from andon_reducer.transport.announced import Announced
 from andon_reducer.transport.arenas import Arenas, StreamMemory
 from andon_reducer.transport.averaging import AveragingThreads, Delivery, fault_of_failed
 from andon_reducer.transport.loop_calls import LoopCalls
@@ -100,7 +101,7 @@ class ReduceServicer:
         rounds: Rounds,
         observer: ReducerObserver,
         *,
-        tokens: SessionTokens,
+        announced: Announced,
         arenas: Arenas,
         config: ReducerConfig,
         listener: TcpListener | None = None,
@@ -109,7 +110,7 @@ class ReduceServicer:
         self._arenas = arenas
         self._rounds = rounds
         self._observer = observer
-        self._tokens = tokens
+        self._announced = announced
         calls = LoopCalls()
         self._offers = LaneOffers(listener, config, calls)
         self._max_payload_bytes = config.max_payload_bytes
@@ -161,11 +162,16 @@ class ReduceServicer:
         """
         stream = ReduceStream(next(self._numbers), context)
         messages = stream.messages()
-        opening, term = await self._opening(messages)
-        # A coordinator takes a term above one that it believes, and its clock may be another one.
-        latest = latest_plausible_term(term, time.time())
-        stream.latest_term = latest + (_SLACK_S << 32)
-        with self._limit.count(opening.run_id, opening.worker):
+        opening = await self._opening(messages)
+        run_id, worker, token = opening.run_id, opening.worker, opening.session_token
+        with (
+            self._announced.session(run_id, worker, token, stream.refuse) as session,
+            self._limit.count(run_id, worker),
+        ):
+            stream.run_id = run_id
+            # A coordinator takes a term above one that it believes, and its clock may be another.
+            latest = latest_plausible_term(session.serial[0], time.time())
+            stream.latest_term = latest + (_SLACK_S << 32)
             await self._exchange(stream, opening, messages)
 
     async def _exchange(
@@ -239,8 +245,8 @@ class ReduceServicer:
         await self._idle.wait()
         self._threads.close()
 
-    async def _opening(self, messages: AsyncIterator[bytes]) -> tuple[OpenRound, int]:
-        """The first message, and the term of the coordinator that gave its token."""
+    async def _opening(self, messages: AsyncIterator[bytes]) -> OpenRound:
+        """The first message."""
         try:
             data = await asyncio.wait_for(anext(messages, b""), self._opening_s)
             opening = parse_request(data)
@@ -251,8 +257,7 @@ class ReduceServicer:
             raise Refused(Reason.INVALID_MESSAGE, str(error)) from None
         if not isinstance(opening, OpenRound):
             raise Refused(Reason.INVALID_MESSAGE, "the first message is not OpenRound")
-        token = opening.session_token
-        return opening, self._tokens.admit(opening.run_id, opening.worker, token)
+        return opening
 
     def _enter(self, stream: ReduceStream, opening: OpenRound, memory: StreamMemory | str) -> None:
         # Registered before the core learns of the stream: from then on, the effects of any event
@@ -318,10 +323,11 @@ class ReduceServicer:
                 if any(isinstance(each, BlockGradient) and not each.slice for each in requests):
                     self._observer.moved(Direction.UP, len(data))
                 for request in requests:
-                    if stream.refusal.done():
-                        return
                     # One message of a batch may pause the stream: the rest of it waits too.
                     await stream.readable()
+                    await self._until_announced(stream, request)
+                    if stream.refusal.done():
+                        return
                     self._take(stream, request)
             except FrameError as error:
                 stream.refuse(CallRefusal(Reason.INVALID_MESSAGE, str(error)))
@@ -334,6 +340,7 @@ class ReduceServicer:
         try:
             async for request, size in lanes.requests():
                 await stream.readable()
+                await self._until_announced(stream, request)
                 if stream.refusal.done():
                     return
                 if isinstance(request, BlockGradient):
@@ -343,6 +350,22 @@ class ReduceServicer:
                 del request
         except Refused as refused:
             stream.refuse(refused.refusal)
+
+    async def _until_announced(self, stream: ReduceStream, request: Request) -> None:
+        """Waits until the coordinator has opened the round of a message.
+
+        The first message of a greater key frees all older rounds (rule 14). So the core must not
+        see a key that a worker made up.
+
+        Raises:
+            Refused: there is no such round.
+        """
+        if not isinstance(request, BlockGradient | Abstain):
+            return
+        # Almost always the case, so nothing is awaited, and no other stream comes in between.
+        if self._announced.is_announced(stream.run_id, request.key):
+            return
+        await self._announced.round_of(stream.run_id, request.key)
 
     def _take(self, stream: ReduceStream, request: Request) -> None:
         """One message of a worker.

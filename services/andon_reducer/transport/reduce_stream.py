@@ -61,6 +61,8 @@ class ReduceStream:
         self.context = context
         self.memory: StreamMemory | None = None
         """What it shares with the reducer."""
+        self.run_id = ""
+        """The run of its worker, once it is opened."""
         self.latest_term = 2**64 - 1
         """Keys of greater terms are refused on it."""
         self.lanes: StreamLanes | None = None

@@ -25,7 +25,9 @@ from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon.wire.announcements import announcement_from
 from andon.wire.statuses import details_of, is_final
+from andon_reducer.transport.announced import Announced
 
 __all__ = ["CLIENT", "Offer", "RegistrationRefused", "stay_registered"]
 
@@ -34,6 +36,8 @@ _GROWTH = 1.5
 _LONGEST_WAIT_S = 2.0
 _ANSWER_S = 10.0
 """How long the coordinator has to answer an offer."""
+_ANNOUNCED_S = 30.0
+"""How long a worker's message may be ahead of the coordinator's announcement."""
 
 CLIENT = Keepalive(client_ping_s=MIN_PING_S, client_answer_s=5.0)
 """Pings, so that a reducer notices when its coordinator's host is gone without closing anything."""
@@ -72,12 +76,13 @@ class Offer:
 
 
 async def stay_registered(
-    offer: Offer, *, until_complete: bool, tell: Callable[[str], None]
+    offer: Offer, announced: Announced, *, until_complete: bool, tell: Callable[[str], None]
 ) -> None:
     """Registers, and registers again whenever the stream ends.
 
     Args:
         offer: what the reducer offers.
+        announced: gets what the coordinator announces.
         until_complete: whether to return once the run is over; else this waits for the next run.
         tell: called with the run's id each time that the reducer was put on the map.
 
@@ -95,7 +100,7 @@ async def stay_registered(
             tell(run_id)
 
         try:
-            await _register(offer, accepted)
+            await _register(offer, announced, accepted)
             if until_complete:
                 return
             # The coordinator dismisses every registration until its next run, so there is no hurry.
@@ -148,8 +153,10 @@ async def _why(offer: Offer, error: grpc.aio.AioRpcError | TlsError, *, final: b
     return trouble or why
 
 
-async def _register(offer: Offer, accepted: Callable[[str], None]) -> None:
+async def _register(offer: Offer, announced: Announced, accepted: Callable[[str], None]) -> None:
     """One stream, to its end. Returns normally only if the run is over.
+
+    What the coordinator announces on it goes to `announced`.
 
     Raises:
         grpc.aio.AioRpcError: the stream ended.
@@ -175,9 +182,16 @@ async def _register(offer: Offer, accepted: Callable[[str], None]) -> None:
                 answer = await _read(call)
             if answer.WhichOneof("message") == "dismissed":
                 return  # the run was over before
-            accepted(answer.registered.run_id)
-            while (await _read(call)).WhichOneof("message") != "dismissed":
-                pass
+            run_id = answer.registered.run_id
+            if answer.registered.announces:
+                announced.follow(run_id, patience_s=_ANNOUNCED_S)
+            else:
+                announced.unfollow(run_id)
+            accepted(run_id)
+            while (message := await _read(call)).WhichOneof("message") != "dismissed":
+                announcement = announcement_from(message)
+                if announcement is not None and answer.registered.announces:
+                    announced.take(run_id, announcement)
         finally:
             call.cancel()
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from andon.protocol.announcements import Session
 from andon.protocol.reasons import Reason
 from andon.v1 import reducer_pb2
 from andon.wire.fields import FrameError, read_fields
 from andon_reducer.config import ReducerConfig
-from andon_reducer.core.effects import Direction, ReducerObserver
-from andon_reducer.transport.admission import CallLimit, Refused, SessionTokens
+from andon_reducer.core.effects import CallRefusal, Direction, ReducerObserver
+from andon_reducer.transport.admission import CallLimit, Refused
+from andon_reducer.transport.announced import Announced
 from andon_reducer.transport.reduce_stream import Context
 from andon_reducer.transport.relay import Header, Relay, RelayTransfer, Wanted
 
@@ -39,7 +42,7 @@ class StateServicer:
         relay: Relay,
         observer: ReducerObserver,
         *,
-        tokens: SessionTokens,
+        announced: Announced,
         config: ReducerConfig,
     ) -> None:
         """Serves the ends of `relay`; `config` says how long they may take."""
@@ -48,7 +51,7 @@ class StateServicer:
         self._ends = CallLimit(config.limits.max_streams_per_worker, "ends of state transfers")
         self._relay = relay
         self._observer = observer
-        self._tokens = tokens
+        self._announced = announced
         self._closing = False
 
     async def put(self, context: Context) -> None:
@@ -74,16 +77,20 @@ class StateServicer:
         if first.base_bytes > first.size_bytes:
             text = f"a base of {first.base_bytes} bytes, in a state of {first.size_bytes}"
             raise Refused(Reason.INVALID_MESSAGE, text)
+        end = _CallersEnd()
         # Nothing is held for a caller before its token is verified: one small message was read.
-        self._verify(first.run_id, first.worker, first.session_token)
-        with self._ends.count(first.run_id, first.worker):
-            await self._put(first, context, pieces)
+        with self._admitted(first, end) as session:
+            await self._announced.end_of(
+                first.run_id, first.transfer_id, session, lambda transfer: transfer.donor
+            )
+            await self._put(first, context, pieces, end)
 
     async def _put(
         self,
         first: reducer_pb2.PutStateRequest,
         context: Context,
         pieces: AsyncIterator[bytes],
+        end: _CallersEnd,
     ) -> None:
         header = Header(
             (first.head.term, first.head.round),
@@ -92,7 +99,8 @@ class StateServicer:
             first.base_bytes,
             first.base_sha256,
         )
-        transfer = self._relay.send((first.run_id, first.transfer_id), header)
+        end.check()
+        transfer = end.transfer = self._relay.send((first.run_id, first.transfer_id), header)
         sending = asyncio.create_task(self._send(transfer, context, pieces))
         # `sending` may wait for its client's next piece, and would not notice that the receiver is
         # gone. This task does, at once.
@@ -120,14 +128,38 @@ class StateServicer:
             request = reducer_pb2.GetStateRequest.FromString(data)
         except DecodeError:
             raise Refused(Reason.INVALID_MESSAGE, "not a GetStateRequest") from None
-        self._verify(request.run_id, request.worker, request.session_token)
-        with self._ends.count(request.run_id, request.worker):
-            await self._get(request, context)
+        end = _CallersEnd()
+        with self._admitted(request, end) as session:
+            await self._announced.end_of(
+                request.run_id, request.transfer_id, session, lambda transfer: transfer.joiner
+            )
+            await self._get(request, context, end)
 
-    async def _get(self, request: reducer_pb2.GetStateRequest, context: Context) -> None:
+    @contextmanager
+    def _admitted(
+        self, first: reducer_pb2.PutStateRequest | reducer_pb2.GetStateRequest, end: _CallersEnd
+    ) -> Iterator[Session]:
+        """The session of a caller that shows its token; its call counts while this is entered.
+
+        Raises:
+            Refused: the token opens nothing, the caller has as many calls as it may, or the reducer
+                is going away.
+        """
+        run_id, worker = first.run_id, first.worker
+        with self._announced.session(run_id, worker, first.session_token, end.refuse) as session:
+            if self._closing:
+                raise Refused(Reason.SERVICE_LEAVING, "the reducer is going away")
+            with self._ends.count(run_id, worker):
+                yield session
+
+    async def _get(
+        self, request: reducer_pb2.GetStateRequest, context: Context, end: _CallersEnd
+    ) -> None:
         head = request.head.term, request.head.round
         wanted = Wanted(head, request.offset, request.sha256, request.base_sha256)
+        end.check()
         transfer = self._relay.receive((request.run_id, request.transfer_id), wanted)
+        end.transfer = transfer
         began, moved = time.monotonic(), 0
         try:
             header, coming = await transfer.both()
@@ -195,10 +227,25 @@ class StateServicer:
         # The call succeeds only once the receiver has everything: the sender reports a success.
         await transfer.taken()
 
-    def _verify(self, run_id: str, worker: int, token: bytes) -> None:
-        self._tokens.admit(run_id, worker, token)
-        if self._closing:
-            raise Refused(Reason.SERVICE_LEAVING, "the reducer is going away")
+
+class _CallersEnd:
+    """A caller's end of a transfer, which ends if its session is revoked."""
+
+    def __init__(self) -> None:
+        self.transfer: RelayTransfer | None = None
+        """None: the call has not entered it yet."""
+        self._refusal: CallRefusal | None = None
+
+    def refuse(self, refusal: CallRefusal) -> None:
+        """Fails the transfer, at both ends."""
+        self._refusal = refusal
+        if self.transfer is not None:
+            self.transfer.fail(refusal.reason, refusal.message)
+
+    def check(self) -> None:
+        """Refuses a call whose session was revoked while it waited."""
+        if self._refusal is not None:
+            raise Refused(self._refusal.reason, self._refusal.message)
 
 
 async def _pieces(context: Context) -> AsyncIterator[bytes]:

@@ -35,6 +35,7 @@ from andon_reducer.core.rounds import Rounds
 from andon_reducer.core.stream import StreamState
 from andon_reducer.telemetry import ReducerTelemetry
 from andon_reducer.transport.admission import Refused, SessionTokens
+from andon_reducer.transport.announced import Announced
 from andon_reducer.transport.averaging import Delivery
 from andon_reducer.transport.relay import Relay
 from andon_reducer.transport.state import StateServicer
@@ -297,7 +298,9 @@ def test_no_readable_piece_of_a_state_ends_the_relay_or_fills_its_memory(
         config = ReducerConfig(opening_s=wait_s, state_s=wait_s, state_patience_s=wait_s)
         relay = Relay(config.limits.max_state_pieces, patience_s=config.state_patience_s)
         telemetry = ReducerTelemetry(CollectorRegistry())
-        states = StateServicer(relay, telemetry, tokens=SessionTokens(SECRET), config=config)
+        states = StateServicer(
+            relay, telemetry, announced=Announced(SessionTokens(SECRET)), config=config
+        )
         sent = [each.SerializeToString() for each in (first, *pieces)]
         calls: list[Any] = [
             states.put(Call(*sent)),  # type: ignore[arg-type]  # all of it that is used

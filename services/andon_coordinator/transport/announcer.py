@@ -1,0 +1,95 @@
+"""The announcer: tells the line's reducers what they may serve, before a worker hears of it.
+
+A session token says who a worker is, and not what is the line's to decide: which rounds are open,
+who is an end of a transfer, who was dropped. So every effect passes here before it is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from andon.protocol.announcements import (
+    Announcement,
+    RoundOpening,
+    Session,
+    SessionsRevoked,
+    TransferOpening,
+)
+from andon.protocol.records import Key
+from andon_coordinator.core import effects
+from andon_coordinator.transport.outgoing import CommitAndAssign
+from andon_coordinator.transport.streams import ReducerStream, Streams
+
+__all__ = ["Announcer"]
+
+
+class Announcer:
+    """Derives announcements from effects, and remembers what a new reducer has to know."""
+
+    def __init__(
+        self,
+        own: Callable[[Announcement], None] | None,
+        *,
+        term: int,
+        dropped: Iterable[int],
+    ) -> None:
+        """Announces to the reducer of this process by `own`; None: there is none.
+
+        The sessions that workers in the slots `dropped` had before this `term` are revoked.
+        """
+        self._own = own
+        self._round: RoundOpening | None = None
+        self._sessions: dict[int, Session] = {}
+        """The newest session of each worker."""
+        self._worker_of: dict[int, int] = {}
+        """By stream."""
+        self._revoked: dict[int, SessionsRevoked] = {}
+        for worker in dropped:
+            self._revoked[worker] = SessionsRevoked(Session(worker, (term, 0)))
+            if own is not None:
+                own(self._revoked[worker])
+
+    def before(
+        self, effect: effects.Effect | CommitAndAssign, streams: Streams, *, term: int
+    ) -> None:
+        """Announces what an effect, which is carried out next, lets workers do."""
+        if isinstance(effect, effects.Assign | CommitAndAssign):
+            assign = effect if isinstance(effect, effects.Assign) else effect.assign
+            self._open_round(assign.assignment.key, streams)
+        elif isinstance(effect, effects.AcceptJoin):
+            older = self._sessions.get(effect.worker)
+            if older is not None:
+                self._worker_of.pop(older.serial[1], None)
+            # The serial of the session token that the worker gets: see `JoinAnswers.accepted`.
+            self._sessions[effect.worker] = Session(effect.worker, (term, effect.stream))
+            self._worker_of[effect.stream] = effect.worker
+        elif isinstance(effect, effects.SendTransfer):
+            # The receiver is told first; what is for the sender would say the same again.
+            if effect.role is effects.TransferRole.RECEIVE:
+                joiner = self._sessions[self._worker_of[effect.stream]]
+                donor = self._sessions[effect.peer]
+                self._announce(TransferOpening(effect.transfer_id, donor, joiner), streams)
+        elif isinstance(effect, effects.SaveDeparture) and effect.dropped:
+            newest = self._sessions.get(effect.worker, Session(effect.worker, (term, 0)))
+            number = newest.serial[1] + 1
+            revoked = SessionsRevoked(Session(effect.worker, (newest.serial[0], number)))
+            self._revoked[effect.worker] = revoked
+            self._announce(revoked, streams)
+
+    def greet(self, stream: ReducerStream) -> None:
+        """Announces to a reducer that just registered what others were told before."""
+        for revoked in self._revoked.values():
+            stream.announce(revoked)
+        if self._round is not None:
+            stream.announce(self._round)
+
+    def _open_round(self, key: Key, streams: Streams) -> None:
+        # A round has an assignment for each member: only the first is news.
+        if self._round is None or key > self._round.key:
+            self._round = RoundOpening(key)
+            self._announce(self._round, streams)
+
+    def _announce(self, announcement: Announcement, streams: Streams) -> None:
+        if self._own is not None:
+            self._own(announcement)
+        streams.announce(announcement)
