@@ -140,6 +140,8 @@ class Assignment:
     """The worker's learning rate is multiplied with it in this step."""
     copies_buffers: bool = False
     """Whether all workers of the roster can bring rank 0's buffers to all."""
+    wants_digest: bool = False
+    """Whether its report must have the digest of the weights that the step starts from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

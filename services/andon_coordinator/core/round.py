@@ -65,6 +65,8 @@ class StepRound:
     """What workers multiply their learning rates with."""
     copies_buffers: bool = False
     """Whether all workers of the roster can bring rank 0's buffers to all."""
+    wants_digest: bool = False
+    """Whether every member is to report the digest of the parent's weights."""
     lacks_overflow: int | None = None
     """The lowest rank's worker that can't skip a step whose gradients overflowed; None: all can."""
     ready: dict[int, Ready] = field(default_factory=dict)
@@ -200,6 +202,7 @@ class StepRound:
             window=self.window,
             learning_rate_scale=self.learning_rate_scale,
             copies_buffers=self.copies_buffers,
+            wants_digest=self.wants_digest,
         )
         return Assign(stream, assignment)
 

@@ -149,6 +149,8 @@ class CoreState:
     """Whether a person wants lost state at step 0 replaced by new initial weights."""
     dropped: set[int] = field(default_factory=set)
     """Slots of workers that a person dropped, unless another process took the slot since."""
+    uncompared: set[int] = field(default_factory=set)
+    """Workers that got their state from another one, until a round compared their weights."""
     last_roster: tuple[int, ...] = ()
     """Workers of the last STEP since the run was started or resumed; empty if there is none."""
     departed: dict[int, bool] = field(default_factory=dict)

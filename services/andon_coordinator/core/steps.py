@@ -233,6 +233,8 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     if defect is not None:
         core.stop_line(defect)
         return
+    # Also those of a client that reported no digest: it would not report one next time either.
+    core.uncompared.difference_update(round_.roster)
     assert core.plan is not None
     seconds = core.now - round_.opened_at
     cursor = cursor_after(core.chain.cursor, round_.batch, core.plan.epoch_size)

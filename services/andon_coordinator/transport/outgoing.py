@@ -225,6 +225,7 @@ def shared_assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
             0.0 if assignment.learning_rate_scale == 1.0 else assignment.learning_rate_scale
         ),
         copies_buffers=assignment.copies_buffers,
+        wants_digest=assignment.wants_digest,
     )
 
 

@@ -103,6 +103,26 @@ def test_f_dp_001_digests_of_one_head_that_differ_halt_before_the_record() -> No
     assert not bench.journal.pending_records
 
 
+def test_f_dp_001_weights_that_were_transferred_are_compared_in_the_next_complete_round() -> None:
+    bench = _bench()
+    streams = _bootstrapped(bench)
+    first = _assigned(bench, streams)
+    bench.send(on.CordPulled("this voids the round, so nothing is compared"))
+    answered = bench.send(on.HaltCleared(1, HaltAnswer.RETRY))
+    second = [each.assignment for each in answered if isinstance(each, do.Assign)]
+    for stream in streams:
+        bench.send(on.WorkerReady(stream, bench.ready(stream)))
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+    third = _assigned(bench, streams)
+
+    rounds = (first, second, third)
+    assert [[each.wants_digest for each in round_] for round_ in rounds] == [
+        [True, True],
+        [True, True],
+        [False, False],
+    ]
+
+
 def test_a_digest_of_another_head_is_not_compared() -> None:
     bench = _bench()
     streams = _bootstrapped(bench)

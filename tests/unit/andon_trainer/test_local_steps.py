@@ -45,7 +45,7 @@ def difference(before: list[torch.Tensor], after: nn.Module, bench: LocalBench) 
 def test_a_window_is_made_of_the_workers_own_optimizer_steps() -> None:
     bench = LocalBench()
     start, plain = bench.weights, LocalBench()
-    bench.assign((0, 8), end="commit")
+    bench.assign((0, 8), end="commit", wants_digest=True)
 
     bench.run()
 
@@ -58,6 +58,7 @@ def test_a_window_is_made_of_the_workers_own_optimizer_steps() -> None:
     torch.testing.assert_close(bench.weights, [p.detach() for p in trained.parameters()])
     (report,) = bench.member.reports
     assert (report.samples, report.weight, report.correct) == (8, 8.0, 8)
+    assert len(report.digest.sha256) == 32, "of the window's start"
 
 
 def test_micro_batches_of_a_local_step_are_one_gradient() -> None:

@@ -49,6 +49,16 @@ def test_a_loop_ends_if_a_mark_ended_its_epoch_also_after_a_state_was_installed(
     assert bench.stepper.epoch == 3
 
 
+def test_the_digest_is_reported_in_a_round_that_asks_for_it_whatever_the_steps_number() -> None:
+    bench = StepBench()
+    bench.assign((0, 4), end="commit")
+    bench.assign((4, 8), end="commit", wants_digest=True)
+
+    bench.run()
+
+    assert [len(report.digest.sha256) for report in bench.member.reports] == [0, 32]
+
+
 WINDOW: dict[str, Any] = {
     "batch": PositionRange(0, 2 * BATCH),
     "window": 2 * BATCH,

@@ -80,6 +80,8 @@ class Assigned:
     """The learning rate is multiplied with it in this step."""
     copies_buffers: bool = False
     """Whether all workers of the roster exchange the buffers that forward changed."""
+    wants_digest: bool = False
+    """Whether the line compares the weights that the step starts from, whatever its number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -214,6 +214,7 @@ def _assigned(message: pb.ShardAssignment) -> events.Assigned:
         ahead_micro_batches=message.ahead_micro_batches,
         learning_rate_scale=scale,
         copies_buffers=message.copies_buffers,
+        wants_digest=message.wants_digest,
     )
 
 

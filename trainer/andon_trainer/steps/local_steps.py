@@ -204,7 +204,7 @@ class LocalStepper(LoopSteps):
         self._averager.clock.begin()
         self._committed = False
         if not self._local.computed:
-            self._begin_window()
+            self._begin_window(wants_digest=assigned.wants_digest)
         computed = self._local.computed
         epoch, batch = assigned.epoch, assigned.batch
         due = self._share(assigned, epoch, computed.missing(assigned), batch)
@@ -242,7 +242,7 @@ class LocalStepper(LoopSteps):
         if self._round is round_ and not round_.over:
             self._finish(round_)
 
-    def _begin_window(self) -> None:
+    def _begin_window(self, *, wants_digest: bool) -> None:
         """The models hold the line's weights: they are kept."""
         if self._touched:
             self._go_back()  # A local step was left half made.
@@ -250,12 +250,12 @@ class LocalStepper(LoopSteps):
         self._averager.renew()
         if self._statistics is not None:
             self._statistics.begin()
-        self._digest = self._head_digest()
+        self._digest = self._head_digest(wanted=wants_digest)
 
-    def _head_digest(self) -> Digest:
-        """The digest of the models' weights, if the line compares those of this head."""
+    def _head_digest(self, *, wanted: bool = False) -> Digest:
+        """The digest of the models' weights, if it is wanted or the line compares this head's."""
         every = self._member.digest_every
-        if not every or self._member.step % every:
+        if not wanted and (not every or self._member.step % every):
             return NO_DIGEST
         return self._replica.weights(self._member.coordinator_can)
 

@@ -245,7 +245,7 @@ class ManualStepper:
         if step.lost or not self._member.hold():
             return None
         assigned, every = step.assigned, self._member.digest_every
-        compared = every and self._member.step % every == 0
+        compared = assigned.wants_digest or (every and self._member.step % every == 0)
         can = self._member.coordinator_can
         self._member.show("COMMITTING")
         self._member.report(

@@ -107,7 +107,7 @@ class Stepper(LoopSteps):
             self._averager.recall(state.kept.weight / state.unit)
             self._accumulated.hold()
         every = self._member.digest_every
-        if every and self._member.step % every == 0:
+        if assigned.wants_digest or (every and self._member.step % every == 0):
             state.digest = self._replica.weights(self._member.coordinator_can)
         for micro_batch in itertools.chain((first,), batches):
             self._loaded(state, began)
