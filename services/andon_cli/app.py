@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -22,6 +23,9 @@ _HELP = ("-h", "--help", "--help-all")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the `andon` command and returns its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal or a locale that lacks a character gets its code instead of a traceback.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _answer(list(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:  # `andon status | head -1`: nobody reads any more

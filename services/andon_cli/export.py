@@ -56,7 +56,10 @@ def export_run(config: ExportConfig) -> int:
         if output is None:
             _write(reader, config, folder, sys.stdout)
         else:
-            with _writing_to(output), output.open("w", encoding="utf-8", newline="") as file:
+            with (
+                _writing_to(output),
+                output.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file,
+            ):
                 _write(reader, config, folder, file)
     return ExitCode.COMPLETE
 

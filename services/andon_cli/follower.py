@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +15,8 @@ from andon_cli.config import RunConfig
 from andon_cli.screen import Screen
 from andon_cli.target import served_here
 from andon_cli.texts import device_summary, hardware_line, schedule_line
+from andon_coordinator.transport.damage import JournalError, journal_errors
 from andon_coordinator.transport.reader import JournalReader
-from andon_coordinator.transport.store import JournalError
 from andon_server.runs import RUNS, ServiceAddress
 
 __all__ = ["Follower", "join_hint"]
@@ -132,7 +131,8 @@ class Follower:
             return
         if status.step - last_step < 2:
             return
-        with suppress(JournalError, sqlite3.Error), JournalReader(Path(self._line.journal)) as book:
+        journal = Path(self._line.journal)
+        with suppress(JournalError), journal_errors(journal), JournalReader(journal) as book:
             for entry in book.chain():
                 if entry.result is None or not last_step < entry.record.step < status.step:
                     continue

@@ -28,7 +28,7 @@ def show_history(config: HistoryConfig) -> int:
     elif not runs:
         print(f"there is no run under {RUNS}/ here")
     else:
-        print("\n".join(history_lines(runs)))
+        print("\n".join(map(on_one_line, history_lines(runs))))
     return ExitCode.COMPLETE
 
 

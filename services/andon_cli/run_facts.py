@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from andon.host.errors import UsageError
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.transport.damage import JournalError, journal_errors
 from andon_coordinator.transport.reader import (
     JournalEntry,
     LoggedScalar,
@@ -22,7 +22,6 @@ from andon_coordinator.transport.reader import (
     RecordedHalt,
 )
 from andon_coordinator.transport.step_reader import StepReader, WorkerTotal
-from andon_coordinator.transport.store import JournalError
 from andon_server.book import halt_fields
 from andon_server.past_runs import PastRun, read_run
 from andon_server.runs import JOURNAL, RUNS
@@ -162,10 +161,13 @@ class RunFacts:
         Raises:
             JournalError: there is none, or it can't be read.
         """
+        past = read_run(folder)
+        if past.problem:
+            raise JournalError(past.problem)
         with reading(folder) as reader:
             run = reader.run()
             return cls(
-                past=read_run(folder),
+                past=past,
                 plan=run.plan,
                 layout_digest=run.layout_digest,
                 totals=StepTotals.of(reader),
@@ -294,11 +296,8 @@ def reading(folder: Path) -> Iterator[StepReader]:
         JournalError: there is none, or it can't be read.
     """
     journal = folder / JOURNAL
-    try:
-        with StepReader(journal) as reader:
-            yield reader
-    except sqlite3.Error as error:
-        raise JournalError(f"the journal {journal} can't be read: {error}") from error
+    with journal_errors(journal), StepReader(journal) as reader:
+        yield reader
 
 
 def event_fields(event: RunEvent) -> dict[str, Any]:

@@ -25,7 +25,9 @@ from andon_cli.texts import (
 )
 from andon_coordinator.core.effects import StepContribution
 from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.transport.damage import journal_errors
 from andon_coordinator.transport.reader import JournalEntry, RecordedDeparture
+from andon_server.runs import JOURNAL
 
 __all__ = ["event_rows", "run_lines", "show_run", "step_lines"]
 
@@ -42,8 +44,12 @@ def show_run(config: ShowConfig) -> int:
         JournalError: its journal can't be read.
     """
     folder = find_folder(config.run)
-    fields, lines = _run(folder) if config.step is None else _step(folder, config.step)
-    print(strict_json(fields) if config.settings.format == "json" else "\n".join(lines))
+    # What was read is put into words here too: only there some damage shows.
+    with journal_errors(folder / JOURNAL):
+        fields, lines = _run(folder) if config.step is None else _step(folder, config.step)
+        wants_json = config.settings.format == "json"
+        text = strict_json(fields) if wants_json else "\n".join(map(on_one_line, lines))
+    print(text)
     return ExitCode.COMPLETE
 
 

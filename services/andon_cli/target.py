@@ -88,6 +88,10 @@ def _only_service() -> ServiceAddress:
 
 def _answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S):
+    # ValueError: somebody damaged the file that names the address.
+    with (
+        suppress(OSError, ValueError),
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S),
+    ):
         return True
     return False

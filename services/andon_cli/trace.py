@@ -131,14 +131,17 @@ class Trace:
         try:
             fields = json.loads(path.read_text("utf-8"))
             about = fields["otherData"]
+            events = fields["traceEvents"]
+            if not all(map(_is_event, events)):
+                raise ValueError("an event is none")
             return cls(
                 int(about["andon_origin_us"]),
-                fields["traceEvents"],
-                about["run"],
-                about["clocks"],
-                tuple(about["notes"]),
+                list(events),
+                str(about["run"]),
+                {str(host): str(text) for host, text in about["clocks"].items()},
+                tuple(map(str, about["notes"])),
             )
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise TraceUnreadable(
                 f"{path} is no trace of andon: give a file that `andon run --trace FILE` wrote, or "
                 "a folder FILE.parts"
@@ -301,6 +304,20 @@ def _events_of(part: Part, clock: ClockMap, origin_us: int, number: int) -> list
         events.append(_name("thread_sort_index", process, int(track), sort_index=int(track)))
     events += [_event(each, clock, origin_us, process) for each in part.events]
     return events
+
+
+def _is_event(event: Any) -> bool:
+    """Whether a value of JSON is an event of a trace that andon wrote."""
+    if not isinstance(event, dict):
+        return False
+    length = event.get("dur", None if event.get("ph") == EventKind.SPAN else 0)
+    numbers = (event.get("ts"), length, event.get("pid"), event.get("tid"))
+    texts = (event.get("ph"), event.get("name"))
+    return (
+        all(isinstance(each, int) for each in numbers)
+        and all(isinstance(each, str) for each in texts)
+        and isinstance(event.get("args", {}), dict)
+    )
 
 
 def _name(kind: str, process: int, track: int, **args: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
@@ -19,8 +18,8 @@ from andon_cli.picture import Lost
 from andon_cli.questions import LineCommand
 from andon_cli.seen import Happening, Seen, happening_of
 from andon_cli.target import Target, find_target
+from andon_coordinator.transport.damage import JournalError, journal_errors
 from andon_coordinator.transport.reader import JournalReader
-from andon_coordinator.transport.store import JournalError
 from andon_server.runs import JOURNAL, RUNS, ServiceAddress, service_of
 
 __all__ = [
@@ -89,7 +88,7 @@ def flags_of(config: LineCommand) -> str:
 
 def remembered(journal: Path) -> Seen:
     """What a run's journal knows of the time before the first status."""
-    with suppress(JournalError, sqlite3.Error), JournalReader(journal) as reader:
+    with suppress(JournalError), journal_errors(journal), JournalReader(journal) as reader:
         past = islice(reader.backwards(), _LOSSES_READ)
         steps = [
             (entry.record.step, entry.result.loss) for entry in past if entry.result is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from andon.protocol.halts import HaltAnswer
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import DRAINED
 from andon_coordinator.core.departures import is_complete, not_gone
+from andon_coordinator.transport.damage import JournalError, journal_errors
 from andon_coordinator.transport.reader import (
     JournalEntry,
     JournalReader,
@@ -24,7 +24,6 @@ from andon_coordinator.transport.reader import (
     StepOutcome,
 )
 from andon_coordinator.transport.rows import RunEnd
-from andon_coordinator.transport.store import JournalError
 from andon_server.halt_words import evidence_fields
 
 __all__ = ["RunBook", "dropped_workers", "halt_fields", "outcomes_of"]
@@ -152,11 +151,8 @@ def halt_fields(halt: RecordedHalt) -> dict[str, Any]:
 
 @contextmanager
 def _reading(journal: Path) -> Iterator[JournalReader]:
-    try:
-        with JournalReader(journal) as reader:
-            yield reader
-    except sqlite3.Error as error:
-        raise JournalError(f"the journal {journal} can't be read: {error}") from error
+    with journal_errors(journal), JournalReader(journal) as reader:
+        yield reader
 
 
 def _with(first: JournalEntry | None, rest: Iterator[JournalEntry]) -> Iterator[JournalEntry]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from andon_coordinator.transport.damage import JournalError, journal_errors
 from andon_coordinator.transport.reader import RecordedHalt
-from andon_coordinator.transport.store import JournalError
 from andon_server.book import RunBook
 from andon_server.runs import JOURNAL, service_of
 
 __all__ = ["PastRun", "read_run", "read_runs"]
+
+
+_LAST_DATE = 253_402_300_800
+"""The end of the year 9999, beyond which no calendar tells dates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,19 @@ class PastRun:
     """The step before which they are missing last."""
     problem: str = ""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no run can have: a journal may be damaged."""
+        numbers = (self.started_unix_s, self.seconds, self.loss or 0.0, self.accuracy or 0.0)
+        counts = (self.steps, self.workers, self.gaps, self.last_gap_step)
+        if not (
+            isinstance(self.run_id, str)
+            and self.run_id.isprintable()
+            and all(isinstance(each, float | int) for each in numbers)
+            and all(isinstance(each, int) and each >= 0 for each in counts)
+            and 0 <= self.started_unix_s < _LAST_DATE
+        ):
+            raise ValueError("a number, or the run's id, is none")
+
 
 def read_runs(runs: Path) -> list[PastRun]:
     """All runs under `runs`, newest first."""
@@ -47,10 +64,15 @@ def read_runs(runs: Path) -> list[PastRun]:
 
 def read_run(folder: Path) -> PastRun:
     """The run in a folder; `unreadable`, with the problem, if its journal can't be read."""
+    journal = folder / JOURNAL
     try:
-        book = RunBook.read(folder / JOURNAL)
+        with journal_errors(journal):
+            return _past_run(RunBook.read(journal), folder)
     except JournalError as error:
         return PastRun(run_id=folder.name, folder=folder, state="unreadable", problem=f"{error}")
+
+
+def _past_run(book: RunBook, folder: Path) -> PastRun:
     return PastRun(
         run_id=book.run.run_id,
         folder=folder,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from andon.host.manifest import (
     step_of,
 )
 from andon.protocol.records import Key
+from andon_coordinator.transport.damage import JournalError, journal_errors
 from andon_coordinator.transport.reader import JournalReader
-from andon_coordinator.transport.store import JournalError
 from andon_server.runs import JOURNAL, RUNS
 
 __all__ = ["Resumption", "checkpoints_written", "find_resumption", "newest_in_history"]
@@ -143,8 +142,8 @@ def _history_of(run_dir: Path) -> _History:
     if not journal.exists():
         return _History(run_dir.absolute().name, frozenset(), None)
     try:
-        with JournalReader(journal) as reader:
+        with journal_errors(journal), JournalReader(journal) as reader:
             keys = frozenset(reader.ancestry())
             return _History(reader.run().run_id, keys, max(keys, default=None))
-    except (JournalError, sqlite3.Error) as error:
-        raise ResumeRefused(f"the journal {journal} can't be read: {error}") from error
+    except JournalError as error:
+        raise ResumeRefused(str(error)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -28,6 +29,7 @@ JOURNAL = "journal.sqlite"
 """The name of the journal in a run's folder."""
 
 _SERVICE = "service.json"
+_LONGEST_ADDRESS = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,17 @@ class ServiceAddress:
     advertised: str = ""
     """Where others reach it, as host:port; empty: nobody has said."""
 
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError for what is no address: others may have written it."""
+        texts = (self.address, self.metrics_url, self.run_id, self.board_url, self.advertised)
+        if not all(isinstance(each, str) for each in (*texts, self.journal)):
+            raise TypeError("a text of the address is none")
+        if not all(each.isprintable() for each in texts):
+            raise ValueError("a text of the address can't be shown")
+        # Process ids below 1 mean groups of processes.
+        if not (type(self.pid) is int and 0 < self.pid < 2**31):
+            raise ValueError(f"{self.pid!r:.40} is no process id")
+
     def to_json(self) -> str:
         """One line of JSON."""
         return json.dumps(asdict(self))
@@ -56,12 +69,12 @@ class ServiceAddress:
         Raises:
             ValueError: the text is something else.
         """
-        told = json.loads(text)
         try:
+            told = json.loads(text)
             # A later release may say more.
             return cls(**{each.name: told[each.name] for each in fields(cls) if each.name in told})
-        except TypeError as error:
-            raise ValueError(f"not the address of a service: {text!r}") from error
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"not the address of a service: {text!r:.200}") from error
 
     def write(self, run_dir: Path) -> None:
         """Writes it to the run's folder, completely or not at all."""
@@ -109,9 +122,7 @@ def make_run_dir(run_dir: Path) -> None:
 
 def services(runs: Path = RUNS) -> list[ServiceAddress]:
     """The addresses of the runs under `runs`, also of those that have ended; the newest first."""
-    found = sorted(
-        runs.glob(f"*/{_SERVICE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True
-    )
+    found = sorted(runs.glob(f"*/{_SERVICE}"), key=_changed_at, reverse=True)
     known = (service_of(path.parent) for path in found)
     return [service for service in known if service is not None]
 
@@ -119,9 +130,25 @@ def services(runs: Path = RUNS) -> list[ServiceAddress]:
 def service_of(run_dir: Path) -> ServiceAddress | None:
     """The address of the run in a folder, also if it has ended; None if it is not known."""
     try:
-        return ServiceAddress.from_json((run_dir / _SERVICE).read_text(encoding="utf-8"))
+        return ServiceAddress.from_json(_text_of(run_dir / _SERVICE))
     except (OSError, ValueError):
         return None
+
+
+def _text_of(path: Path) -> str:
+    """The text of a small file. What is no file is not waited for, as a pipe would be."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise ValueError(f"{path} is no file")
+        return file.read(_LONGEST_ADDRESS).decode()
+
+
+def _changed_at(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # its folder was removed, or is somebody else's
+        return 0
 
 
 def worker_log(run_dir: Path, slot: int) -> Path:

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import logging
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,10 +136,10 @@ class Manifest:
 
         Raises:
             FileNotFoundError: there is no checkpoint in `folder`.
-            CheckpointDamaged: the file is not a manifest, or was changed.
+            CheckpointDamaged: the file is not a manifest, was changed, or can't be read.
         """
         path = folder / MANIFEST
-        data = path.read_bytes()
+        data = _content(path)
         try:
             fields = json.loads(data)
             digest = fields.pop("sha256")
@@ -145,12 +149,15 @@ class Manifest:
             if digest != _own_digest(fields):
                 raise CheckpointDamaged(path, "was changed since it was written")
             files = {
-                name: (each["bytes"], each["sha256"]) for name, each in fields["files"].items()
+                name: (int(each["bytes"]), str(each["sha256"]))
+                for name, each in fields["files"].items()
             }
+            if any(Path(name).name != name for name in files):
+                raise CheckpointDamaged(path, "names a file outside its folder")
             return cls(CheckpointFacts.from_json(fields["facts"]), files)
         except CheckpointDamaged:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointDamaged(path, f"is not a checkpoint's manifest ({error})") from error
 
     def load(self, folder: Path, name: str) -> bytes:
@@ -163,7 +170,7 @@ class Manifest:
         if name not in self.files:
             raise CheckpointDamaged(folder / MANIFEST, f"does not list {name}")
         try:
-            data = path.read_bytes()
+            data = _content(path)
         except FileNotFoundError:
             raise CheckpointDamaged(path, "is missing") from None
         self._compare(path, len(data), hashlib.sha256(data).hexdigest())
@@ -178,11 +185,12 @@ class Manifest:
         for name in self.files:
             path = folder / name
             try:
-                with path.open("rb") as file:
+                with _opened(path) as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
-                self._compare(path, path.stat().st_size, digest)
+                    size = file.tell()
             except FileNotFoundError:
                 raise CheckpointDamaged(path, "is missing") from None
+            self._compare(path, size, digest)
 
     def _compare(self, path: Path, size: int, digest: str) -> None:
         wanted_size, wanted = self.files[path.name]
@@ -231,6 +239,31 @@ def newest_whole(run_dir: Path) -> Path | None:
 def step_of(folder: Path) -> int:
     """The step that a checkpoint's folder is named after."""
     return int(folder.name.removeprefix("step-"))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
+    """A file of a checkpoint, open for reading. A pipe or a device is not waited for.
+
+    Raises:
+        FileNotFoundError: it is missing.
+        CheckpointDamaged: it can't be read.
+    """
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(number, "rb") as file:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise CheckpointDamaged(path, "is no file")
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CheckpointDamaged(path, f"can't be read ({error.strerror})") from error
+
+
+def _content(path: Path) -> bytes:
+    with _opened(path) as file:
+        return file.read()
 
 
 def _named(path: Path) -> bool:

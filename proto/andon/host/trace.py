@@ -203,7 +203,7 @@ def read_part(path: Path) -> Part:
                     part = Part(_header(fields))
                 else:
                     _take(part, fields)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise TraceDamaged(f"{path} is no part of a trace: {error}") from None
     if part is None:
         raise TraceDamaged(f"{path} is no part of a trace: it has no first line")
@@ -213,15 +213,22 @@ def read_part(path: Path) -> Part:
 def _header(fields: dict[str, Any]) -> PartHeader:
     if fields.pop(_MAGIC) != _FORMAT:
         raise ValueError("it is of another version of andon")
-    return PartHeader(**{**fields, "notes": tuple(fields["notes"])})
+    header = PartHeader(**{**fields, "notes": tuple(map(str, fields["notes"]))})
+    _check(int, header.process, header.at_us, header.unix_us)
+    _check(str, header.run_id, header.host, header.clock)
+    return header
 
 
 def _take(part: Part, fields: Mapping[str, Any]) -> None:
     if "worker" in fields:
+        _check(int, fields["worker"])
         part.worker = fields["worker"]
     elif "sync" in fields:
+        _check(int, *fields["sync"])
         part.samples.append(ClockSample(*fields["sync"]))
     else:
+        _check(int, fields["ts"], fields.get("dur", 0))
+        _check(str, fields["name"])
         part.events.append(
             TraceEvent(
                 kind=EventKind(fields["ph"]),
@@ -232,6 +239,11 @@ def _take(part: Part, fields: Mapping[str, Any]) -> None:
                 args=fields.get("args", {}),
             )
         )
+
+
+def _check(kind: type, *values: Any) -> None:
+    if not all(isinstance(each, kind) for each in values):
+        raise TypeError(f"{values} should be of {kind.__name__}")
 
 
 def _fields_of(line: Line) -> dict[str, Any]:

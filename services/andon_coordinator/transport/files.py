@@ -53,7 +53,7 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
     try:
         # Connecting reads nothing, so a journal that can't be read would show only later.
         database.execute("PRAGMA user_version")
-        database.execute("SELECT count(*) FROM sqlite_master")
+        database.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
     except BaseException:
         database.close()
         raise

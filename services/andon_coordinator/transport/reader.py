@@ -15,6 +15,7 @@ import math
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,11 +28,12 @@ from andon_coordinator.core.effects import Skip, StepContribution, StepResult
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.transport import logbook, rows
 from andon_coordinator.transport.curves import CurvePoint, reduced_scalar_curve, step_curve
+from andon_coordinator.transport.damage import JournalError, check_tables, limit_work
 from andon_coordinator.transport.files import open_to_read
 from andon_coordinator.transport.logbook import LoggedScalar
 from andon_coordinator.transport.rows import RunEnd
 from andon_coordinator.transport.schema import VERSION, evidence_of, u64_of
-from andon_coordinator.transport.store import JournalError, recorded_plan
+from andon_coordinator.transport.store import recorded_plan
 
 __all__ = [
     "JournalEntry",
@@ -130,17 +132,22 @@ class JournalReader:
         self._path = path
         if not path.is_file():
             raise JournalError(f"there is no journal {path}")
-        try:
-            self._database = open_to_read(path)
-            version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        except (sqlite3.Error, OSError) as error:
-            raise JournalError(f"the journal {path} can't be read: {error}") from error
-        if version != VERSION:
-            self._database.close()
-            raise JournalError(
-                f"the journal {path} has version {version}, this program reads {VERSION}: use the "
-                "program that wrote it"
-            )
+        with ExitStack() as undo:
+            try:
+                self._database = open_to_read(path)
+                undo.callback(self._database.close)
+                limit_work(self._database, path)
+                version = self._database.execute("PRAGMA user_version").fetchone()[0]
+                if version == VERSION:
+                    check_tables(self._database, path)
+            except (sqlite3.Error, OSError) as error:
+                raise JournalError(f"the journal {path} can't be read: {error}") from error
+            if version != VERSION:
+                raise JournalError(
+                    f"the journal {path} has version {version}, this program reads {VERSION}: use "
+                    "the program that wrote it"
+                )
+            undo.pop_all()
 
     def __enter__(self) -> Self:
         """The reader itself."""

@@ -176,6 +176,12 @@ CREATE TABLE departures (
 
 _KEY = struct.Struct(">QQ")
 
+_EVIDENCE: dict[tuple[str, ...], type] = {
+    ("id", "step", "worker", "block", "epoch"): int,
+    ("parameter", "value", "message"): str,
+}
+"""The fields of a halt's evidence that are read as they are."""
+
 
 def u64_text(number: int) -> str:
     """An unsigned 64-bit number as text whose order is the numbers'."""
@@ -286,7 +292,10 @@ def evidence_of(text: str) -> HaltEvidence:
     fields = json.loads(text)
     fields["reason"] = HaltReason[fields["reason"]]
     fields["key"] = None if fields["key"] is None else key_of(bytes.fromhex(fields["key"]))
-    fields["element"] = tuple(fields["element"])
+    fields["element"] = tuple(map(int, fields["element"]))
     if (positions := fields.get("positions")) is not None:
         fields["positions"] = PositionRange(*positions)
+    for names, kind in _EVIDENCE.items():
+        if not all(isinstance(fields.get(name), kind | None) for name in names):
+            raise TypeError(f"one of {', '.join(names)} is no {kind.__name__}")
     return HaltEvidence(**fields)

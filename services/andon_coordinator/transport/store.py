@@ -33,6 +33,7 @@ from andon_coordinator.core.effects import (
 )
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport import logbook, rows
+from andon_coordinator.transport.damage import JournalError, check_tables
 from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
     OVERFLOW,
@@ -57,10 +58,6 @@ __all__ = ["Counts", "JournalError", "JournalFenced", "JournalSync", "Store", "r
 
 JournalSync = Literal["normal", "full"]
 """`normal` survives the death of any process, `full` also a power failure."""
-
-
-class JournalError(Exception):
-    """The journal can't be used, or can't take a change."""
 
 
 class JournalFenced(JournalError):
@@ -143,6 +140,7 @@ class Store:
                 f"the journal {self._path} has version {version}, this program writes {VERSION}: "
                 "use the program that wrote it, or start another run"
             )
+        check_tables(self._database, self._path)
         for table in (PACING, SCALARS, RUN_EVENTS):
             self._database.execute(table)
         if not rows.has_overflow(self._database):

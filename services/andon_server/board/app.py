@@ -165,7 +165,7 @@ class BoardApp:
         visitor = self._gate.admit(environ)
         if name == "live":
             return self._live(visitor, start_response)
-        return _json(start_response, HTTPStatus.OK, self._get(name, visitor, environ))
+        return _sent(start_response, HTTPStatus.OK, self._get(name, visitor, environ))
 
     def _page(
         self, path: str, method: str, environ: WSGIEnvironment, start_response: StartResponse
@@ -188,9 +188,10 @@ class BoardApp:
 
     # ------------------------------------------------------------------------- reading
 
-    def _get(self, name: str, visitor: Visitor, environ: WSGIEnvironment) -> Any:
+    def _get(self, name: str, visitor: Visitor, environ: WSGIEnvironment) -> str:
+        """What is asked for, as JSON."""
         if name in self._gets:
-            return self._gets[name](visitor)
+            return strict_json(self._gets[name](visitor))
         try:
             match name.split("/"):
                 case ["runs", run_id]:
@@ -325,13 +326,26 @@ def _body_of(environ: WSGIEnvironment) -> dict[str, Any]:
 
 def _text(body: dict[str, Any], name: str) -> str:
     value = body.get(name)
-    if not isinstance(value, str):
+    # JSON can say half of a character (a lone surrogate), which no file and no message can hold.
+    if not isinstance(value, str) or not _is_utf8(value):
         raise _bad(f"{name} is missing, or is no text")
     return value
 
 
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _points_of(environ: WSGIEnvironment) -> int:
-    text = parse_qs(environ.get("QUERY_STRING", ""), max_num_fields=16).get("points", [""])[-1]
+    try:
+        asked = parse_qs(environ.get("QUERY_STRING", ""), max_num_fields=16)
+    except ValueError as error:
+        raise _bad("the address has too many questions") from error
+    text = asked.get("points", [""])[-1]
     if not text:
         return _POINTS
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= MAX_POINTS):
@@ -346,7 +360,13 @@ def _bad(message: str) -> Refused:
 def _json(
     start_response: StartResponse, status: HTTPStatus, value: Any, *, cookie: str = ""
 ) -> list[bytes]:
-    body = strict_json(value).encode()
+    return _sent(start_response, status, strict_json(value), cookie=cookie)
+
+
+def _sent(
+    start_response: StartResponse, status: HTTPStatus, text: str, *, cookie: str = ""
+) -> list[bytes]:
+    body = text.encode()
     headers = [
         ("Content-Type", "application/json; charset=utf-8"),
         ("Content-Length", str(len(body))),

@@ -50,6 +50,8 @@ _SESSION_S = 12 * 3600.0
 """How long a login lasts."""
 _SESSIONS = 256
 """How many there may be; a further one ends the oldest."""
+_LONGEST_COOKIES = 8192
+"""Characters of a request's cookies. This board's is 60 long; others of the host come along."""
 
 
 class Refused(Exception):
@@ -252,8 +254,11 @@ class BoardGate:
         return shown if self._now() < until else b""
 
     def _session_of(self, environ: WSGIEnvironment) -> str:
+        text: str = environ.get("HTTP_COOKIE", "")
+        if len(text) > _LONGEST_COOKIES:  # reading them may take time with the square of the length
+            return ""
         try:
-            cookies = SimpleCookie(environ.get("HTTP_COOKIE", ""))
+            cookies = SimpleCookie(text)
         except CookieError:
             return ""
         found = cookies.get(self._cookie)

@@ -7,15 +7,15 @@ ended run's journal says is kept for as long as its files stay as they are.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from andon.host.strict_json import strict_json
+from andon_coordinator.transport.damage import JournalError, journal_errors
 from andon_coordinator.transport.reader import JournalReader
-from andon_coordinator.transport.store import JournalError
 from andon_server.board.view import event_view
 from andon_server.book import halt_fields
 from andon_server.halt_words import halted_line
@@ -35,9 +35,6 @@ _MAX_EVENTS = 2000
 
 _TURN_S = 10.0
 """How long somebody waits for their turn to read journals."""
-
-_DAMAGE = (ValueError, KeyError, TypeError, OverflowError)
-"""What reading raises if a journal's rows are not those that a coordinator writes."""
 
 _Look = tuple[tuple[int, int] | None, ...]
 
@@ -70,53 +67,36 @@ class RunHistory:
         found.sort(key=lambda each: (each[1].started_unix_s, each[0]), reverse=True)
         return [self._summary(run_id, run) for run_id, run in found]
 
-    def run(self, run_id: str) -> dict[str, Any]:
-        """One run with its last events and halts, and the names of what its script logged.
+    def run(self, run_id: str) -> str:
+        """One run, as JSON: its last events and halts, and the names of what its script logged.
 
         Raises:
             UnknownRun: there is none, or its journal can't be read.
         """
         folder = self._folder_of(run_id)
         with self.turn(), _journal(folder) as reader:
-            return {
-                "run": self._summary(run_id, self._read(folder)),
-                "events": [event_view(each) for each in reader.run_events()[-_MAX_EVENTS:]],
-                "halts": [
-                    halt_fields(halt)
-                    | {"id": str(halt.evidence.id), "sentence": halted_line(halt.evidence)}
-                    for halt in reader.halts()[-_MAX_EVENTS:]
-                ],
-                "names": reader.scalar_names(),
-            }
+            # Written here, because only writing shows some damage.
+            return strict_json(
+                {
+                    "run": self._summary(run_id, self._read(folder)),
+                    "events": [event_view(each) for each in reader.run_events()[-_MAX_EVENTS:]],
+                    "halts": [
+                        halt_fields(halt)
+                        | {"id": str(halt.evidence.id), "sentence": halted_line(halt.evidence)}
+                        for halt in reader.halts()[-_MAX_EVENTS:]
+                    ],
+                    "names": reader.scalar_names(),
+                }
+            )
 
-    def curves(self, run_id: str, points: int) -> dict[str, Any]:
-        """A run's curves, each reduced to at most `points` points.
+    def curves(self, run_id: str, points: int) -> str:
+        """A run's curves, as JSON, each reduced to at most `points` points.
 
         Raises:
             UnknownRun: as for `run`.
         """
         with self.turn(), _journal(self._folder_of(run_id)) as reader:
-            steps = reader.step_curve(points)
-            scalars: dict[str, Any] = {}
-            for name in reader.scalar_names():
-                curve = reader.reduced_scalar_curve(name, points)
-                scalars[name] = {
-                    "step": [step for step, _ in curve],
-                    "value": [value for _, value in curve],
-                }
-        return {
-            "run_id": run_id,
-            "steps": {
-                "step": [each.step for each in steps],
-                "loss": [each.loss for each in steps],
-                "loss_min": [each.loss_min for each in steps],
-                "loss_max": [each.loss_max for each in steps],
-                "step_seconds": [each.step_seconds for each in steps],
-                "samples_per_second": [each.samples_per_second for each in steps],
-                "at_unix_s": [each.at_unix_s for each in steps],
-            },
-            "scalars": scalars,
-        }
+            return strict_json(_curves(run_id, reader, points))
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -155,13 +135,7 @@ class RunHistory:
         known = self._known.get(folder)
         if known is not None and known[0] == look:
             return known[1]
-        try:
-            run = read_run(folder)
-        except _DAMAGE as error:
-            # One journal that somebody tampered with must not hide the others.
-            run = PastRun(
-                run_id=folder.name, folder=folder, state="unreadable", problem=_damaged(error)
-            )
+        run = read_run(folder)
         self._known[folder] = look, run
         return run
 
@@ -180,19 +154,38 @@ class RunHistory:
         }
 
 
+def _curves(run_id: str, reader: JournalReader, points: int) -> dict[str, Any]:
+    steps = reader.step_curve(points)
+    scalars: dict[str, Any] = {}
+    for name in reader.scalar_names():
+        curve = reader.reduced_scalar_curve(name, points)
+        scalars[name] = {
+            "step": [step for step, _ in curve],
+            "value": [value for _, value in curve],
+        }
+    return {
+        "run_id": run_id,
+        "steps": {
+            "step": [each.step for each in steps],
+            "loss": [each.loss for each in steps],
+            "loss_min": [each.loss_min for each in steps],
+            "loss_max": [each.loss_max for each in steps],
+            "step_seconds": [each.step_seconds for each in steps],
+            "samples_per_second": [each.samples_per_second for each in steps],
+            "at_unix_s": [each.at_unix_s for each in steps],
+        },
+        "scalars": scalars,
+    }
+
+
 @contextmanager
 def _journal(folder: Path) -> Iterator[JournalReader]:
+    journal = folder / JOURNAL
     try:
-        with JournalReader(folder / JOURNAL) as reader:
+        with journal_errors(journal), JournalReader(journal) as reader:
             yield reader
-    except (JournalError, sqlite3.Error) as error:
-        raise UnknownRun(f"the run's journal can't be read: {error}") from error
-    except _DAMAGE as error:
-        raise UnknownRun(_damaged(error)) from error
-
-
-def _damaged(error: Exception) -> str:
-    return f"the run's journal holds what no coordinator wrote ({error}): was it edited?"
+    except JournalError as error:
+        raise UnknownRun(str(error)) from error
 
 
 def _changed_at(path: Path) -> int:

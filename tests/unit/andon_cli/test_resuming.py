@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -252,3 +253,38 @@ def test_who_was_lost_before_the_last_step_does_not_make_a_run_incomplete(run_di
 
     assert not before
     assert RunBook.read(journal).complete
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"[" * 50_000, b'{"sha256": 1}'])
+def test_a_checkpoint_whose_manifest_is_none_is_refused_by_name(
+    run_dir: Path, content: bytes
+) -> None:
+    (checkpoint_folder(run_dir, 4) / MANIFEST).write_bytes(content)
+
+    with pytest.raises(ResumeRefused, match=r"step-00000004/state\.json"):
+        find_resumption("7f3a")
+
+
+def test_a_checkpoint_with_a_pipe_or_a_folder_for_a_file_keeps_nobody_waiting(
+    run_dir: Path,
+) -> None:
+    newest, earlier = checkpoint_folder(run_dir, 4), checkpoint_folder(run_dir, 2)
+    (newest / MANIFEST).unlink()
+    os.mkfifo(newest / MANIFEST)
+    name = next(iter(Manifest.read(earlier).files))
+    (earlier / name).unlink()
+    (earlier / name).mkdir()
+
+    with pytest.raises(ResumeRefused, match=r"state\.json is no file"):
+        find_resumption("7f3a")
+    assert newest_in_history(run_dir) is None
+
+
+def test_a_manifest_does_not_name_files_outside_its_folder(run_dir: Path) -> None:
+    folder = checkpoint_folder(run_dir, 4)
+    manifest = Manifest.read(folder)
+    outside = Manifest(manifest.facts, {"../../../secret": (1, "00")})
+    (folder / MANIFEST).write_bytes(outside.to_bytes())
+
+    with pytest.raises(ResumeRefused, match="names a file outside its folder"):
+        find_resumption("7f3a")

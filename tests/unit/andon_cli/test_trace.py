@@ -231,13 +231,32 @@ def test_the_folder_of_parts_goes_with_the_last_of_them(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"otherData": {}, "traceEvents": []}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "[]", "{}", '{"otherData": {}, "traceEvents": []}', "[" * 50_000,
+        '{"otherData": {"andon_origin_us": "0", "run": "", "clocks": {}, "notes": []}, '
+        '"traceEvents": [{"ph": "X", "ts": "soon"}]}',
+    ],
+)  # fmt: skip
 def test_a_file_that_is_no_trace_is_refused_with_what_to_give(tmp_path: Path, content: str) -> None:
     path = tmp_path / "odd.json"
     path.write_text(content)
 
     with pytest.raises(TraceUnreadable, match=r"odd\.json is no trace of andon: give a file"):
         read_traces([path])
+
+
+@pytest.mark.parametrize(
+    "line", ["5", "[]", '{"sync": ["a", "b", "c"]}', '{"worker": []}', '{"ph": "X", "ts": 1.5}']
+)
+def test_a_part_with_a_line_of_another_kind_is_refused_by_name(tmp_path: Path, line: str) -> None:
+    write_part(tmp_path, 0, "7f3a", *a_step(1, 0))
+    [part] = tmp_path.glob("*.jsonl")
+    part.write_text(f"{part.read_text()}{line}\n")
+
+    with pytest.raises(TraceUnreadable, match="is no part of a trace"):
+        read_traces([part])
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from andon_server.runs import ServiceAddress, free_run_id, services, worker_log
+from andon_server.runs import ServiceAddress, free_run_id, service_of, services, worker_log
 
 
 def address(run_id: str, pid: int = 1) -> ServiceAddress:
@@ -38,6 +39,32 @@ def test_what_a_later_release_adds_to_an_address_is_left_out() -> None:
 def test_other_text_is_no_address(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         ServiceAddress.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pid": "1"}, {"pid": 0}, {"pid": -1}, {"pid": 2**40}, {"pid": True}, {"address": 5},
+        {"address": "\ud800:1"}, {"run_id": "\x1b[2J"}, {"board_url": None}, {"journal": ["j"]},
+    ],
+)  # fmt: skip
+def test_what_is_no_address_of_a_service_is_none(change: dict[str, Any], tmp_path: Path) -> None:
+    told = json.loads(address("7f3a").to_json()) | change
+    (tmp_path / "service.json").write_text(json.dumps(told))
+
+    assert service_of(tmp_path) is None
+
+
+def test_what_is_no_small_file_is_no_address_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    for name in ("pipe", "nested", "binary", "folder"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe" / "service.json")
+    (tmp_path / "nested" / "service.json").write_text("[" * 50_000)
+    (tmp_path / "binary" / "service.json").write_bytes(b"\xff\x00")
+    (tmp_path / "folder" / "service.json").mkdir()
+    left_in(tmp_path, "whole", at_s=1)
+
+    assert [service.run_id for service in services(tmp_path)] == ["whole"]
 
 
 def test_the_first_run_is_the_one_served_last(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from andon.protocol.reasons import Reason
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.errors import LineError
 from andon_server.board.app import MAX_VIEWERS
-from unit.andon_server.board.boards import Answer, Board, MakeBoard, commit, line_of, nan_halt
+from unit.andon_server.board.boards import RUN, Answer, Board, MakeBoard, commit, line_of, nan_halt
 
 
 @pytest.fixture
@@ -140,6 +140,21 @@ def test_a_body_that_is_no_answer_is_refused_and_changes_nothing(board: Board, b
     assert answer.status == 400
     assert answer.json["error"]
     assert board.line.asked == []
+
+
+@pytest.mark.parametrize("what", ["halt", "login", "answer"])
+def test_half_a_character_is_refused_and_logged_by_nobody(
+    make_board: MakeBoard, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = make_board(run_token=RUN)
+    half = "\ud800"
+    body = {"token": half, "reason": half, "halt_id": half, "answer": half}
+
+    answer = board.post(what, body, HTTP_AUTHORIZATION=f"Bearer {RUN.decode()}")
+
+    assert answer.status == 400
+    assert board.line.asked == []
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

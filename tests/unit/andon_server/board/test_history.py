@@ -71,6 +71,8 @@ def test_a_journal_that_somebody_edited_does_not_hide_the_others(
     edited.close()
     with sqlite3.connect(tmp_path / "edited" / JOURNAL) as database:
         database.execute("UPDATE records SET kind = 'NONSENSE', roster = '{'")
+        database.execute("DROP TABLE scalars")
+        database.execute("CREATE TABLE scalars AS SELECT 'x' AS name, x'ff' AS step, 1 AS value")
     database.close()
 
     runs = {each["run_id"]: each for each in board.get("/board/api/runs").json}
@@ -78,6 +80,8 @@ def test_a_journal_that_somebody_edited_does_not_hide_the_others(
     assert runs.keys() == {"edited", "7f3a"}
     assert runs["edited"]["state"] == "unreadable"
     assert "was it edited?" in runs["edited"]["problem"]
+    for path in ("", "/curves"):
+        assert board.get(f"/board/api/runs/edited{path}").status in (200, 404)
 
 
 def test_one_who_reads_long_runs_does_not_keep_everybody_waiting(board: Board) -> None:
