@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from andon.host.errors import CommandError, ExitCode
+from andon.host.private_files import open_private
 from andon.host.scalar_files import TensorBoardFile
 from andon.host.strict_json import strict_json
 from andon.protocol.records import accuracy_of
@@ -58,7 +59,14 @@ def export_run(config: ExportConfig) -> int:
         else:
             with (
                 _writing_to(output),
-                output.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file,
+                open(
+                    output,
+                    "w",
+                    encoding="utf-8",
+                    newline="",
+                    errors="backslashreplace",
+                    opener=open_private,
+                ) as file,
             ):
                 _write(reader, config, folder, file)
     return ExitCode.COMPLETE

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from andon.host.private_files import open_private
+
 __all__ = ["OutputLog", "RunOutput", "pass_on"]
 
 _PIECE = 64 * 2**10
@@ -43,7 +45,9 @@ class OutputLog:
         rest = memoryview(note + piece)
         try:
             if self._file is None:
-                self._file = self._path.open("ab", buffering=0)
+                self._file = open(  # noqa: SIM115 - held
+                    self._path, "ab", buffering=0, opener=open_private
+                )
             # Unbuffered files may write less than they are given.
             while rest:
                 rest = rest[self._file.write(rest) :]

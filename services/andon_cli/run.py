@@ -12,6 +12,7 @@ from typing import Any, TextIO, cast
 
 from andon.host.errors import ExitCode
 from andon.host.manifest import checkpoints_in
+from andon.host.private_files import make_folder, open_private
 from andon.protocol.records import accuracy_of
 from andon_cli.config import RunConfig
 from andon_cli.launch import Launch
@@ -171,9 +172,10 @@ class RunReport:
 
     def write(self, path: Path) -> None:
         """Writes the report as JSON, completely or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         draft = path.with_name(f".{path.name}.draft")
-        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        with open(draft, "w", encoding="utf-8", opener=open_private) as file:
+            file.write(json.dumps(asdict(self), indent=2) + "\n")
         draft.replace(path)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from andon.host.errors import CommandError
+from andon.host.private_files import open_private
 from andon.host.trace import (
     ClockSample,
     EventKind,
@@ -156,7 +157,7 @@ class Trace:
             "notes": list(self.notes),
         }
         draft = path.with_name(f".{path.name}.draft")
-        with draft.open("w", encoding="utf-8") as file:
+        with open(draft, "w", encoding="utf-8", opener=open_private) as file:
             file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(about))
             file.write(',"traceEvents":[\n')
             file.write(",\n".join(json.dumps(each, separators=(",", ":")) for each in self.events))

@@ -9,11 +9,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from andon.host.logs import TEXT_FORMAT, JsonLines, LogEvent, LogFormat
+from andon.host.private_files import open_private
 from andon_coordinator.core.effects import Effect
 from andon_coordinator.core.events import Event
 from andon_coordinator.core.status import LineSnapshot
@@ -159,6 +161,11 @@ class _LogFile(logging.FileHandler):
     """A log file that may be on a full disk: it reports that once, and the service goes on."""
 
     _reported = False
+
+    def _open(self) -> TextIOWrapper:
+        """Opens it; only its owner may read it."""
+        log = open(self.baseFilename, self.mode, encoding=self.encoding, opener=open_private)  # noqa: SIM115 - held
+        return cast("TextIOWrapper", log)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
         """Reports a failed write once. Errors of other kinds are reported as usual."""

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from andon.host.errors import CommandError
+from andon.host.private_files import make_folder, open_private
 
 __all__ = [
     "JOURNAL",
@@ -80,7 +81,8 @@ class ServiceAddress:
         """Writes it to the run's folder, completely or not at all."""
         # Others read it at any time: rename a finished draft over it.
         draft = run_dir / f".{_SERVICE}.{os.getpid()}"
-        draft.write_text(self.to_json() + "\n", encoding="utf-8")
+        with open(draft, "w", encoding="utf-8", opener=open_private) as file:
+            file.write(self.to_json() + "\n")
         draft.replace(run_dir / _SERVICE)
 
     @property
@@ -112,7 +114,7 @@ def make_run_dir(run_dir: Path) -> None:
         CommandError: it can't be created.
     """
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(run_dir)
     except OSError as error:
         raise CommandError(
             f"the run's folder {run_dir} can't be made ({error.strerror}): make room there, or "

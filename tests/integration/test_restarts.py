@@ -57,6 +57,8 @@ def test_a_worker_that_is_killed_starts_again_and_the_run_completes(tmp_path: Pa
     assert (report["steps"], report["restarts"], report["complete"]) == (9, 1, True)
     assert len(set(report["digests"].values())) == 1
     assert "holding at step 4" in (tmp_path / "runs/7f3a/worker-1.log").read_text()
+    for made in (tmp_path / "r.json", tmp_path / "t.json", *(tmp_path / "runs/7f3a").rglob("*")):
+        assert not made.stat().st_mode & 0o077, f"others may read {made}"
     # The trace has both lives of the killed worker, and what that did to the other one.
     events = assert_valid(tmp_path / "t.json")
     assert not (tmp_path / "t.json.parts").exists()

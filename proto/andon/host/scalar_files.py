@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, AnyStr, Generic, Protocol, Self
 
+from andon.host.private_files import make_folder, open_private
 from andon.protocol.scalars import Scalar
 
 __all__ = ["CsvFile", "ScalarFile", "TensorBoardFile", "crc32c"]
@@ -70,8 +71,10 @@ class CsvFile(_File[str]):
         Raises:
             OSError: it can't be opened.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._out = out = path.open("a", encoding="utf-8", newline="")
+        make_folder(path.parent)
+        self._out = out = open(  # noqa: SIM115 - held
+            path, "a", encoding="utf-8", newline="", opener=open_private
+        )
         self._table = csv.writer(out, lineterminator="\n")
         if not out.tell():
             self._table.writerow(_HEADER)
@@ -94,14 +97,14 @@ class TensorBoardFile(_File[bytes]):
         Raises:
             OSError: it can't be made.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         began = time.time() if at_unix_s is None else at_unix_s
         # TensorBoard reads a folder's files in the order of their names. Two processes, and two
         # files of one second, must not meet.
         for number in range(1000):
             name = f"events.out.tfevents.{int(began):010d}.{os.getpid()}.{number:03d}"
             try:
-                self._out = (folder / name).open("xb")
+                self._out = open(folder / name, "xb", opener=open_private)  # noqa: SIM115 - held
                 break
             except FileExistsError:
                 continue

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from andon.host.private_files import make_folder, open_private
+
 __all__ = [
     "ClockSample",
     "EventKind",
@@ -150,10 +152,10 @@ class PartWriter:
         Raises:
             OSError: that is not possible.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.path = folder / f"{header.host}-{header.process}-{header.at_us}.jsonl"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(self.path, flags, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._file = open_private(self.path, flags)
         self._append([{_MAGIC: _FORMAT, **asdict(header)}])
 
     def write(self, lines: Iterable[Line]) -> None:

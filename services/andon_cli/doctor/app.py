@@ -10,7 +10,13 @@ from andon.host.errors import ExitCode
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon_cli.doctor.devices import check_devices
 from andon_cli.doctor.findings import Finding, findings_json, healthy
-from andon_cli.doctor.host import check_clock, check_folder, check_ports, check_shared_memory
+from andon_cli.doctor.host import (
+    check_clock,
+    check_folder,
+    check_ports,
+    check_privacy,
+    check_shared_memory,
+)
 from andon_cli.doctor.packages import check_mean, check_packages
 from andon_cli.doctor.reach import check_access, check_line
 from andon_cli.doctor.trial import check_trial
@@ -46,6 +52,7 @@ async def _findings(config: DoctorConfig) -> AsyncGenerator[Finding]:
             check_mean(),
             *(check_ports(ports) if not config.address else ()),
             *check_folder(RUNS),
+            *check_privacy(RUNS),
             *check_shared_memory(config.shared_dir or DEFAULT_SHARED_DIR),
             *check_clock(RUNS),
             *check_access(config.access),

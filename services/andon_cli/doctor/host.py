@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import socket
 import sqlite3
+import stat
 import sys
 import tempfile
 import time
@@ -13,11 +14,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from andon.host.tls import readable_by_others
 from andon_cli.doctor.findings import Finding, fail, ok, warn
 from andon_coordinator.transport.journal import Journal, JournalError
 from andon_server.runs import JOURNAL
 
-__all__ = ["check_clock", "check_folder", "check_ports", "check_shared_memory"]
+__all__ = ["check_clock", "check_folder", "check_ports", "check_privacy", "check_shared_memory"]
 
 _GIB = 2**30
 _MIB = 2**20
@@ -66,6 +68,32 @@ def check_ports(wanted: Sequence[tuple[str, int, str]]) -> list[Finding]:
     if free:
         findings.insert(0, ok("ports", f"free: {', '.join(free)}"))
     return findings
+
+
+def check_privacy(runs: Path) -> list[Finding]:
+    """Looks for runs that every user of this host may read, as earlier releases left them."""
+    if not _may_enter(runs):
+        return []
+    open_to_all = sorted(
+        journal.parent
+        for journal in runs.glob(f"*/{JOURNAL}")
+        if _may_enter(journal.parent) and readable_by_others(journal)
+    )
+    if not open_to_all:
+        return []
+    which = f"{open_to_all[0]}" + (f" and {more} more" if (more := len(open_to_all) - 1) else "")
+    return [
+        warn(
+            "privacy",
+            f"every user of this host may read the journals and logs in {which}",
+            f"chmod -R o= {runs}; a run that is made now is its owner's alone",
+        )
+    ]
+
+
+def _may_enter(folder: Path) -> bool:
+    """Whether users other than a folder's owner and group may use what is in it."""
+    return folder.is_dir() and bool(folder.stat().st_mode & stat.S_IXOTH)
 
 
 def check_folder(runs: Path) -> list[Finding]:

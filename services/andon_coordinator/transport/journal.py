@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO
 
 from andon.host.logs import LogEvent
+from andon.host.private_files import make_folder, open_private
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key
 from andon_coordinator.core import effects, events
@@ -128,7 +129,7 @@ class Journal:
             JournalError: it can't be opened, or is of another run.
         """
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
         except OSError as error:
             raise JournalError(f"the journal {path} can't be made: {error}") from error
         with ExitStack() as undo:
@@ -352,7 +353,9 @@ def _locked(path: Path) -> IO[str]:
     # A file of its own: POSIX locks are dropped when the process closes any descriptor of a file,
     # and SQLite relies on such locks on the database.
     try:
-        lock = open(path.with_name(path.name + ".lock"), "a+", encoding="ascii")  # noqa: SIM115 - held
+        lock = open(  # noqa: SIM115 - held
+            path.with_name(path.name + ".lock"), "a+", encoding="ascii", opener=open_private
+        )
     except OSError as error:
         raise JournalError(f"the journal {path} can't be locked: {error}") from error
     try:

@@ -8,6 +8,7 @@ process can begin a term between the check and the change.
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from andon.host.private_files import open_private
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.limits import COUNT_LIMIT
 from andon.protocol.records import Key, Record, RecordKind
@@ -109,6 +111,10 @@ class Store:
         self._files: JournalFiles | None = None
         with ExitStack() as undo:
             try:
+                # SQLite would make it readable by everybody. Its log and index get the same mode. A
+                # journal that is there is not opened: closing it would drop SQLite's locks on it.
+                with suppress(FileExistsError):
+                    os.close(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
                 self._database = sqlite3.connect(
                     path, isolation_level=None, check_same_thread=False
                 )
@@ -121,7 +127,7 @@ class Store:
                 self._files = JournalFiles(path)
             except FilesChanged as error:
                 raise JournalError(str(error)) from error
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OSError) as error:
                 raise JournalError(f"the journal {path} can't be opened: {error}") from error
             undo.pop_all()
 

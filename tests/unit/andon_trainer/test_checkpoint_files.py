@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +126,21 @@ def test_the_folder_holds_no_pickle_and_no_draft(tmp_path: Path) -> None:
     trees = ("model", "optimizers", "registered", "rng")
     expected = {f"{tree}.{kind}" for tree in trees for kind in ("json", "safetensors")}
     assert {entry.name for entry in folder.iterdir()} == {*expected, "state.json"}
+
+
+def test_a_checkpoint_and_its_folders_are_their_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        replica = replica_of(0)
+        folder = replica.save(tmp_path / "run/checkpoints/step-00000001", facts_of(replica))
+    finally:
+        os.umask(before)
+
+    made = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
+    assert folder in made
+    for each in made:
+        wanted = 0o700 if each.is_dir() else 0o600
+        assert stat.S_IMODE(each.stat().st_mode) == wanted, each
 
 
 def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path: Path) -> None:

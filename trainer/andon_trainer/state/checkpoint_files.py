@@ -15,11 +15,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import torch
 
 from andon.host.manifest import MANIFEST, CheckpointDamaged, CheckpointFacts, Manifest
+from andon.host.private_files import make_folder, open_private
 from andon_trainer.state.trees import join_tree, pack_tensors, split_tree, unpack_tensors
 
 __all__ = ["BaseFile", "Stateful", "load_checkpoint", "remove_checkpoint", "save_checkpoint"]
@@ -81,11 +82,12 @@ def save_checkpoint(
         files[f"{name}.safetensors"] = pack_tensors(tensors)
         files[f"{name}.json"] = json.dumps(skeleton).encode()
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    for each in (folder.parent.parent, folder.parent):  # the run's, and that of its checkpoints
+        make_folder(each)
     _sweep(folder)
     draft = _hidden(folder)
     try:
-        draft.mkdir()
+        make_folder(draft)
         linked = {} if base is None else _link(base.name, folder.parent, draft)
         if base is not None and not linked:
             files[base.name] = pack_tensors(base.tensors)
@@ -157,16 +159,18 @@ def _link(name: str, checkpoints: Path, draft: Path) -> dict[str, tuple[int, str
         try:
             os.link(path, draft / name)
         except OSError:  # A file system without links, or too many of them.
-            shutil.copyfile(path, draft / name)
-            with (draft / name).open("rb") as file:
-                os.fsync(file.fileno())
+            with path.open("rb") as whole:
+                _write(draft / name, whole)
         return {name: entry}
     return {}
 
 
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
+def _write(path: Path, data: bytes | BinaryIO) -> None:
+    with open(path, "wb", opener=open_private) as file:
+        if isinstance(data, bytes):
+            file.write(data)
+        else:
+            shutil.copyfileobj(data, file)
         file.flush()
         os.fsync(file.fileno())
 

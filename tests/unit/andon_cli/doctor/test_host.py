@@ -6,7 +6,14 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from andon_cli.doctor.host import check_clock, check_folder, check_shared_memory
+import pytest
+
+from andon_cli.doctor.host import (
+    check_clock,
+    check_folder,
+    check_privacy,
+    check_shared_memory,
+)
 from andon_server.runs import JOURNAL
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
@@ -24,6 +31,30 @@ def test_a_folder_that_can_not_be_written_fails_with_the_remedy() -> None:
 
     assert finding.level == "fail"
     assert "--run-dir" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("runs", "run", "journal", "warns"),
+    [
+        (0o755, 0o755, 0o644, True),
+        (0o700, 0o755, 0o644, False),
+        (0o755, 0o700, 0o644, False),
+        (0o755, 0o755, 0o600, False),
+    ],
+)
+def test_a_run_that_every_user_may_read_is_a_warning(
+    tmp_path: Path, runs: int, run: int, journal: int, *, warns: bool
+) -> None:
+    made = tmp_path / "runs" / "7f3a" / JOURNAL
+    made.parent.mkdir(parents=True)
+    made.touch()
+    for path, mode in ((made, journal), (made.parent, run), (made.parent.parent, runs)):
+        path.chmod(mode)
+
+    findings = check_privacy(tmp_path / "runs")
+
+    assert [each.level for each in findings] == ["warn"] * warns
+    assert all("chmod -R o=" in each.remedy for each in findings)
 
 
 def test_a_shared_folder_that_is_not_there_is_a_warning(tmp_path: Path) -> None:

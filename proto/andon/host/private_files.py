@@ -1,0 +1,45 @@
+"""Private files: what a run writes is its owner's alone, from the moment it is there.
+
+A journal, a log or a checkpoint may hold what a script printed, and the weights themselves. So
+whatever the umask allows, files get the mode 0600 and folders 0700. The one exception is asked for
+with `chmod g+s` on a run's folder, or on one above it: what is made in a folder with the
+set-group-ID bit may be read by its group, as such folders are for. A group writes nothing.
+
+Files that are there already keep their modes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+__all__ = ["make_folder", "open_private"]
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that only its owner may open, unless it is there.
+
+    Folders above it that are missing are made with the usual modes.
+
+    Raises:
+        OSError: it can't be made, or is something else.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(0o750 if _is_for_the_group(folder.parent) else 0o700, exist_ok=True)
+
+
+def open_private(path: str | os.PathLike[str], flags: int) -> int:
+    """Opens a file, and makes it such that only its owner may read it; an `opener` of `open`.
+
+    Raises:
+        OSError: it can't be opened.
+    """
+    mode = 0o600
+    if flags & os.O_CREAT and _is_for_the_group(Path(path).parent):
+        mode = 0o640
+    return os.open(path, flags | os.O_CLOEXEC, mode)
+
+
+def _is_for_the_group(folder: Path) -> bool:
+    return bool(folder.stat().st_mode & stat.S_ISGID)
