@@ -24,7 +24,7 @@ from andon.host.tether import tether_command
 from andon_cli.config import RunConfig
 from andon_cli.output import OutputLog, pass_on
 from andon_cli.settings import as_flags
-from andon_server.settings import ServeConfig
+from andon_server.settings import ServeConfig, ServiceSettings
 
 __all__ = [
     "Child",
@@ -195,7 +195,15 @@ def worker_environment(
         variables["ANDON_SHARED_DIR"] = "off" if folder is None else str(folder.absolute())
     if settings.access.insecure:
         variables["ANDON_INSECURE"] = "1"
-    return {**variables, **settings.access.environment()}
+    return {**variables, **_metrics_variables(settings), **settings.access.environment()}
+
+
+def _metrics_variables(settings: ServiceSettings) -> dict[str, str]:
+    """Who may read a worker's metrics: those who may read the service's."""
+    given = {"ANDON_METRICS_HOSTS": settings.metrics_hosts}
+    if settings.metrics_token_file is not None:
+        given["ANDON_METRICS_TOKEN_FILE"] = str(settings.metrics_token_file.absolute())
+    return {name: value for name, value in given.items() if value}
 
 
 def exit_code_of(code: int) -> ExitCode:

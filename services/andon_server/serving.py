@@ -16,15 +16,16 @@ from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha import reflection_pb2 as reflection_pb
 from prometheus_client import CollectorRegistry
 
-from andon.host.access import Access
+from andon.host.access import Access, token_of
 from andon.host.endpoint import EndpointLimits
 from andon.host.errors import CommandError, UsageError
 from andon.host.logs import LogEvent
-from andon.host.metrics import MetricsEndpoint
+from andon.host.metrics import MetricsEndpoint, MetricsGuard
 from andon.host.settings import at_port
 from andon.host.telemetry import HandshakeCounter, RefusalCounter
 from andon.host.tls import ServerIdentity, TlsError, add_port, host_of
 from andon.host.tls_diagnosis import is_for_another_host
+from andon.host.web_names import listed_names, own_names
 from andon.protocol.tokens import MIN_SECRET_BYTES
 from andon.tcp.listening import TcpListener
 from andon.v1 import ring_pb2 as _ring_pb2  # noqa: F401 - reflection describes what is imported
@@ -199,14 +200,32 @@ def metrics_endpoint(
             config.bind,
             config.endpoint_port,
             registry,
+            guard=_metrics_guard(config),
             tls=None if identity is None else identity.web_context,
-            limits=EndpointLimits(connections=MAX_VIEWERS + _CONNECTIONS),
+            limits=EndpointLimits(connections=MAX_VIEWERS + _CONNECTIONS, of_one_host=MAX_VIEWERS),
         )
     except OSError as error:
         raise CommandError(
             f"metrics can't be served on {config.bind}:{config.endpoint_port} ({error.strerror}): "
             "end what listens there, or pass --metrics-port 0 for any free port"
         ) from error
+
+
+def _metrics_guard(config: ServeConfig) -> MetricsGuard:
+    """Who may read the metrics of a service.
+
+    Raises:
+        UsageError: a name is none, or the token can't be read.
+    """
+    try:
+        names = listed_names(config.metrics_hosts)
+    except ValueError as error:
+        raise UsageError(f"--metrics-hosts {error}") from error
+    public = host_of(at_port(config.advertise, 0)) if config.advertise else ""
+    return MetricsGuard(
+        names=own_names(config.bind, public, *names),
+        token=token_of(config.metrics_token_file, "", "metrics-token"),
+    )
 
 
 def reachable(bind: str) -> str:

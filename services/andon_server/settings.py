@@ -71,6 +71,11 @@ class ServiceSettings(CommandSettings):
     metrics_port: Port | None = None
     """The port of the metrics for Prometheus; 0 is any free one. Default: 9400; of a reducer 9401;
     of `andon run` any free one."""
+    metrics_hosts: Annotated[str, Parameter(metavar="NAMES")] = ""
+    """Names, separated by commas, under which the metrics may be asked for; this host's names, that
+    of `--advertise`, and all addresses always may."""
+    metrics_token_file: File | None = None
+    """The file with a token that Prometheus has to show. Default: it shows none."""
     tcp_port: TcpPort = 0
     """The port of TCP lanes, which carry gradients beside gRPC; 0 is any free one, `off` none."""
     run_id: Annotated[str, Parameter(metavar="ID")] = ""

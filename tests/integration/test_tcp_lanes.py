@@ -226,6 +226,20 @@ def test_a_listener_that_can_not_go_on_offers_nothing(
         assert joining.listener.offer(SESSION, lambda *_: None) is None
 
 
+def test_the_silent_connections_of_one_host_push_out_its_own(joining: Joining) -> None:
+    with ExitStack() as stack:
+        other = socket.create_connection(
+            ("127.0.0.1", joining.listener.port), source_address=("127.0.0.2", 0)
+        )
+        stack.callback(other.close)
+        silent = [raw_connection(joining, stack) for _ in range(MAX_UNPROVEN)]
+
+        assert silent[0].recv(1) == b""  # Its host has most of them.
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.recv(1)
+
+
 def test_a_frame_above_the_limit_ends_the_lane_before_it_is_read(joining: Joining) -> None:
     with ExitStack() as stack:
         (mine,) = connect("127.0.0.1", joining.offer.message, SESSION, (SENDS,))

@@ -21,6 +21,7 @@ from andon.host.manifest import checkpoint_folder, newest_whole
 from andon.host.run_token import read_token
 from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.tls import host_of, is_loopback
+from andon.host.web_names import listed_names
 from andon.protocol.capabilities import WORKER_CAPABILITIES
 from andon.protocol.ring import RING_CAPABILITY
 from andon_trainer.launchers import (
@@ -118,6 +119,13 @@ class LineConfig:
     """How fast this worker is, compared with the others, until the line has measured it."""
     metrics_bind: str = field(default="127.0.0.1", metadata=_from("ANDON_METRICS_BIND"))
     """Where this worker's metrics are served: a host (on any free port), host:port, or `off`."""
+    metrics_hosts: str = field(default="", metadata=_from("ANDON_METRICS_HOSTS"))
+    """Names, separated by commas, under which these metrics may be asked for; this host's name and
+    all addresses always may."""
+    metrics_token_file: Path | None = field(
+        default=None, metadata=_from("ANDON_METRICS_TOKEN_FILE", _path)
+    )
+    """The file with a token that Prometheus has to show. Default: it shows none."""
     shared_dir: Path | None = field(
         default=DEFAULT_SHARED_DIR, metadata=_from("ANDON_SHARED_DIR", _shared_dir)
     )
@@ -143,7 +151,7 @@ class LineConfig:
 
     def __post_init__(self) -> None:
         """Refuses values that are invalid or contradict each other."""
-        for name in ("tls", "run_dir", "resume", "trace"):
+        for name in ("tls", "run_dir", "resume", "trace", "metrics_token_file"):
             if isinstance(value := getattr(self, name), str):  # From a script.
                 object.__setattr__(self, name, Path(value))
         if isinstance(self.shared_dir, str):  # Likewise: a folder, or `off`.
@@ -161,6 +169,10 @@ class LineConfig:
             )
         self._check_log_to()
         _ = self.metrics_endpoint
+        try:
+            listed_names(self.metrics_hosts)
+        except ValueError as error:
+            raise ValueError(f"metrics_hosts (ANDON_METRICS_HOSTS) {error}") from error
         if self.ring_bind not in ("", "off"):
             endpoint_of("ring_bind (ANDON_RING_BIND)", self.ring_bind)
 

@@ -16,9 +16,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from andon.host.metrics import MetricsEndpoint
+from andon.host.metrics import MetricsEndpoint, MetricsGuard
+from andon.host.run_token import read_token
 from andon.host.telemetry import OptionalGauge, new_registry, observe, time_histogram
 from andon.host.tls import address_of
+from andon.host.web_names import listed_names, own_names
 from andon.protocol.records import Key
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import StepReport
@@ -289,7 +291,7 @@ class Telemetry:
         bind = config.metrics_endpoint
         if bind is not None:
             host, port = bind
-            self._endpoint = _listen(host, port, registry)
+            self._endpoint = _listen(host, port, registry, _guard(host, config))
             self.address = _address(host, self._endpoint.port, config.address)
 
     def close(self) -> None:
@@ -299,9 +301,23 @@ class Telemetry:
             self._endpoint = None
 
 
-def _listen(host: str, port: int, registry: CollectorRegistry) -> MetricsEndpoint:
+def _guard(host: str, config: LineConfig) -> MetricsGuard:
+    """Who may read the metrics on `host`."""
+    return MetricsGuard(
+        names=own_names(host, *listed_names(config.metrics_hosts)),
+        token=read_token(
+            config.metrics_token_file,
+            file_setting="metrics_token_file (ANDON_METRICS_TOKEN_FILE)",
+            text_setting="",
+        ),
+    )
+
+
+def _listen(
+    host: str, port: int, registry: CollectorRegistry, guard: MetricsGuard
+) -> MetricsEndpoint:
     try:
-        endpoint = MetricsEndpoint(host, port, registry)
+        endpoint = MetricsEndpoint(host, port, registry, guard=guard)
     except OSError as error:
         raise ValueError(
             f"this worker's metrics can't be served on {host}:{port} ({error}): set "

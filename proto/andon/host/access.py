@@ -13,7 +13,7 @@ from andon.host.run_token import TokenError, bearer_metadata, read_token
 from andon.host.settings import EVERYDAY, VARIABLE_ONLY, File
 from andon.host.tls import host_of, is_loopback
 
-__all__ = ["CLEAR", "Access", "Metadata", "in_the_clear"]
+__all__ = ["CLEAR", "Access", "Metadata", "in_the_clear", "token_of"]
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -41,7 +41,7 @@ class Access:
         Raises:
             UsageError: it can't be read, or is short enough to be guessed.
         """
-        return _token(self.token_file, self.token, "token")
+        return token_of(self.token_file, self.token, "token")
 
     @property
     def operator_token(self) -> bytes:
@@ -50,7 +50,7 @@ class Access:
         Raises:
             UsageError: as for `run_token`.
         """
-        return _token(self.operator_token_file, "", "operator-token")
+        return token_of(self.operator_token_file, "", "operator-token")
 
     def environment(self) -> dict[str, str]:
         """The variables that hand this to workers. They are not operators."""
@@ -91,7 +91,12 @@ def in_the_clear(what: str) -> UsageError:
     )
 
 
-def _token(path: Path | None, text: str, name: str) -> bytes:
+def token_of(path: Path | None, text: str, name: str) -> bytes:
+    """The token in a file, or else the text; empty if there is neither.
+
+    Raises:
+        UsageError: it can't be read, or is short enough to be guessed.
+    """
     variable = f"ANDON_{name.replace('-', '_').upper()}"
     try:
         return read_token(path, text, file_setting=f"--{name}-file", text_setting=variable)

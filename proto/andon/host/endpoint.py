@@ -7,7 +7,8 @@ The endpoint has threads of its own, so it answers while the process's event loo
 is busy. Every connection is one request and one thread. Three bounds keep strangers from taking
 more than that:
 
-- there are at most `connections` at once; a further one is told 503 and closed;
+- there are at most `connections` at once, and `of_one_host` from one address, so that nobody takes
+  the places of all others; a further one is told 503 and closed;
 - a request has `request_s` for all of its bytes, however slowly they come, and `_MAX_REQUEST` of
   them, so that nobody keeps a thread by sending a header now and then;
 - a part of an answer that the other end does not read for `write_s` ends the connection, so that a
@@ -37,6 +38,8 @@ from wsgiref.handlers import SimpleHandler
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import WSGIApplication, WSGIEnvironment
 
+from andon.host.peers import Places
+
 __all__ = ["ENCRYPTED", "Endpoint", "EndpointLimits", "TlsContext"]
 
 ENCRYPTED = "andon.encrypted"
@@ -64,6 +67,8 @@ class EndpointLimits:
 
     connections: int = 32
     """How many may be open at once."""
+    of_one_host: int = 16
+    """How many of them one address may have; loopback is this machine, and may have all."""
     request_s: float = 10.0
     """How long a connection has for its handshake and its whole request."""
     write_s: float = 10.0
@@ -288,7 +293,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.limits = limits
         self.connections: set[socket.socket] = set()
         """Those whose requests are being answered."""
-        self._room = threading.Semaphore(limits.connections)
+        self._places = Places(limits.connections, limits.of_one_host)
         super().__init__(address, _Connection)
         self.set_app(application)
 
@@ -299,8 +304,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
+        if self._places.take(client_address[0]):
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # no thread could be started
+                self._places.leave(client_address[0])
+                raise
             return
         # The buffer of a new connection has room for these bytes, so this does not block.
         with suppress(OSError):
@@ -312,7 +321,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._places.leave(client_address[0])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()

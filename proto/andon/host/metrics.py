@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
@@ -18,8 +19,10 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from andon.host.endpoint import Endpoint, EndpointLimits, TlsContext
+from andon.host.run_token import BEARER_PREFIX, is_same_token
+from andon.host.web_names import is_allowed, own_names
 
-__all__ = ["MetricsApp", "MetricsEndpoint"]
+__all__ = ["MetricsApp", "MetricsEndpoint", "MetricsGuard"]
 
 _TARGET = re.compile(r"(?:[\w.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\]):\d{1,5}", re.ASCII)
 """What may be scraped: host:port. Anything else would spoil the whole list for Prometheus."""
@@ -33,11 +36,44 @@ Reducers = Callable[[], Mapping[str, str]]
 """Where each registered reducer's metrics are, by the reducer's address; likewise."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsGuard:
+    """Who may read the metrics: nobody's page in a browser, and only who shows the token."""
+
+    names: frozenset[str] = field(default_factory=own_names)
+    """The names under which they may be asked for, besides addresses."""
+    token: bytes = field(default=b"", repr=False)
+    """What one has to show; empty: nothing."""
+
+    def refusal(self, environment: WSGIEnvironment) -> tuple[HTTPStatus, str] | None:
+        """Why a request is refused, with the remedy; None: it is not."""
+        host = environment.get("HTTP_HOST", "")
+        if not is_allowed(host, self.names):
+            return (
+                HTTPStatus.FORBIDDEN,
+                f"these metrics are not at {host[:100]!r}: ask for them by this host's name or "
+                "address, or name it in --metrics-hosts (ANDON_METRICS_HOSTS)\n",
+            )
+        shown = environment.get("HTTP_AUTHORIZATION", "")
+        token = shown.removeprefix(BEARER_PREFIX).strip().encode() if shown else b""
+        if self.token and not is_same_token(token, self.token):
+            return (
+                HTTPStatus.UNAUTHORIZED,
+                "these metrics ask for a token: let Prometheus show the one in the file of "
+                "--metrics-token-file (ANDON_METRICS_TOKEN_FILE)\n",
+            )
+        return None
+
+
 class MetricsApp:
     """What is served: `/metrics`, `/sd`, and what is mounted beside them."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """Serves the registry; `/sd` lists this service alone until there is a `source`."""
+    def __init__(self, registry: CollectorRegistry, guard: MetricsGuard | None = None) -> None:
+        """Serves the registry to those whom `guard` admits, under this host's names by default.
+
+        `/sd` lists this service alone until there is a `source`.
+        """
+        self._guard = guard or MetricsGuard()
         self._metrics = make_wsgi_app(registry)
         self._source: tuple[str, Workers, Reducers] = "", dict, dict
         self._others: WSGIApplication | None = None
@@ -55,13 +91,18 @@ class MetricsApp:
     ) -> Iterable[bytes]:
         """Answers one request."""
         path, status, kind = environment.get("PATH_INFO", ""), HTTPStatus.OK, "text/plain"
-        if path == "/metrics":
+        headers = []
+        refusal = self._guard.refusal(environment) if path in ("/metrics", "/sd") else None
+        if path == "/metrics" and refusal is None:
             metrics: Iterable[bytes] = self._metrics(environment, start_response)
             return metrics
-        if path != "/sd" and self._others is not None:
+        if path not in ("/metrics", "/sd") and self._others is not None:
             return self._others(environment, start_response)
-        headers = []
-        if path != "/sd":
+        if refusal is not None:
+            status, text = refusal
+            if status is HTTPStatus.UNAUTHORIZED:
+                headers.append(("WWW-Authenticate", "Bearer"))
+        elif path != "/sd":
             status, text = HTTPStatus.NOT_FOUND, "there are /metrics and /sd here\n"
         elif environment["REQUEST_METHOD"] != "GET":
             status, text = HTTPStatus.METHOD_NOT_ALLOWED, "/sd is read with GET\n"
@@ -98,15 +139,17 @@ class MetricsEndpoint:
         port: int,
         registry: CollectorRegistry,
         *,
+        guard: MetricsGuard | None = None,
         tls: TlsContext | None = None,
         limits: EndpointLimits = _USUAL,
     ) -> None:
-        """Listens on `host`; port 0 is any free one. `tls` and `limits` are `Endpoint`'s.
+        """Listens on `host`; port 0 is any free one. `tls` and `limits` are `Endpoint`'s, and
+        `guard` is `MetricsApp`'s.
 
         Raises:
             OSError: the port is taken, or the host is not one of this machine's.
         """
-        self._app = MetricsApp(registry)
+        self._app = MetricsApp(registry, guard)
         self._endpoint = Endpoint(host, port, self._app, tls=tls, limits=limits)
         self.port = self._endpoint.port
 

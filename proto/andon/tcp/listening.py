@@ -2,8 +2,9 @@
 
 Theory of operation. One thread accepts connections and reads their preambles. It never waits for
 one peer: all that it reads from is non-blocking, TLS's handshake too. A connection that has not
-proven what it belongs to within seconds is closed, and so is the oldest one when there are too
-many. Whoever fills that room can at most delay lanes, and streams without lanes use gRPC.
+proven what it belongs to within seconds is closed, and so is one when there are too many: the
+oldest of the host that has most of them. Whoever fills that room can at most delay lanes, and
+streams without lanes use gRPC.
 
 An offer holds the session's key. It is good for one connection a direction, and for a short time.
 
@@ -22,10 +23,12 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from andon.host.logs import LogEvent
+from andon.host.peers import peer_of
 from andon.host.tls import ServerIdentity
 from andon.protocol.messages import TcpOffer
 from andon.tcp.connection import TcpConnection, prepare
@@ -48,7 +51,7 @@ OFFER_S = 10.0
 PROVE_S = 5.0
 """How long a connection has to prove what it belongs to."""
 MAX_UNPROVEN = 64
-"""Connections that have not proven anything; one more closes the oldest."""
+"""Connections that have not proven anything; one more closes the oldest of the host with most."""
 
 _BACKLOG = 128
 _BREATHER_S = 0.1
@@ -79,6 +82,7 @@ class _Unproven:
     """A connection that has not proven anything yet."""
 
     raw: socket.socket
+    host: str
     ends_at: float
     shaking_hands: bool
     """Whether TLS's handshake is not over."""
@@ -198,7 +202,7 @@ class TcpListener:
 
     def _accept(self) -> None:
         try:
-            raw, _ = self._listening.accept()
+            raw, address = self._listening.accept()
         except (BlockingIOError, ConnectionError):
             return  # It is gone again.
         except OSError as error:
@@ -208,7 +212,7 @@ class TcpListener:
             time.sleep(_BREATHER_S)
             return
         while len(self._unproven) >= MAX_UNPROVEN:
-            self._drop(next(iter(self._unproven.values())))
+            self._drop(self._least_needed())
         try:
             raw.settimeout(0)
             prepare(raw)
@@ -224,8 +228,15 @@ class TcpListener:
             raw.close()
             return
         encrypted = self._identity is not None
-        peer = _Unproven(raw, time.monotonic() + PROVE_S, shaking_hands=encrypted)
+        host = peer_of(address[0])
+        peer = _Unproven(raw, host, time.monotonic() + PROVE_S, shaking_hands=encrypted)
         self._unproven[raw.fileno()] = peer
+
+    def _least_needed(self) -> _Unproven:
+        """The oldest connection of the host that has most: nobody pushes the others' out."""
+        counts = Counter(each.host for each in self._unproven.values())
+        busiest = counts.most_common(1)[0][0]
+        return next(each for each in self._unproven.values() if each.host == busiest)
 
     def _advance(self, peer: _Unproven) -> None:
         """Reads on from a connection that has something to read."""

@@ -15,16 +15,16 @@ checks keep them out:
 - **A header of our own** and JSON as the content type, where something is changed. A browser sends
   neither for another site without asking this service, and the service never consents.
 
+Nobody tries many tokens: after ten wrong ones an address has to wait. Sessions that it has go on.
+
 A login gives the browser a cookie that names a session. Only this process knows which token the
 session showed; the token itself is not kept in the browser.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import secrets
-import socket
 import threading
 import time
 from collections import OrderedDict
@@ -38,9 +38,11 @@ from wsgiref.types import WSGIEnvironment
 from andon.host.endpoint import ENCRYPTED
 from andon.host.run_token import BEARER_PREFIX, is_same_token
 from andon.host.tls import is_loopback
+from andon.host.web_names import name_of, own_names
 from andon.protocol.reasons import Reason
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.service import AccessControl
+from andon_server.board.attempts import MOST_WRONG, Attempts
 
 __all__ = ["BoardGate", "Refused", "Visitor"]
 
@@ -99,13 +101,14 @@ class BoardGate:
         """
         self._access = access
         self._beyond = not is_loopback(bind)
-        self._names = _names_of(bind)
+        self._names = own_names(bind)
         self._encrypts = encrypts
         self._count = count
         self._now = now
         self._cookie = f"andon-{access.run_id}"
         self._lock = threading.Lock()
         self._sessions: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+        self._attempts = Attempts()
 
     def url(self, host: str, port: int) -> str:
         """Where people find it who know this machine as `host`; empty: nobody may look."""
@@ -122,7 +125,7 @@ class BoardGate:
         host = environ.get("HTTP_HOST", "")
         if self._beyond:
             self._check_beyond(environ)
-        elif _name_of(host) not in self._names:
+        elif name_of(host) not in self._names:
             raise Refused(
                 HTTPStatus.FORBIDDEN,
                 f"this board is not at {host[:100]!r}: open it as http://127.0.0.1 or "
@@ -145,13 +148,18 @@ class BoardGate:
         Raises:
             Refused: the request shows no token that lets one look.
         """
-        shown = self._shown(environ)
+        bearer = self._bearer(environ)
+        if bearer:
+            self._check_attempts(environ)
+        shown = bearer or self._of_session(environ)
         try:
             self._access.check_looking(shown)
             if self._beyond and not self._knows(shown):
                 raise LineError(Reason.TOKEN, "")
         except LineError as error:
             self._count(error.reason)
+            if bearer:
+                self._note_wrong(environ)
             raise Refused(
                 HTTPStatus.UNAUTHORIZED,
                 "this board asks for a token: log in with the run's token to look, or with the "
@@ -190,9 +198,10 @@ class BoardGate:
         shown = token.strip().encode()
         if not self._has_tokens:
             raise Refused(HTTPStatus.CONFLICT, "this board asks for no token: just look")
+        self._check_attempts(environ)
         if not self._knows(shown):
             self._count(Reason.TOKEN)
-            log.warning("board_login_refused from=%s", environ.get("REMOTE_ADDR", ""))
+            self._note_wrong(environ)
             raise Refused(
                 HTTPStatus.UNAUTHORIZED,
                 "that is neither the run's token nor the operators': copy the content of the "
@@ -244,11 +253,31 @@ class BoardGate:
             return False
         return True
 
-    def _shown(self, environ: WSGIEnvironment) -> bytes:
-        """The token that a request shows, itself or by its session; empty: none."""
+    def _check_attempts(self, environ: WSGIEnvironment) -> None:
+        with self._lock:
+            wait_s = self._attempts.wait_s(environ.get("REMOTE_ADDR", ""), self._now())
+        if wait_s > 0:
+            raise Refused(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{MOST_WRONG} wrong tokens came from your address: try again in {wait_s:.0f} s",
+                needs_login=True,
+            )
+
+    def _note_wrong(self, environ: WSGIEnvironment) -> None:
+        address = environ.get("REMOTE_ADDR", "")
+        with self._lock:
+            is_told = self._attempts.note(address, self._now())
+        if is_told:
+            log.warning("board_login_refused from=%s", address)
+
+    @staticmethod
+    def _bearer(environ: WSGIEnvironment) -> bytes:
+        """The token that a request shows itself; empty: none."""
         bearer: str = environ.get("HTTP_AUTHORIZATION", "")
-        if bearer.startswith(BEARER_PREFIX):
-            return bearer[len(BEARER_PREFIX) :].strip().encode()
+        return bearer.removeprefix(BEARER_PREFIX).strip().encode() if _is_bearer(bearer) else b""
+
+    def _of_session(self, environ: WSGIEnvironment) -> bytes:
+        """The token that a request's session showed; empty: it has none."""
         with self._lock:
             until, shown = self._sessions.get(self._session_of(environ), (0.0, b""))
         return shown if self._now() < until else b""
@@ -272,6 +301,10 @@ class BoardGate:
         return f"{self._cookie}={value}; {where}; HttpOnly; SameSite=Strict{secure}"
 
 
+def _is_bearer(authorization: str) -> bool:
+    return authorization.startswith(BEARER_PREFIX)
+
+
 def _is_own(origin: str, host: str, environ: WSGIEnvironment) -> bool:
     """Whether a page of `origin` is this service's, which the request calls `host`."""
     try:
@@ -282,20 +315,3 @@ def _is_own(origin: str, host: str, environ: WSGIEnvironment) -> bool:
     # round, a proxy may have decrypted it.
     weaker = bool(environ.get(ENCRYPTED, False)) and parts.scheme != "https"
     return parts.netloc.lower() == host.lower() and not weaker
-
-
-def _name_of(host: str) -> str:
-    """The name of a Host header, without the port."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-    # Any address of loopback is this machine's; nobody can make it point elsewhere.
-    try:
-        return "localhost" if ipaddress.ip_address(name).is_loopback else name
-    except ValueError:
-        return name.removesuffix(".")
-
-
-def _names_of(bind: str) -> frozenset[str]:
-    return frozenset({"localhost", bind.strip("[]").lower(), socket.gethostname().lower()})

@@ -50,6 +50,15 @@ def test_threads_that_the_user_asked_for_are_kept() -> None:
     assert environment(config, OMP_NUM_THREADS="4")["OMP_NUM_THREADS"] == "4"
 
 
+def test_a_workers_metrics_are_for_those_who_may_read_the_services() -> None:
+    settings = RunSettings(metrics_hosts="andon.example", metrics_token_file=Path("/m/token"))
+
+    found = environment(RunConfig(settings=settings, command=("train.py",), service=SERVICE))
+
+    assert found["ANDON_METRICS_HOSTS"] == "andon.example"
+    assert found["ANDON_METRICS_TOKEN_FILE"] == "/m/token"
+
+
 def test_workers_share_memory_where_their_run_does_whatever_said_so() -> None:
     def told(settings: RunSettings, **base: str) -> str | None:
         config = RunConfig(settings=settings, command=("train.py",), service=SERVICE)

@@ -185,6 +185,8 @@ def test_grafana_is_given_what_its_provisioning_names() -> None:
 def test_prometheus_asks_whom_the_service_names() -> None:
     asked = PROMETHEUS.read_text("utf-8")
     service = compose("cpu")["services"]["andon"]
+    # The service answers under its host's name.
+    assert service["hostname"] == "andon"
     config = read_config(service["command"][1:], service["environment"])
 
     assert isinstance(config, ServeConfig)

@@ -144,6 +144,38 @@ def test_a_wrong_token_begins_no_session(watched: MakeBoard, token: str) -> None
     assert token[:6] not in answer.json["error"] or not token
 
 
+def test_an_address_with_many_wrong_tokens_has_to_wait_and_the_log_stays_short(
+    watched: MakeBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = watched(run_token=RUN)
+    cookie = made.log_in(RUN)
+    wrong = {"token": "wrong"}
+    bearer = {"HTTP_AUTHORIZATION": "Bearer wrong"}
+
+    statuses = [made.post("login", wrong).status for _ in range(6)]
+    statuses += [made.get("/board/api/state", **bearer).status for _ in range(6)]
+
+    assert statuses == [401] * 10 + [429] * 2
+    assert "try again in 60 s" in made.post("login", {"token": RUN.decode()}).json["error"]
+    assert len(caplog.records) == 2
+    # Neither a session nor anybody elsewhere has to wait, and the address only for a minute.
+    assert made.get("/board/api/state", HTTP_COOKIE=cookie).status == 200
+    assert made.log_in(RUN, REMOTE_ADDR="10.0.0.2")
+    made.time_s = 61.0
+    assert made.log_in(RUN)
+
+
+def test_wrong_tokens_from_everywhere_do_not_fill_the_log(
+    watched: MakeBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = watched(run_token=RUN)
+
+    for number in range(200):
+        made.post("login", {"token": "wrong"}, REMOTE_ADDR=f"10.0.0.{number}")
+
+    assert len(caplog.records) == 30
+
+
 def test_the_cookie_is_the_browsers_alone_and_is_not_the_token(watched: MakeBoard) -> None:
     made = watched(run_token=RUN)
 
