@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from cyclopts import Argument, Group
 
@@ -207,6 +208,10 @@ def _metavar(argument: Argument) -> str:
 
 
 def _choices(hint: Any) -> Sequence[str]:
+    """The words that a setting takes; none if it takes others."""
+    if get_origin(hint) in (Union, UnionType):  # one of them, or None: the default is said in words
+        hints = [each for each in get_args(hint) if each is not type(None)]
+        return _choices(hints[0]) if len(hints) == 1 else ()
     if get_origin(hint) is Literal:
         return [str(each) for each in get_args(hint)]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):

@@ -16,6 +16,7 @@ from andon_cli.app import read_config
 from andon_cli.config import RunSettings
 from andon_cli.help import help_text, settings_page
 from andon_cli.settings import as_flags, as_table, read_schema, split_words
+from andon_cli.verbs import VERBS
 from andon_coordinator.config import LineOptions
 from andon_server.serve import coordinator_config
 from andon_server.settings import ServeConfig
@@ -76,6 +77,10 @@ def test_a_new_setting_is_in_the_help_and_in_the_reference(monkeypatch: pytest.M
         "| `--tea-breaks N` | `ANDON_TEA_BREAKS` | `serve` | Stop N times a day. Default: 2. |"
         in settings_page({"serve": MADE_UP})
     )
+
+
+def test_help_names_the_words_that_a_setting_takes_even_if_it_may_be_left_out() -> None:
+    assert "--output all|last|off" in help_text("run", VERBS["run"], everything=False, width=80)
 
 
 def test_the_reference_has_the_variables_of_a_worker_without_importing_one() -> None:
