@@ -17,7 +17,7 @@ from andon_trainer.errors import RunOver
 from andon_trainer.gradients.graph import Graph
 from andon_trainer.line.properties import LineProperties
 from andon_trainer.steps.gates import refuse_unprepared
-from andon_trainer.steps.loop_checks import is_divided
+from andon_trainer.steps.loss_terms import is_divided
 
 __all__ = ["TrainingLoop"]
 

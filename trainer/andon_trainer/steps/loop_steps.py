@@ -41,11 +41,11 @@ from andon_trainer.state.replica import Replica
 from andon_trainer.steps.carried_rows import CarriedRows
 from andon_trainer.steps.gates import StepIdentity
 from andon_trainer.steps.loop_checks import (
-    LossCheck,
     UnoptimizedParameters,
     no_batch_may_be_left_out,
     step_was_not_called,
 )
+from andon_trainer.steps.loss_check import LossCheck
 from andon_trainer.steps.prepared import is_on_several_devices
 from andon_trainer.steps.scaling import ScalerGate
 from andon_trainer.steps.step_state import StepPhase, StepState
