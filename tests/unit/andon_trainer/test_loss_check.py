@@ -63,7 +63,7 @@ MEANS: dict[str, Loss] = {
     "a large part": lambda x, t: F.cross_entropy(x, t) + 100 * (x**2).sum() / len(x),
     "as many losses as samples": lambda x, t: torch.stack([x[at].mean() for at in t]).sum(),
     "a norm of weights": lambda x, t: x.mean() + sum((each**2).sum() for each in WEIGHTS),
-    "weights far from zero": lambda x, t: x.mean() + torch.cat(WEIGHTS).abs().sum(),
+    "weights far from zero": lambda x, t: x.mean() + torch.cat(tuple(WEIGHTS)).abs().sum(),
     "weights of samples": lambda x, t: ((x**2).mean(1) * torch.full((4,), 0.25)).sum(),
     "a norm": lambda x, t: x.norm(),
     "logits": lambda x, t: F.binary_cross_entropy_with_logits(
