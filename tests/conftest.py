@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-# A shell without job control starts `make test &` with SIGINT ignored, and nohup ignores SIGHUP. Every
-# process that a test starts would inherit that, and the tests' own signals would not reach it.
+# A shell without job control starts `make test &` with SIGINT ignored, and nohup ignores SIGHUP.
+# Every process of a test would inherit that, and the tests' own signals would not reach it.
 for _number, _usual in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),

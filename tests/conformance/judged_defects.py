@@ -22,7 +22,7 @@ from andon.protocol.shards import deal
 from andon.tcp import connecting
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, reducer_pb2
-from andon.wire import frames
+from andon.wire import checksums, frames
 from andon.wire.conversion import WireError
 from andon.wire.frames import FrameError, parse_response
 from andon_trainer.core import values
@@ -587,14 +587,14 @@ def _seal_wrongly() -> None:
 
 
 def _overlook_changes() -> None:
-    _wrap(wire.checksums, "is_intact", lambda _: lambda message: message.crc32c is not None)
+    _wrap(checksums, "is_intact", lambda _: lambda message: message.crc32c is not None)
 
 
 def _overlook_absent_checksums() -> None:
     def wrap(original: Any) -> Any:
         return lambda message: message.crc32c is None or original(message)
 
-    _wrap(wire.checksums, "is_intact", wrap)
+    _wrap(checksums, "is_intact", wrap)
 
 
 def _keep_to_itself_what_was_corrupt() -> None:

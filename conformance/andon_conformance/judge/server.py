@@ -44,7 +44,7 @@ class ScriptedServer:
         checksums: bool = False,
     ) -> None:
         """Records events in `transcript`; with `alone` it serves a reducer without coordinator."""
-        self._capabilities = REDUCER_CAPABILITIES
+        self._capabilities: tuple[str, ...] = REDUCER_CAPABILITIES
         if checksums:
             self._capabilities += (CHECKSUMS,)
         self.lanes = ScriptedLanes(

@@ -192,7 +192,9 @@ class ServerIdentity:
         """gRPC's credentials for one port, which follow the files."""
         first = self.configuration
         return grpc.dynamic_ssl_server_credentials(
-            first, self.news_since(first), require_client_authentication=self.demands_certificates
+            first,
+            self.news_since(first),  # type: ignore[arg-type]  # None is documented: no change
+            require_client_authentication=self.demands_certificates,
         )
 
     @property
