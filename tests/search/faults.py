@@ -144,6 +144,17 @@ def _leaves(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
     yield ("leaves", slot), draft.state()
 
 
+def _anew(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A script raises in the middle of a step, catches that, and begins its loop again."""
+    worker = world.worker(state, slot)
+    if worker.place not in (Place.AHEAD, Place.AVERAGES) or not worker.waits:
+        return
+    draft = Draft.of(state)
+    out = world.turn(draft, slot, ("anew",), lambda w, o: w.begins_anew(o))
+    world.act_out(draft, slot, out)
+    yield ("begins anew", slot), draft.state()
+
+
 def _number(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
     """A worker sends a number that no worker can have, at any moment."""
     worker = world.worker(state, slot)
@@ -275,6 +286,7 @@ _OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, Stat
     "transfer": _transfer,
     "defect": _defect,
     "ahead": _ahead,
+    "anew": _anew,
     "number": _number,
     "leaves": _leaves,
 }

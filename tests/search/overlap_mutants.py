@@ -24,7 +24,7 @@ from andon_trainer.core.worker_state import WorkerState
 from search import local_weights, worker
 from search.messages import Out
 from search.mutants import Mutant
-from search.state import Bounds
+from search.state import RAISED, Bounds
 
 __all__ = ["OVERLAP_MUTANTS"]
 
@@ -161,6 +161,11 @@ def _refusal_holds_the_averages(patch: Patch) -> None:
     patch.setattr(Conversation, "refuse", takes)
 
 
+def _left_in_the_middle(patch: Patch) -> None:
+    """A worker that asks for work in the middle of a round does not give the round up."""
+    patch.setattr(Conversation, "begin_anew", lambda conversation: [])
+
+
 OVERLAP_MUTANTS = [
     Mutant(
         "record covers what is ahead", "overlap", _record_covers_what_is_ahead, _world(0), "ends at"
@@ -200,6 +205,7 @@ OVERLAP_MUTANTS = [
     ),
     Mutant("change not taken off", "overlap", _change_not_taken_off, _world(0), "F-DP-002"),
     Mutant("dealt to others", "overlap", _dealt_to_others, _world(1, "data"), "throws away"),
+    Mutant("left in the middle", "overlap", _left_in_the_middle, _world(1, RAISED, windows=2), ""),
     Mutant(
         "refusal holds the averages",
         "overlap",

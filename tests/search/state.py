@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from search.numbers import Stream
 
-__all__ = ["ALL_FAULTS", "OVERLAP_FAULTS", "Bounds", "Draft", "Label", "Queue", "State"]
+__all__ = ["ALL_FAULTS", "OVERLAP_FAULTS", "RAISED", "Bounds", "Draft", "Label", "Queue", "State"]
 
 Label = tuple[object, ...]
 """What happened: a verb, then what tells it from all else that may happen then."""
@@ -31,6 +31,9 @@ ALL_FAULTS = frozenset(
         "power",  # ... and some workers with it, which come back with a checkpoint or without
     }
 )
+
+RAISED = "anew"  # a script raises in the middle of a step, catches that, and loops again
+"""A fault that no other world has: with it the largest ones would be larger still."""
 
 OVERLAP_FAULTS = ALL_FAULTS | {
     "leaves",  # a script leaves its epoch early

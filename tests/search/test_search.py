@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from search.search import Report, search
-from search.state import ALL_FAULTS, OVERLAP_FAULTS, Bounds
+from search.state import ALL_FAULTS, OVERLAP_FAULTS, RAISED, Bounds
 from search.transcript import transcript
 from search.world import World
 
@@ -81,7 +81,7 @@ def _searched(bounds: Bounds, states: int = 10**9) -> Report:
     return report
 
 
-@pytest.mark.parametrize("kind", sorted(ALL_FAULTS))
+@pytest.mark.parametrize("kind", sorted({*ALL_FAULTS, RAISED}))
 def test_c_commit_001_nothing_goes_wrong_or_gets_stuck_in_any_state_after(kind: str) -> None:
     report = _searched(Bounds(faults=1, steps=1, means=1, kinds=frozenset({kind})))
 
@@ -99,7 +99,7 @@ def test_f_dp_002_with_local_steps_every_position_is_in_one_record_in_any_state_
     assert report.goals
 
 
-@pytest.mark.parametrize("kind", [*OVERLAPPED, "ahead"])
+@pytest.mark.parametrize("kind", [*OVERLAPPED, "ahead", RAISED])
 def test_f_dp_002_with_overlap_every_position_is_in_one_record_in_any_state_after(
     kind: str,
 ) -> None:

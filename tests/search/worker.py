@@ -210,6 +210,13 @@ class Worker:
         self._wait_at(Place.VERDICT, Wait.VERDICT)
         self.settle(out)
 
+    def begins_anew(self, out: list[Out]) -> None:
+        """The script caught an exception in the middle of a step, and loops again."""
+        self.conversation.wait = None
+        self._do(self.conversation.begin_anew(), out)
+        self._request_work()
+        self.settle(out)
+
     def leaves_epoch(self, out: list[Out]) -> None:
         """The script's loop over the epoch ends before the epoch does."""
         self._do(self.state.leave_epoch(), out)
@@ -359,6 +366,7 @@ class Worker:
             world_size=averages.world_size,
             next=on.StandingRequest() if self.stands else None,
         )
+        self.conversation.reported()
         out.append(on.WorkerReady(self.stream, ready))
 
     def _event_of(self, event: Down) -> Event | None:

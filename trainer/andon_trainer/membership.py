@@ -243,6 +243,7 @@ class Membership(MemberFacts):
         """Requests work and waits for it."""
         if self.timeline is not None:
             self.timeline.step_over("void")  # If it was not committed, it was in vain.
+        self._do(self._conversation.begin_anew())
         left = self._state.forget_round()
         if left is not None:
             return left
@@ -343,6 +344,7 @@ class Membership(MemberFacts):
         if goes_on and STANDING in self.coordinator_can and not self._leaving.wanted:
             standing = Standing(ring_address_of(self.exchange), self._checkpoint)
             report = replace(report, standing=standing)
+        self._conversation.reported()
         self._link.control.report_step(report)
 
     def await_commit(self) -> Committed | None:

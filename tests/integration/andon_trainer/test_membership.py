@@ -129,6 +129,25 @@ def test_a_worker_that_computes_hears_of_a_halt_between_two_local_steps(pair: Pa
     assert [member.look() for member in pair.members] == [False, False]
 
 
+def test_a_script_that_left_a_step_in_the_middle_and_loops_again_holds_nobody_up(
+    pair: Pair,
+) -> None:
+    def interrupted(member: Membership) -> None:
+        samples = sum(map(len, member.next_round().positions))
+        assert member.begin(float(samples))
+        member.exchange.submit(0, np.ones(4, np.float32))
+        _step(member)  # An exception came between, and the script caught it.
+
+    first, second = pair.members
+    before = first.step
+    steps = [pair.threads.submit(interrupted, first), pair.threads.submit(_step, second)]
+
+    for each in steps:
+        each.result(20)
+    assert first.head == second.head
+    assert first.step == second.step == before + 1
+
+
 def _step(member: Membership) -> None:
     """One step without a model, from its assignment to its commit; again if it is void."""
     while True:

@@ -195,6 +195,35 @@ def test_a_round_that_is_given_up_is_reported_and_void() -> None:
     assert conversation.abandon("again") == []
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_round_that_the_script_left_in_the_middle_is_given_up_when_it_asks_again(
+    held: bool,
+) -> None:
+    conversation = exchanging()
+    if held:
+        conversation.receive(AveragesComplete(KEY, 4.0, 1))
+        assert conversation.take_averages() is not None
+
+    fault, end = conversation.begin_anew()
+
+    assert isinstance(fault, ReportFault)
+    assert fault.fault.key == KEY
+    assert isinstance(end, EndExchange)
+    assert conversation.begin_anew() == []
+
+
+def test_a_round_that_may_be_committed_or_was_not_begun_is_not_given_up() -> None:
+    reported = exchanging()
+    reported.receive(AveragesComplete(KEY, 4.0, 1))
+    reported.take_averages()
+    reported.reported()
+    fresh = waiting(Wait.WORK)
+    fresh.receive(work())
+    fresh.poll()
+
+    assert [each.begin_anew() for each in (reported, fresh)] == [[], []]
+
+
 @pytest.mark.parametrize("averages_are_here", [False, True])
 def test_f_dp_003_a_bad_value_ahead_is_reported_and_its_round_never_held(
     averages_are_here: bool,

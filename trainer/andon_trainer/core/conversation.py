@@ -192,6 +192,25 @@ class Conversation:
         """Gives the present round up: all workers will try the step again."""
         if self.state.phase is not RoundPhase.OPEN:
             return []
+        return self._give_up(message)
+
+    def reported(self) -> None:
+        """The coordinator is told that all averages are here: the round may be committed now."""
+        self.state.reported = True
+
+    def begin_anew(self) -> list[Effect]:
+        """The script asks for work; it may have left its round in the middle, by an exception.
+
+        Nobody else ends such a round: this worker would never report it, and the others would wait.
+        A round that was never begun is none: it is worked on again. Nor is one that was reported,
+        since it may be committed already.
+        """
+        state = self.state
+        begun = state.phase is RoundPhase.OPEN and state.begun
+        held = state.phase is RoundPhase.HELD and not state.reported
+        return self._give_up("its script left the step in the middle") if begun or held else []
+
+    def _give_up(self, message: str) -> list[Effect]:
         fault = self.state.own_fault("DATA_STREAM_LOST", message)
         return [ReportFault(fault), *self.state.void(message)]
 

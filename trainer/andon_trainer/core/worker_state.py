@@ -55,6 +55,8 @@ class WorkerState:
     phase: RoundPhase = RoundPhase.NONE
     begun: bool = False
     """Whether the round's exchange was begun."""
+    reported: bool = False
+    """Whether the coordinator was told that all of the round's averages are here: it is HELD."""
     computed: Computed = field(default_factory=Computed)
     """What is computed beyond the head, if this worker makes local steps."""
     commit: Committed | None = None
@@ -105,7 +107,7 @@ class WorkerState:
         """Ends the last round; if the script never began it, returns it to be worked on."""
         if self.phase is RoundPhase.OPEN and not self.begun:
             return self.assigned  # The script left its loop before it began this round.
-        self.phase = RoundPhase.NONE
+        self.phase, self.reported = RoundPhase.NONE, False
         self.assigned = None
         return None
 
@@ -159,7 +161,7 @@ class WorkerState:
         """Ends the present round without a record, if it is not over."""
         if self.phase not in (RoundPhase.OPEN, RoundPhase.HELD):
             return []
-        self.phase = RoundPhase.VOID
+        self.phase, self.reported = RoundPhase.VOID, False
         return [EndExchange(message)]
 
     def own_fault(self, kind: str, message: str, value: str = "") -> ExchangeFailed:
@@ -276,7 +278,7 @@ class WorkerState:
             # The cursor moved past what was computed, or may have.
             return self.drop_computed(f"a {record.kind.name} moved the cursor")
         self.commit = commit
-        self.phase = RoundPhase.NONE
+        self.phase, self.reported = RoundPhase.NONE, False
         self.computed.committed()
         # No work is asked for then, and if this round becomes void the script asks as ever: for
         # this head it has not.
