@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line, LineHalted
+from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import StepReport, Timings
 from andon_trainer.gradients.broadcast import HEAD_BYTES, pack, unpack
 from andon_trainer.gradients.collectives import SoloCollectives
@@ -315,3 +317,36 @@ def test_a_step_reports_the_scripts_own_time_and_that_no_device_was_clocked() ->
         assert timings.compute_s >= least
         assert (timings.busy_s, timings.micro_batches, timings.computed) == (0.0, 0, 0)
     assert sum(timings.compute_s for timings in member.timings) <= whole
+
+
+class OneOfTwo(SoloMember):
+    """A place beside another worker, who gives nothing."""
+
+    def next_round(self) -> Assigned:
+        return replace(super().next_round(), world_size=2)
+
+
+def test_a_hook_on_a_parameter_that_several_workers_average_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, member = models()[0], OneOfTwo(RunPlan(global_batch=1))
+    plan = plan_model([model])
+    collectives = SoloCollectives(SoloAverager(member, plan, torch.device("cpu")))
+    stepper = ManualStepper(
+        member,
+        collectives,
+        plan,
+        Replica([model]),
+        view=lambda: (0, 2),
+        between_steps=lambda: None,
+    )
+    name, part = next(iter(model.named_parameters()))
+    part.register_hook(torch.neg)  # type: ignore[no-untyped-call]  # torch's own
+
+    backward(model)
+    stepper.average(model, 1.0)
+    stepper.close()
+
+    (told,) = caplog.messages
+    assert f"{name} has a hook (register_hook)" in told
+    assert "between line.all_reduce_gradients(model) and optimizer.step()" in told
