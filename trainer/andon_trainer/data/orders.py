@@ -187,6 +187,10 @@ class _SampleOrders(ABC):
         return Piece(self._indices(epoch, positions), places, len(places))
 
     @abstractmethod
+    def refuse_other_length(self) -> None:
+        """See `Orders.refuse_other_length`."""
+
+    @abstractmethod
     def _indices(self, epoch: int, positions: Ranges) -> list[Any]:
         """The samples at these positions."""
 
