@@ -100,7 +100,10 @@ def _conclude(
     )
     report = replace(report, restarts=launch.restarts, settings=as_table(config.settings))
     if not launch.joined and verdict is ExitCode.COMPLETE:
-        screen.say("the script ended and was never on the line: does it make a Line() and prepare?")
+        screen.say(
+            "the script ended and was never on the line: does it make a Line(), call line.prepare, "
+            "and iterate the loader that it returns? docs/guide/plain-script.md has whole scripts"
+        )
     screen.say(report.outcome)
     if config.settings.report is not None:
         try:

@@ -160,6 +160,13 @@ def _check_layout(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
     )
 
 
+_PLAN_REMEDIES = {
+    "dataset_size": ": every worker has the whole training set, and the line divides it, so leave "
+    "out what takes a part of it by RANK or WORLD_SIZE"
+}
+"""What helps a worker whose field of the plan differs."""
+
+
 def _check_plan(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
     if core.plan is None:
         return None
@@ -173,9 +180,10 @@ def _check_plan(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
                 return _data_differs(mine, theirs, stream=core.plan.dataset_size is None)
         elif mine != theirs:
             here, there = _shown(mine), _shown(theirs)
+            fact = f"{name} is {here} at the worker and {there} on the line"
             return _differs(
                 Reason.PLAN_DIFFERS,
-                f"{name} is {here} at the worker and {there} on the line",
+                fact + _PLAN_REMEDIES.get(name, ""),
                 (name, here, there),
             )
     return None
@@ -191,8 +199,9 @@ def _data_differs(mine: str, theirs: str, *, stream: bool) -> JoinRefusal:
     else:
         text = (
             "the training set has as many samples at the worker as on the line, but not the same "
-            "ones: seed whatever splits, shuffles or generates it, as in random_split(data, "
-            "lengths, torch.Generator().manual_seed(0))"
+            "ones: every worker has the whole set, and the line divides it, so leave out what "
+            "takes a part of it by RANK; seed whatever splits, shuffles or generates it, as in "
+            "random_split(data, lengths, torch.Generator().manual_seed(0))"
         )
     return _differs(
         Reason.PLAN_DIFFERS,
@@ -206,7 +215,8 @@ def _check_dataset_size(core: CoreState, request: JoinRequest) -> JoinRefusal | 
     if size is not None and size < workers:
         return _differs(
             Reason.DATASET_TOO_SMALL,
-            f"a dataset of {size} samples is smaller than the {workers} workers of the line",
+            f"a dataset of {size} samples is smaller than the {workers} workers of the line: start "
+            "fewer workers (--workers), or leave out what takes a part of it by RANK",
             ("dataset_size", str(size), str(workers)),
         )
     return None

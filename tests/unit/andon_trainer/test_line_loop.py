@@ -75,10 +75,13 @@ def test_a_body_without_a_step_is_an_error(line: Line) -> None:
 
 
 def test_backward_without_a_batch_is_an_error(line: Line) -> None:
-    net, _optimizer, _loader = prepared(line)
+    net, optimizer, loader = prepared(line)
+    for x, y, _ in itertools.islice(loader, 1):
+        line.backward(F.mse_loss(net(x), y))
+        optimizer.step()
 
-    with pytest.raises(RuntimeError, match="there is none now"):
-        line.backward(net(torch.zeros(1, 5)).sum())
+        with pytest.raises(RuntimeError, match="there is none now"):
+            line.backward(net(torch.zeros(1, 5)).sum())
 
 
 def test_alone_only_a_short_last_batch_has_other_rows_than_the_one_before(line: Line) -> None:

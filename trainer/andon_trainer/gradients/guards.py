@@ -31,6 +31,11 @@ class AccumulatedGradients:
         self._names = [name for names in plan.names for name in names]
         self._held: list[torch.Tensor | None] | None = None
 
+    @property
+    def there(self) -> bool:
+        """Whether a parameter has a gradient."""
+        return any(parameter.grad is not None for parameter in self._parameters)
+
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters with their names, in the order of the layout."""
         return zip(self._names, self._parameters, strict=True)

@@ -46,6 +46,7 @@ from andon_trainer.steps.prepared import (
     refuse_shared_parameters,
 )
 from andon_trainer.steps.scaling import ScalerGate, refuse_scaler
+from andon_trainer.steps.script_checks import warn_of_unsaved_tensors
 from andon_trainer.steps.stepper import Stepper, StepperGate
 
 __all__ = ["Preparing"]
@@ -98,6 +99,7 @@ class Preparing(TrainingLoop, ManualSteps):
         self._require_first()
         given = Prepared.sort(objects)
         refuse_optimizers(given.models, given.optimizers)
+        warn_of_unsaved_tensors(given.optimizers)
         self._scaling = self._scaling_of(given)
         feeder = (
             None if given.loader is None else feeder_for(given.loader, self.seed, micro_batch_size)

@@ -168,7 +168,10 @@ class LineProperties:
                 "call line.prepare(model, optimizer, ..., loader) first, or line.join(model, ...)"
             )
         return RuntimeError(
-            "without a loader this worker joins when line.shards is iterated: do that first"
+            "line.prepare was given no DataLoader, so this worker has not joined yet. Give it the "
+            "loader of the training set, line.prepare(model, optimizer, loader), or iterate `for "
+            "shard in line.shards(samples, batch_size):`, which yields indices; a loop without a "
+            "data set joins by hand, line.join(model), as docs/guide/several-models.md shows"
         )
 
     def _require_prepared(self) -> None:

@@ -352,6 +352,12 @@ class Audit:
             ]
             self._unexchanged[id(optimizer)] = size, unexchanged
         for name, part in unexchanged:
+            if part.grad is not None and self._handle is None:
+                raise RuntimeError(
+                    f"{name} has a gradient, and this worker has not joined the line yet: "
+                    "line.prepare was given no DataLoader, and line.shards was not called. Give it "
+                    "the loader of the training set, and write line.backward(loss)"
+                )
             if part.grad is not None:
                 raise RuntimeError(
                     f"{name} has a gradient that nobody averaged, since it was not trained when "

@@ -128,6 +128,7 @@ class LocalStepper(LoopSteps):
 
     _averager: ChangeExchange
     _in_parts = True
+    _holds_weights = False
 
     def __init__(
         self,
@@ -312,12 +313,12 @@ class LocalStepper(LoopSteps):
             if left < 0:
                 self._end_parts(round_, round_.made + 1)
             state.waiting, state.last = micro_batch.samples, left <= 0
-            before = self._unoptimized.versions()
+            before = self._moved.versions()
             with self._lone.allowed(state.waiting):
                 yield self._hand_over(state, micro_batch.batch)
             if state is not self._state:
                 return  # The script left the epoch, and resumed this generator afterwards.
-            self._unoptimized.check(before, state.phase, committed=self._committed)
+            self._moved.check(before, state.phase, committed=self._committed)
             if state.phase is StepPhase.VOID:
                 return
             check_loop_body(state, self._scaling)
@@ -332,12 +333,12 @@ class LocalStepper(LoopSteps):
         state = self._state = StepState.begin(assigned, round_.state.doubts, None)
         state.borrowed = state.last = True
         state.waiting = 1
-        before = self._unoptimized.versions()
+        before = self._moved.versions()
         batch = self._feeder.borrow(assigned.epoch, assigned.batch.start)
         with self._lone.allowed(state.waiting):
             yield self._hand_over(state, batch)
         if state is self._state:
-            self._unoptimized.check(before, state.phase, committed=self._committed)
+            self._moved.check(before, state.phase, committed=self._committed)
             check_loop_body(state, self._scaling)
 
     def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:

@@ -1,7 +1,7 @@
 """Checks of the script's loop body: mistakes that would train wrongly, without an error.
 
-`UnoptimizedParameters` looks at parameters that the script itself moves more often than once a
-step, `HookedParameters` at hooks that see no mean, and the functions below at the device and the
+`MovedParameters` looks at parameters that the script itself moves more often than once a step,
+`HookedParameters` at hooks that see no mean, and the functions below at the device and the
 calls of the loop body. What kind of loss goes backward is looked at in `loss_check`.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
+from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.prepared import has_device_map
 from andon_trainer.steps.scaling import ScalerGate
@@ -20,9 +21,10 @@ from andon_trainer.steps.step_state import StepPhase, StepState
 
 __all__ = [
     "HookedParameters",
-    "UnoptimizedParameters",
+    "MovedParameters",
     "check_device",
     "check_loop_body",
+    "no_batch",
     "no_batch_may_be_left_out",
     "step_was_not_called",
 ]
@@ -73,14 +75,30 @@ def check_loop_body(state: StepState, scaling: ScalerGate | None = None) -> None
         scaling.check_body()
 
 
+def no_batch(call: str, *, begun: bool) -> RuntimeError:
+    """The error of a call without a batch; `begun`: whether the script iterates its loader."""
+    if not begun:
+        return RuntimeError(
+            f"{call} was called before any batch was taken from the prepared loader: iterate the "
+            "one that line.prepare returned, `model, optimizer, loader = line.prepare(model, "
+            "optimizer, loader)`, or line.shards, and not the loader that it was given"
+        )
+    return RuntimeError(
+        f"{call} is called once for each batch that the prepared loader yields: there is none now. "
+        "Several losses of one batch go backward together, line.backward(loss + other); a batch of "
+        "another loader can't be trained on"
+    )
+
+
 def step_was_not_called(state: StepState) -> RuntimeError:
     """The error of a loop body that leaves averaged gradients unused."""
     return RuntimeError(
         f"step {state.assigned.step}: the gradients are averaged, and the loop body ended "
-        "without optimizer.step(): call it each time; line.step counts the commits. To accumulate "
-        "gradients write `with line.accumulate(k):` around the loop body, or make the loader's "
-        "batch k times as large and call line.prepare(..., micro_batch_size=n), in place of "
-        "`if i % k`"
+        "without optimizer.step(): call it each time, by a prepared optimizer; line.step counts "
+        "the commits. To leave a batch out call optimizer.zero_grad() before optimizer.step(), on "
+        "all workers alike: then it moves no weight. To accumulate gradients write `with "
+        "line.accumulate(k):` around the loop body, or make the loader's batch k times as large "
+        "and call line.prepare(..., micro_batch_size=n), in place of `if i % k`"
     )
 
 
@@ -93,16 +111,24 @@ def no_batch_may_be_left_out() -> RuntimeError:
     )
 
 
-class UnoptimizedParameters:
-    """Parameters of models and registered objects that no optimizer moves, such as an EMA's.
+class MovedParameters:
+    """Parameters that the script itself moves, in loop bodies that committed nothing.
 
-    A script that updates them in its loop body does so once a micro-batch, and once an attempt,
-    where it means once a step. Torch counts the writes to each tensor, so this can be noticed.
+    An EMA of models and registered objects then moves once a micro-batch, and once an attempt,
+    where the script means once a step. Weights that the line trains move apart: by `p -= lr *
+    p.grad`, or by a wrapper around an optimizer. Torch counts the writes to each tensor, so this
+    can be noticed.
     """
 
-    def __init__(self, replica: Replica) -> None:
-        """Searches at the first call of `versions`."""
+    def __init__(self, replica: Replica, trained: AccumulatedGradients | None) -> None:
+        """Searches at the first call of `versions`.
+
+        Args:
+            replica: what is looked at.
+            trained: what the line trains; None: it moves with each local step.
+        """
         self._replica = replica
+        self._trained = set() if trained is None else {id(part) for _, part in trained.named()}
         self._registered = -1
         self._parts: list[tuple[str, nn.Parameter]] = []
         self._warned = False
@@ -120,18 +146,27 @@ class UnoptimizedParameters:
         Args:
             before: what `versions` returned before the body.
             phase: of the step that the body was for.
-            committed: whether the body committed the line's step.
+            committed: whether the body committed the line's step, or the line has sent a state.
 
         Raises:
-            RuntimeError: there was one, and the step's next micro-batch would write again. After a
-                void attempt, which the script can't foresee, a warning is logged instead.
+            RuntimeError: there was one, and the step's next micro-batch would write again. If it
+                was no weight that the line trains, and the attempt is void, which the script can't
+                foresee, a warning is logged instead.
         """
         now = self.versions()
         if committed or now == before or len(now) != len(before):
             return
-        name = next(
-            name for (name, _), old, new in zip(self._parts, before, now, strict=True) if old != new
+        name, part = next(
+            each for each, old, new in zip(self._parts, before, now, strict=True) if old != new
         )
+        if id(part) in self._trained:
+            raise RuntimeError(
+                f"{name} was changed by the loop body itself (`p -= lr * p.grad`, or a wrapper "
+                "around an optimizer), in a step that is not committed: the workers' weights would "
+                "move apart. Let an optimizer of torch do it, such as torch.optim.SGD, give that "
+                "to line.prepare, and call its step(); change weights yourself only under `if "
+                "line.committed:`, or join by hand, as docs/guide/several-models.md shows"
+            )
         text = (
             f"{name} was changed in a loop body that committed nothing: an EMA moves once a "
             "step, so write `if line.committed: ema.update_parameters(model)`"
@@ -152,7 +187,7 @@ class UnoptimizedParameters:
             for optimizer in self._replica.optimizers
             for group in optimizer.param_groups
             for part in group["params"]
-        }
+        } - self._trained
         for module in modules:
             for name, part in module.named_parameters():
                 # Tensors made in inference mode do not count their writes.

@@ -41,13 +41,15 @@ from andon_trainer.state.replica import Replica
 from andon_trainer.steps.carried_rows import CarriedRows
 from andon_trainer.steps.gates import StepIdentity
 from andon_trainer.steps.loop_checks import (
-    UnoptimizedParameters,
+    MovedParameters,
+    no_batch,
     no_batch_may_be_left_out,
     step_was_not_called,
 )
 from andon_trainer.steps.loss_check import LossCheck
 from andon_trainer.steps.prepared import is_on_several_devices
 from andon_trainer.steps.scaling import ScalerGate
+from andon_trainer.steps.script_checks import JoinedWeights
 from andon_trainer.steps.step_state import StepPhase, StepState
 
 __all__ = ["LoopParts", "LoopSteps"]
@@ -91,6 +93,8 @@ class LoopSteps(ABC):
     """Whether shares are divided into parts even if the line does not say so."""
     _waits_in_model = False
     """Whether other processes wait for each of this one's backwards."""
+    _holds_weights = True
+    """Whether the models have the line's weights between two commits."""
 
     def __init__(self, parts: LoopParts, averager: _Averages) -> None:
         """Stands between steps."""
@@ -103,7 +107,9 @@ class LoopSteps(ABC):
         self._averager = averager
         self._state: StepState | None = None
         """The current step, or the last one between two steps."""
-        self._unoptimized = UnoptimizedParameters(parts.replica)
+        trained = parts.accumulated if self._holds_weights else None
+        self._moved = MovedParameters(parts.replica, trained)
+        self._joined = JoinedWeights(parts.accumulated, parts.member.installed_from)
         # Looked at once: a model that is on several devices is not moved by `to`.
         self._on_one_device = [
             each for each in parts.replica.modules if not is_on_several_devices(each)
@@ -208,6 +214,8 @@ class LoopSteps(ABC):
         """
         if self._scaling is not None:
             self._scaling.check_body()  # A script may have left one by an exception.
+        if self.epoch is None:
+            self._joined.check(self._member.installed_from)
         self.epoch = epoch = self._member.cursor.epoch
         while not self._member.stop_reason and self._member.cursor.epoch == epoch:
             self._before_work()
@@ -363,11 +371,7 @@ class LoopSteps(ABC):
         """
         state = self._state
         if state is None or not state.waiting:
-            raise RuntimeError(
-                "line.backward(loss) is called once for each batch that the prepared loader "
-                "yields: there is none now. Several losses of one batch go backward together, "
-                "line.backward(loss + other)"
-            )
+            raise no_batch("line.backward(loss)", begun=self.epoch is not None)
         given = self._weight(state, loss, weight)
         if self._scaling is None:
             self._loss_check.look_for_scale(loss)
@@ -470,6 +474,8 @@ class LoopSteps(ABC):
                 "optimizer.step() was called inside backward, where gradients are this worker's "
                 "alone: call it once line.backward(loss) has returned"
             )
+        if self.epoch is None and self._accumulated.there:
+            raise no_batch("optimizer.step()", begun=False)
         self._averager.late.refuse(
             "add up the losses and go backward once, line.backward(loss + other), before "
             "optimizer.step()"

@@ -26,6 +26,7 @@ import torch
 
 from andon_trainer.gradients.readings import HostReader, Reader, Reading
 from andon_trainer.steps.loss_terms import Term, scale_of, terms_of
+from andon_trainer.steps.script_checks import refuse_unknown_scaler
 
 __all__ = ["LossCheck"]
 
@@ -84,15 +85,26 @@ class LossCheck:
         self._left = self._left_for_others = _LOSSES_CHECKED
         self._samples = 0
         """Of the last loss."""
+        self._searched: set[int] = set()
+        """Where the factors lie that were looked for among the process's scalers."""
         self._left_for_scale = _LOSSES_CHECKED
 
     def look_for_scale(self, loss: torch.Tensor) -> None:
-        """Warns if a GradScaler has scaled the loss that the line does not know."""
+        """Looks for a GradScaler that has scaled the loss, and that the line does not know.
+
+        What only looks like a scale is warned of.
+
+        Raises:
+            RuntimeError: there is one.
+        """
         if self._left_for_scale <= 0:
             return
         self._left_for_scale -= 1
         factor = scale_of(loss)
         if factor is not None:
+            if factor.data_ptr() not in self._searched:
+                self._searched.add(factor.data_ptr())
+                refuse_unknown_scaler(factor)
             self._factors.append(self._reader.begin(factor))
             if self._factors[-1].here:
                 self._look_at_factors()
@@ -104,9 +116,9 @@ class LossCheck:
                 continue
             self._left_for_scale = -1
             log.warning(
-                "the loss was scaled by %g before line.backward saw it, by a GradScaler that was "
-                "not prepared: line.loss, the journal and --loss-spike have the scaled one, and "
-                "the first overflow halts the line. Pass the scaler with the optimizer: "
+                "the loss was multiplied by %g before line.backward saw it, as by a GradScaler "
+                "that was not prepared: line.loss, the journal and --loss-spike have the scaled "
+                "one, and the first overflow halts the line. Pass the scaler with the optimizer: "
                 "line.prepare(model, optimizer, scaler, loader)",
                 scale,
             )

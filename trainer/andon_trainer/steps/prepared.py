@@ -95,9 +95,25 @@ class Prepared:
         if known != len(objects) or not found.models:
             raise TypeError(
                 "line.prepare takes models, optimizers, schedulers, a GradScaler and a training "
-                f"DataLoader, not {', '.join(type(thing).__name__ for thing in objects)}"
+                f"DataLoader, {_unknown(objects)}"
             )
         return found
+
+
+def _unknown(objects: Sequence[Any]) -> str:
+    """What `prepare` was given that it does not take, and what to give in its place."""
+    known = (nn.Module, Optimizer, LRScheduler, DataLoader, torch.amp.GradScaler)
+    others = [thing for thing in objects if not isinstance(thing, known)]
+    if not others:
+        return "and at least one model"
+    kinds = ", ".join(type(thing).__name__ for thing in others)
+    if any(callable(getattr(thing, "step", None)) for thing in others):
+        return (
+            f"not {kinds}. Of a wrapper around an optimizer or a scheduler give the torch object "
+            "that is inside, and do what the wrapper adds under `if line.committed:`; or derive it "
+            "from torch.optim.Optimizer"
+        )
+    return f"not {kinds}"
 
 
 def refuse_optimizers(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:

@@ -118,16 +118,22 @@ class Stepper(LoopSteps):
             seen += micro_batch.positions
             state.waiting = micro_batch.samples
             state.last = seen >= positions
-            before = self._unoptimized.versions()
+            before, was = self._moved.versions(), self._written_by_line
             with self._lone.allowed(state.waiting):
                 yield self._hand_over(state, micro_batch.batch)
             if state is not self._state:
                 return  # The script left the epoch, and resumed this generator afterwards.
-            self._unoptimized.check(before, state.phase, committed=self.committed)
+            settled = self.committed or was != self._written_by_line
+            self._moved.check(before, state.phase, committed=settled)
             if state.phase is StepPhase.VOID:
                 return  # The next assignment has the positions that are left.
             check_loop_body(state, self._scaling)
             began = time.perf_counter()
+
+    @property
+    def _written_by_line(self) -> tuple[int, int]:
+        """Changes when a state may have come that replaced the weights."""
+        return id(self._member.installed_from), self._member.doubts
 
     def _begin(self, assigned: Assigned) -> StepState:
         """The step that an assignment begins, with what is kept of an earlier attempt."""

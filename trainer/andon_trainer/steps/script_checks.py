@@ -1,0 +1,117 @@
+"""Checks of what a script does around its loop body: mistakes that the loop alone would misname.
+
+Each of them would otherwise be noticed late, as something else: a scaler that the line does not
+know as an overflow, weights that were replaced after joining as workers that differ, and a wrapper
+whose tensors are in no checkpoint as a newcomer that differs.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from andon_trainer.gradients.guards import AccumulatedGradients
+
+__all__ = ["JoinedWeights", "refuse_unknown_scaler", "warn_of_unsaved_tensors"]
+
+log = logging.getLogger(__name__)
+
+_DEPTH = 6
+
+
+def refuse_unknown_scaler(factor: torch.Tensor) -> None:
+    """Raises RuntimeError if a loss was multiplied by the scale of a GradScaler."""
+    for thing in gc.get_objects():
+        # By type: isinstance would call `__class__` of lazy proxies, and so load what they are for.
+        if not issubclass(type(thing), torch.amp.GradScaler):
+            continue
+        scale = getattr(thing, "_scale", None)
+        # No number is compared: reading one would wait for a GPU.
+        if scale is not None and scale.data_ptr() == factor.data_ptr():
+            raise RuntimeError(
+                "the loss was scaled by a GradScaler that was not prepared: the line would take "
+                "the first overflow, which a scaler provokes, for a wrong value, and halt. Pass "
+                "the scaler with the optimizer, line.prepare(model, optimizer, scaler, loader), "
+                "and write line.backward(loss)"
+            )
+
+
+class JoinedWeights:
+    """The weights with which a worker has joined: the script must not replace them afterwards.
+
+    The line may have sent them: rank 0's, those of a checkpoint, or what the others have trained.
+    """
+
+    def __init__(self, gradients: AccumulatedGradients, arrived: object) -> None:
+        """Notes how often each was written to; `arrived`: the last state that came."""
+        self._gradients = gradients
+        self._arrived = arrived
+        self._before = self._counts()
+
+    def check(self, arrived: object) -> None:
+        """Raises RuntimeError if one was changed by the script; call it before the first batch.
+
+        `arrived`: the last state that came by now.
+        """
+        if arrived is not self._arrived:
+            return  # The line has written them.
+        for (name, _), old, new in zip(
+            self._gradients.named(), self._before, self._counts(), strict=True
+        ):
+            if old != new:
+                raise RuntimeError(
+                    f"{name} was changed between line.prepare and the first batch, by "
+                    "load_state_dict or by hand. line.prepare returns with the line's weights: "
+                    "those of worker 0, of the checkpoint that a run is resumed from, or what the "
+                    "others have trained, which this would undo. Load or initialise the model "
+                    "before line.prepare; see docs/guide/checkpoints.md"
+                )
+
+    def _counts(self) -> list[tuple[int, int]]:
+        return [(part._version, part.data_ptr()) for _, part in self._gradients.named()]
+
+
+def warn_of_unsaved_tensors(optimizers: Sequence[Optimizer]) -> None:
+    """Warns of an optimizer around another one that keeps tensors out of its state."""
+    for optimizer in optimizers:
+        kept = vars(optimizer)
+        inner = [each for each in kept.values() if isinstance(each, Optimizer)]
+        if not inner:
+            continue
+        saved = {each.data_ptr() for each in _tensors(optimizer.state_dict())}
+        known = {
+            each.data_ptr()
+            for one in (optimizer, *inner)
+            for each in _tensors([one.param_groups, *one.state.values()])
+        }
+        for name, value in kept.items():
+            if name in ("param_groups", "state", "defaults"):
+                continue
+            if any(each.data_ptr() not in saved | known for each in _tensors(value)):
+                kind = type(optimizer).__name__
+                log.warning(
+                    "%s keeps tensors in `%s`, which its state_dict() leaves out: a worker that "
+                    "joins later, or a run that is resumed, would have others, and the line halts "
+                    "when the weights differ. Put them into state_dict() and load_state_dict()",
+                    kind,
+                    name,
+                )
+                break
+
+
+def _tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() > 1:  # A counter is no state that anybody would miss.
+            yield value
+    elif depth and isinstance(value, Mapping):
+        for part in list(value.values()):
+            yield from _tensors(part, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part, depth - 1)
