@@ -19,7 +19,9 @@ _REGRESSIONS = Path(__file__).with_name("regressions")
 def main() -> None:
     """Fuzzes until the time is over or a contract is broken."""
     name, seconds, scratch = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    with atheris.instrument_imports(include=["andon", "andon_coordinator", "andon_reducer"]):
+    with atheris.instrument_imports(
+        include=["andon", "andon_coordinator", "andon_reducer", "andon_trainer"]
+    ):
         from fuzz.targets import TARGETS
     found = scratch / "corpus" / name
     found.mkdir(parents=True, exist_ok=True)

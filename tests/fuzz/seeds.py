@@ -32,6 +32,7 @@ from andon.wire.frames import (
     frame_request,
     frame_response,
 )
+from fuzz.passing import sessions
 from scenarios.line_bench import LAYOUT
 from unit.andon import strategies
 from vectors.lanes import FRAMES, PROOFS, REFUSED
@@ -57,6 +58,7 @@ def seeds() -> dict[str, Iterable[bytes]]:
         "session": _sessions(),
         "reducing": _reducing(),
         "lanes": _lanes(),
+        "passing": (_spoken(*each) for each in sessions()),
         "preambles": (bytes.fromhex(each["preamble"] + each["answer"]) for each in PROOFS),
     }
 

@@ -70,6 +70,7 @@ from andon_reducer.core.rounds import Rounds
 from andon_trainer.errors import AndonError
 from andon_trainer.exchange.translation import accepted_from
 from andon_trainer.exchange.translation import event_from as heard_from
+from fuzz.passing import taken_by_a_rank
 from scenarios.line_bench import Bench
 from unit.andon import generated
 
@@ -228,6 +229,11 @@ def _plain(message: Any) -> list[str]:
     """A message's fields as text: a NaN equals itself there."""
     values = (getattr(message, each.name) for each in fields(message))
     return [repr(bytes(each) if isinstance(each, memoryview) else each) for each in values]
+
+
+def passing(data: bytes) -> None:
+    """Hostile neighbours of a rank of a ring, one of which may have its token: see its module."""
+    taken_by_a_rank(_messages(data))
 
 
 def preambles(data: bytes) -> None:
@@ -412,7 +418,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     each.__name__: each
     for each in (
         *(requests, responses, ring, layout, answers, session, reducing),
-        *(lanes, preambles),
+        *(lanes, preambles, passing),
     )
 }
 """By name; a folder of the corpus bears it."""
