@@ -42,4 +42,7 @@ def open_private(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def _is_for_the_group(folder: Path) -> bool:
-    return bool(folder.stat().st_mode & stat.S_ISGID)
+    try:
+        return bool(folder.stat().st_mode & stat.S_ISGID)
+    except OSError:  # what is done there next says why
+        return False
