@@ -15,6 +15,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["FilesChanged", "JournalFiles", "open_to_read"]
@@ -100,6 +101,11 @@ class JournalFiles:
             if now.st_size < was.st_size and not may_shrink:
                 raise _changed(path, f"cut {was.st_size - now.st_size} bytes off")
         self._seen = found
+
+    def note(self) -> None:
+        """Notes how large the files are now. If something is wrong, the next check says so."""
+        with suppress(FilesChanged):
+            self.check()
 
     def _look(self) -> tuple[os.stat_result, ...]:
         found = []

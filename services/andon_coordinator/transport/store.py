@@ -500,12 +500,15 @@ class Store:
         # IMMEDIATE takes the write lock first, so that what is read inside is what is changed.
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            # Checked before the write, which could hide that the file was truncated, and after the
-            # commit, so that nothing is reported durable which nobody can find.
+            # Checked before the write, which could hide that the file was truncated, and after it,
+            # so that nothing is reported durable which nobody can find. Never after COMMIT: what is
+            # committed can't be taken back, and reported as failed it would be written again. Files
+            # that are taken away during COMMIT are missed by the next transaction, as those are
+            # that are taken away right after it.
             self._check_files()
             yield
-            self._database.execute("COMMIT")
             self._check_files()
+            self._database.execute("COMMIT")
         except BaseException:
             # After some errors (a full disk is one) SQLite rolls back by itself, and then refuses
             # another ROLLBACK. The first error is the one to report.
@@ -513,3 +516,5 @@ class Store:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
             raise
+        if self._files is not None:
+            self._files.note()

@@ -152,6 +152,38 @@ def test_a_journal_whose_files_are_moved_or_replaced_fails(
     assert name in failed.message
 
 
+@pytest.mark.parametrize(
+    "moment", ["BEGIN", "INSERT INTO records", "INSERT INTO contributions", "COMMIT"]
+)
+def test_what_was_reported_as_failed_is_not_in_the_journal_when_its_file_comes_back(
+    path: Path, moment: str
+) -> None:
+    away = path.with_name("away")
+    gone = effects.SaveDeparture(2, events.LeaveReason.FAILED, "", 1, b"")
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(INITIAL))
+        database = writing.journal._store._database
+        # The file is moved while SQLite carries this statement out.
+        database.set_trace_callback(
+            lambda sql: path.rename(away) if sql.startswith(moment) and path.exists() else None
+        )
+        reports = writing.save(effects.SaveRecord(STEP, RESULT))
+        database.set_trace_callback(None)
+        # The line's answer to a failure: the step is tried again, under a new key.
+        again = replace(STEP, key=NEXT.key) if reports[0] != events.RecordSaved(STEP.key) else NEXT
+        writing.journal.save(gone)
+        reports += writing.save(effects.SaveRecord(again, RESULT))
+        away.rename(path)
+        reports += writing.save(effects.SaveRecord(again, RESULT))
+
+    saved = [each for each in reports if isinstance(each, events.RecordSaved)]
+    with closing(Journal.open(path, "7f3a")) as journal:
+        counts = journal.counts()
+    assert (counts.steps, counts.departures) == (len(saved), {"FAILED": 1})
+    assert reports[-1] == events.RecordSaved(again.key)
+    assert isinstance(reports[-2], events.JournalFailed), "nothing is saved where nobody finds it"
+
+
 def test_a_log_that_another_program_emptied_by_a_checkpoint_is_no_harm(path: Path) -> None:
     with Writing(path) as writing:
         writing.save(effects.SaveRecord(INITIAL))
