@@ -17,6 +17,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from andon.protocol.limits import PROTOCOL_VERSION
+from andon.protocol.reasons import Reason
 from andon.testing import small_layout
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
@@ -25,10 +26,12 @@ from andon_coordinator.app import (
     Coordinator,
     CoordinatorFailed,
 )
+from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core.effects import AcceptJoin, Effect
-from andon_coordinator.core.events import Event
+from andon_coordinator.core.events import CordPulled, Event
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
+from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.outgoing import JoinAnswers, ServicePlaces
 from andon_coordinator.transport.registration import ReducerRegistration
@@ -53,14 +56,51 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 
 class Defective:
-    """An observer with a bug: it fails once a worker is accepted."""
+    """An observer with a bug: it fails once a worker is accepted, or a person pulls the cord."""
 
     def observe(self, event: Event, done: Sequence[Effect], now: float) -> None:
-        if any(isinstance(effect, AcceptJoin) for effect in done):
+        if isinstance(event, CordPulled) or any(isinstance(each, AcceptJoin) for each in done):
             raise RuntimeError("a secret of the inside")
 
     def tick(self, status: LineSnapshot) -> None:
         """Does nothing."""
+
+
+def failing_task(config: CoordinatorConfig, settings: TaskSettings) -> LineTask:
+    """A task with such an observer."""
+    line = config.line_settings()
+    journal = Journal.open(config.journal, RUN)
+    journal.begin_term(1)
+    return LineTask(
+        LineCore(line, term=1, history=journal.history, random_bits=lambda: 0),
+        journal,
+        JoinAnswers(run_id=RUN, secret=SECRET, policy=line.policy, liveness=line.liveness),
+        settings=settings,
+        clocks=(LineClock(time.monotonic, 1.0), time.time),
+        observers=(Defective(),),
+    )
+
+
+def test_whoever_waits_for_room_hears_that_the_coordinator_failed(tmp_path: Path) -> None:
+    async def story() -> None:
+        task = failing_task(config_in(tmp_path), TaskSettings(max_streams=1, mailbox=1))
+        reducer = task.open_registration()
+        asking = [asyncio.create_task(task.ask(CordPulled("", operator))) for operator in "abc"]
+        await asyncio.sleep(0)  # All have begun: one has put its question, the others wait.
+        registering = asyncio.create_task(task.register(reducer, "127.0.0.1:1"))
+        await asyncio.sleep(0)
+
+        task.start()
+        answers = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 30)
+        await asyncio.wait_for(registering, 30)
+        await task.close()
+
+        assert [each.reason for each in answers if isinstance(each, LineError)] == [
+            Reason.INTERNAL
+        ] * 3
+        assert reducer.error is not None
+
+    run(story())
 
 
 def test_refused_join_says_what_differs(tmp_path: Path) -> None:
@@ -165,21 +205,7 @@ def test_internal_error_ends_every_stream_and_reveals_nothing(
 ) -> None:
     async def story() -> None:
         config = config_in(tmp_path)
-        settings = config.line_settings()
-        journal = Journal.open(config.journal, RUN)
-        journal.begin_term(1)
-        line = LineCore(settings, term=1, history=journal.history, random_bits=lambda: 0)
-        answers = JoinAnswers(
-            run_id=RUN, secret=SECRET, policy=settings.policy, liveness=settings.liveness
-        )
-        task = LineTask(
-            line,
-            journal,
-            answers,
-            settings=TaskSettings(max_streams=1),
-            clocks=(LineClock(time.monotonic, 1.0), time.time),
-            observers=(Defective(),),
-        )
+        task = failing_task(config, TaskSettings(max_streams=1))
         registration = ReducerRegistration(task, run_id=RUN, secret=b"", join_s=30.0)
         access = AccessControl(run_id=RUN)
         coordinator = Coordinator(

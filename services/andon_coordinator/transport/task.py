@@ -100,11 +100,21 @@ class Mailbox(Generic[Item]):
         """Has room for `capacity` items from `put`."""
         self._room = asyncio.Semaphore(capacity)
         self._items: asyncio.Queue[tuple[Item, bool]] = asyncio.Queue()
+        self._closed = False
 
     async def put(self, item: Item) -> None:
-        """Puts an item, once there is room."""
+        """Puts an item, once there is room; after `close` it is dropped."""
         await self._room.acquire()
-        self._items.put_nowait((item, True))
+        if self._closed:
+            self._room.release()  # The next one that waits gets this place, and so on.
+        else:
+            self._items.put_nowait((item, True))
+
+    def close(self) -> None:
+        """Nobody takes items any more, so nobody needs to wait for room."""
+        if not self._closed:
+            self._closed = True
+            self._room.release()
 
     def put_now(self, item: Item) -> None:
         """Puts an item of this process's own."""
@@ -345,9 +355,10 @@ class LineTask:
         if self._closed:
             raise LineError(Reason.SERVICE_LEAVING, "the coordinator is going away")
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await self._mailbox.put(_Letter(event, answer))
+        # Before the wait for room: the owner may end during it, and then answers all of these.
         self._asking.add(answer)
         try:
+            await self._mailbox.put(_Letter(event, answer))
             await answer
         finally:
             self._asking.discard(answer)
@@ -460,6 +471,7 @@ class LineTask:
     def _end_all(self, error: LineError) -> None:
         self._closed = True
         self.over.set()
+        self._mailbox.close()
         self._streams.close(error)
         for answer in self._asking:
             if not answer.done():
