@@ -247,7 +247,8 @@ def light_of_worker(worker: WorkerStatus, status: LineStatus, late: int | None) 
     if not worker.live:
         return _OFF
     if status.halt is not None:
-        return _RED if worker.worker == status.halt.worker else _AMBER
+        seen = worker.worker == status.halt.worker and not status.halt.claimed
+        return _RED if seen else _AMBER
     return _AMBER if worker.worker == late or worker.rank is None else _GREEN
 
 

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from andon.host.telemetry import ExchangeDurations, RefusalCounter
 from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.limits import clipped
+from andon.protocol.messages import BlockFault, BlockFaultKind
 from andon.protocol.records import make_term
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core import events
@@ -40,6 +41,14 @@ __all__ = [
 
 _LONGEST_GAP_S = 1.0
 """A process that did not tick for longer was stopped, and could not listen in that time."""
+
+
+_FAULT_KINDS = {
+    BlockFaultKind.NON_FINITE: events.FaultKind.NON_FINITE_GRADIENT,
+    BlockFaultKind.INCONSISTENT: events.FaultKind.PROTOCOL,
+    BlockFaultKind.NON_FINITE_AVERAGE: events.FaultKind.NON_FINITE_AVERAGE,
+    BlockFaultKind.ENCODING_OVERFLOW: events.FaultKind.ENCODING_OVERFLOW,
+}
 
 
 class CoordinatorFailed(Exception):
@@ -108,6 +117,24 @@ class Coordinator:
     def folder_searched(self, folder: str, step: int | None) -> None:
         """Tells the line which checkpoint the run's folder has; None: none. It only gives words."""
         self._task.put_now(events.FolderSearched(folder, step))
+
+    def round_faulted(self, fault: BlockFault, senders: tuple[tuple[int, int], ...]) -> None:
+        """Tells the line what the reducer of this process saw.
+
+        Args:
+            fault: why it stopped a round.
+            senders: ranks, and the workers that sent as them, by their session tokens.
+        """
+        seen = events.Fault(
+            kind=_FAULT_KINDS[fault.kind],
+            key=fault.key,
+            rank=fault.rank,
+            block=fault.block,
+            element=fault.element,
+            value=fault.value,
+            message=fault.message,
+        )
+        self._task.put_now(events.RoundFaulted(seen, senders))
 
     def status(self) -> LineSnapshot:
         """What the line is doing now."""

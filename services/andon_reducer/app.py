@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -11,11 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from andon.host.logs import LogEvent
 from andon.host.telemetry import ExchangeDurations, RefusalCounter
+from andon.protocol.messages import BlockFault
 from andon.protocol.reasons import Reason
 from andon.tcp.listening import TcpListener
 from andon.wire.statuses import status_of
 from andon_reducer.config import ReducerConfig
-from andon_reducer.core.effects import CallRefusal, ReducerObserver
+from andon_reducer.core.effects import CallRefusal, FreeRound, ReducerObserver
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.telemetry import ReducerTelemetry
 from andon_reducer.transport.admission import Refused, SessionTokens
@@ -29,6 +30,8 @@ from andon_reducer.transport.state import StateServicer
 __all__ = ["SERVICE_NAME", "ReducerApp", "build_reducer"]
 
 SERVICE_NAME = "andon.v1.Reducer"
+
+FaultReport = Callable[[BlockFault, tuple[tuple[int, int], ...]], None]
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +71,18 @@ class ReducerApp:
         }
         generic = grpc.method_handlers_generic_handler(SERVICE_NAME, calls)
         server.add_generic_rpc_handlers((generic,))
+
+    def report_faults(self, run_id: str, report: FaultReport) -> None:
+        """Calls `report` with each fault of the run `run_id`, before any worker hears of it.
+
+        Beside the fault it gets ranks and the workers that sent as them, by their session tokens.
+        """
+
+        def freed(effect: FreeRound) -> None:
+            if effect.run_id == run_id and effect.fault is not None:
+                report(effect.fault, effect.senders)
+
+        self._reduce.report_fault = freed
 
     async def close(self) -> None:
         """Ends all calls as UNAVAILABLE and the threads; call it before the server's `stop`."""

@@ -88,6 +88,8 @@ def answers_to(halt: HaltEvidence, *, flags: str = "") -> list[PossibleAnswer]:
                 command=f"{resume} --skip",
             )
         )
+    if halt.claimed:
+        without += f", as worker {halt.reported_by} says"
     answers.append(
         PossibleAnswer(
             answer=HaltAnswer.DROP,
@@ -97,6 +99,17 @@ def answers_to(halt: HaltEvidence, *, flags: str = "") -> list[PossibleAnswer]:
             command=f"{resume} --drop {worker}",
         )
     )
+    if halt.claimed:
+        # Which of the two is wrong, only a person can find out.
+        answers.append(
+            PossibleAnswer(
+                answer=HaltAnswer.DROP,
+                worker=halt.reported_by,
+                label=f"Drop worker {halt.reported_by}",
+                effect=f"go on without worker {halt.reported_by}, which said so",
+                command=f"{resume} --drop {halt.reported_by}",
+            )
+        )
     return answers
 
 

@@ -25,7 +25,7 @@ from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.store import JournalError
 from andon_coordinator.transport.task import LineObserver
 from andon_reducer import app as reducer_app
-from andon_reducer.app import build_reducer
+from andon_reducer.app import ReducerApp, build_reducer
 from andon_server.board.feed import BoardFeed
 from andon_server.board.gate import BoardGate
 from andon_server.board.history import RunHistory
@@ -133,6 +133,7 @@ async def _serving(
         metrics_url = metrics.url(host_in(public))
         services, tcp_port = [coordinator_app.SERVICE_NAME], 0
         announce: Callable[[Announcement], None] | None = None
+        reducer: ReducerApp | None = None
         if config.role == "all":
             shares = reducer_config(config.limits, config.shared_dir)
             if (listener := tcp_listener(config, identity)) is not None:
@@ -150,6 +151,8 @@ async def _serving(
         settings = replace(settings, metrics_url=metrics_url, tcp_port=tcp_port, announce=announce)
         coordinator = _coordinator(settings, registry, secret, (refusals, exchanges), observers)
         stack.push_async_callback(coordinator.close)
+        if reducer is not None:
+            reducer.report_faults(config.run_id, coordinator.round_faulted)
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
         gate = BoardGate(
             coordinator.access,

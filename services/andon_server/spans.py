@@ -196,4 +196,6 @@ class LineSpans:
 
 def _facts_of(halt: HaltEvidence) -> dict[str, Any]:
     facts = {"andon.step": halt.step, "andon.reason": halt.reason.label, "message": halt.message}
+    if halt.claimed:
+        facts["andon.reported_by"] = halt.reported_by
     return facts if halt.worker is None else facts | {"andon.worker": halt.worker}

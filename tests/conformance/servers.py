@@ -136,6 +136,7 @@ BROKEN = (
     BrokenServer(
         "believes_the_weights", ("halt.divergence",), "StepCommitted at worker", ("halt.loss",)
     ),
+    BrokenServer("believes_any_rank", ("halt.blame",), "the worker", ("halt.loss",)),
     BrokenServer(
         "believes_the_totals",
         ("commit.total_weight", "commit.world_size"),

@@ -100,6 +100,7 @@ def test_f_dp_003_a_nan_in_the_second_model_stops_all_workers(
         assert (reason, who, step) == ("non_finite_gradient", 1, 5)
         assert parameter == "1.layers.0.weight"
         assert "worker 1 sent nan in 1.layers.0.weight[2, 1] (block " in text
+        assert " says " not in text, "the service's own reducer saw it"
         assert worker.seen["step"] == 4
         assert worker.seen["digest"] == digests[3]
 

@@ -465,6 +465,6 @@ def test_a_failure_of_the_reducer_is_no_ranks_fault(
     assert defect is not None
     assert defect.worker is None
     assert defect.message == (
-        "the reducer failed to average element 0 of block 0, through no worker's fault: its log "
-        "says why"
+        "worker 0 reports: the reducer failed to average element 0 of block 0, through no worker's "
+        "fault: its log says why"
     )

@@ -260,6 +260,21 @@ class _Commands:
         )
         return self.bench.send(on.FaultReported(stream, seen))
 
+    def reducer_fault(self, words: list[str], options: Options) -> list[do.Effect]:
+        """The service's own reducer stopped the round; `senders=0:1`: worker 1 sent as rank 0."""
+        senders = [each.split(":") for each in options.get("senders", "").split(",") if each]
+        seen = on.Fault(
+            kind=on.FaultKind[words[0]],
+            key=_key(options["key"]),
+            rank=_number(options.get("rank", "")),
+            block=_number(options.get("block", "")),
+            element=int(options.get("element", "0")),
+            value=options.get("value", ""),
+            message=options.get("message", ""),
+        )
+        told = tuple((int(rank), int(worker)) for rank, worker in senders)
+        return self.bench.send(on.RoundFaulted(seen, told))
+
     def beat(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
         activity = on.Activity[options.get("activity", "COMPUTING")]
@@ -497,7 +512,8 @@ def _result(result: do.StepResult | None) -> str:
 def _halt(evidence: HaltEvidence) -> str:
     key = _shown_key(evidence.key)
     worker = "" if evidence.worker is None else f" worker {evidence.worker}"
-    what = f"{evidence.reason.name} step {evidence.step} voids {key}{worker}"
+    claimed = f" claimed by {evidence.reported_by}" if evidence.claimed else ""
+    what = f"{evidence.reason.name} step {evidence.step} voids {key}{worker}{claimed}"
     return f"halt {evidence.id} {what}: {evidence.message}"
 
 

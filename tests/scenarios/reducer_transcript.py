@@ -166,9 +166,10 @@ class _Commands:
                 return f"pause {self.names([number])}"
             case do.ResumeStream(number):
                 return f"resume {self.names([number])}"
-            case do.FreeRound(_, key, outcome, seconds):
+            case do.FreeRound(_, key, outcome, seconds, _, senders):
                 took = "".join(f", an exchange took {each:g} s" for each in seconds)
-                return f"free-round {_shown(key)}: {outcome.value}{took}"
+                sent = "".join(f", rank {rank} from worker {worker}" for rank, worker in senders)
+                return f"free-round {_shown(key)}: {outcome.value}{took}{sent}"
 
     def names(self, numbers: list[int] | tuple[int, ...]) -> str:
         by_number = {number: name for name, number in self.streams.items()}

@@ -89,6 +89,7 @@ def evidence() -> halt_pb2.HaltEvidence:
         at_unix_s=1700000000.5,
         epoch=1,
         positions=record_pb2.PositionRange(start=7488, stop=7552),
+        reported_by=2,
     )
 
 

@@ -250,6 +250,21 @@ async def a_nan_loss_halts_all(line: LineUnderTest) -> None:
 
 
 @check(
+    "halt.blame",
+    "20",
+    "A loss that a worker reports is its own: a rank in the Fault blames nobody else",
+    workers=2,
+)
+async def a_loss_is_its_reporters(line: LineUnderTest) -> None:
+    round_ = await line.deal()
+    other, reporter = round_.players[0], round_.players[-1]
+    rank = round_.works[other].rank
+    await line.fault(round_, reporter, pb.FAULT_KIND_NON_FINITE_LOSS, rank=rank, value="nan")
+    for evidence in (await _halts(line, halt_pb2.HALT_REASON_NON_FINITE_LOSS)).values():
+        same("the worker", reporter.worker, evidence.worker)
+
+
+@check(
     "halt.divergence",
     "19.17",
     "Digests of one head that differ halt the line before the next record: REPLICA_DIVERGENCE",
@@ -278,5 +293,6 @@ CHECKS: tuple[ServerCheck, ...] = (
     a_joiner_is_told,
     a_nan_halts_all,
     a_nan_loss_halts_all,
+    a_loss_is_its_reporters,
     digests_are_compared,
 )

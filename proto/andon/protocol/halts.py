@@ -66,6 +66,13 @@ class HaltEvidence:
     at_unix_s: float = 0.0
     epoch: int | None = None
     positions: PositionRange | None = None
+    reported_by: int | None = None
+    """The worker that reported it; None: the service saw it itself, or a person pulled the cord."""
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a worker says this of another one: only a claim, until a person has looked."""
+        return None not in (self.worker, self.reported_by) and self.worker != self.reported_by
 
     @property
     def place(self) -> str:

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from andon.v1 import record_pb2 as andon_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x61ndon/v1/halt.proto\x12\x08\x61ndon.v1\x1a\x15\x61ndon/v1/record.proto\"\xc9\x02\n\x0cHaltEvidence\x12\n\n\x02id\x18\x01 \x01(\x04\x12$\n\x06reason\x18\x02 \x01(\x0e\x32\x14.andon.v1.HaltReason\x12\x1a\n\x03key\x18\x03 \x01(\x0b\x32\r.andon.v1.Key\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x13\n\x06worker\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\x05\x62lock\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x11\n\tparameter\x18\x07 \x01(\t\x12\x0f\n\x07\x65lement\x18\x08 \x03(\x04\x12\r\n\x05value\x18\t \x01(\t\x12\x0f\n\x07message\x18\n \x01(\t\x12\x11\n\tat_unix_s\x18\x0b \x01(\x01\x12\x12\n\x05\x65poch\x18\x0c \x01(\x04H\x02\x88\x01\x01\x12*\n\tpositions\x18\r \x01(\x0b\x32\x17.andon.v1.PositionRangeB\t\n\x07_workerB\x08\n\x06_blockB\x08\n\x06_epoch*\xed\x03\n\nHaltReason\x12\x1b\n\x17HALT_REASON_UNSPECIFIED\x10\x00\x12#\n\x1fHALT_REASON_NON_FINITE_GRADIENT\x10\x01\x12\x1f\n\x1bHALT_REASON_NON_FINITE_LOSS\x10\x02\x12\"\n\x1eHALT_REASON_REPLICA_DIVERGENCE\x10\x03\x12\x1a\n\x16HALT_REASON_LOSS_SPIKE\x10\x04\x12#\n\x1fHALT_REASON_GRADIENT_NORM_SPIKE\x10\x05\x12\x18\n\x14HALT_REASON_OPERATOR\x10\x06\x12\"\n\x1eHALT_REASON_PROTOCOL_VIOLATION\x10\x07\x12\"\n\x1eHALT_REASON_NON_FINITE_AVERAGE\x10\x08\x12!\n\x1dHALT_REASON_ENCODING_OVERFLOW\x10\t\x12 \n\x1cHALT_REASON_REPEATED_FAILURE\x10\n\x12\x17\n\x13HALT_REASON_JOURNAL\x10\x0b\x12\x1a\n\x16HALT_REASON_STATE_LOST\x10\x0c\x12\x1a\n\x16HALT_REASON_CHECKPOINT\x10\r\x12\x1f\n\x1bHALT_REASON_TOO_FEW_WORKERS\x10\x0e\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x61ndon/v1/halt.proto\x12\x08\x61ndon.v1\x1a\x15\x61ndon/v1/record.proto\"\xf3\x02\n\x0cHaltEvidence\x12\n\n\x02id\x18\x01 \x01(\x04\x12$\n\x06reason\x18\x02 \x01(\x0e\x32\x14.andon.v1.HaltReason\x12\x1a\n\x03key\x18\x03 \x01(\x0b\x32\r.andon.v1.Key\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x13\n\x06worker\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\x05\x62lock\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x11\n\tparameter\x18\x07 \x01(\t\x12\x0f\n\x07\x65lement\x18\x08 \x03(\x04\x12\r\n\x05value\x18\t \x01(\t\x12\x0f\n\x07message\x18\n \x01(\t\x12\x11\n\tat_unix_s\x18\x0b \x01(\x01\x12\x12\n\x05\x65poch\x18\x0c \x01(\x04H\x02\x88\x01\x01\x12*\n\tpositions\x18\r \x01(\x0b\x32\x17.andon.v1.PositionRange\x12\x18\n\x0breported_by\x18\x0e \x01(\rH\x03\x88\x01\x01\x42\t\n\x07_workerB\x08\n\x06_blockB\x08\n\x06_epochB\x0e\n\x0c_reported_by*\xed\x03\n\nHaltReason\x12\x1b\n\x17HALT_REASON_UNSPECIFIED\x10\x00\x12#\n\x1fHALT_REASON_NON_FINITE_GRADIENT\x10\x01\x12\x1f\n\x1bHALT_REASON_NON_FINITE_LOSS\x10\x02\x12\"\n\x1eHALT_REASON_REPLICA_DIVERGENCE\x10\x03\x12\x1a\n\x16HALT_REASON_LOSS_SPIKE\x10\x04\x12#\n\x1fHALT_REASON_GRADIENT_NORM_SPIKE\x10\x05\x12\x18\n\x14HALT_REASON_OPERATOR\x10\x06\x12\"\n\x1eHALT_REASON_PROTOCOL_VIOLATION\x10\x07\x12\"\n\x1eHALT_REASON_NON_FINITE_AVERAGE\x10\x08\x12!\n\x1dHALT_REASON_ENCODING_OVERFLOW\x10\t\x12 \n\x1cHALT_REASON_REPEATED_FAILURE\x10\n\x12\x17\n\x13HALT_REASON_JOURNAL\x10\x0b\x12\x1a\n\x16HALT_REASON_STATE_LOST\x10\x0c\x12\x1a\n\x16HALT_REASON_CHECKPOINT\x10\r\x12\x1f\n\x1bHALT_REASON_TOO_FEW_WORKERS\x10\x0e\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'andon.v1.halt_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HALTREASON']._serialized_start=389
-  _globals['_HALTREASON']._serialized_end=882
+  _globals['_HALTREASON']._serialized_start=431
+  _globals['_HALTREASON']._serialized_end=924
   _globals['_HALTEVIDENCE']._serialized_start=57
-  _globals['_HALTEVIDENCE']._serialized_end=386
+  _globals['_HALTEVIDENCE']._serialized_end=428
 # @@protoc_insertion_point(module_scope)

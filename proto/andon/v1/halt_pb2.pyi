@@ -41,7 +41,7 @@ HALT_REASON_CHECKPOINT: HaltReason
 HALT_REASON_TOO_FEW_WORKERS: HaltReason
 
 class HaltEvidence(_message.Message):
-    __slots__ = ("id", "reason", "key", "step", "worker", "block", "parameter", "element", "value", "message", "at_unix_s", "epoch", "positions")
+    __slots__ = ("id", "reason", "key", "step", "worker", "block", "parameter", "element", "value", "message", "at_unix_s", "epoch", "positions", "reported_by")
     ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class HaltEvidence(_message.Message):
     AT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_BY_FIELD_NUMBER: _ClassVar[int]
     id: int
     reason: HaltReason
     key: _record_pb2.Key
@@ -68,4 +69,5 @@ class HaltEvidence(_message.Message):
     at_unix_s: float
     epoch: int
     positions: _record_pb2.PositionRange
-    def __init__(self, id: _Optional[int] = ..., reason: _Optional[_Union[HaltReason, str]] = ..., key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., worker: _Optional[int] = ..., block: _Optional[int] = ..., parameter: _Optional[str] = ..., element: _Optional[_Iterable[int]] = ..., value: _Optional[str] = ..., message: _Optional[str] = ..., at_unix_s: _Optional[float] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ...) -> None: ...
+    reported_by: int
+    def __init__(self, id: _Optional[int] = ..., reason: _Optional[_Union[HaltReason, str]] = ..., key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., worker: _Optional[int] = ..., block: _Optional[int] = ..., parameter: _Optional[str] = ..., element: _Optional[_Iterable[int]] = ..., value: _Optional[str] = ..., message: _Optional[str] = ..., at_unix_s: _Optional[float] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., reported_by: _Optional[int] = ...) -> None: ...

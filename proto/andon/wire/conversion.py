@@ -190,6 +190,7 @@ def evidence_to_proto(evidence: HaltEvidence | None) -> halt_pb2.HaltEvidence | 
         at_unix_s=evidence.at_unix_s,
         epoch=evidence.epoch,
         positions=None if evidence.positions is None else range_to_proto(evidence.positions),
+        reported_by=evidence.reported_by,
     )
 
 
@@ -226,6 +227,7 @@ def evidence_from_proto(message: halt_pb2.HaltEvidence) -> HaltEvidence:
             positions=(
                 range_from_proto(message.positions) if message.HasField("positions") else None
             ),
+            reported_by=message.reported_by if message.HasField("reported_by") else None,
         )
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from andon.protocol.halts import HaltAnswer, HaltReason
+from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.limits import clipped
 from andon.protocol.records import Key
 from andon.protocol.scalars import Scalar
 from andon_coordinator.core import departures, syncing
@@ -65,7 +66,7 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
     greatest, head = greatest_term(request), request.head
     if greatest > core.keys.term or (head is not None and not core.keys.covers(head)):
         core.raise_term(greatest)
-    _recover(core, request)
+    _recover(core, request, slot)
     member = LineMember(
         worker=slot,
         request=request,
@@ -156,7 +157,7 @@ def _replace(core: CoreState, slot: int, request: JoinRequest) -> None:
         core.members.remove(same.worker)
 
 
-def _recover(core: CoreState, request: JoinRequest) -> None:
+def _recover(core: CoreState, request: JoinRequest, worker: int) -> None:
     """Takes over what a worker knows and the journal does not (rule 9)."""
     chain = core.chain
     if adopts(core, request):
@@ -174,11 +175,21 @@ def _recover(core: CoreState, request: JoinRequest) -> None:
     if halt is None or halt.id < core.next_halt_id or not core.is_after_head(halt):
         return
     core.next_halt_id = halt.id + 1
+    halt = _as_told_by(worker, halt)
     if core.line_state is not LineState.HALTED:
         core.halt = halt
         core.enter(Trigger.HALTED)
         core.emit(SaveHalt(halt))
         core.announce_halt()
+
+
+def _as_told_by(worker: int, halt: HaltEvidence) -> HaltEvidence:
+    """A halt that only this worker's Join tells of: nobody here knows whether it was so."""
+    told = f"worker {worker} says that the line had halted: "
+    message = halt.message or halt.reason.label.replace("_", " ")
+    if not message.startswith(told):
+        message = told + message
+    return dataclasses.replace(halt, message=clipped(message), reported_by=worker)
 
 
 def _close_older_halt(core: CoreState) -> None:

@@ -2,6 +2,10 @@
 
 These are checks without side effects. The evidence names worker, block, parameter and element as
 far as they are known, because a person has to find the cause with it.
+
+Who says so is a part of it. A worker may be wrong, or lie: what it reports of itself stands in its
+own name, and what it reports of another worker is shown as its claim. The reducer of this process
+knows by its session token which worker sent what, so what it saw is no claim.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
 from andon.protocol.layout import Layout
@@ -17,7 +21,15 @@ from andon.protocol.limits import PREFIX_BYTES
 from andon_coordinator.core.events import Fault, FaultKind, Ready
 from andon_coordinator.core.round import StepRound
 
-__all__ = ["LineDefect", "corruption", "divergence", "in_fault", "in_ready", "in_round"]
+__all__ = [
+    "LineDefect",
+    "corruption",
+    "divergence",
+    "in_fault",
+    "in_ready",
+    "in_reducer",
+    "in_round",
+]
 
 _REASONS = {
     FaultKind.NON_FINITE_GRADIENT: HaltReason.NON_FINITE_GRADIENT,
@@ -28,13 +40,11 @@ _REASONS = {
     FaultKind.CHECKPOINT: HaltReason.CHECKPOINT,
 }
 
-# If a fault of one of these kinds names no rank, the worker that reports it means itself.
-_OWN = {
-    FaultKind.NON_FINITE_GRADIENT,
-    FaultKind.NON_FINITE_LOSS,
-    FaultKind.ENCODING_OVERFLOW,
-    FaultKind.CHECKPOINT,
-}
+# Only the worker itself can know of these, so a rank that it names does not count.
+_OWN = {FaultKind.NON_FINITE_LOSS, FaultKind.CHECKPOINT}
+
+# Nobody's fault, whatever the message says: all contributions were finite.
+_NOBODYS = {FaultKind.NON_FINITE_AVERAGE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +58,7 @@ class LineDefect:
     parameter: str = ""
     element: tuple[int, ...] = ()
     value: str = ""
+    reported_by: int | None = None
 
 
 def in_fault(
@@ -64,9 +75,62 @@ def in_fault(
     reason = _REASONS.get(fault.kind)
     if reason is None:
         return None
-    worker = reporter if fault.kind in _OWN else None
-    if fault.rank is not None:
-        worker = _worker_of(fault, roster)
+    worker = _worker_of(fault, roster)
+    if fault.kind in _OWN:
+        worker = reporter
+    elif fault.kind in _NOBODYS:
+        worker = None
+    elif fault.kind is FaultKind.NON_FINITE_GRADIENT and fault.rank is None:
+        worker = reporter  # An older client may leave its own rank out.
+    defect = _defect(reason, fault, worker, layout)
+    if worker == reporter:
+        said = defect.message
+    elif worker is not None or fault.rank is not None:
+        said = f"worker {reporter} says that {defect.message}"
+    elif fault.kind is FaultKind.PROTOCOL:
+        # Free text, which must not be taken for the service's own words.
+        said = f"worker {reporter} reports: {defect.message}"
+    else:
+        said = defect.message
+    return replace(defect, message=said, reported_by=reporter)
+
+
+def in_reducer(
+    fault: Fault,
+    senders: Collection[tuple[int, int]],
+    roster: tuple[int, ...],
+    layout: Layout | None,
+) -> LineDefect | None:
+    """The defect that the reducer of this process saw; None if it halts nothing.
+
+    Args:
+        fault: what it saw; its ranks are those that the messages said.
+        senders: ranks, and the workers that sent as them, by their session tokens.
+        roster: of the fault's round.
+        layout: names the parameter and the element.
+    """
+    reason = _REASONS.get(fault.kind)
+    if reason is None:
+        return None
+    for rank, worker in senders:
+        if rank < len(roster) and roster[rank] == worker:
+            continue
+        # A reducer does not know the roster: of two workers it may take the wrong one for the
+        # rank's owner, and its fault blames the right one.
+        whose = f"worker {roster[rank]}'s" if rank < len(roster) else "nobody's"
+        return LineDefect(
+            reason=HaltReason.PROTOCOL_VIOLATION,
+            message=f"worker {worker} broke the protocol: it sent as rank {rank}, which is {whose}",
+            worker=worker,
+            value=str(rank),
+        )
+    return _defect(reason, fault, _worker_of(fault, roster), layout)
+
+
+def _defect(
+    reason: HaltReason, fault: Fault, worker: int | None, layout: Layout | None
+) -> LineDefect:
+    """What a fault says, with the worker at fault."""
     parameter, element = _place_of(fault, layout)
     evidence = HaltEvidence(
         id=0,
@@ -90,15 +154,23 @@ def in_fault(
 
 
 def corruption(
-    fault: Fault, roster: tuple[int, ...], layout: Layout | None, step: int, attempts: int
+    fault: Fault,
+    reporter: int,
+    roster: tuple[int, ...],
+    layout: Layout | None,
+    *,
+    step: int,
+    attempts: int,
 ) -> LineDefect:
     """The defect of a line that had a corrupted chunk in each of `attempts` attempts at `step`.
 
-    `fault` is the last report; it names the rank at one end of the link.
+    `fault` is the last report, of the worker `reporter`; it names the rank at one end of the link.
     """
     worker = _worker_of(fault, roster)
     parameter, element = _place_of(fault, layout)
     who = "a worker" if worker is None else f"worker {worker}"
+    if worker != reporter:
+        who += f", as worker {reporter} says"
     said = fault.message or "a chunk does not match its checksum"
     return LineDefect(
         reason=HaltReason.REPEATED_FAILURE,
@@ -108,6 +180,7 @@ def corruption(
         block=fault.block,
         parameter=parameter,
         element=element,
+        reported_by=reporter,
     )
 
 
@@ -305,7 +378,9 @@ def _sentence(evidence: HaltEvidence, said: str) -> str:
         case HaltReason.NON_FINITE_LOSS:
             return f"{who}'s loss is {what}"
         case HaltReason.ENCODING_OVERFLOW:
-            fact = f"{who} has {evidence.value or 'a value'}{where}, which its encoding can't hold"
+            whose = "the mean" if evidence.worker is None else who
+            fact = f"{whose} has {evidence.value or 'a value'}{where}"
+            fact += ", which its encoding can't hold"
             return f"{fact}: {said}" if said else fact
         case HaltReason.NON_FINITE_AVERAGE:
             return f"the mean is {what}{where}, though every contribution is finite"

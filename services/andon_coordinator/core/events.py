@@ -35,6 +35,7 @@ __all__ = [
     "RecordSaved",
     "ReducerLost",
     "ReducerRegistered",
+    "RoundFaulted",
     "ScalarAllReduceArrived",
     "ScalarsSaved",
     "StandingRequest",
@@ -265,6 +266,17 @@ class FaultReported:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundFaulted:
+    """The reducer of this process stopped a round.
+
+    `senders` are ranks and the workers that sent as them, which it knows by their session tokens.
+    """
+
+    fault: Fault
+    senders: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatArrived:
     """A worker is alive; `scalars` are what its script logged."""
 
@@ -437,6 +449,7 @@ Event = (
     | WorkerStreamEnded
     | ReducerRegistered
     | ReducerLost
+    | RoundFaulted
     | TimePassed
     | TermSaved
     | RecordSaved

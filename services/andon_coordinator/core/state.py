@@ -429,4 +429,5 @@ class CoreState:
             at_unix_s=self.wall,
             epoch=None if round_ is None else round_.epoch,
             positions=None if round_ is None else round_.batch,
+            reported_by=defect.reported_by,
         )

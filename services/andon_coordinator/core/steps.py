@@ -16,7 +16,14 @@ from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import cursor_after
 from andon_coordinator.core import lost_state, overlap, standing, syncing
-from andon_coordinator.core.defects import LineDefect, corruption, in_fault, in_ready, in_round
+from andon_coordinator.core.defects import (
+    LineDefect,
+    corruption,
+    in_fault,
+    in_ready,
+    in_reducer,
+    in_round,
+)
 from andon_coordinator.core.effects import SendShutdown
 from andon_coordinator.core.events import (
     Fault,
@@ -24,6 +31,7 @@ from andon_coordinator.core.events import (
     FaultReported,
     JournalFailed,
     RecordSaved,
+    RoundFaulted,
     TermSaved,
     WorkerReady,
     WorkRequested,
@@ -33,7 +41,15 @@ from andon_coordinator.core.pacing import reading_of
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState
 
-__all__ = ["fault", "journal_failed", "ready", "record_saved", "term_saved", "work_requested"]
+__all__ = [
+    "fault",
+    "journal_failed",
+    "ready",
+    "record_saved",
+    "round_faulted",
+    "term_saved",
+    "work_requested",
+]
 
 
 # ------------------------------------------------------------------------ from the workers
@@ -161,7 +177,7 @@ def fault(core: CoreState, member: LineMember, event: FaultReported) -> None:
     if current and seen.kind is FaultKind.DATA_STREAM_LOST:
         defect = _unreachable(core, member, seen)
     elif current and seen.kind is FaultKind.CORRUPT_CHUNK:
-        defect = _corrupted(core, seen, roster)
+        defect = _corrupted(core, member.worker, seen, roster)
     elif current and implausible:
         defect = _impossible_term(member, seen)
     if defect is not None:
@@ -173,6 +189,16 @@ def fault(core: CoreState, member: LineMember, event: FaultReported) -> None:
         why = f"worker {member.worker}: {seen.message or seen.kind.name.lower().replace('_', ' ')}"
         # An exception does not pass by waiting; a broken network may.
         core.void(why, pause=not script)
+
+
+def round_faulted(core: CoreState, event: RoundFaulted) -> None:
+    """The reducer of this process stopped a round, which the workers are about to report too."""
+    round_ = core.round
+    if round_ is None or event.fault.key != round_.key:
+        return
+    defect = in_reducer(event.fault, event.senders, round_.roster, core.layout)
+    if defect is not None:
+        core.stop_line(defect)
 
 
 def _unreachable(core: CoreState, member: LineMember, seen: Fault) -> LineDefect | None:
@@ -194,16 +220,19 @@ def _unreachable(core: CoreState, member: LineMember, seen: Fault) -> LineDefect
     )
 
 
-def _corrupted(core: CoreState, seen: Fault, roster: tuple[int, ...]) -> LineDefect | None:
+def _corrupted(
+    core: CoreState, reporter: int, seen: Fault, roster: tuple[int, ...]
+) -> LineDefect | None:
     """The defect if chunks are corrupted in transit again and again.
 
     Once may be a cosmic ray, and costs one attempt. A network or a memory that corrupts every
     attempt would keep the line at one step for ever, and nobody would know why.
     """
     core.attempts.corrupted += 1
-    if core.attempts.corrupted < core.settings.max_attempts:
+    count, step = core.attempts.corrupted, core.chain.step + 1
+    if count < core.settings.max_attempts:
         return None
-    return corruption(seen, roster, core.layout, core.chain.step + 1, core.attempts.corrupted)
+    return corruption(seen, reporter, roster, core.layout, step=step, attempts=count)
 
 
 def _impossible_term(member: LineMember, seen: Fault) -> LineDefect:

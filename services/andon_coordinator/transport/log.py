@@ -154,6 +154,7 @@ def _halted(evidence: HaltEvidence) -> LogEvent:
     """The event of a halt. What is known of its place is there, in JSON under the same names."""
     place = {
         "worker": evidence.worker,
+        "reported_by": evidence.reported_by if evidence.claimed else None,
         "parameter": evidence.parameter or None,
         "value": evidence.value or None,
     }

@@ -264,6 +264,8 @@ def layout_of(text: str) -> Layout:
 
 def evidence_text(evidence: HaltEvidence) -> str:
     """A halt's evidence as JSON."""
+    # Left out if there is none: older programs read such journals, and do not know the field.
+    reporter = {} if evidence.reported_by is None else {"reported_by": evidence.reported_by}
     return json.dumps(
         {
             "id": evidence.id,
@@ -284,6 +286,7 @@ def evidence_text(evidence: HaltEvidence) -> str:
                 else [evidence.positions.start, evidence.positions.stop]
             ),
         }
+        | reporter
     )
 
 

@@ -118,6 +118,10 @@ class FreeRound:
     key: Key
     outcome: RoundOutcome
     exchange_seconds: tuple[float, ...] = ()
+    fault: BlockFault | None = None
+    """What was wrong, of a faulted round."""
+    senders: tuple[tuple[int, int], ...] = ()
+    """Of a faulted round: ranks, and the workers that sent as them, by their session tokens."""
 
 
 Effect = Reduce | SendAverage | SendNotice | RefuseStream | PauseStream | ResumeStream | FreeRound

@@ -184,6 +184,11 @@ class ReducerRound:
         """An average of an exchange was made."""
         self._exchanges[group, sequence].last_at = now
 
+    def senders(self, group: int) -> list[tuple[int, int]]:
+        """The ranks of a group, and the workers that sent as them."""
+        ranks = self._ranks.get(group)
+        return [] if ranks is None else sorted(ranks.workers.items())
+
     def fault_of(self, message: BlockGradient | Abstain, disagreement: Disagreement) -> BlockFault:
         """The fault that all participants get for a message that contradicts others."""
         numbers = message if isinstance(message, BlockGradient) else None

@@ -125,7 +125,8 @@ class Run:
         try:
             complete, empty = round_.abstain(stream, abstain, now)
         except Disagreement as disagreement:
-            self._void(round_, round_.fault_of(abstain, disagreement), effects)
+            fault = round_.fault_of(abstain, disagreement)
+            self._void(round_, fault, effects, (abstain.rank, stream.worker))
         else:
             self._reduce(round_, complete, effects)
             if empty is not None:
@@ -268,7 +269,8 @@ class Run:
         try:
             complete = round_.contribute(stream, gradient, now)
         except Disagreement as disagreement:
-            self._void(round_, round_.fault_of(gradient, disagreement), effects)
+            fault = round_.fault_of(gradient, disagreement)
+            self._void(round_, fault, effects, (gradient.rank, stream.worker))
         else:
             self._reduce(round_, complete, effects)
 
@@ -314,8 +316,20 @@ class Run:
             in_place=to_memory and all(shared),
         )
 
-    def _void(self, round_: ReducerRound, verdict: Verdict, effects: list[Effect]) -> None:
-        """Voids the round with its final verdict, and sends that to every stream that took part."""
+    def _void(
+        self,
+        round_: ReducerRound,
+        verdict: Verdict,
+        effects: list[Effect],
+        *refused: tuple[int, int],
+    ) -> None:
+        """Voids the round with its final verdict, and sends that to every stream that took part.
+
+        `refused` is the rank of the message that was refused, if one was, and who sent it.
+        """
+        fault = verdict if isinstance(verdict, BlockFault) else None
+        # Before the round forgets its ranks.
+        senders = {*refused, *round_.senders(fault.group)} if fault is not None else ()
         round_.void(verdict)
         streams = self._live(sorted(round_.streams))
         round_.informed.update(streams)
@@ -325,7 +339,9 @@ class Run:
             outcome = RoundOutcome.FAULTED
         else:
             outcome = RoundOutcome.CORRUPT if verdict.corrupt else RoundOutcome.ABORTED
-        effects.append(FreeRound(self.id, round_.key, outcome))
+        effects.append(
+            FreeRound(self.id, round_.key, outcome, fault=fault, senders=tuple(sorted(senders)))
+        )
 
     def _free(self, effects: list[Effect]) -> None:
         """Lets go of the round. Unless it was void already, this is its end."""

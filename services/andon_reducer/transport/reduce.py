@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -122,6 +122,8 @@ class ReduceServicer:
         self._deliveries: dict[int, Delivery] = {}
         """By job, from its Reduce until its ChunkReduced was received: what threads have, or wait
         for."""
+        self.report_fault: Callable[[FreeRound], None] = lambda effect: None
+        """Called with each round that is over because of a fault."""
         self._done_now: list[Delivery] = []
         """Deliveries that are reduced, and that the core is to hear of at the end of its event."""
         self._closing = False
@@ -418,6 +420,8 @@ class ReduceServicer:
                 self._streams[number].resume()
             case FreeRound():
                 self._observer.freed(effect)
+                if effect.fault is not None:
+                    self.report_fault(effect)
 
     def _notify(self, streams: tuple[int, ...], notice: Notice) -> None:
         checked = self._checked(streams)

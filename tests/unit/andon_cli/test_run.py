@@ -110,7 +110,7 @@ def test_a_halt_that_nobody_answered_is_reported_as_halted(book: Book, journal: 
     assert report.halts == [
         {"id": 1, "reason": "non_finite_gradient", "step": 3, "key": None, "worker": 1, "block": 0,
          "parameter": "w", "element": [17, 204], "value": "nan", "message": "worker 1 sent nan",
-         "at_unix_s": 0.0, "epoch": None, "positions": None,
+         "at_unix_s": 0.0, "epoch": None, "positions": None, "reported_by": None,
          "place": "w[17, 204] (block 0)",
          "answer": None, "operator": "", "dropped": None}
     ]  # fmt: skip

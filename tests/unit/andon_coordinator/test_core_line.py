@@ -347,16 +347,19 @@ def test_a_line_with_a_head_goes_on_after_the_recovery_window() -> None:
     assert _only(effects, do.Assign).assignment.roster == (0,)
 
 
-def test_a_halt_that_is_newer_than_the_head_stays_without_a_journal() -> None:
+def test_a_halt_that_is_newer_than_the_head_stays_without_a_journal_as_its_workers_claim() -> None:
     bench = _bench()
     head, void = Key(1 << 32, 5), Key(1 << 32, 6)
-    halt = HaltEvidence(id=4, reason=HaltReason.NON_FINITE_GRADIENT, step=3, key=void)
+    halt = HaltEvidence(
+        id=4, reason=HaltReason.NON_FINITE_LOSS, step=3, key=void, worker=1, message="nan"
+    )
     request = replace(bench.request(0, 0), head=head, step=2, cursor=Cursor(0, 8), halt=halt)
 
     _, effects = bench.join("w0", request)
 
-    assert _only(effects, do.SaveHalt).evidence == halt
-    assert _only(effects, do.AcceptJoin).halt == halt
+    told = replace(halt, message="worker 0 says that the line had halted: nan", reported_by=0)
+    assert _only(effects, do.SaveHalt).evidence == told
+    assert _only(effects, do.AcceptJoin).halt == told
 
 
 def test_a_halt_that_a_later_head_shows_to_be_answered_is_closed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -246,6 +247,12 @@ def test_a_halt_that_says_nothing_of_numbers_doubts_nobody() -> None:
 @pytest.mark.parametrize("reason", [HaltReason.NON_FINITE_GRADIENT, HaltReason.NON_FINITE_LOSS])
 def test_a_bad_value_of_one_worker_doubts_that_worker_alone(reason: HaltReason) -> None:
     assert [doubted(halt(reason, worker=1), each) for each in (0, 1)] == [False, True]
+
+
+def test_a_claim_of_one_worker_about_another_doubts_everybody() -> None:
+    claim = replace(halt(HaltReason.NON_FINITE_GRADIENT, worker=1), reported_by=0)
+
+    assert [doubted(claim, each) for each in (0, 1, 2)] == [True, True, True]
 
 
 @pytest.mark.parametrize(

@@ -69,4 +69,5 @@ def doubted(halt: HaltEvidence, worker: int) -> bool:
     """
     if halt.reason in _HARMLESS:
         return False
-    return halt.reason not in _OF_ONE_WORKER or halt.worker in (None, worker)
+    uncertain = halt.worker is None or halt.claimed
+    return halt.reason not in _OF_ONE_WORKER or uncertain or halt.worker == worker

@@ -28,13 +28,18 @@ function facts(halt) {
   const rows = [
     ["Reason", plain(halt.reason)],
     ["Step", count(halt.step)],
-    ["Worker", halt.worker === null ? "" : String(halt.worker)],
+    ["Worker", workerOf(halt)],
     ["Value", valueOf(halt)],
     ["Parameter", halt.parameter ? halt.parameter + element : ""],
     ["Since", clock(halt.at_unix_s)],
   ].filter(([, value]) => value !== "");
   return make("dl", { class: "facts" }, rows.map(([name, value]) =>
     make("div", {}, make("dt", {}, name), make("dd", { title: value }, value))));
+}
+
+function workerOf({ worker, reported_by }) {
+  if (worker === null) return "";
+  return reported_by === null || reported_by === worker ? String(worker) : `${worker}, as worker ${reported_by} says`;
 }
 
 function valueOf({ value }) {

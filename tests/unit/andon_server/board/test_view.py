@@ -102,6 +102,20 @@ def test_a_halt_has_its_evidence_the_terminals_sentence_and_three_answers() -> N
     ]  # fmt: skip
 
 
+def test_a_claim_of_one_worker_about_another_offers_to_drop_either() -> None:
+    claim = HaltEvidence(
+        id=1, reason=HaltReason.NON_FINITE_GRADIENT, step=3, worker=0, reported_by=1
+    )
+
+    view = halt_view(claim)
+
+    assert (view["worker"], view["reported_by"]) == (0, 1)
+    assert [(each["worker"], each["effect"]) for each in view["answers"][2:]] == [
+        (0, "go on without worker 0, as worker 1 says"),
+        (1, "go on without worker 1, which said so"),
+    ]
+
+
 def test_a_halt_whose_worker_nobody_knows_leaves_the_choice_to_the_person() -> None:
     view = halt_view(HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3))
 
