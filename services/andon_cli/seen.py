@@ -166,7 +166,7 @@ def _workers_that_came_or_went(before: LineStatus, after: LineStatus) -> Iterato
             if worker.final_digest:
                 yield "left", f"worker {worker.worker} left", worker.worker
             else:
-                yield "lost", f"worker {worker.worker} is gone{_from(worker)}", worker.worker
+                yield "lost", f"worker {worker.worker} was lost{_from(worker)}", worker.worker
     for number in known:
         yield "dropped", f"worker {number} was dropped", number
 

@@ -114,9 +114,15 @@ class Coordinator:
         """Where the metrics of each registered reducer are, by its address; any thread may ask."""
         return self._task.scraped_reducers
 
-    def folder_searched(self, folder: str, step: int | None) -> None:
-        """Tells the line which checkpoint the run's folder has; None: none. It only gives words."""
-        self._task.put_now(events.FolderSearched(folder, step))
+    def folder_searched(self, folder: str, step: int | None, damaged: tuple[str, ...] = ()) -> None:
+        """Tells the line what the run's folder has to go on from; it only gives words.
+
+        Args:
+            folder: the run's.
+            step: of the newest whole checkpoint; None: there is none.
+            damaged: what is wrong with each newer one.
+        """
+        self._task.put_now(events.FolderSearched(folder, step, damaged))
 
     def round_faulted(self, fault: BlockFault, senders: tuple[tuple[int, int], ...]) -> None:
         """Tells the line what the reducer of this process saw.

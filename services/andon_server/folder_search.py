@@ -15,7 +15,7 @@ from pathlib import Path
 
 from andon.host.errors import ResumeRefused
 from andon.host.logs import LogEvent
-from andon_server.resuming import newest_in_history
+from andon_server.resuming import Findings, search_history
 
 __all__ = ["search_folder"]
 
@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 
 
 def search_folder(
-    run_id: str, run_dir: Path, at_step: int, report: Callable[[str, int | None], None]
+    run_id: str,
+    run_dir: Path,
+    at_step: int,
+    report: Callable[[str, int | None, tuple[str, ...]], None],
 ) -> threading.Thread:
     """Looks for the newest whole checkpoint, logs it, and reports its step.
 
@@ -31,7 +34,8 @@ def search_folder(
         run_id: the run.
         run_dir: its folder.
         at_step: the step at which its journal ends.
-        report: called from another thread, with the folder and the step; None: there is none.
+        report: called from another thread, with the folder, the step (None: there is none), and
+            what is wrong with newer checkpoints.
 
     Returns:
         The thread, started. It is a daemon: a service that stops does not wait for a large file.
@@ -39,28 +43,34 @@ def search_folder(
 
     def search() -> None:
         try:
-            found = newest_in_history(run_dir)
+            found = search_history(run_dir)
         except ResumeRefused as error:
             log.warning(LogEvent("checkpoint_not_found", run=run_id, message=str(error)))
             return
-        step = None if found is None else found[1].step
-        log.info(
-            LogEvent("checkpoint_searched", run=run_id, message=_words(at_step, step, run_dir))
-        )
-        report(str(run_dir), step)
+        words = _words(at_step, found, run_dir)
+        log.info(LogEvent("checkpoint_searched", run=run_id, message=words))
+        report(str(run_dir), _step_of(found), found.damaged)
 
     thread = threading.Thread(target=search, name="andon-checkpoints", daemon=True)
     thread.start()
     return thread
 
 
-def _words(at_step: int, step: int | None, run_dir: Path) -> str:
-    if step is None:
+def _step_of(found: Findings) -> int | None:
+    return None if found.newest is None else found.newest[1].step
+
+
+def _words(at_step: int, found: Findings, run_dir: Path) -> str:
+    step = _step_of(found)
+    if step is not None:
         return (
-            f"the run was at step {at_step}, and {run_dir} has no checkpoint of it: it goes on if "
-            f"a worker still holds step {at_step}, or brings a checkpoint"
+            f"the run was at step {at_step}; its newest whole checkpoint is of step {step}: the "
+            f"line goes on from there if no worker still holds step {at_step}"
         )
+    has = "no checkpoint of it"
+    if found.damaged:
+        has = f"no whole checkpoint of it ({'; '.join(found.damaged)})"
     return (
-        f"the run was at step {at_step}; its newest whole checkpoint is of step {step}: the line "
-        f"goes on from there if no worker still holds step {at_step}"
+        f"the run was at step {at_step}, and {run_dir} has {has}: it goes on if a worker still "
+        f"holds step {at_step}, or brings a checkpoint"
     )

@@ -21,7 +21,7 @@ from andon_coordinator.transport.damage import JournalError, journal_errors
 from andon_coordinator.transport.reader import JournalReader
 from andon_server.runs import JOURNAL, RUNS
 
-__all__ = ["Resumption", "checkpoints_written", "find_resumption", "newest_in_history"]
+__all__ = ["Findings", "Resumption", "checkpoints_written", "find_resumption", "search_history"]
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,16 @@ class Resumption:
     checkpoint: Path
     """The checkpoint's folder, absolute."""
     facts: CheckpointFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a search of a run's folder found."""
+
+    newest: tuple[Path, CheckpointFacts] | None
+    """The newest whole checkpoint; None: there is none."""
+    damaged: tuple[str, ...]
+    """Newer ones that can't be used, the newest first: which file, and what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +102,8 @@ def find_resumption(run: str, step: int | None = None) -> Resumption:
     )
 
 
-def newest_in_history(run_dir: Path) -> tuple[Path, CheckpointFacts] | None:
-    """The newest whole checkpoint in a run's present history; None if there is none.
+def search_history(run_dir: Path) -> Findings:
+    """Looks for the newest whole checkpoint in a run's present history.
 
     Workers with ANDON_RESUME=latest look for it too, but can't read the journal. One that is
     damaged is left out, and the log says so.
@@ -101,16 +111,25 @@ def newest_in_history(run_dir: Path) -> tuple[Path, CheckpointFacts] | None:
     Raises:
         ResumeRefused: the journal can't be read.
     """
-    history = _history_of(run_dir)
+    history, damaged = _history_of(run_dir), []
     for folder in checkpoints_in(run_dir):
         try:
             manifest = Manifest.read(folder)
             if history.has(manifest.facts.head):
                 manifest.verify(folder)
-                return folder, manifest.facts
+                return Findings((folder, manifest.facts), tuple(damaged))
         except (OSError, CheckpointDamaged) as error:
             log.warning("%s is left out: %s", folder, error)
-    return None
+            damaged.append(_what_is_wrong(folder, error))
+    return Findings(None, tuple(damaged))
+
+
+def _what_is_wrong(folder: Path, error: OSError | CheckpointDamaged) -> str:
+    if isinstance(error, CheckpointDamaged):
+        return f"{error.file.relative_to(folder.parent)} {error.what}"
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"{Path(error.filename).relative_to(folder.parent)} is missing"
+    return f"{folder.name} can't be read ({error.strerror})"
 
 
 def checkpoints_written(run_dir: Path) -> set[tuple[str, int]]:

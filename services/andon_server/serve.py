@@ -192,9 +192,9 @@ def _search_folder(config: ServeConfig, coordinator: Coordinator) -> None:
     if not at_step or config.resume_from is not None:
         return
 
-    def report(folder: str, step: int | None) -> None:
+    def report(folder: str, step: int | None, damaged: tuple[str, ...]) -> None:
         with suppress(RuntimeError):  # The service has stopped meanwhile.
-            loop.call_soon_threadsafe(coordinator.folder_searched, folder, step)
+            loop.call_soon_threadsafe(coordinator.folder_searched, folder, step, damaged)
 
     search_folder(config.run_id, config.folder, at_step, report)
 

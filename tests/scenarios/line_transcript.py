@@ -334,7 +334,9 @@ class _Commands:
 
     def folder(self, words: list[str], options: Options) -> list[do.Effect]:
         """The service looked for checkpoints in the run's folder."""
-        return self.bench.send(on.FolderSearched("runs/7f3a", _number(options.get("step", ""))))
+        found = _number(options.get("step", ""))
+        damaged = tuple(each for each in options.get("damaged", "").split(";") if each)
+        return self.bench.send(on.FolderSearched("runs/7f3a", found, damaged))
 
     def journal_failed(self, words: list[str], options: Options) -> list[do.Effect]:
         self.bench.journal.pending_records.clear()

@@ -44,7 +44,7 @@ _FORMAT = 2
 
 
 class CheckpointDamaged(ValueError):
-    """A checkpoint is not as it was written: `file` is the first that differs; with the remedy."""
+    """A checkpoint is not as it was written: `what` is wrong with `file`; with the remedy."""
 
     def __init__(self, file: Path, what: str) -> None:
         """`what` says what is wrong with `file`."""
@@ -53,6 +53,7 @@ class CheckpointDamaged(ValueError):
             "(andon run --resume RUN --resume-step STEP)"
         )
         self.file = file
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

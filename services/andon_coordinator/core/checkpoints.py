@@ -46,6 +46,8 @@ class RunCheckpoints:
     """Whether the service has looked into the run's folder; see `FolderSearched`."""
     found: int | None = None
     """The step of the newest whole checkpoint that it found there."""
+    damaged: tuple[str, ...] = ()
+    """What is wrong with newer ones there."""
     run_dir: str = ""
     """That folder."""
 

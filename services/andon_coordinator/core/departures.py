@@ -57,16 +57,31 @@ _STILL_WORKS = (Activity.LOADING, Activity.COMPUTING, Activity.BUSY, Activity.EV
 
 def stream_ended(core: CoreState, member: LineMember, event: WorkerStreamEnded) -> None:
     """A stream broke: its round is void at once, its worker is lost after the grace."""
-    why = "its process is gone" if event.gone else "its stream ended"
+    why = _how_it_ended(core, member, event)
     over = bool(core.stop_reason) or any(core.departed.values())
     if over:
         # The run is over, so nobody waits for this decision. A worker that comes back must not be
         # refused though, and a network outage may last as long as a lease.
         grace_s = core.settings.liveness.lease_s
     else:
-        # A process that is gone will not come back within the grace.
+        # Most often its process has ended, and no process comes back within the grace.
         grace_s = 0.0 if event.gone else core.settings.rejoin_grace_s
     detach(core, member, why, grace_s=grace_s)
+
+
+def _how_it_ended(core: CoreState, member: LineMember, event: WorkerStreamEnded) -> str:
+    """What is known of a stream's end. Nobody here knows whether the process lives."""
+    if not event.gone:
+        return "its stream ended"
+    if not _is_silent(core, member):
+        return "its connection broke"
+    # Its pings were not answered: it was stopped, or its host or the network is gone.
+    return f"silent for {core.now - member.heard_at:.0f} s"
+
+
+def _is_silent(core: CoreState, member: LineMember) -> bool:
+    """Whether it was not heard for two heartbeats: it is stopped, or cut off, or its host is."""
+    return core.now - member.heard_at >= 2 * core.settings.liveness.heartbeat_s
 
 
 def left(core: CoreState, member: LineMember, event: WorkerLeft) -> None:
@@ -169,8 +184,8 @@ def _leave_stream(core: CoreState, member: LineMember, message: str, *, crash: b
     if core.round is not None and member.worker in core.round.rank_of:
         # A worker that dies of a sample was heard up to its death. One that was silent for two
         # heartbeats before has a dead link or a stopped host: no sample did that.
-        silent = core.now - member.heard_at >= 2 * core.settings.liveness.heartbeat_s
-        member.voided_attempt = core.attempts.attempt if crash and not silent else None
+        counts = crash and not _is_silent(core, member)
+        member.voided_attempt = core.attempts.attempt if counts else None
         core.void(message, pause=False)
     cancel_transfer(core, member, message)
 

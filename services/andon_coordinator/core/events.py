@@ -398,6 +398,8 @@ class FolderSearched:
     folder: str
     step: int | None
     """Of the newest whole one in the line's history; None: there is none."""
+    damaged: tuple[str, ...] = ()
+    """What is wrong with newer ones, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,9 @@ __all__ = [
     "remedy",
 ]
 
+_MOST_NAMED = 5
+"""So many damaged checkpoints are named in a halt."""
+
 
 def is_lost(core: CoreState) -> bool:
     """Whether the line's head is held by nobody, and nobody who may hold it can be expected."""
@@ -139,7 +142,7 @@ def folder_searched(core: CoreState, event: FolderSearched) -> None:
     """Notes what the service found in the run's folder, for the words of a halt."""
     checkpoints = core.checkpoints
     checkpoints.searched, checkpoints.found = True, event.step
-    checkpoints.run_dir = event.folder
+    checkpoints.run_dir, checkpoints.damaged = event.folder, event.damaged
 
 
 def close_all(core: CoreState, message: str, why: str) -> None:
@@ -161,6 +164,14 @@ def remedy(core: CoreState) -> str:
         where = f"A checkpoint of step {checkpoints.step} is at {checkpoints.folder}"
     elif checkpoints.found is not None:
         where = f"A whole checkpoint of step {checkpoints.found} is in {checkpoints.run_dir}"
+        if checkpoints.damaged:
+            where += f" (newer ones are damaged: {_first_of(checkpoints.damaged)})"
+    elif checkpoints.damaged:
+        return (
+            f"No checkpoint of this history in {checkpoints.run_dir} is whole: "
+            f"{_first_of(checkpoints.damaged)}. Restore one from a copy, bring back a worker that "
+            "holds the weights, or start a new run"
+        )
     elif checkpoints.searched:
         return (
             f"There is no checkpoint of this history in {checkpoints.run_dir}: bring back a worker "
@@ -172,6 +183,13 @@ def remedy(core: CoreState) -> str:
         f"{where}: start the workers with ANDON_RESUME=latest, then call `andon resume`; or end "
         f"the run and call `andon run --resume {run_id}`"
     )
+
+
+def _first_of(damaged: tuple[str, ...]) -> str:
+    """What is wrong with each of the newest; the log has all of them."""
+    named = "; ".join(damaged[:_MOST_NAMED])
+    more = len(damaged) - _MOST_NAMED
+    return f"{named}; and {more} more" if more > 0 else named
 
 
 def _mark(core: CoreState, back_to: Record) -> None:

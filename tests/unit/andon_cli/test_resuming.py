@@ -27,7 +27,7 @@ from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.transport.store import Store
 from andon_server.book import RunBook
 from andon_server.folder_search import search_folder
-from andon_server.resuming import find_resumption, newest_in_history
+from andon_server.resuming import find_resumption, search_history
 from unit.andon_cli.books import DIGESTS, TERM, Book
 
 LATER = 2 * TERM
@@ -131,14 +131,38 @@ def test_other_bytes_are_refused_and_the_file_is_named(
 
 def test_a_service_finds_the_newest_checkpoint_of_the_history_that_is_whole(run_dir: Path) -> None:
     rolled_back = checkpoint(run_dir, 5, Key(TERM - 1, 6))
-    found = newest_in_history(run_dir)
+    found = search_history(run_dir)
     checkpoint(run_dir, 4, Key(TERM, 5)).joinpath("model.safetensors").write_bytes(b"weightz")
-    before = newest_in_history(run_dir)
+    before = search_history(run_dir)
 
     assert rolled_back.exists()
-    assert found is not None
-    assert before is not None
-    assert (found[1].step, before[1].step) == (4, 2)
+    assert found.newest is not None
+    assert before.newest is not None
+    assert (found.newest[1].step, before.newest[1].step) == (4, 2)
+    assert found.damaged == ()
+    [damaged] = before.damaged
+    assert damaged.startswith("step-00000004/model.safetensors holds other bytes: SHA-256 ")
+
+
+def test_a_service_says_what_is_wrong_with_each_checkpoint(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    newest, older = (run_dir / "checkpoints" / f"step-0000000{step}" for step in (4, 2))
+    (newest / "state.json").unlink()
+    (older / "model.safetensors").write_bytes(b"weigh")
+
+    found = search_history(run_dir)
+    search_folder("7f3a", run_dir, 5, lambda *_: None).join()
+
+    assert found.newest is None
+    assert found.damaged == (
+        "step-00000004/state.json is missing",
+        "step-00000002/model.safetensors has 5 bytes and was written with 7",
+    )
+    assert (
+        "has no whole checkpoint of it (step-00000004/state.json is missing; step-00" in caplog.text
+    )
 
 
 def test_what_a_service_finds_is_logged_and_reported(
@@ -147,7 +171,7 @@ def test_what_a_service_finds_is_logged_and_reported(
     caplog.set_level(logging.INFO)
     told: list[tuple[str, int | None]] = []
 
-    def report(folder: str, step: int | None) -> None:
+    def report(folder: str, step: int | None, damaged: tuple[str, ...]) -> None:
         told.append((folder, step))
 
     search_folder("7f3a", run_dir, 5, report).join()

@@ -40,7 +40,7 @@ def test_workers_that_come_and_go_are_told_by_how_they_went() -> None:
     left = replace(STATUS, workers=(first, replace(second, live=False, final_digest="9c1e04")))
 
     assert told(without, STATUS) == [("joined", "worker 1 joined (beta)")]
-    assert told(STATUS, gone) == [("lost", "worker 1 is gone (beta)")]
+    assert told(STATUS, gone) == [("lost", "worker 1 was lost (beta)")]
     assert told(gone, STATUS) == [("joined", "worker 1 joined (beta)")]
     assert told(STATUS, left) == [("left", "worker 1 left")]
     assert told(STATUS, without) == [("dropped", "worker 1 was dropped")]

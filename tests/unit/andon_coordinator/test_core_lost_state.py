@@ -83,6 +83,15 @@ def test_the_status_says_who_may_still_come_with_the_head(bench: Bench) -> None:
         (None, "If the run has a checkpoint: start the workers with ANDON_RESUME=latest"),
         (on.FolderSearched("runs/7f3a", 2), "A whole checkpoint of step 2 is in runs/7f3a: start"),
         (on.FolderSearched("runs/7f3a", None), "There is no checkpoint of this history in runs/"),
+        (
+            on.FolderSearched("runs/7f3a", 2, ("step-3/state.json is missing",)),
+            "of step 2 is in runs/7f3a (newer ones are damaged: step-3/state.json is missing): st",
+        ),
+        (
+            on.FolderSearched("runs/7f3a", None, ("a is missing", "b is missing")),
+            "No checkpoint of this history in runs/7f3a is whole: a is missing; b is missing. Rest",
+        ),
+        (on.FolderSearched("runs/7f3a", None, ("a",) * 7), "whole: a; a; a; a; a; and 2 more. Re"),
     ],
 )
 def test_a_halt_names_what_there_is_and_what_helps(

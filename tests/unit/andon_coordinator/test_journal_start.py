@@ -165,7 +165,7 @@ def test_a_slot_is_dropped_until_somebody_takes_it_or_the_line_is_rolled_back(
         if since == "a step":
             writing.save(effects.SaveRecord(STEP, RESULT))
         if since == "a departure":
-            writing.journal.save(effects.SaveDeparture(2, None, "its process is gone", 1, b""))
+            writing.journal.save(effects.SaveDeparture(2, None, "its connection broke", 1, b""))
     if since == "a roll-back":
         back = Record(Key(TERM + 1, 1), INITIAL.key, RecordKind.MARK, 0, Cursor(0, 0), ())
         with Writing(path, TERM + 1) as writing:

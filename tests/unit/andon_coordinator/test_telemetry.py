@@ -363,7 +363,7 @@ def test_answers_and_departures_begin_at_what_the_journal_holds() -> None:
     metered.see(events.TimePassed(), effects.SaveAnswer(1, HaltAnswer.SKIP, None, "ada"))
     metered.see(
         events.TimePassed(),
-        effects.SaveDeparture(0, None, "its process is gone", 7, b""),
+        effects.SaveDeparture(0, None, "its connection broke", 7, b""),
         effects.SaveDeparture(1, None, "dropped", 7, b"", dropped=True),
         effects.SaveDeparture(2, events.LeaveReason.COMPLETE, "", 9, b""),
     )
