@@ -293,6 +293,7 @@ class LineCore:
         member = self._core.members.on_stream(event.stream)
         if member is None:
             return  # Not a worker's current stream: a late message from before a reconnect.
-        # Any message is a sign of life, not just a heartbeat.
-        member.heard_at = self._core.now
+        # Any message is a sign of life, not just a heartbeat. The stream's end is none.
+        if not isinstance(event, WorkerStreamEnded):
+            member.heard_at = self._core.now
         _OF_WORKERS[type(event)](self._core, member, event)
