@@ -106,6 +106,10 @@ class Coordinator:
             ) from self._task.failed
         return self._task.complete.is_set()
 
+    async def tell_the_rest(self, most_s: float) -> None:
+        """Answers late joins of a complete line, for `most_s` at most; see `LineTask`."""
+        await self._task.tell_the_rest(most_s)
+
     def scraped_workers(self) -> Mapping[int, str]:
         """Where each live worker's metrics are, a moment ago; any thread may ask."""
         return self._scraped()

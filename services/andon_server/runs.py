@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import stat
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from andon.host.errors import CommandError
+from andon.host.logs import LogEvent
 from andon.host.private_files import make_folder, open_private
 
 __all__ = [
@@ -22,6 +24,8 @@ __all__ = [
     "services",
     "worker_log",
 ]
+
+_log = logging.getLogger(__name__)
 
 RUNS = Path("runs")
 """Where runs are kept, below the current folder."""
@@ -47,6 +51,9 @@ class ServiceAddress:
     """Where people see the run in a browser; empty: it is not served to anybody."""
     advertised: str = ""
     """Where others reach it, as host:port; empty: nobody has said."""
+    complete_at_unix_s: float = 0.0
+    """Since when the run is complete; 0: it is not. Workers of this host read it if nobody answers
+    at `address`."""
 
     def __post_init__(self) -> None:
         """Raises TypeError or ValueError for what is no address: others may have written it."""
@@ -84,6 +91,18 @@ class ServiceAddress:
         with open(draft, "w", encoding="utf-8", opener=open_private) as file:
             file.write(self.to_json() + "\n")
         draft.replace(run_dir / _SERVICE)
+
+    def note_complete(self, run_dir: Path, at_unix_s: float) -> None:
+        """Notes in the run's folder that the run is complete; without room there, only logs that.
+
+        The file keeps its time: by it people find the service that was started last.
+        """
+        try:
+            started_ns = (run_dir / _SERVICE).stat().st_mtime_ns
+            replace(self, complete_at_unix_s=at_unix_s).write(run_dir)
+            os.utime(run_dir / _SERVICE, ns=(started_ns, started_ns))
+        except OSError as error:
+            _log.warning(LogEvent("completion_not_noted", why=error.strerror or str(error)))
 
     @property
     def alive(self) -> bool:

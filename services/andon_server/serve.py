@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -55,6 +56,12 @@ from andon_server.spans import LineSpans, spans_wanted, tracer_provider
 
 __all__ = ["coordinator_config", "serve"]
 
+_TELLING_S = 4.0
+"""How long the service of a complete line goes on for workers that may still come.
+
+A worker that looks for its line tries at least every 3 s.
+"""
+
 
 async def serve(config: ServeConfig) -> int:
     """Serves a line, or a reducer, until a signal; or until the run is over if so configured.
@@ -84,28 +91,36 @@ async def serve(config: ServeConfig) -> int:
             address.write(config.folder)
             greeting = address.to_json() if config.announce else _greeting(config, address)
             greet(greeting, needed=config.announce)
-            await _until_over(coordinator, interrupts, until_complete=config.until_complete)
+            await _until_over(coordinator, interrupts, config, address)
             # Closing takes seconds if clients are slow. A second Ctrl-C must not wait for them.
             interrupts.let_next_kill()
     return ExitCode.COMPLETE
 
 
 async def _until_over(
-    coordinator: Coordinator, interrupts: Interrupts, *, until_complete: bool
+    coordinator: Coordinator, interrupts: Interrupts, config: ServeConfig, address: ServiceAddress
 ) -> None:
     """Waits for a signal, for a failure of the coordinator, or for the line to be complete."""
     over = asyncio.create_task(coordinator.wait())
     stopping = asyncio.create_task(interrupts.first.wait())
+    telling: asyncio.Task[None] | None = None
     try:
         await asyncio.wait({over, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if over.done():
-            over.result()  # raises if the coordinator failed
-            # A complete line stays up for people and Prometheus, unless it is part of a run.
-            if not until_complete:
-                await stopping
+        if not over.done():
+            return
+        complete = over.result()  # raises if the coordinator failed
+        if complete:
+            address.note_complete(config.folder, time.time())
+        # A complete line stays up for people and Prometheus, unless it is part of a run.
+        if not config.until_complete:
+            await stopping
+        elif complete:
+            telling = asyncio.create_task(coordinator.tell_the_rest(_TELLING_S))
+            await asyncio.wait({stopping, telling}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        over.cancel()
-        stopping.cancel()
+        for task in (over, stopping, telling):
+            if task is not None:
+                task.cancel()
 
 
 @asynccontextmanager

@@ -29,6 +29,7 @@ from integration.served import (
     refused,
     run,
     serving,
+    until,
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -64,6 +65,42 @@ def test_two_workers_bootstrap_train_and_complete(tmp_path: Path) -> None:
         assert journal.digests() == {0: bytes(32).hex(), 1: bytes(32).hex()}
         assert [gone.reason for gone in journal.departures()] == ["COMPLETE", "COMPLETE"]
         assert journal.run().plan == PLAN
+
+
+def test_a_complete_line_waits_for_those_who_may_still_come_and_for_nobody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with serving(config_in(tmp_path, liveness_s=1.5, max_workers=3)) as served:
+            tell = served.coordinator.tell_the_rest
+            workers = await served.workers()
+            away = served.worker(2)
+            await away.join()
+            await asyncio.sleep(1.2)  # More than two heartbeats: it is stopped, or cut off.
+            away.call.cancel()
+            joining = served.stub.Train()
+            await until(lambda: served.coordinator._task._streams.undecided == 3)
+            await asyncio.gather(*(worker.work() for worker in workers))
+            assert await served.coordinator.wait()
+            telling = asyncio.create_task(tell(30.0))
+            await until(lambda: "end_awaits_workers lost=2 joining=1" in caplog.text)
+
+            assert not telling.done()
+            assert (await refused(away.join()))[1].reason == "COMPLETE"
+            assert not telling.done()
+            await joining.write(pb.TrainRequest(join=pb.Join(run_id=RUN, protocol_version=1)))
+            await refused(joining.read())
+            await asyncio.wait_for(telling, 10)
+
+            await tell(30.0)
+
+    caplog.set_level("INFO")
+    run(story())
+
+    with JournalReader(tmp_path / "journal.sqlite") as journal:
+        assert "silent for 1 s" in [gone.message for gone in journal.departures()]
+    assert caplog.text.count("end_awaits_workers") == 1
+    assert "workers_not_told" not in caplog.text
 
 
 def test_f_dp_002_every_position_is_in_exactly_one_record(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,29 @@ def test_one_process_trains_on_one_line_after_another_with_the_same_objects(
     gone = [departure_of(folder, 0) for folder in folders]
     assert [each.reason for each in gone] == ["COMPLETE", "FAILED", "COMPLETE"]
     assert gone[1].message == "in a cell"
+
+
+def test_a_worker_that_was_stopped_at_the_runs_end_reads_in_its_folder_that_the_run_is_complete(
+    tmp_path: Path,
+) -> None:
+    go = tmp_path / "go"
+    spec = {**SPEC, "pauses": [{"slot": 1, "step": 3, "until": str(go)}]}
+    more = {"ANDON_RUN_DIR": str(tmp_path / "run")}
+    with start_line(tmp_path, spec, 2, "--until-complete", **more) as (service, workers):
+        service.await_status(lambda line: line.step == 2)
+        while not go.with_suffix(".here").exists():
+            assert workers[1].process.poll() is None
+            time.sleep(0.02)
+        workers[1].process.send_signal(signal.SIGSTOP)
+        first = workers[0].wait()
+        # It waits for worker 1 for some seconds, and then ends without it.
+        ended = service.process.wait(60)
+        go.touch()
+        workers[1].process.send_signal(signal.SIGCONT)
+        second = workers[1].wait()
+
+    assert (first, ended, second) == (0, 0, 0), workers[1].output
+    assert "service.json says that the run is complete" in workers[1].output
+    told = (tmp_path / "run.err").read_text() + (tmp_path / "run" / "service.log").read_text()
+    assert "end_awaits_workers lost=1 joining=0" in told
+    assert departure_of(tmp_path, 1).message.startswith("silent for ")

@@ -12,6 +12,7 @@ import dataclasses
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.limits import clipped
+from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.scalars import Scalar
 from andon_coordinator.core import departures, syncing
@@ -50,6 +51,9 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
     slot = check_join(core, request)
     if isinstance(slot, JoinRefusal):
         core.emit(RefuseJoin(event.stream, slot))
+        known = core.members.of_incarnation(request.incarnation)
+        if slot.reason is Reason.COMPLETE and known is not None:
+            known.expected_until = None  # Now it knows.
         return
     _replace(core, slot, request)
     if core.plan is None or core.totals_reopened:

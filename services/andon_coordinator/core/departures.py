@@ -49,6 +49,9 @@ __all__ = [
     "stream_ended",
 ]
 
+_BETWEEN_TRIES_S = 4.0
+"""A process whose connection broke, and that lives, has tried to join again by then."""
+
 _STILL_WORKS = (Activity.LOADING, Activity.COMPUTING, Activity.BUSY, Activity.EVALUATING)
 
 
@@ -107,6 +110,11 @@ def detach(
 
     `crash` says whether its samples may have caused this.
     """
+    # One that was silent is stopped or cut off, and tries for `reconnect_s` once that is over. One
+    # whose connection broke has most often ended.
+    liveness = core.settings.liveness
+    patience_s = liveness.reconnect_s if _is_silent(core, member) else _BETWEEN_TRIES_S
+    member.expected_until = core.now + patience_s
     _leave_stream(core, member, f"worker {member.worker}: {why}", crash=crash)
     member.grace_until = core.now + grace_s
     if grace_s == 0.0:

@@ -259,6 +259,14 @@ class LineCore:
         over = core.line_state is LineState.COMPLETE or core.shut_down
         return not (over or core.draining or core.stop_reason)
 
+    def expected(self, now: float) -> tuple[int, ...]:
+        """The workers that were lost, and whose processes may still come back."""
+        return tuple(
+            each.worker
+            for each in self._core.members
+            if each.stream is None and each.expected_until is not None and now < each.expected_until
+        )
+
     def receive(self, event: Event, now: float, *, wall: float = 0.0) -> list[Effect]:
         """What has to be done, in this order, because `event` happened.
 

@@ -74,6 +74,9 @@ class LineMember:
     detail: str = ""
     grace_until: float | None = None
     """Until when it may come back without being lost; None: it is connected, left or lost."""
+    expected_until: float | None = None
+    """Until when its process may still come back after its loss, as far as anybody knows; None: it
+    is connected, left, or was told that the run is over."""
     left: LeaveReason | None = None
     final_digest: bytes = b""
     final_head: Key | None = None

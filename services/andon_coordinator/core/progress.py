@@ -332,6 +332,7 @@ def _send_away(core: CoreState, member: LineMember) -> None:
     """Refuses a joiner that waits for state: every worker that had it has left."""
     core.emit(RefuseJoin(_stream(member), refusal_of_an_ended_run(core)))
     departures.detach(core, member, "the run was complete before it had its state", grace_s=0.0)
+    member.expected_until = None  # It was told.
 
 
 def _shut_down(core: CoreState) -> None:

@@ -80,6 +80,11 @@ class WorkerStream:
             self._changed.set()
             self._flush_timer = asyncio.get_running_loop().call_later(self._flush_s, self._give_up)
 
+    @property
+    def over(self) -> bool:
+        """Whether the call ends once everything is written."""
+        return self._ended
+
     def _give_up(self) -> None:
         self._waiting.clear()
         self.error = self.error or LineError(Reason.REJOIN_NEEDED, _DOES_NOT_READ)
@@ -189,6 +194,11 @@ class Streams:
         stream = WorkerStream(self._last_number, flush_s=self._flush_s)
         self._workers[stream.number] = stream
         return stream
+
+    @property
+    def undecided(self) -> int:
+        """How many workers' streams are open, and not about to end."""
+        return sum(not stream.over for stream in self._workers.values())
 
     def open_reducer(self) -> ReducerStream:
         """A new stream of a reducer.

@@ -280,6 +280,32 @@ class LineTask:
             return False, not self._closed
         return True, not self._closed
 
+    async def tell_the_rest(self, most_s: float) -> None:
+        """Goes on with a complete line until everybody who is expected was told that it is.
+
+        That is whoever has a stream and is about to join, and every lost worker whose process may
+        come back. Usually there is none, and this returns at once.
+
+        Args:
+            most_s: how long to wait for them at most.
+        """
+        deadline = self._clock.now() + most_s
+        workers, joining = self._expected()
+        if not workers and not joining:
+            return
+        names = ", ".join(map(str, workers)) or "none"
+        log.info(LogEvent("end_awaits_workers", lost=names, joining=joining, most_s=most_s))
+        while (workers or joining) and self._clock.now() < deadline and not self._closed:
+            # Not every stream's end is a change of the line, so this looks again and again.
+            await self.changed(self._changed, self._settings.tick_s)
+            workers, joining = self._expected()
+        if workers or joining:
+            names = ", ".join(map(str, workers)) or "none"
+            log.warning(LogEvent("workers_not_told", lost=names, joining=joining))
+
+    def _expected(self) -> tuple[tuple[int, ...], int]:
+        return self._line.expected(self._clock.now()), self._streams.undecided
+
     # -------------------------------------------------------------------------- streams
 
     def open_stream(self) -> WorkerStream:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import random
 import secrets
 import time
@@ -31,6 +33,8 @@ _FIRST_PATIENCE_S = 300.0
 _FIRST_WAIT_S = 0.05
 _GROWTH = 1.5
 _LONGEST_WAIT_S = 2.0
+_SERVICE = "service.json"
+"""The file in a run's folder in which its service says where it is, and that the run is over."""
 
 
 class Connection:
@@ -47,6 +51,7 @@ class Connection:
         """What the script logged, for whichever stream there is."""
         self.incarnation = secrets.randbits(64)
         """Distinguishes this process from another one that wants its slot."""
+        self._started_at = _process_began_at()
         self.number = 0
         """The present stream's number, from 1."""
         self.greatest_term = 0
@@ -113,6 +118,7 @@ class Connection:
                 # after a restart of the coordinator: then the line chooses another.
                 joining = replace(joining, launch_slot=self._config.launch_slot)
             except (grpc.RpcError, TlsError) as error:
+                self._refuse_if_complete()
                 over = time.monotonic() + wait_s > deadline
                 awaited = f"a coordinator at {self._config.address}"
                 why = self._trouble(error, patient=wait_s < _LONGEST_WAIT_S and not over)
@@ -168,6 +174,21 @@ class Connection:
             return ""
         return tls_trouble(error, self._config.address, self.tls)
 
+    def _refuse_if_complete(self) -> None:
+        """Ends the search for a coordinator that has ended with the run, as it would have said.
+
+        Raises:
+            JoinRefused: the run's folder says so, and this worker was away when all were told.
+        """
+        folder = self._config.run_dir
+        if folder is not None and _completed_since(folder, self.run_id, self._started_at):
+            raise JoinRefused(
+                "complete",
+                f"run {self.run_id or folder.name} is over: its service has ended, and "
+                f"{folder / _SERVICE} says that the run is complete. Nothing is left to do, and "
+                "another run needs another name",
+            )
+
     def _refuse_plain_text(self) -> None:
         """Refuses to send in plain text between hosts, unless the configuration allows it.
 
@@ -198,3 +219,28 @@ class Connection:
             raise
         self._joined = replace(joined, run_id=joined.run_id or joining.run_id)
         self._control = stream
+
+
+def _completed_since(folder: Path, run_id: str, started_at: float) -> bool:
+    """Whether the folder's run was completed after `started_at`, by the service that it names.
+
+    A worker that is started after that waits for a service that goes on with the run, if somebody
+    starts one: it writes the file anew.
+    """
+    try:
+        told = json.loads((folder / _SERVICE).read_bytes())
+        completed_at = float(told.get("complete_at_unix_s", 0.0))
+        return completed_at > started_at and run_id in ("", told["run_id"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False  # There is none, or it is no such file.
+
+
+def _process_began_at() -> float:
+    """When this process began, in seconds since the Unix epoch; now, if it can't be known."""
+    try:
+        # Field 22, counted behind the name, which may hold anything.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.time()
+    return time.time() - age_s
