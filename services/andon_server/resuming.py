@@ -111,7 +111,8 @@ def search_history(run_dir: Path) -> Findings:
     Raises:
         ResumeRefused: the journal can't be read.
     """
-    history, damaged = _history_of(run_dir), []
+    history = _history_of(run_dir)
+    damaged: list[str] = []
     for folder in checkpoints_in(run_dir):
         try:
             manifest = Manifest.read(folder)

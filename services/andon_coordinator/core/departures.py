@@ -110,15 +110,20 @@ def detach(
 
     `crash` says whether its samples may have caused this.
     """
-    # One that was silent is stopped or cut off, and tries for `reconnect_s` once that is over. One
-    # whose connection broke has most often ended.
-    liveness = core.settings.liveness
-    patience_s = liveness.reconnect_s if _is_silent(core, member) else _BETWEEN_TRIES_S
-    member.expected_until = core.now + patience_s
+    member.expected_until = _expected_until(core, member)
     _leave_stream(core, member, f"worker {member.worker}: {why}", crash=crash)
     member.grace_until = core.now + grace_s
     if grace_s == 0.0:
         lose(core, member, why)
+
+
+def _expected_until(core: CoreState, member: LineMember) -> float | None:
+    """Until when a worker whose stream is over may come back; None: it knows that it need not."""
+    if _is_silent(core, member):
+        # It is stopped or cut off. Once that is over it tries for so long.
+        return core.now + core.settings.liveness.reconnect_s
+    # Most often its process has ended.
+    return None if member.knows_the_end else core.now + _BETWEEN_TRIES_S
 
 
 def cut_off(

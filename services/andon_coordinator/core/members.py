@@ -76,7 +76,9 @@ class LineMember:
     """Until when it may come back without being lost; None: it is connected, left or lost."""
     expected_until: float | None = None
     """Until when its process may still come back after its loss, as far as anybody knows; None: it
-    is connected, left, or was told that the run is over."""
+    is connected, left, or knows that the run is over."""
+    knows_the_end: bool = False
+    """Whether it was told that the run is over, and that it need not come back."""
     left: LeaveReason | None = None
     final_digest: bytes = b""
     final_head: Key | None = None

@@ -20,7 +20,6 @@ from andon_coordinator.core.effects import (
     NoteSchedule,
     RefuseJoin,
     SaveDeparture,
-    SendShutdown,
     Skip,
 )
 from andon_coordinator.core.join_checks import refusal_of_an_ended_run
@@ -342,8 +341,7 @@ def _shut_down(core: CoreState) -> None:
     core.stop_reason = core.stop_reason or DRAINED
     core.shut_down = True
     for member in core.members.live():
-        text = f"the run is over: {core.stop_reason}"
-        core.emit(SendShutdown(_stream(member), text, core.stop_reason))
+        core.shut_down_member(member)
     if _finished(core):
         _complete(core)
 

@@ -32,6 +32,7 @@ from andon_coordinator.core.effects import (
     SaveTerm,
     SendCommitted,
     SendHalt,
+    SendShutdown,
     SendVoided,
     Skip,
     StepResult,
@@ -180,6 +181,13 @@ class CoreState:
     def emit(self, *effects: Effect) -> None:
         """Appends effects; they are carried out in this order."""
         self.effects.extend(effects)
+
+    def shut_down_member(self, member: LineMember) -> None:
+        """Tells a live member that the run is over: it does not come back after that."""
+        assert member.stream is not None
+        text = f"the run is over: {self.stop_reason}"
+        self.emit(SendShutdown(member.stream, text, self.stop_reason))
+        member.knows_the_end = True
 
     def enter(self, trigger: Trigger) -> None:
         """Changes the line's state by the table."""

@@ -24,7 +24,6 @@ from andon_coordinator.core.defects import (
     in_reducer,
     in_round,
 )
-from andon_coordinator.core.effects import SendShutdown
 from andon_coordinator.core.events import (
     Fault,
     FaultKind,
@@ -73,8 +72,7 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
     if event.head is None or event.head not in chain.request_heads:
         return
     if core.stop_reason:
-        text = f"the run is over: {core.stop_reason}"
-        core.emit(SendShutdown(event.stream, text, core.stop_reason))
+        core.shut_down_member(member)
         return
     if (defect := _without_address(core, member, event.ring_address)) is not None:
         core.stop_line(defect)
@@ -370,8 +368,7 @@ def _tell_the_rest(core: CoreState, pending: PendingRecord, able: Collection[int
             core.emit(pending.resume(member.stream))
         if core.stop_reason and member.worker not in able:
             # It can't get the last weights any more, and nobody trains on.
-            text = f"the run is over: {core.stop_reason}"
-            core.emit(SendShutdown(member.stream, text, core.stop_reason))
+            core.shut_down_member(member)
 
 
 def _renew_requests(core: CoreState, record: Record) -> None:
