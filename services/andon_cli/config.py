@@ -110,10 +110,12 @@ _OBEYED_BY_JOINERS = frozenset({"access", "config", "log_format", "shared_dir"})
 """What a run that joins a line needs of the settings that all services have."""
 _REFUSED_BY_JOINERS = frozenset({"expect", "report", "resume", "resume_step"})
 """What it does not need of its own."""
-_REFUSED_BY_REDUCERS = frozenset({"line", "workers", "run_dir", "resume_from"})
+_REFUSED_BY_REDUCERS = frozenset({"line", "workers", "run_dir", "resume_from", "withdrawn_file"})
 _LIVENESS = ("line", "liveness_s")
 """Of the line's settings, a reducer keeps this one too."""
-_TOKENS = frozenset({("access", "token_file"), ("access", "operator_token_file")})
+_TOKENS = frozenset(
+    ("access", name) for name in ("token_file", "operator_token_file", "viewer_token_file")
+)
 
 
 def run_config(given: Given[RunSettings], command: Sequence[str]) -> RunConfig:

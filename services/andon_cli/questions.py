@@ -46,12 +46,15 @@ __all__ = [
     "ShowConfig",
     "ShowSettings",
     "StatusConfig",
+    "TokenConfig",
+    "TokenSettings",
     "TopConfig",
     "TraceConfig",
     "TraceSettings",
     "certs_config",
     "export_config",
     "show_config",
+    "token_config",
     "trace_config",
 ]
 
@@ -264,6 +267,33 @@ class CertsConfig:
 def certs_config(given: Given[CertsSettings], hosts: Sequence[str]) -> CertsConfig:
     """What `andon certs` is to make."""
     return CertsConfig(settings=given.settings, hosts=tuple(hosts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSettings(CommandSettings):
+    """Settings of `andon token`."""
+
+    token_file: File | None = None
+    """The file with the run's token, which the worker's is made from."""
+    days: Annotated[int | None, FLAG_ONLY, whole(1, 3650)] = None
+    """It expires after N days. Default: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenConfig:
+    """Which worker token `andon token` makes."""
+
+    settings: TokenSettings
+    """What it is made from, and for how long."""
+    name: str
+    """Who it is for; the name by which it can be withdrawn."""
+
+
+def token_config(given: Given[TokenSettings], names: Sequence[str]) -> TokenConfig:
+    """What `andon token` is to make."""
+    if len(names) != 1:
+        raise UsageError("name one worker: andon token beta --token-file FILE")
+    return TokenConfig(settings=given.settings, name=names[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

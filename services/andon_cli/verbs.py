@@ -189,6 +189,17 @@ cryptography (pip install 'andon[certs]').
 
 {_EXITS}"""
 
+_TOKEN = f"""\
+example:
+  (umask 077; andon token beta --token-file token > beta.token)
+  andon token gamma --token-file token --days 30
+
+Prints a token for the worker NAME, which joins with it as with the run's token, and stops nothing.
+To withdraw it, add NAME to the service's --withdrawn-file. Whoever has the run's token can make
+worker tokens: give each worker its own, and keep the run's where the line is served.
+
+{_EXITS}"""
+
 _TRACE = f"""\
 example:
   andon run --workers 2 --trace trace.json train.py
@@ -300,6 +311,15 @@ VERBS = {
         read="andon_cli.questions:certs_config",
         run="andon_cli.certs:make_certificates",
         words="HOST ...",
+        interleaved=True,
+    ),
+    "token": Verb(
+        summary="make a token for one worker, from the run's",
+        epilog=_TOKEN,
+        schema="andon_cli.questions:TokenSettings",
+        read="andon_cli.questions:token_config",
+        run="andon_cli.worker_token:make_token",
+        words="NAME",
         interleaved=True,
     ),
 }

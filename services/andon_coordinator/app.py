@@ -11,6 +11,7 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from andon.host.telemetry import ExchangeDurations, RefusalCounter
+from andon.host.worker_tokens import Withdrawn
 from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.limits import clipped
 from andon.protocol.messages import BlockFault, BlockFaultKind
@@ -20,12 +21,12 @@ from andon_coordinator.core import events
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.telemetry import LineMetrics, RunFacts, Totals
+from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.outgoing import JoinAnswers, ServicePlaces
 from andon_coordinator.transport.registration import ReducerRegistration
 from andon_coordinator.transport.service import (
     SERVICE_NAME,
-    AccessControl,
     CoordinatorService,
     server_options,
 )
@@ -266,7 +267,11 @@ def build_coordinator(
         join_s=config.join_s,
     )
     access = AccessControl(
-        run_id=config.run_id, run_token=config.token, operator_token=config.operator_token
+        run_id=config.run_id,
+        run_token=config.token,
+        operator_token=config.operator_token,
+        viewer_token=config.viewer_token,
+        withdrawn=None if config.withdrawn_file is None else Withdrawn(config.withdrawn_file),
     )
     service = CoordinatorService(
         task,

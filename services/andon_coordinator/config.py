@@ -66,6 +66,8 @@ class LineOptions:
     """How averages travel back; `same` is as gradients do. Nothing makes up for what they lose."""
     topology: Topology = Topology.STAR
     """How gradients travel: to the reducers and back, or around a ring of workers."""
+    may_stop: Literal["workers", "operators"] = "workers"
+    """Who may end the run early: every worker's script (`line.stop`), or operators alone."""
     digest_every: Whole = Policy().digest_every
     """Compare the workers' weights every N steps; 0 never does."""
     journal_sync: JournalSync = "normal"
@@ -155,6 +157,10 @@ class CoordinatorConfig:
     """The run's token, for workers that join and people who look; empty: none."""
     operator_token: bytes = field(default=b"", repr=False)
     """The token of operators, who halt, resume and drain; empty: the run's token is enough."""
+    viewer_token: bytes = field(default=b"", repr=False)
+    """The token that may look and do nothing else; empty: none."""
+    withdrawn_file: Path | None = None
+    """Names of worker tokens that open nothing any more; None: all of them do."""
     resume_from: Key | None = None
     """Go on from this record of the journal, and roll back what came after; None: the last one."""
     metrics_url: str = ""
@@ -249,6 +255,7 @@ class CoordinatorConfig:
             straggler_timeout_s=self.line.straggler_timeout_s,
             host=socket.gethostname(),
             token=self.token,
+            workers_may_stop=self.line.may_stop == "workers",
             loss_spike=self.line.loss_spike,
             gradient_norm_spike=self.line.grad_norm_spike,
             worker_gradient_norm=self.line.worker_grad_norm,

@@ -232,6 +232,8 @@ def coordinator_config(config: ServeConfig) -> CoordinatorConfig:
         join_s=config.limits.first_message_timeout_s,
         token=config.access.run_token,
         operator_token=config.access.operator_token,
+        viewer_token=config.access.viewer_token,
+        withdrawn_file=config.withdrawn_file,
     )
 
 

@@ -86,6 +86,9 @@ class ServiceSettings(CommandSettings):
     """Write logs as text, or as JSON with one object a line; those of workers here, too."""
     secret_file: File | None = None
     """A secret that the line shares with reducers in other processes. Default: none register."""
+    withdrawn_file: File | None = None
+    """Names of worker tokens (`andon token`) that open nothing any more, one a line; it is read
+    again for each of them. Default: none are withdrawn."""
     shared_dir: SharedDir = DEFAULT_SHARED_DIR
     """Share memory with workers of this host in this folder; `off` shares none."""
     line: LineOptions = field(default_factory=LineOptions)

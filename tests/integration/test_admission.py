@@ -85,7 +85,7 @@ def test_a_call_that_ended_with_an_error_is_not_kept_in_a_ring() -> None:
 
     async def story() -> None:
         async with served() as (channel, admission):
-            # Held here, so that nothing new has the id of one of them. What another test left may be
+            # Held here: nothing new has the id of one of them. What another test left behind may be
             # freed at any moment: to count would compare with a number that does not stay.
             before = kept()
             known = set(map(id, before))

@@ -31,11 +31,12 @@ from andon_coordinator.core.effects import AcceptJoin, Effect
 from andon_coordinator.core.events import CordPulled, Event
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
+from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.outgoing import JoinAnswers, ServicePlaces
 from andon_coordinator.transport.registration import ReducerRegistration
-from andon_coordinator.transport.service import AccessControl, CoordinatorService
+from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.streams import WorkerStream
 from andon_coordinator.transport.task import LineClock, LineTask, TaskSettings
 from hostile.http2 import DATA, HALF_CLOSE, PREFACE, SETTINGS, Connection, frame, grpc_message

@@ -28,6 +28,7 @@ from integration.served import config_in, refused, run, serving
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 RUN, OPERATORS = b"the-token-of-the-run", b"the-token-of-operators"
+VIEWERS = b"the-token-of-viewers"
 LOOKING = ("GetStatus", "WatchStatus")
 OPERATING = ("PullCord", "ClearHalt", "Drain")
 KEY = Key(1, 1)
@@ -93,6 +94,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, token in (("run-token", RUN), ("operators", OPERATORS), ("wrong", b"w" * 20)):
         (folder / name).write_bytes(token)
         (folder / name).chmod(0o600)
+    (folder / "viewers").write_bytes(VIEWERS)
+    (folder / "withdrawn").write_text("gamma\n")
+    for name in ("beta", "gamma"):
+        code, token, errors = andon(folder, "token", name, "--token-file", f"{folder}/run-token")
+        assert code == 0, errors
+        (folder / f"{name}-token").write_text(token)
     return folder
 
 
@@ -101,11 +108,13 @@ class Line:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.go = folder, folder / "go"
-        files = ("--token-file", f"{folder}/run-token", "--operator-token-file")
-        self.service = Service(folder / "run", 2, *files, f"{folder}/operators")
+        names = ("token", "run-token"), ("operator-token", "operators"), ("viewer-token", "viewers")
+        files = [f"--{flag}-file={folder}/{name}" for flag, name in names]
+        withdrawn = f"--withdrawn-file={folder}/withdrawn"
+        self.service = Service(folder / "run", 2, *files, withdrawn, "--may-stop", "operators")
         pauses = [{"slot": 0, "step": 20, "until": str(self.go)}]
         self.spec: dict[str, Any] = {"samples": 40, "batch": 8, "steps": 20, "pauses": pauses}
-        self.workers = [self.worker(slot, "run-token") for slot in range(2)]
+        self.workers = [self.worker(0, "run-token"), self.worker(1, "beta-token")]
         with grpc.insecure_channel(self.service.address) as channel:
             watch = CoordinatorStub(channel).WatchStatus(
                 pb.WatchStatusRequest(), timeout=60, metadata=bearer_metadata(RUN)
@@ -141,6 +150,9 @@ def test_a_worker_without_the_runs_token_is_told_and_the_others_go_on(line: Line
     environment, before = on_line(line.service, 1, 2), line.service.refusals()
     stranger = line.worker(1, "wrong", "stranger")
     code = stranger.wait()
+    withdrawn = line.worker(1, "gamma-token", "withdrawn-worker")
+    assert withdrawn.wait() == 4
+    assert "the token of gamma was withdrawn" in withdrawn.output
     bare = refusal_of(line.spec, 1, environment)
     status = json.loads(line.ask("status", "run-token", "--format", "json")[1])
 
@@ -153,7 +165,7 @@ def test_a_worker_without_the_runs_token_is_told_and_the_others_go_on(line: Line
     after = line.service.refusals()
     counted = {name: after[name] - count for name, count in before.items()}
     assert {name: count for name, count in counted.items() if count} == {
-        ("coordinator", "token"): 2
+        ("coordinator", "token"): 3
     }
 
 
@@ -162,8 +174,12 @@ def test_the_console_shows_its_token_and_is_told_which_is_missing(line: Line) ->
     looker, operator = line.ask("halt", "run-token"), str(line.folder / "operators")
     halted = line.ask("halt", "", "--operator-token-file", operator)
     resumed = line.ask("resume", "run-token", "--operator-token-file", operator)
+    viewers = ("--viewer-token-file", str(line.folder / "viewers"))
+    viewer, meddler = line.ask("status", "", *viewers), line.ask("halt", "viewers")
     health = line.ask("health")
 
+    assert (viewer[0], meddler[0]) == (0, 4), (viewer, meddler)
+    assert "operators have a token" in meddler[2]
     assert (nobody[0], wrong[0], looker[0]) == (4, 4, 4)
     assert "the call shows none: pass --token-file" in nobody[2]
     assert "the call shows another: pass --token-file" in wrong[2]

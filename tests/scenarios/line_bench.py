@@ -47,6 +47,7 @@ class Journal:
     term: int = 0
     open_halt: HaltEvidence | None = None
     departures: list[do.SaveDeparture] = field(default_factory=list)
+    barred: set[int | str] = field(default_factory=set)
     """Since the last STEP that is durable."""
     older_departures: int = 0
     """How many of them came before the record that was given last."""
@@ -82,6 +83,8 @@ class Journal:
                 self.next_halt_id = evidence.id + 1
             case do.SaveDeparture():
                 self.departures.append(effect)
+                if effect.dropped:
+                    self.barred.update({effect.incarnation, effect.credential} - {""})
             case do.SaveAnswer(halt_id, answer):
                 assert halt_id < self.next_halt_id
                 if self.open_halt is None or self.open_halt.id != halt_id:
@@ -145,6 +148,7 @@ class Journal:
             head=head,
             result=result,
             greatest_term=self.term,
+            barred=frozenset(self.barred),
             halt=self.open_halt,
             next_halt_id=self.next_halt_id,
             plan=self.plan,

@@ -57,6 +57,7 @@ _FOR_PEOPLE = (
     do.NoteCheckpoint,
     do.NoteOverdue,
     do.NoteScalarsRefused,
+    do.NoteStopRefused,
     do.NoteWentBack,
 )
 _BORN_UNIX_S = 1_700_000_000.0

@@ -65,6 +65,7 @@ class _Commands:
             max_workers=int(options.get("max", "4")),
             expect_reducers=int(options.get("reducers", "1")),
             own_reducer=options.get("own", "yes") == "yes",
+            workers_may_stop=options.get("may_stop", "workers") == "workers",
             policy=Policy(
                 chunk_elements=int(options.get("chunk", str(CHUNK_ELEMENTS))),
                 max_steps=_number(options.get("max_steps", "")),
@@ -457,6 +458,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
         case do.SaveScalars(worker, scalars):
             logged = ", ".join(f"{each.name}@{each.step}={each.value!r}" for each in scalars)
             return f"worker {worker}: {logged}"
+        case do.NoteStopRefused(worker, why):
+            return f"worker {worker}: {why}"
         case do.NoteScalarsRefused(worker, name):
             return f"worker {worker}: {name}"
         case do.SaveRunEvent(event):

@@ -29,6 +29,8 @@ class Access:
     """The file with the run's token, which workers and people have to show."""
     operator_token_file: File | None = None
     """The file with the token for halt, resume and drain. Default: the run's token."""
+    viewer_token_file: File | None = None
+    """The file with the token that may only look: status, and the board without its buttons."""
     token: Annotated[str, VARIABLE_ONLY] = field(default="", repr=False)
     """The run's token itself. A file overrides it."""
     insecure: bool = False
@@ -52,6 +54,15 @@ class Access:
         """
         return token_of(self.operator_token_file, "", "operator-token")
 
+    @property
+    def viewer_token(self) -> bytes:
+        """The viewers' token; empty if there is none.
+
+        Raises:
+            UsageError: as for `run_token`.
+        """
+        return token_of(self.viewer_token_file, "", "viewer-token")
+
     def environment(self) -> dict[str, str]:
         """The variables that hand this to workers. They are not operators."""
         given: dict[str, str] = {}
@@ -70,7 +81,7 @@ class Access:
             UsageError: a token can't be read, or would be sent unencrypted.
         """
         run, operator = self.run_token, self.operator_token
-        token = (operator or run) if operates else (run or operator)
+        token = (operator or run) if operates else (run or operator or self.viewer_token)
         if token and self.tls_dir is None and not (is_loopback(host_of(address)) or self.insecure):
             raise UsageError(
                 f"the token would go to {address} unencrypted: pass --tls DIR "

@@ -81,6 +81,11 @@ class Reason(enum.StrEnum):
         "FAILED_PRECONDITION",
         "the run is over: start another one",
     )
+    DROPPED = (
+        "DROPPED",
+        "FAILED_PRECONDITION",
+        "ask an operator; a new process may join, with a token that is not the dropped worker's",
+    )
     TOKEN = (
         "TOKEN",
         "UNAUTHENTICATED",

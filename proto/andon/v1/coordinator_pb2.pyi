@@ -35,6 +35,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_REJOIN_NEEDED: _ClassVar[Reason]
     REASON_SERVICE_LEAVING: _ClassVar[Reason]
     REASON_INTERNAL: _ClassVar[Reason]
+    REASON_DROPPED: _ClassVar[Reason]
 
 class JoinStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -125,6 +126,7 @@ REASON_PEER_GONE: Reason
 REASON_REJOIN_NEEDED: Reason
 REASON_SERVICE_LEAVING: Reason
 REASON_INTERNAL: Reason
+REASON_DROPPED: Reason
 JOIN_STATUS_UNSPECIFIED: JoinStatus
 JOIN_STATUS_IN_SYNC: JoinStatus
 JOIN_STATUS_BEHIND: JoinStatus

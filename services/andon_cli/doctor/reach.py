@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc.aio
@@ -199,12 +200,13 @@ _SOON_DAYS = 14
 def check_access(access: Access) -> list[Finding]:
     """Checks the certificates and tokens that were given, if any were."""
     findings = [] if access.tls_dir is None else _certificates(access.tls_dir)
-    for name, path in (
-        ("token", access.token_file),
-        ("operator token", access.operator_token_file),
+    for name, path, read in (
+        ("token", access.token_file, lambda: access.run_token),
+        ("operator token", access.operator_token_file, lambda: access.operator_token),
+        ("viewer token", access.viewer_token_file, lambda: access.viewer_token),
     ):
         if path is not None:
-            findings.append(_token(name, path, access))
+            findings.append(_token(name, path, read))
     return findings
 
 
@@ -234,9 +236,9 @@ def _certificates(folder: Path) -> list[Finding]:
     return [*findings, ok("tls", said)]
 
 
-def _token(name: str, path: Path, access: Access) -> Finding:
+def _token(name: str, path: Path, read: Callable[[], bytes]) -> Finding:
     try:
-        _ = access.run_token if name == "token" else access.operator_token
+        read()
     except UsageError as error:
         return fail(name, f"{path} can't be used", str(error))
     if readable_by_others(path):

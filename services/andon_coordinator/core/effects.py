@@ -37,6 +37,7 @@ __all__ = [
     "NoteScalarsRefused",
     "NoteSchedule",
     "NoteSetback",
+    "NoteStopRefused",
     "NoteWentBack",
     "NoteWriter",
     "RefuseJoin",
@@ -260,6 +261,10 @@ class SaveDeparture:
     digest: bytes
     dropped: bool = False
     """Whether a person dropped it."""
+    incarnation: int = 0
+    """Of a worker that was dropped: the process that may not join again."""
+    credential: str = ""
+    """Likewise the name of its own token, which opens nothing any more; empty: it had none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,6 +480,14 @@ class NoteScalarsRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteStopRefused:
+    """Tell people that a worker's script wants to end the run, and may not."""
+
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class SendScalarAllReduceResult:
     """Tell a worker the average of a scalar all-reduce."""
 
@@ -529,6 +542,7 @@ Effect = (
     | NoteOverdue
     | NoteScalarsRefused
     | NoteSetback
+    | NoteStopRefused
     | NoteSchedule
     | NoteWentBack
     | NoteWriter

@@ -148,6 +148,8 @@ class JoinRequest:
     checkpoints: CheckpointPlan | None = None
     """None: it can't write any."""
     token: bytes = field(default=b"", repr=False)
+    credential: str = ""
+    """The name of the token of its own with which it was admitted; empty: the run's token."""
     speed_hint: float | None = None
     """How fast it says it is, compared with the others; None if it does not say."""
     pacing: bytes = field(default=b"", repr=False)

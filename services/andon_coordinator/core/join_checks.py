@@ -56,6 +56,7 @@ def check_join(core: CoreState, request: JoinRequest) -> int | JoinRefusal:
     refusal = (
         _check_token(core, request)
         or _check_run(core, request)
+        or _check_not_dropped(core, request)
         or _check_protocol(core, request)
         or _check_not_over(core, request)
         or _check_layout(core, request)
@@ -111,6 +112,19 @@ def _check_run(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
             ("run_id", request.run_id, settings.run_id),
         )
     return None
+
+
+def _check_not_dropped(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    """Refuses a worker that an operator dropped, whichever slot it asks for now."""
+    # A process may claim another incarnation, and not another name than its token has.
+    if request.incarnation in core.barred:
+        what, fact = "incarnation", "this process"
+    elif request.credential in core.barred:
+        what, fact = "token", f"the worker that the token {request.credential!r} is for"
+    else:
+        return None
+    message = f"an operator dropped {fact}: it may not join run {core.settings.run_id} again"
+    return JoinRefusal(reason=Reason.DROPPED, message=message, component=what)
 
 
 def _check_protocol(core: CoreState, request: JoinRequest) -> JoinRefusal | None:

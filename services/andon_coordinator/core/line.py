@@ -210,6 +210,7 @@ class LineCore:
             ),
             pacing=Pacing(settings.pacing, settings.policy, history.pacing),
             dropped=set(history.dropped),
+            barred=set(history.barred),
             last_roster=history.last_roster,
             departed=dict(history.departed),
             abandoned=history.abandoned,
@@ -230,6 +231,7 @@ class LineCore:
         # The MARK itself is made with the first event, because effects need one to go out with.
         core.roll_back_pending = core.totals_reopened = True
         core.dropped.clear()
+        core.barred.clear()
         core.halt = history.halt
 
     @property

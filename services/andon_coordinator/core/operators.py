@@ -173,7 +173,22 @@ def _drop(core: CoreState, event: HaltCleared) -> None:
     member = core.members.get(event.worker)
     assert member is not None
     why = "dropped by an operator"
-    core.emit(SaveDeparture(member.worker, None, why, member.step, b"", dropped=True))
+    incarnation, credential = member.request.incarnation, member.request.credential
+    core.emit(
+        SaveDeparture(
+            member.worker,
+            None,
+            why,
+            member.step,
+            b"",
+            dropped=True,
+            incarnation=incarnation,
+            credential=credential,
+        )
+    )
+    core.barred.add(incarnation)
+    if credential:
+        core.barred.add(credential)
     core.note_departure(member.worker, in_order=False)
     if member.stream is not None:
         core.emit(SendShutdown(member.stream, "an operator dropped this worker"))

@@ -100,6 +100,8 @@ class LineSettings:
     """The secret that a Join must carry; empty asks for none."""
     capabilities: frozenset[str] = frozenset()
     """What every worker must be capable of."""
+    workers_may_stop: bool = True
+    """Whether the run ends once a worker's script wants it to; operators may drain it anyway."""
     loss_spike: float | None = None
     """How many deviations above the median a loss may be; None: any. See `detectors`."""
     gradient_norm_spike: float | None = None
@@ -162,6 +164,8 @@ class History:
     """What the run exchanges, if a worker was ever accepted."""
     dropped: frozenset[int] = frozenset()
     """Slots of workers that operators dropped, and that nobody took since."""
+    barred: frozenset[int | str] = frozenset()
+    """Incarnations of workers that operators dropped, and names of their own tokens."""
     last_roster: tuple[int, ...] = ()
     """Workers of the last STEP since the run was started or resumed; empty if there is none."""
     departed: Mapping[int, bool] = field(default_factory=dict)

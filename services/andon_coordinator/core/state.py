@@ -131,6 +131,8 @@ class CoreState:
     next_halt_id: int = 1
     stop_reason: str = ""
     """Why the run is over after the head; empty if it goes on."""
+    stops_refused: set[int] = field(default_factory=set)
+    """Workers whose wish to end the run was refused; people are told once of each."""
     stop_wanted: str = ""
     """Why the run is to end once nothing is computed ahead any more; empty if it is not."""
     draining: bool = False
@@ -150,6 +152,8 @@ class CoreState:
     """Whether a person wants lost state at step 0 replaced by new initial weights."""
     dropped: set[int] = field(default_factory=set)
     """Slots of workers that a person dropped, unless another process took the slot since."""
+    barred: set[int | str] = field(default_factory=set)
+    """Who may not join again: incarnations of dropped workers, and names of their own tokens."""
     uncompared: set[int] = field(default_factory=set)
     """Workers that got their state from another one, until a round compared their weights."""
     last_roster: tuple[int, ...] = ()

@@ -24,6 +24,7 @@ from andon_coordinator.core.defects import (
     in_reducer,
     in_round,
 )
+from andon_coordinator.core.effects import NoteStopRefused
 from andon_coordinator.core.events import (
     Fault,
     FaultKind,
@@ -267,7 +268,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     cursor = cursor_after(core.chain.cursor, round_.batch, core.plan.epoch_size)
     if round_.end_of_data and core.plan.epoch_size is None:
         cursor = Cursor(cursor.epoch + 1, 0)
-    stop = round_.stop_reason or core.end_reached(round_.step, cursor)
+    stop = _stop_of_scripts(core, round_) or core.end_reached(round_.step, cursor)
     stop = overlap.stops_after(core, round_, stop or (DRAINED if core.draining else ""))
     pacing = _learn(core, round_, seconds)
     record = Record(
@@ -291,6 +292,17 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
             attempts=overlap.next_attempts(core, round_),
         )
     )
+
+
+def _stop_of_scripts(core: CoreState, round_: StepRound) -> str:
+    """Why a script ends the run with this round; empty if none wants that, or none may."""
+    if core.settings.workers_may_stop:
+        return round_.stop_reason
+    for worker, report in round_.in_rank_order:
+        if report.stop_reason and worker not in core.stops_refused:
+            core.stops_refused.add(worker)
+            core.emit(NoteStopRefused(worker, report.stop_reason))
+    return ""
 
 
 def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:

@@ -146,6 +146,12 @@ def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
             log.warning(
                 LogEvent("scalar_not_kept", worker=effect.worker, name=effect.name, why=why)
             )
+        case effects.NoteStopRefused():
+            text = (
+                f"worker {effect.worker}'s script wants to end the run ({effect.why}), and the "
+                "line goes on: it was started with --may-stop operators, who may `andon drain`"
+            )
+            log.warning(LogEvent("stop_refused", text, worker=effect.worker, why=effect.why))
         case effects.SaveTerm():
             log.warning(LogEvent("term_raised", term=f"{effect.term:016x}"))
 

@@ -22,6 +22,7 @@ __all__ = [
     "RunEnd",
     "abandoned",
     "ancestry",
+    "barred",
     "contribution_of",
     "find",
     "gaps",
@@ -239,6 +240,16 @@ def run_end(database: sqlite3.Connection) -> RunEnd:
         over=step is not None and bool(step["stop_reason"]),
         dropped=frozenset(dropped),
     )
+
+
+def barred(database: sqlite3.Connection) -> frozenset[int | str]:
+    """Who may not join again: incarnations of dropped workers, and names of their own tokens."""
+    found: set[int | str] = set()
+    for incarnation, credential in database.execute(
+        "SELECT incarnation, credential FROM barred WHERE record >= ?", (rolled_back(database),)
+    ):
+        found.update({u64_of(incarnation), credential} - {""})
+    return frozenset(found)
 
 
 # --------------------------------------------------------------------------- rows to values

@@ -26,6 +26,7 @@ from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import RunPlan
 
 __all__ = [
+    "BARRED",
     "OVERFLOW",
     "PACING",
     "RUN_EVENTS",
@@ -82,6 +83,17 @@ CREATE TABLE IF NOT EXISTS run_events (
 ) STRICT
 """
 """What happened, for people; likewise a later table."""
+
+BARRED = """
+CREATE TABLE IF NOT EXISTS barred (
+    incarnation TEXT NOT NULL,          -- of a process that a person dropped
+    credential TEXT NOT NULL,           -- the name of its own token, empty if it had none
+    worker INTEGER NOT NULL,
+    record INTEGER NOT NULL,
+    at REAL NOT NULL
+) STRICT
+"""
+"""Who may not join again; likewise a later table."""
 
 OVERFLOW = "ALTER TABLE records ADD COLUMN overflow INTEGER"
 """Adds a column that journals of this version got later, to one that lacks it."""

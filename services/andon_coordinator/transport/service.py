@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import grpc.aio
@@ -26,7 +25,6 @@ from google.protobuf.message import DecodeError
 
 from andon.host.keepalive import Keepalive, Options
 from andon.host.logs import LogEvent
-from andon.host.run_token import AUTHORIZATION, BEARER_PREFIX, is_same_token
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.limits import MAX_MESSAGE_BYTES, clipped
 from andon.protocol.reasons import Reason
@@ -35,6 +33,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
 from andon.wire import conversion
 from andon_coordinator.core import events
+from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.encoding import serialized
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import event_from, is_slow_to_read, join_from
@@ -43,7 +42,7 @@ from andon_coordinator.transport.registration import ReducerRegistration
 from andon_coordinator.transport.streams import WorkerStream
 from andon_coordinator.transport.task import LineTask
 
-__all__ = ["SERVICE_NAME", "AccessControl", "CoordinatorService", "server_options"]
+__all__ = ["SERVICE_NAME", "CoordinatorService", "server_options"]
 
 log = logging.getLogger(__name__)
 
@@ -74,80 +73,6 @@ def server_options(liveness: Liveness | None = None) -> Options:
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         *Keepalive.of(liveness or Liveness()).server_options(),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessControl:
-    """Who may see the line and who may halt it, by the token and the run that a call names.
-
-    An empty token is not asked for.
-    """
-
-    run_id: str
-    run_token: bytes = field(default=b"", repr=False)
-    operator_token: bytes = field(default=b"", repr=False)
-
-    def check_viewer(self, context: Context, run_id: str = "") -> None:
-        """Admits a call with one of the tokens; any call if the run has no token.
-
-        Raises:
-            LineError: the call has neither token, or names another run.
-        """
-        self.check_looking(_token_of(context))
-        self._check_run(run_id)
-
-    def check_operator(self, context: Context, run_id: str = "") -> None:
-        """Admits a call with the operators' token; with the run's token if they have none.
-
-        Raises:
-            LineError: the call lacks that token, or names another run.
-        """
-        self.check_operating(_token_of(context))
-        self._check_run(run_id)
-
-    def check_looking(self, shown: bytes) -> None:
-        """Admits somebody who shows one of the tokens; anybody if the run has no token.
-
-        Raises:
-            LineError: it is neither token.
-        """
-        # Both are compared before either result counts, so that the duration does not show which
-        # one matched.
-        right = [is_same_token(shown, self.run_token), is_same_token(shown, self.operator_token)]
-        if self.run_token and not any(right):
-            what = "shows another" if shown else "shows none"
-            raise LineError(
-                Reason.TOKEN,
-                f"the line asks for the run's token, and the call {what}: pass --token-file with "
-                "the line's file, or set ANDON_TOKEN_FILE",
-            )
-
-    def check_operating(self, shown: bytes) -> None:
-        """Admits somebody who shows the operators' token; the run's token if they have none.
-
-        Raises:
-            LineError: it is not that token.
-        """
-        self.check_looking(shown)
-        if self.operator_token and not is_same_token(shown, self.operator_token):
-            raise LineError(
-                Reason.OPERATOR_TOKEN,
-                "this line's operators have a token, and the call does not show it: pass "
-                "--operator-token-file, or ask an operator",
-            )
-
-    def _check_run(self, run_id: str) -> None:
-        if run_id not in ("", self.run_id):
-            text = f"run {self.run_id} is served here, not {run_id}"
-            raise LineError(Reason.WRONG_RUN, text)
-
-
-def _token_of(context: Context) -> bytes:
-    """The token that a call shows; empty if it shows none."""
-    for name, value in context.invocation_metadata() or ():
-        if name == AUTHORIZATION and isinstance(value, str) and value.startswith(BEARER_PREFIX):
-            return value[len(BEARER_PREFIX) :].encode()
-    return b""
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
@@ -304,13 +229,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             stream.end(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
 
     async def _joining(self, message: pb.TrainRequest) -> events.JoinRequest:
-        """The Join of a stream."""
+        """The Join of a stream, of a worker whose own token counts if it has one."""
         if not is_slow_to_read(message):
-            return join_from(message)
+            return self._access.admitted(join_from(message))
         # Large Joins are converted in a thread, one at a time. A flood of them must not hold up the
         # event loop, and with it the workers that train.
         async with self._reading:
-            return await asyncio.to_thread(join_from, message)
+            return self._access.admitted(await asyncio.to_thread(join_from, message))
 
     async def _first(self, messages: AsyncIterator[pb.TrainRequest]) -> pb.TrainRequest:
         """A stream's first message. Without one, a peer must not keep its place on the server."""

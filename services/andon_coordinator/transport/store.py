@@ -38,6 +38,7 @@ from andon_coordinator.transport import logbook, rows
 from andon_coordinator.transport.damage import JournalError, check_tables
 from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
+    BARRED,
     OVERFLOW,
     PACING,
     RUN_EVENTS,
@@ -147,7 +148,7 @@ class Store:
                 "use the program that wrote it, or start another run"
             )
         check_tables(self._database, self._path)
-        for table in (PACING, SCALARS, RUN_EVENTS):
+        for table in (PACING, SCALARS, RUN_EVENTS, BARRED):
             self._database.execute(table)
         if not rows.has_overflow(self._database):
             self._database.execute(OVERFLOW)
@@ -226,6 +227,7 @@ class Store:
             plan=None if plan is None else recorded_plan(self._path, plan),
             layout=None if layout is None else layout_of(layout),
             dropped=run_end.dropped,
+            barred=rows.barred(self._database),
             last_roster=run_end.roster,
             departed=run_end.departed,
             pacing=b"" if pacing is None else bytes(pacing[0]),
@@ -455,6 +457,16 @@ class Store:
                     self._clock(),
                 ),
             )
+            if effect.dropped:
+                self._database.execute(
+                    f"INSERT INTO barred VALUES (?, ?, ?, {rows.LAST_RECORD}, ?)",
+                    (
+                        u64_text(effect.incarnation),
+                        effect.credential,
+                        effect.worker,
+                        self._clock(),
+                    ),
+                )
 
     def _check_files(self) -> None:
         """Checks that what was written can be found again."""

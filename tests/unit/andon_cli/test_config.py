@@ -129,11 +129,13 @@ EVERYTHING = ServeConfig(
         tls_dir=Path("certs"),
         token_file=Path("run"),
         operator_token_file=Path("operators"),
+        viewer_token_file=Path("viewers"),
         insecure=True,
     ),
     workers=3,
     role="coordinator",
     secret_file=Path("secret"),
+    withdrawn_file=Path("withdrawn"),
     line=LineOptions(
         min_workers=2,
         max_workers=8,
@@ -143,6 +145,7 @@ EVERYTHING = ServeConfig(
         max_steps=4,
         journal_sync="full",
         digest_every=5,
+        may_stop="operators",
         liveness_s=6.5,
         forming_timeout_s=600.5,
         straggler_timeout_s=30.5,
@@ -199,6 +202,7 @@ def settings_of_a_service() -> list[tuple[str, str]]:
         "token": "a-token-of-24-characters", "average_buffers": "1", "overlap": "1",
         "schedule": "cadence", "shares": "balanced", "overhead_target": "0.3",
         "lr_scaling": "linear", "outer": "nesterov", "log_format": "json",
+        "may_stop": "operators",
     }  # fmt: skip
     own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
     arguments = settings_of(app_of(RunSettings).assemble_argument_collection())

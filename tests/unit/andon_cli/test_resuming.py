@@ -301,7 +301,7 @@ def test_a_checkpoint_with_a_pipe_or_a_folder_for_a_file_keeps_nobody_waiting(
 
     with pytest.raises(ResumeRefused, match=r"state\.json is no file"):
         find_resumption("7f3a")
-    assert newest_in_history(run_dir) is None
+    assert search_history(run_dir).newest is None
 
 
 def test_a_manifest_does_not_name_files_outside_its_folder(run_dir: Path) -> None:

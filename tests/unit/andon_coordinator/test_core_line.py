@@ -539,6 +539,40 @@ def test_dropping_a_worker_beyond_the_expected_ones_lowers_no_expectation(
     assert bench.line.state is do.LineState.FORMING
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_dropped_worker_joins_no_slot_again_and_another_process_may(*, restarted: bool) -> None:
+    bench = _bench(workers=3)
+    streams = _bootstrapped(bench)
+    bench.send(on.CordPulled("worker 1 is odd"))
+    bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=1))
+    back = bench.rejoin(streams[0], 0, 0)
+    if restarted:
+        bench.restart()
+        bench.join("w0", back)
+
+    for slot in (1, 2, None):
+        _, done = bench.join("w1", bench.request(slot, 1))
+        refusal = _only(done, do.RefuseJoin).refusal
+        assert refusal.reason is Reason.DROPPED
+        assert "an operator dropped this process" in refusal.message
+    _, done = bench.join("another", bench.request(1, 7))
+    assert _only(done, do.AcceptJoin).worker == 1
+
+
+def test_a_dropped_workers_own_token_is_barred_with_it() -> None:
+    bench = _bench(workers=2)
+    _bootstrapped(bench)
+    bench.send(on.WorkerStreamEnded(list(bench.peers)[1], gone=True))
+    named = replace(bench.request(1, 5), credential="gamma")
+    bench.join("gamma", named)
+    bench.send(on.CordPulled("worker 1 is odd"))
+    bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=1))
+
+    _, done = bench.join("gamma", replace(named, incarnation=6))
+
+    assert "the worker that the token 'gamma' is for" in _only(done, do.RefuseJoin).refusal.message
+
+
 def test_dropping_a_worker_lets_a_line_that_needs_everybody_go_on_with_one_fewer() -> None:
     bench = _bench(workers=2)
     _bootstrapped(bench)

@@ -152,7 +152,12 @@ def test_a_start_and_a_history_cost_no_more_after_many_steps(tmp_path: Path) -> 
     assert long == short
 
 
-DROPPED = effects.SaveDeparture(2, None, "dropped by an operator", 1, b"", dropped=True)
+DROPPED = effects.SaveDeparture(
+    *(2, None, "dropped by an operator", 1, b""),
+    dropped=True,
+    incarnation=2**64 - 1,
+    credential="gamma",
+)
 
 
 @pytest.mark.parametrize("since", ["nothing", "a step", "a departure", "a roll-back"])
@@ -171,7 +176,10 @@ def test_a_slot_is_dropped_until_somebody_takes_it_or_the_line_is_rolled_back(
         with Writing(path, TERM + 1) as writing:
             writing.save(effects.SaveRecord(back, rolls_back=True))
 
-    assert reopened(path).dropped == ({2} if since == "nothing" else frozenset())
+    history = reopened(path)
+    assert history.dropped == ({2} if since == "nothing" else frozenset())
+    # Who had it stays barred, whoever has the slot now.
+    assert history.barred == ({2**64 - 1, "gamma"} if since != "a roll-back" else frozenset())
 
 
 def test_departures_after_the_last_step_are_in_the_history(path: Path) -> None:

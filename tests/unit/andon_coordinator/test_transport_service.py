@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from andon.host.worker_tokens import Withdrawn, make_worker_token
 from andon.protocol.reasons import Reason
+from andon.protocol.run_settings import RunPlan
+from andon.testing import small_layout
+from andon_coordinator.core.events import JoinRequest
+from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.errors import LineError
-from andon_coordinator.transport.service import AccessControl
 
 RUN, OPERATOR = b"token of the run", b"token of operators"
 
@@ -89,3 +94,79 @@ def test_a_call_that_names_another_run_is_told_so_once_its_token_is_right() -> N
         access.check_operator(bearing(RUN), "s")
     with refused(Reason.TOKEN):
         access.check_operator(Call(), "s")
+
+
+def worker(name: str, expires_s: int = 0, run: bytes = RUN) -> bytes:
+    return make_worker_token(run, name, expires_s)
+
+
+def joining(access: AccessControl, token: bytes) -> JoinRequest:
+    request = JoinRequest(
+        run_id="r",
+        incarnation=1,
+        layout=small_layout(),
+        plan=RunPlan(global_batch=1, dataset_size=4),
+        token=token,
+    )
+    return access.admitted(request)
+
+
+def test_a_workers_own_token_joins_by_its_name_and_looks_and_stops_nothing() -> None:
+    access = AccessControl(run_id="r", run_token=RUN)
+    token = worker("beta-2")
+
+    joined = joining(access, token)
+
+    assert (joined.token, joined.credential) == (RUN, "beta-2")
+    access.check_viewer(bearing(token))
+    with refused(Reason.OPERATOR_TOKEN, "single workers and of viewers stop no line"):
+        access.check_operator(bearing(token))
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        worker("beta", run=b"the token of another run"),
+        worker("beta").replace(b".beta.", b".gamma."),
+        worker("beta", 99).replace(b".99.", b".0."),
+        b"andon-worker.beta.0.",
+        b"andon-worker.be/ta.0." + 64 * b"0",
+    ],
+)
+def test_a_worker_token_that_was_not_made_so_is_no_token(token: bytes) -> None:
+    access = AccessControl(run_id="r", run_token=RUN)
+
+    assert joining(access, token).credential == ""
+    assert joining(access, token).token == token
+    with refused(Reason.TOKEN):
+        access.check_viewer(bearing(token))
+
+
+def test_a_worker_token_opens_nothing_once_it_is_withdrawn_or_has_expired(tmp_path: Path) -> None:
+    file = tmp_path / "withdrawn"
+    file.write_text("alpha  # lost on a train\n")
+    access = AccessControl(
+        run_id="r", run_token=RUN, withdrawn=Withdrawn(file), wall=lambda: 1000.0
+    )
+    assert joining(access, worker("beta", 1001)).credential == "beta"
+
+    with refused(Reason.TOKEN, "of beta has expired"):
+        joining(access, worker("beta", 1000))
+    with refused(Reason.TOKEN, "of alpha was withdrawn"):
+        access.check_viewer(bearing(worker("alpha")))
+    with file.open("a") as more:
+        more.write("beta\n")
+    with refused(Reason.TOKEN, "of beta was withdrawn"):
+        joining(access, worker("beta", 1001))
+    file.unlink()
+    with refused(Reason.TOKEN, "can't tell whether the token of gamma was withdrawn"):
+        joining(access, worker("gamma"))
+
+
+def test_the_viewers_token_lets_see_and_neither_join_nor_operate() -> None:
+    access = AccessControl(run_id="r", run_token=RUN, viewer_token=b"the viewers' token")
+
+    access.check_viewer(bearing(b"the viewers' token"))
+    with refused(Reason.OPERATOR_TOKEN):
+        access.check_operator(bearing(b"the viewers' token"))
+    assert joining(access, b"the viewers' token").token != RUN
