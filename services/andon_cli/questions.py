@@ -277,6 +277,8 @@ class TokenSettings(CommandSettings):
     """The file with the run's token, which the worker's is made from."""
     days: Annotated[int | None, FLAG_ONLY, whole(1, 3650)] = None
     """It expires after N days. Default: never."""
+    format: Form = "table"
+    """How to print it; a table is the token alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

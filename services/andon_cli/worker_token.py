@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 from andon.host.access import Access
@@ -28,7 +29,11 @@ def make_token(config: TokenConfig) -> int:
         )
     expires_s = 0 if settings.days is None else int(time.time()) + settings.days * _DAY_S
     try:
-        print(make_worker_token(run_token, config.name, expires_s).decode("ascii"))
+        token = make_worker_token(run_token, config.name, expires_s).decode("ascii")
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if settings.format == "json":
+        expires = expires_s or None
+        token = json.dumps({"name": config.name, "token": token, "expires_unix_s": expires})
+    print(token)
     return ExitCode.COMPLETE

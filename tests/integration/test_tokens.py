@@ -97,9 +97,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "viewers").write_bytes(VIEWERS)
     (folder / "withdrawn").write_text("gamma\n")
     for name in ("beta", "gamma"):
-        code, token, errors = andon(folder, "token", name, "--token-file", f"{folder}/run-token")
+        code, made, errors = andon(folder, "token", name, "--token-file", f"{folder}/run-token")
         assert code == 0, errors
-        (folder / f"{name}-token").write_text(token)
+        (folder / f"{name}-token").write_text(made)
     return folder
 
 

@@ -83,8 +83,8 @@ class Journal:
                 self.next_halt_id = evidence.id + 1
             case do.SaveDeparture():
                 self.departures.append(effect)
-                if effect.dropped:
-                    self.barred.update({effect.incarnation, effect.credential} - {""})
+                barred: tuple[int | str, ...] = effect.incarnation, effect.credential
+                self.barred.update(each for each in barred if each)
             case do.SaveAnswer(halt_id, answer):
                 assert halt_id < self.next_halt_id
                 if self.open_halt is None or self.open_halt.id != halt_id:

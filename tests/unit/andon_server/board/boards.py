@@ -17,8 +17,8 @@ from andon_coordinator.core import effects, events
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.status import LineSnapshot
+from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.errors import LineError
-from andon_coordinator.transport.service import AccessControl
 from andon_server.board.app import BoardApp
 from andon_server.board.feed import BoardFeed
 from andon_server.board.gate import BoardGate
