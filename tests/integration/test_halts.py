@@ -10,7 +10,7 @@ import pytest
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import on_line, start_line, start_worker, train
+from integration.harness import Service, on_line, start_line, start_worker, train
 
 pytestmark = pytest.mark.integration
 
@@ -102,9 +102,8 @@ def test_f_dp_003_a_bad_value_computed_ahead_halts_the_line_though_its_averages_
 
     with start_line(tmp_path, spec, 2, *flags, ANDON_ON_HALT="wait") as (service, workers):
         for slot, step in (loss, gradient):
-            waiting = f"worker {slot} to finish step {step}"
             # The other worker has reported: the averages of all are at the reducer, or with them.
-            service.await_status(lambda line, waiting=waiting: line.waiting_for == waiting)
+            _await_last(service, f"worker {slot} to finish step {step}")
             (tmp_path / f"go-{step}").touch()
             line = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED)
             service.clear_halt(line.halt.id, pb.HALT_ANSWER_RETRY)
@@ -117,6 +116,10 @@ def test_f_dp_003_a_bad_value_computed_ahead_halts_the_line_though_its_averages_
         (*gradient, halt_pb2.HALT_REASON_NON_FINITE_GRADIENT),
     ]
     assert len({worker.seen["digest"] for worker in workers}) == 1
+
+
+def _await_last(service: Service, waiting_for: str) -> None:
+    service.await_status(lambda line: line.waiting_for == waiting_for)
 
 
 def test_a_script_that_catches_the_halt_goes_on_at_the_right_sample(tmp_path: Path) -> None:
