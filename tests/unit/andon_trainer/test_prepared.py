@@ -159,7 +159,8 @@ def test_a_part_that_torchscript_compiled_is_refused_by_its_name(
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Torch says that TorchScript is old.
-        traced = torch.jit.trace(model(), torch.zeros(2, 5))
+        trace: Any = torch.jit.trace
+        traced = trace(model(), torch.zeros(2, 5))
     made = nn.Sequential(traced) if inside else traced
     name = "0" if inside else "TopLevelTracedModule"
 

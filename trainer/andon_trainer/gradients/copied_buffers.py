@@ -112,7 +112,7 @@ class CopiedBuffers:
         self._arrived = moved, None
         if not moved:
             return 1 if not last or self._member.hold() else None
-        self._tell(moved)
+        self._tell(moved, aloud=source)
         tensors = {name: self._buffers.blank(name) for name in moved}
         data = pack(head, tensors, filled=source)
         if not self._broadcast(data, FIRST + 1, last=last):
@@ -153,10 +153,11 @@ class CopiedBuffers:
         call = Call(name=_NAME, sequence=sequence, data=data, head_bytes=HEAD_BYTES)
         return broadcast(self._member, call, last=last)
 
-    def _tell(self, moved: list[str]) -> None:
+    def _tell(self, moved: list[str], *, aloud: bool) -> None:
+        """Says once what is copied; one worker of the line does, `aloud`."""
         new = [name for name in moved if name not in self._told]
         self._told.update(new)
-        if new:
+        if new and aloud:
             log.warning(
                 "a step changes the buffer %s%s: after each step all workers take over rank 0's, "
                 "as under DistributedDataParallel; see docs/guide/models.md",
