@@ -47,6 +47,7 @@ class ServiceAddress:
     run_id: str
     journal: str
     pid: int
+    """0: it runs elsewhere, or nobody knows."""
     board_url: str = ""
     """Where people see the run in a browser; empty: it is not served to anybody."""
     advertised: str = ""
@@ -62,8 +63,8 @@ class ServiceAddress:
             raise TypeError("a text of the address is none")
         if not all(each.isprintable() for each in texts):
             raise ValueError("a text of the address can't be shown")
-        # Process ids below 1 mean groups of processes.
-        if not (type(self.pid) is int and 0 < self.pid < 2**31):
+        # Negative ids mean groups of processes.
+        if not (type(self.pid) is int and 0 <= self.pid < 2**31):
             raise ValueError(f"{self.pid!r:.40} is no process id")
 
     def to_json(self) -> str:
@@ -107,6 +108,8 @@ class ServiceAddress:
     @property
     def alive(self) -> bool:
         """Whether its process still exists."""
+        if not self.pid:  # to the kernel, 0 is this process's own group
+            return False
         # Signal 0 is not sent; the kernel only checks that the process exists.
         try:
             os.kill(self.pid, 0)

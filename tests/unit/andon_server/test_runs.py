@@ -44,7 +44,7 @@ def test_other_text_is_no_address(text: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"pid": "1"}, {"pid": 0}, {"pid": -1}, {"pid": 2**40}, {"pid": True}, {"address": 5},
+        {"pid": "1"}, {"pid": -1}, {"pid": 2**40}, {"pid": True}, {"address": 5},
         {"address": "\ud800:1"}, {"run_id": "\x1b[2J"}, {"board_url": None}, {"journal": ["j"]},
     ],
 )  # fmt: skip
@@ -82,6 +82,7 @@ def test_without_runs_none_is_served(tmp_path: Path) -> None:
 def test_a_process_that_is_gone_does_not_serve() -> None:
     assert address("7f3a", pid=os.getpid()).alive
     assert not address("7f3a", pid=2**22 + 1).alive
+    assert not address("7f3a", pid=0).alive, "nobody knows which process serves it"
 
 
 def test_a_run_id_is_not_given_twice(tmp_path: Path) -> None:
