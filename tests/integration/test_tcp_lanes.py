@@ -83,6 +83,24 @@ def raw_connection(joining: Joining, stack: ExitStack) -> socket.socket:
     return stack.enter_context(closing(raw))
 
 
+def test_only_bytes_of_frames_are_counted_however_early_they_came_and_to_the_end() -> None:
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        theirs = stack.enter_context(socket.create_connection(listening.getsockname()))
+        mine, _ = listening.accept()
+        theirs.sendall(b"proof" + b"frame")
+        assert mine.recv(5) == b"proof"
+
+        connection = TcpConnection(mine, 5)
+        stack.callback(connection.close)
+
+        assert connection.receive_into(memoryview(bytearray(5)))
+        assert connection.received_bytes == 5
+        theirs.shutdown(socket.SHUT_WR)
+        assert not connection.receive_into(memoryview(bytearray(1)), may_end=True)
+        assert connection.received_bytes == 5
+
+
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_frames_arrive_in_order_and_whole(tmp_path: Path, encrypted: bool) -> None:
     with ExitStack() as stack:

@@ -54,16 +54,20 @@ def connect(
     """
     deadline = time.monotonic() + within_s
     where = f"port {offer.port} of {host}"
-    opened: list[TcpConnection] = []
     try:
-        if len(offer.nonce) != NONCE_BYTES:
-            raise TcpUnavailable(f"the offer's nonce has {len(offer.nonce)} bytes")
-        context = None if tls is None else client_context(tls)
-        for direction in directions:
-            raw = _opened(host, offer.port, context, deadline)
-            opened.append(TcpConnection(raw))
-            _prove(raw, session, offer.nonce, direction, deadline)
-            raw.settimeout(None)
+        with contextlib.ExitStack() as undone:
+            if len(offer.nonce) != NONCE_BYTES:
+                raise TcpUnavailable(f"the offer's nonce has {len(offer.nonce)} bytes")
+            context = None if tls is None else client_context(tls)
+            opened: list[TcpConnection] = []
+            for direction in directions:
+                raw = _opened(host, offer.port, context, deadline)
+                undone.callback(raw.close)
+                _prove(raw, session, offer.nonce, direction, deadline)
+                raw.settimeout(None)
+                opened.append(TcpConnection(raw, ANSWER_BYTES))
+            undone.pop_all()
+            return opened
     except TimeoutError:
         why = f"{where} did not answer within {within_s:g} s: a firewall may drop what goes there"
     except ssl.SSLError as error:
@@ -74,10 +78,6 @@ def connect(
         why = f"{where}: {error.strerror or error}"
     except TcpUnavailable as error:
         why = f"{where}: {error}"
-    else:
-        return opened
-    for connection in opened:
-        connection.close()
     raise TcpUnavailable(why) from None
 
 

@@ -17,8 +17,10 @@ name). The end that receives finds a path that a firewall forgot within half a m
 pings of gRPC would not: their connection is another one."""
 
 
-_BYTES_RECEIVED = struct.Struct("=128xQ")
-"""Where Linux's TCP_INFO has the bytes that came over a connection."""
+_TCP_INFO = struct.Struct("=B127xQ")
+"""Where Linux's TCP_INFO has a connection's state, and the bytes that came over it."""
+_ENDED_BY_PEER = frozenset({6, 8, 9, 11})
+"""The states in which the other end's FIN has come: Linux counts it as a byte."""
 
 
 class TcpLost(ConnectionError):
@@ -57,18 +59,23 @@ def _arrived(connection: socket.socket) -> int | None:
     if not hasattr(socket, "TCP_INFO"):
         return None
     try:
-        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-        received: int = _BYTES_RECEIVED.unpack(found)[0]
+        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        state, received = _TCP_INFO.unpack(found)
     except (OSError, struct.error):
         return None
-    return received
+    return int(received) - (state in _ENDED_BY_PEER)
 
 
 class TcpConnection:
     """One direction of a lane. One thread sends or receives; any thread may end it, and count."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        """Takes over a blocking socket, which may be one of `ssl`."""
+    def __init__(self, connection: socket.socket, proof_bytes: int) -> None:
+        """Takes over a blocking socket, which may be one of `ssl`.
+
+        Args:
+            connection: the socket.
+            proof_bytes: how many bytes this end read of it before: they are of no frame.
+        """
         self._socket = connection
         self._lock = threading.Lock()
         """So that `end` never meets a descriptor that `close` gave back meanwhile."""
@@ -79,20 +86,21 @@ class TcpConnection:
         """Whether a thread waits here for bytes, or takes them."""
         self._taken = 0
         """How many bytes were read."""
-        # Nothing of a frame can have come yet. Of encrypted bytes the kernel counts others.
-        self._before = None if self._encrypted else _arrived(connection)
+        self._proof_bytes = proof_bytes
+        # Of encrypted bytes the kernel counts others.
+        self._kernel_counts = not self._encrypted and _arrived(connection) is not None
         # One call for all that is missing, where the kernel has it and says how much has come
         # meanwhile. TLS hands out a record a call.
-        self._flags = 0 if self._before is None else socket.MSG_WAITALL
+        self._flags = socket.MSG_WAITALL if self._kernel_counts else 0
 
     @property
     def received_bytes(self) -> int:
         """How many bytes of frames have come, parts of one too."""
-        if self._before is not None:
+        if self._kernel_counts:
             with self._lock:
                 arrived = _arrived(self._socket)
             if arrived is not None:
-                return arrived - self._before
+                return arrived - self._proof_bytes
         return self._taken
 
     def send(self, head: bytes, payload: memoryview | None) -> None:

@@ -296,7 +296,7 @@ class TcpListener:
                 peer.raw.close()
                 return
             # Under the lock: `withdraw` returns only when nobody can join any more.
-            offer.joined(claim.direction, TcpConnection(peer.raw))
+            offer.joined(claim.direction, TcpConnection(peer.raw, PREAMBLE_BYTES))
 
     def _drop(self, peer: _Unproven) -> None:
         # Unless it was proven: then it is neither here nor there any more.
