@@ -25,8 +25,15 @@ def make_folder(folder: Path) -> None:
     Raises:
         OSError: it can't be made, or is something else.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(0o750 if _is_for_the_group(folder.parent) else 0o700, exist_ok=True)
+    try:
+        folder.mkdir(_folder_mode(folder.parent), exist_ok=True)
+    except FileNotFoundError:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(_folder_mode(folder.parent), exist_ok=True)
+
+
+def _folder_mode(parent: Path) -> int:
+    return 0o750 if _is_for_the_group(parent) else 0o700
 
 
 def open_private(path: str | os.PathLike[str], flags: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from andon_trainer import Line
 from andon_trainer.config import LineConfig
 
-FOUND = {"andon_run", "launch", "metrics_hosts", "metrics_token_file"}
+FOUND = {"andon_run", "launch"}
 """Found in the environment by `LineConfig.read`, and never given."""
 
 
@@ -49,6 +49,8 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
         "local_rank": 3,
         "speed_hint": 1.5,
         "metrics_bind": "off",
+        "metrics_hosts": "alpha",
+        "metrics_token_file": str(tmp_path / "metrics-token"),
         "shared_dir": "off",
         "tcp": False,
         "ring_bind": "off",
@@ -61,10 +63,7 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
     line.close()
 
     config = line._worker.config
+    paths = ("run_dir", "resume", "tls", "trace", "metrics_token_file")
     assert given.keys() == {each.name for each in fields(LineConfig)} - FOUND
-    expected = (
-        given
-        | {name: Path(given[name]) for name in ("run_dir", "resume", "tls", "trace")}
-        | {"shared_dir": None}
-    )
+    expected = given | {name: Path(given[name]) for name in paths} | {"shared_dir": None}
     assert {name: getattr(config, name) for name in given} == expected

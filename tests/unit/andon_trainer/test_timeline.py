@@ -122,7 +122,7 @@ def test_a_folder_that_can_t_be_written_to_is_refused_with_the_variable(tmp_path
     blocked = tmp_path / "file"
     blocked.touch()
 
-    with pytest.raises(ValueError, match=r"t\.json\.parts \(File exists\): set ANDON_TRACE"):
+    with pytest.raises(ValueError, match=r"t\.json\.parts \(Not a directory\): set ANDON_TRACE"):
         Timeline(blocked / "t.json", run_id="")
 
 

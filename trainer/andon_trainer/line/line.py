@@ -68,6 +68,8 @@ class Line(Preparing, Together, Logs, LineLife):
         local_rank: int | None = None,
         speed_hint: float | None = None,
         metrics_bind: str | None = None,
+        metrics_hosts: str | None = None,
+        metrics_token_file: str | Path | None = None,
         shared_dir: str | Path | None = None,
         tcp: bool | None = None,
         ring_bind: str | None = None,
@@ -103,6 +105,8 @@ class Line(Preparing, Together, Logs, LineLife):
                 worker of this host has claimed.
             speed_hint: how fast this worker is, compared with the others, until it is measured.
             metrics_bind: where this worker's metrics are served: a host, host:port, or `off`.
+            metrics_hosts: more host names under which they may be read, with commas between them.
+            metrics_token_file: the file with the token that a reader of the metrics has to show.
             shared_dir: folder for memory that is shared with a reducer on this host, or `off`.
             tcp: whether gradients may take TCP lanes beside gRPC, where the other end has them.
             ring_bind: where this worker listens for its neighbour in a ring, or `off`.
@@ -139,6 +143,8 @@ class Line(Preparing, Together, Logs, LineLife):
             local_rank=local_rank,
             speed_hint=speed_hint,
             metrics_bind=metrics_bind,
+            metrics_hosts=metrics_hosts,
+            metrics_token_file=metrics_token_file,
             shared_dir=shared_dir,
             tcp=tcp,
             ring_bind=ring_bind,
