@@ -192,18 +192,7 @@ clients:  ## builds the workers in other languages, if their tools are installed
 		'protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libssl-dev libboost-dev'; fi
 
 soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks, upgrades and the search, for much longer; models above 2 GiB
-	ANDON_SEEDS=1000 ANDON_EXAMPLES=1000 $(BIN)/python -m pytest -q --timeout 3600 \
-		tests/unit/andon tests/unit/andon_coordinator/test_core_faults.py tests/fuzz \
-		tests/unit/andon_coordinator/test_implausible_messages.py \
-		tests/unit/andon_reducer/test_implausible_messages.py
-	ANDON_STORMS=10 $(BIN)/python -m pytest -q --timeout 3600 tests/chaos/test_storm.py
-	ANDON_CONFORMANCE=1 ANDON_JUDGED=100 $(BIN)/python -m pytest -q --timeout 3600 tests/conformance
-	ANDON_ATTACK_SECONDS=10 ANDON_ATTACK_CONNECTIONS=5000 ANDON_REPLAYS=30 \
-		$(BIN)/python -m pytest -q --timeout 3600 tests/hostile
-	ANDON_SEARCH_STATES=600000 $(BIN)/python -m pytest -q -s --timeout 3600 tests/search
-	ANDON_UPGRADES=all $(BIN)/python -m pytest -q --timeout 3600 tests/upgrade
-	ANDON_BENCHMARKS=1 $(BIN)/python -m pytest -q --timeout 3600 tests/integration/test_benchmarks*.py
-	ANDON_LARGE=1 $(BIN)/python -m pytest -q --timeout 3600 tests/integration/andon_trainer/test_large.py
+	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 fuzz: $(FUZZ_INSTALLED)  ## coverage-guided fuzzing of each parser, for FUZZ_SECONDS=60 each
 	$(FUZZ_BIN)/python tests/fuzz/campaign.py $(FUZZ_SECONDS) $(ARGS)
