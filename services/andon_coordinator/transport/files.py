@@ -66,7 +66,7 @@ def _log_of(database: Path) -> Path:
 
 
 class FilesChanged(Exception):
-    """The journal's files were deleted, replaced or truncated."""
+    """The journal's files were deleted, replaced or truncated, or can't be looked at."""
 
 
 class JournalFiles:
@@ -76,7 +76,7 @@ class JournalFiles:
         """Remembers the identity and size of both files, which SQLite has open.
 
         Raises:
-            FilesChanged: one of them is gone.
+            FilesChanged: one of them is gone, or can't be looked at.
         """
         self._paths = (database, _log_of(database))
         self._seen = self._look()
@@ -103,7 +103,7 @@ class JournalFiles:
         self._seen = found
 
     def note(self) -> None:
-        """Notes how large the files are now. If something is wrong, the next check says so."""
+        """Notes how large the files are now; never fails. What is wrong, the next check says."""
         with suppress(FilesChanged):
             self.check()
 
@@ -112,8 +112,13 @@ class JournalFiles:
         for path in self._paths:
             try:
                 found.append(path.stat())
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 raise _changed(path, "deleted or moved") from None
+            except OSError as error:  # Such as a network's file system that went away.
+                raise FilesChanged(
+                    f"{path} can't be looked at: {error.strerror}. Mend its file system or the "
+                    "permissions of its folders, then try again"
+                ) from error
         return tuple(found)
 
 

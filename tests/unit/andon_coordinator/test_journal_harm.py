@@ -130,12 +130,18 @@ def emptied(path: Path) -> None:
     os.truncate(path, 0)
 
 
+def hidden(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)  # Looking at it fails, with no error that says that it is gone.
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
         (deleted, "deleted or moved"),
         (replaced, "put another file in the place of"),
         (emptied, "bytes off"),
+        (hidden, "can't be looked at: Too many levels of symbolic links. Mend"),
     ],
 )
 @pytest.mark.parametrize("name", ["journal.sqlite", "journal.sqlite-wal"])
@@ -152,20 +158,41 @@ def test_a_journal_whose_files_are_moved_or_replaced_fails(
     assert name in failed.message
 
 
+def moved(path: Path) -> Callable[[], object]:
+    away = path.with_name("away")
+    path.rename(away)
+    return lambda: away.rename(path)
+
+
+def without_its_folder(path: Path) -> Callable[[], object]:
+    folder, away = path.parent, path.parent.with_name("away")
+    folder.rename(away)
+    folder.touch()  # Looking for the file is a NotADirectoryError now.
+
+    def undo() -> None:
+        folder.unlink()
+        away.rename(folder)
+
+    return undo
+
+
+@pytest.mark.parametrize("take_away", [moved, without_its_folder])
 @pytest.mark.parametrize(
     "moment", ["BEGIN", "INSERT INTO records", "INSERT INTO contributions", "COMMIT"]
 )
 def test_what_was_reported_as_failed_is_not_in_the_journal_when_its_file_comes_back(
-    path: Path, moment: str
+    path: Path, moment: str, take_away: Callable[[Path], Callable[[], object]]
 ) -> None:
-    away = path.with_name("away")
+    undo: list[Callable[[], object]] = []
     gone = effects.SaveDeparture(2, events.LeaveReason.FAILED, "", 1, b"")
     with Writing(path) as writing:
         writing.save(effects.SaveRecord(INITIAL))
         database = writing.journal._store._database
-        # The file is moved while SQLite carries this statement out.
+        # The file is taken away while SQLite carries this statement out.
         database.set_trace_callback(
-            lambda sql: path.rename(away) if sql.startswith(moment) and path.exists() else None
+            lambda sql: (
+                undo.append(take_away(path)) if sql.startswith(moment) and not undo else None
+            )
         )
         reports = writing.save(effects.SaveRecord(STEP, RESULT))
         database.set_trace_callback(None)
@@ -173,7 +200,7 @@ def test_what_was_reported_as_failed_is_not_in_the_journal_when_its_file_comes_b
         again = replace(STEP, key=NEXT.key) if reports[0] != events.RecordSaved(STEP.key) else NEXT
         writing.journal.save(gone)
         reports += writing.save(effects.SaveRecord(again, RESULT))
-        away.rename(path)
+        undo[0]()
         reports += writing.save(effects.SaveRecord(again, RESULT))
 
     saved = [each for each in reports if isinstance(each, events.RecordSaved)]
