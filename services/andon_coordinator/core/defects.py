@@ -11,24 +11,19 @@ knows by its session token which worker sent what, so what it saw is no claim.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
 from andon.protocol.layout import Layout
-from andon.protocol.limits import PREFIX_BYTES
 from andon_coordinator.core.events import Fault, FaultKind, Ready
-from andon_coordinator.core.round import StepRound
 
 __all__ = [
     "LineDefect",
     "corruption",
-    "divergence",
     "in_fault",
     "in_ready",
     "in_reducer",
-    "in_round",
 ]
 
 _REASONS = {
@@ -222,78 +217,6 @@ def in_ready(worker: int, ready: Ready, samples: range) -> LineDefect | None:
     return None
 
 
-def in_round(round_: StepRound, layout: Layout | None) -> LineDefect | None:
-    """What is wrong with a complete round whose reports are right one by one."""
-    # Only digests of the head that the round started from can be compared (rule 17).
-    digests = {
-        worker: ready.digest
-        for worker, ready in round_.in_rank_order
-        if ready.digest and ready.digest_head == round_.parent
-    }
-    prefixes = {worker: ready.digest_prefixes for worker, ready in round_.in_rank_order}
-    hashed = {worker for worker, ready in round_.in_rank_order if ready.digest_base_hashed}
-    return (
-        divergence(digests, round_.step - 1, prefixes, layout, hashed)
-        or _weights_differ(round_)
-        or _loss_overflows(round_)
-    )
-
-
-def divergence(
-    digests: Mapping[int, bytes],
-    step: int,
-    prefixes: Mapping[int, bytes],
-    layout: Layout | None,
-    hashed: Collection[int] = (),
-) -> LineDefect | None:
-    """The defect if workers have different weights after `step` (rule 17).
-
-    If there is a majority, the evidence names the lowest worker outside it. If the workers sent
-    prefixes of their digests, it names the first parameter that differs. The digests of the workers
-    in `hashed` have hashes of frozen parameters in the place of their elements: of equal weights
-    they differ from those of the other workers, so each kind is compared within itself.
-    """
-    for same_kind in (True, False):
-        kind = {each: it for each, it in digests.items() if (each in hashed) is same_kind}
-        defect = _divergence(kind, step, prefixes, layout)
-        if defect is not None:
-            return defect
-    return None
-
-
-def _divergence(
-    digests: Mapping[int, bytes],
-    step: int,
-    prefixes: Mapping[int, bytes],
-    layout: Layout | None,
-) -> LineDefect | None:
-    # A majority is only a hint for people: nothing is repaired by it.
-    votes = Counter(digests.values())
-    if len(votes) < 2:
-        return None
-    common, count = votes.most_common(1)[0]
-    odd = sorted(worker for worker, digest in digests.items() if digest != common)
-    other = min(worker for worker, digest in digests.items() if digest == common)
-    block, parameter = _first_apart(prefixes.get(odd[0], b""), prefixes.get(other, b""), layout)
-    where = "" if block is None else f", first in {parameter} (block {block})"
-    if 2 * count <= len(digests):
-        return LineDefect(
-            reason=HaltReason.REPLICA_DIVERGENCE,
-            message=f"the weights of workers {_listed(sorted(digests))} differ after step {step}"
-            f"{where}",
-            block=block,
-            parameter=parameter,
-        )
-    return LineDefect(
-        reason=HaltReason.REPLICA_DIVERGENCE,
-        message=f"the weights of {_workers(odd)} differ from the others' after step {step}{where}",
-        worker=odd[0],
-        block=block,
-        parameter=parameter,
-        value=digests[odd[0]].hex(),
-    )
-
-
 def _worker_of(fault: Fault, roster: tuple[int, ...]) -> int | None:
     """The worker of the rank that a fault names; None if it names none, or one that is no rank."""
     return roster[fault.rank] if fault.rank is not None and fault.rank < len(roster) else None
@@ -308,61 +231,6 @@ def _place_of(fault: Fault, layout: Layout | None) -> tuple[str, tuple[int, ...]
     except IndexError:
         return "", ()  # A peer's mistake. Only the number of the block is known then.
     return place.parameter, place.element
-
-
-def _first_apart(mine: bytes, theirs: bytes, layout: Layout | None) -> tuple[int | None, str]:
-    """Block and name of the first component whose prefixes differ."""
-    blocks = layout.blocks if layout is not None else ()
-    # Prefixes come in this order: from the layout's last block to its first.
-    names = [
-        (block, component.name)
-        for block in reversed(range(len(blocks)))
-        for component in blocks[block].components
-    ]
-    # Workers may leave prefixes out, and a faulty one may send too many or too few.
-    if not len(mine) == len(theirs) == len(names) * PREFIX_BYTES:
-        return None, ""
-    for index, name in enumerate(names):
-        part = slice(index * PREFIX_BYTES, (index + 1) * PREFIX_BYTES)
-        if mine[part] != theirs[part]:
-            return name
-    return None, ""
-
-
-def _weights_differ(round_: StepRound) -> LineDefect | None:
-    # All averages must be over the whole roster (rule 15). A reducer that missed a rank, or had it
-    # twice, shows in one of these two numbers.
-    total, size = round_.weight, len(round_.roster)
-    for worker, ready in round_.in_rank_order:
-        if ready.world_size != size:
-            return LineDefect(
-                reason=HaltReason.PROTOCOL_VIOLATION,
-                message=f"worker {worker} holds averages over {ready.world_size} workers, "
-                f"the round has {size}",
-                worker=worker,
-                value=str(ready.world_size),
-            )
-        if ready.total_weight != total:
-            value = describe_value(ready.total_weight)
-            return LineDefect(
-                reason=HaltReason.PROTOCOL_VIOLATION,
-                message=f"worker {worker} holds averages of total weight {value}, "
-                f"the round's weights sum to {describe_value(total)}",
-                worker=worker,
-                value=value,
-            )
-    return None
-
-
-def _loss_overflows(round_: StepRound) -> LineDefect | None:
-    # Each report was checked when it arrived, but a sum of finite numbers can overflow.
-    if math.isfinite(round_.loss) and math.isfinite(round_.weight):
-        return None
-    return LineDefect(
-        reason=HaltReason.NON_FINITE_LOSS,
-        message="the mean of the losses is not finite, though every worker's loss is",
-        value=describe_value(round_.loss),
-    )
 
 
 def _sentence(evidence: HaltEvidence, said: str) -> str:
@@ -389,12 +257,3 @@ def _sentence(evidence: HaltEvidence, said: str) -> str:
         case _:
             fact = f"{who} broke the protocol"
             return f"{fact}: {said}" if said else fact
-
-
-def _listed(workers: list[int]) -> str:
-    names = [str(worker) for worker in workers]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _workers(workers: list[int]) -> str:
-    return f"worker{'s' if len(workers) > 1 else ''} {_listed(workers)}"

@@ -20,9 +20,9 @@ train. The others get the weights of one of them first (`syncing`).
 A step. Every worker in sync asks for work. A *round* opens under a new key: a roster that never
 changes, and a share of the batch for each member. Members compute, exchange gradients through the
 reducers, and report that they hold all averages. When all have reported, the round is checked
-(`defects`, `detectors`) and its record is given to the journal. The journal answers that the record
-is durable, which makes it the head, and every member gets it. Only then does a worker change its
-weights.
+(`agreement`, `detectors`) and its record is given to the journal. The journal answers that the
+record is durable, which makes it the head, and every member gets it. Only then does a worker change
+its weights.
 
 So a round is in one of three phases, and what may end it differs:
 
@@ -76,9 +76,9 @@ The modules
 Data: `events` and `effects`, `settings`, `chain`, `members`, `reducers`, `round`, `checkpoints`,
 `transfers`, `scalar_all_reduces`, and `state`, which puts them together. How work is divided:
 `pacing`, with `readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. What is computed
-while the window before is exchanged: `overlap`. Checks without side effects: `defects`,
-`detectors`, `join_checks`. Rules: `arrivals`, `departures`, `steps`, `standing`, `syncing`,
-`lost_state`, `operators`, `progress`. `status` is what people see.
+while the window before is exchanged: `overlap`. Checks without side effects: `agreement`,
+`defects`, `detectors`, `join_checks`. Rules: `arrivals`, `departures`, `steps`, `standing`,
+`syncing`, `lost_state`, `operators`, `progress`. `status` is what people see.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import Ranges, Split, next_batch, reassign
 from andon_coordinator.core import departures, lost_state, overlap, standing, syncing
-from andon_coordinator.core.defects import LineDefect, divergence
+from andon_coordinator.core.agreement import divergence
+from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     LineState,
     NoteSchedule,

@@ -16,13 +16,13 @@ from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import cursor_after
 from andon_coordinator.core import lost_state, overlap, standing, syncing
+from andon_coordinator.core.agreement import in_round
 from andon_coordinator.core.defects import (
     LineDefect,
     corruption,
     in_fault,
     in_ready,
     in_reducer,
-    in_round,
 )
 from andon_coordinator.core.effects import NoteStopRefused
 from andon_coordinator.core.events import (

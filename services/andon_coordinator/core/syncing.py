@@ -16,7 +16,7 @@ import math
 
 from andon.protocol.records import Key
 from andon_coordinator.core import departures
-from andon_coordinator.core.defects import divergence
+from andon_coordinator.core.agreement import divergence
 from andon_coordinator.core.effects import (
     SendScalarAllReduceResult,
     SendTransfer,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from andon_coordinator.core import defects
+from andon_coordinator.core import agreement
 from conformance.breaking import serve_with
 
 if __name__ == "__main__":
-    serve_with((defects, "divergence", lambda *_: None))
+    serve_with((agreement, "divergence", lambda *_: None))
