@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 from andon.protocol.halts import HaltReason, describe_value
 from andon.protocol.layout import Layout
-from andon.protocol.limits import PREFIX_BYTES
+from andon.protocol.limits import PREFIX_BYTES, clipped
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.round import StepRound
 
@@ -123,16 +123,38 @@ def _weights_differ(round_: StepRound) -> LineDefect | None:
                 worker=worker,
                 value=str(ready.world_size),
             )
-        if ready.total_weight != total:
-            value = describe_value(ready.total_weight)
-            return LineDefect(
-                reason=HaltReason.PROTOCOL_VIOLATION,
-                message=f"worker {worker} holds averages of total weight {value}, "
-                f"the round's weights sum to {describe_value(total)}",
-                worker=worker,
-                value=value,
-            )
-    return None
+    held = {worker: ready.total_weight for worker, ready in round_.in_rank_order}
+    if all(each == total for each in held.values()):
+        return None
+    # The sum is of what each worker says of itself. One that says something else than it sent makes
+    # the sum wrong, and then every honest total differs from it: totals are compared only with each
+    # other to find whose is wrong.
+    votes = Counter(held.values())
+    odd = [worker for worker, its in held.items() if votes[its] == 1]
+    if len(votes) == 2 and len(odd) == 1:
+        worker, value = odd[0], describe_value(held[odd[0]])
+        common = describe_value(votes.most_common(1)[0][0])
+        return LineDefect(
+            reason=HaltReason.PROTOCOL_VIOLATION,
+            message=f"worker {worker} holds averages of total weight {value}, the others {common}",
+            worker=worker,
+            value=value,
+        )
+    reported = {worker: ready.weight for worker, ready in round_.in_rank_order}
+    message = (
+        "a worker reported another weight than it sent, or the averages are wrong: the reported "
+        f"weights sum to {describe_value(total)} ({_claims(reported)}), and the averages have "
+        f"the total weight {describe_value(next(iter(votes)))}"
+        if len(votes) == 1
+        else f"the workers hold averages of different total weights ({_claims(held)}); the "
+        f"weights that they reported sum to {describe_value(total)} ({_claims(reported)})"
+    )
+    return LineDefect(reason=HaltReason.PROTOCOL_VIOLATION, message=clipped(message))
+
+
+def _claims(numbers: Mapping[int, float]) -> str:
+    """What each worker says: `worker 0 2.0, worker 1 6.0`."""
+    return ", ".join(f"worker {each} {describe_value(it)}" for each, it in numbers.items())
 
 
 def _loss_overflows(round_: StepRound) -> LineDefect | None:
