@@ -7,8 +7,9 @@ from typing import Any
 
 from andon.host.errors import ExitCode
 from andon.host.strict_json import strict_json
+from andon.protocol.limits import on_one_line
 from andon_cli.questions import HistoryConfig
-from andon_cli.texts import aligned, duration, halted_line, on_one_line
+from andon_cli.texts import aligned, duration, halted_line
 from andon_coordinator.transport.reader import RecordedHalt
 from andon_server.book import halt_fields
 from andon_server.past_runs import PastRun, read_runs
@@ -74,7 +75,7 @@ def _row(run: PastRun) -> tuple[str, ...]:
 
 def halt_line(halt: RecordedHalt) -> str:
     """A halt and its answer in one line."""
-    said = on_one_line(halted_line(halt.evidence))
+    said = halted_line(halt.evidence)
     if halt.answer is None:
         return f"{said} {'Not answered' if halt.is_open else 'Its answer is not recorded'}."
     answer = halt.answer.name.lower()

@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from andon.protocol.limits import on_one_line
 from andon_cli.client import LineStatus, WorkerStatus
 from andon_cli.seen import Seen
 from andon_cli.texts import (
@@ -25,7 +26,6 @@ from andon_cli.texts import (
     halted_line,
     late_line,
     late_worker,
-    on_one_line,
     schedule_line,
     short_time,
     sparkline,
@@ -324,7 +324,7 @@ def _halt_lines(status: LineStatus, flags: str, at_unix_s: float) -> list[Text]:
         return []
     asked_s = at_unix_s - status.halt.at_unix_s if status.halt.at_unix_s else 0.0
     since = f" It has waited {duration(asked_s)} for an answer." if asked_s > 0 else ""
-    lines = [Text(on_one_line(halted_line(status.halt)) + since, style="bold red")]
+    lines = [Text(halted_line(status.halt) + since, style="bold red")]
     return lines + [Text(line) for line in answer_lines(status.halt, flags=flags)]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from andon.host.errors import ExitCode
 from andon.host.strict_json import strict_json
+from andon.protocol.limits import on_one_line
 from andon.protocol.records import PositionRange, accuracy_of
 from andon_cli.history import halt_line
 from andon_cli.questions import ShowConfig
@@ -19,7 +20,6 @@ from andon_cli.texts import (
     aligned,
     duration,
     grouped,
-    on_one_line,
     short_time,
     sparkline,
 )

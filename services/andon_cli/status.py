@@ -10,6 +10,7 @@ from rich.console import Console
 
 from andon.host.errors import ExitCode
 from andon.host.strict_json import strict_json
+from andon.protocol.limits import on_one_line
 from andon_cli.client import CheckpointStatus, LineClient, LineStatus, WorkerStatus
 from andon_cli.picture import LinePicture, Lost
 from andon_cli.questions import StatusConfig
@@ -22,7 +23,6 @@ from andon_cli.texts import (
     grouped,
     halted_line,
     late_line,
-    on_one_line,
     schedule_line,
     step_line,
     waiting_line,

@@ -25,7 +25,6 @@ __all__ = [
     "late_line",
     "late_worker",
     "measured_parts",
-    "on_one_line",
     "schedule_line",
     "short_time",
     "sparkline",
@@ -125,11 +124,6 @@ def short_time(seconds: float) -> str:
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1000:.0f} ms" if seconds < 1.0 else duration(seconds)
-
-
-def on_one_line(text: str) -> str:
-    """What a worker sent, without what would move the cursor."""
-    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def halt_lines(halt: HaltEvidence, *, on_halt: str, flags: str = "") -> list[str]:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from andon.host.errors import ExitCode
 from andon.host.strict_json import strict_json
+from andon.protocol.limits import on_one_line
 from andon_cli.client import LineClient, LineStatus, StepTimes, WorkerStatus
 from andon_cli.picture import (
     Column,
@@ -24,7 +25,7 @@ from andon_cli.picture import (
 )
 from andon_cli.questions import TopConfig
 from andon_cli.target import find_target
-from andon_cli.texts import aligned, grouped, late_worker, on_one_line, short_time
+from andon_cli.texts import aligned, grouped, late_worker, short_time
 from andon_cli.watching import Watcher, can_draw
 
 __all__ = ["TopPicture", "WorkerCost", "WorkerCosts", "show_top", "top_json", "top_lines"]

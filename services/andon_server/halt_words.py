@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.limits import on_one_line
 
 __all__ = ["PossibleAnswer", "answers_to", "evidence_fields", "halted_line"]
 
@@ -38,7 +39,8 @@ class PossibleAnswer:
 
 def halted_line(halt: HaltEvidence) -> str:
     """A halt in one line."""
-    message = halt.message.rstrip(".") or halt.reason.label.replace("_", " ")
+    # What a worker said is a part of it, and may come from the journal of an older version.
+    message = on_one_line(halt.message).rstrip(".") or halt.reason.label.replace("_", " ")
     return f"HALTED at {halt.when}: {message}. {halt.outcome}"
 
 
@@ -88,7 +90,8 @@ def answers_to(halt: HaltEvidence, *, flags: str = "") -> list[PossibleAnswer]:
                 command=f"{resume} --skip",
             )
         )
-    if halt.claimed:
+    accused = halt.claimed and halt.worker is not None
+    if accused:
         without += f", as worker {halt.reported_by} says"
     answers.append(
         PossibleAnswer(
@@ -99,7 +102,7 @@ def answers_to(halt: HaltEvidence, *, flags: str = "") -> list[PossibleAnswer]:
             command=f"{resume} --drop {worker}",
         )
     )
-    if halt.claimed:
+    if accused:
         # Which of the two is wrong, only a person can find out.
         answers.append(
             PossibleAnswer(

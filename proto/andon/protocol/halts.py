@@ -71,8 +71,8 @@ class HaltEvidence:
 
     @property
     def claimed(self) -> bool:
-        """Whether a worker says this of another one: only a claim, until a person has looked."""
-        return None not in (self.worker, self.reported_by) and self.worker != self.reported_by
+        """Whether a worker says this, not of itself: only a claim, until a person has looked."""
+        return self.reported_by is not None and self.worker != self.reported_by
 
     @property
     def place(self) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "STATE_PIECE_BYTES",
     "LimitExceeded",
     "clipped",
+    "on_one_line",
     "require_at_most",
 ]
 
@@ -112,6 +113,11 @@ def require_at_most(count: int, most: int, what: str) -> None:
     """
     if count > most:
         raise LimitExceeded(f"{count} {what} are more than {most}, which is the limit")
+
+
+def on_one_line(text: str) -> str:
+    """What somebody else wrote, without what would end a line or move a terminal's cursor."""
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def clipped(text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:

@@ -78,15 +78,11 @@ def in_fault(
     elif fault.kind is FaultKind.NON_FINITE_GRADIENT and fault.rank is None:
         worker = reporter  # An older client may leave its own rank out.
     defect = _defect(reason, fault, worker, layout)
-    if worker == reporter:
-        said = defect.message
-    elif worker is not None or fault.rank is not None:
-        said = f"worker {reporter} says that {defect.message}"
-    elif fault.kind is FaultKind.PROTOCOL:
-        # Free text, which must not be taken for the service's own words.
-        said = f"worker {reporter} reports: {defect.message}"
-    else:
-        said = defect.message
+    said = defect.message
+    if worker != reporter:
+        # Nothing of this, and no free text, may be taken for the service's own words.
+        free_text = worker is None and fault.kind is FaultKind.PROTOCOL
+        said = f"worker {reporter} {'reports:' if free_text else 'says that'} {said}"
     return replace(defect, message=said, reported_by=reporter)
 
 

@@ -216,6 +216,7 @@ def _unreachable(core: CoreState, member: LineMember, seen: Fault) -> LineDefect
         f"reducer, the last one at worker {member.worker}: {seen.message or 'no cause reported'}. "
         "Let every worker reach every reducer's address, or stop the reducer that can't be reached",
         worker=member.worker,
+        reported_by=member.worker,
     )
 
 
@@ -243,10 +244,11 @@ def _impossible_term(member: LineMember, seen: Fault) -> LineDefect:
     term = seen.greatest.term
     return LineDefect(
         reason=HaltReason.PROTOCOL_VIOLATION,
-        message=f"a reducer reported to worker {member.worker} a round of the term {term}, whose "
-        f"counter {term >> 32} is more than {TERM_AHEAD_S} s ahead of the coordinator's clock: "
-        "no coordinator can have issued it. Restart that reducer",
+        message=f"worker {member.worker} says that a reducer reported to it a round of the term "
+        f"{term}, whose counter {term >> 32} is more than {TERM_AHEAD_S} s ahead of the "
+        "coordinator's clock: no coordinator can have issued it. Restart that reducer",
         value=str(term),
+        reported_by=member.worker,
     )
 
 

@@ -1,7 +1,8 @@
 """Incoming: control messages of workers become the core's events.
 
 Nothing is decided here. A message that breaks a MUST of the protocol is refused with
-INVALID_MESSAGE. Texts for people are clipped, because they are kept, logged and sent to everybody.
+INVALID_MESSAGE. Texts for people are clipped and put on one line, because they are kept, logged and
+sent to everybody, and a terminal obeys control characters.
 Counts must be below COUNT_LIMIT, so that the journal and clients in any language can hold them.
 Whether a count makes sense on this line is for the core to decide.
 """
@@ -22,6 +23,7 @@ from andon.protocol.limits import (
     PREFIX_BYTES,
     LimitExceeded,
     clipped,
+    on_one_line,
     require_at_most,
 )
 from andon.protocol.reasons import Reason
@@ -54,22 +56,22 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
     join = message.join
     try:
         return events.JoinRequest(
-            run_id=clipped(join.run_id),
+            run_id=_said(join.run_id),
             incarnation=join.incarnation,
             layout=layouts.layout_from_proto(join.layout),
             plan=conversion.plan_from_proto(join.plan),
-            node_id=clipped(join.node_id),
+            node_id=_said(join.node_id),
             launch_slot=join.launch_slot if join.HasField("launch_slot") else None,
             devices=tuple(
                 events.Device(
-                    clipped(device.kind), clipped(device.name), device.memory_bytes, device.cores
+                    _said(device.kind), _said(device.name), device.memory_bytes, device.cores
                 )
                 for device in join.devices[:_MAX_DEVICES]
             ),
-            backend=clipped(join.backend),
+            backend=_said(join.backend),
             protocol_version=join.protocol_version,
             capabilities=frozenset(map(clipped, join.capabilities)),
-            metrics_address=clipped(join.metrics_address),
+            metrics_address=_said(join.metrics_address),
             head=conversion.optional_key_from_proto(join.head),
             cursor=_cursor(join.cursor),
             step=_count("step", join.step),
@@ -195,7 +197,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             digest_head=digest_head,
             digest_prefixes=_prefixes(ready.digest),
             end_of_data=ready.end_of_data,
-            stop_reason=clipped(ready.stop_reason),
+            stop_reason=_said(ready.stop_reason),
             gradient_norm=ready.gradient_norm if ready.HasField("gradient_norm") else None,
             own_gradient_norm=(
                 ready.own_gradient_norm if ready.HasField("own_gradient_norm") else None
@@ -229,9 +231,9 @@ def _fault_reported(stream: int, message: pb.TrainRequest) -> events.Event:
             rank=fault.rank if fault.HasField("rank") else None,
             block=fault.block if fault.HasField("block") else None,
             element=fault.element,
-            value=clipped(fault.value),
-            message=clipped(fault.message),
-            error_type=clipped(fault.error_type),
+            value=_said(fault.value),
+            message=_said(fault.message),
+            error_type=_said(fault.error_type),
             greatest=conversion.optional_key_from_proto(fault.greatest),
         ),
     )
@@ -245,7 +247,7 @@ def _heartbeat_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
         activity = events.Activity.UNSPECIFIED  # For people only; later versions may add values.
     require_at_most(len(beat.scalars), MAX_SCALARS, "scalars in a heartbeat")
     scalars = tuple(Scalar(each.name, each.step, each.value) for each in beat.scalars)
-    return events.HeartbeatArrived(stream, beat.sequence, activity, clipped(beat.detail), scalars)
+    return events.HeartbeatArrived(stream, beat.sequence, activity, _said(beat.detail), scalars)
 
 
 def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
@@ -259,7 +261,7 @@ def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
     return events.WorkerLeft(
         stream,
         reason,
-        clipped(leave.message),
+        _said(leave.message),
         final_step,
         digest,
         digest_head,
@@ -271,7 +273,7 @@ def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
 def _state_reported(stream: int, message: pb.TrainRequest) -> events.Event:
     report = message.state_report
     head = conversion.optional_key_from_proto(report.head)
-    return events.StateReported(stream, report.transfer_id, head, clipped(report.failure))
+    return events.StateReported(stream, report.transfer_id, head, _said(report.failure))
 
 
 def _scalar_all_reduce_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
@@ -301,6 +303,11 @@ _EVENTS = {
 }
 
 
+def _said(text: str) -> str:
+    """A worker's text for people."""
+    return on_one_line(clipped(text))
+
+
 def _clipped_evidence(evidence: HaltEvidence | None) -> HaltEvidence | None:
     """A halt's evidence as a worker remembers it, with the same limits as everything else."""
     if evidence is None:
@@ -310,10 +317,10 @@ def _clipped_evidence(evidence: HaltEvidence | None) -> HaltEvidence | None:
         id=_count("halt.id", evidence.id),
         step=_count("halt.step", evidence.step),
         at_unix_s=_seconds(evidence.at_unix_s),
-        parameter=clipped(evidence.parameter),
+        parameter=_said(evidence.parameter),
         element=evidence.element,
-        value=clipped(evidence.value),
-        message=clipped(evidence.message),
+        value=_said(evidence.value),
+        message=_said(evidence.message),
     )
 
 

@@ -112,6 +112,12 @@ def test_weights_that_differ_are_told_as_such_and_no_retry_is_said_to_mend_them(
     ]
 
 
+def test_a_halt_in_an_older_journal_can_not_move_the_cursor() -> None:
+    halt = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=7, message="\x1b[2Jone\ntwo")
+
+    assert halt_lines(halt, on_halt="wait")[0] == "HALTED at step 7:  [2Jone two. No weight moved."
+
+
 def test_a_halt_without_a_message_is_told_by_its_reason() -> None:
     halt = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=7)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,15 @@ def test_c_wire_002_join_request_has_every_field_of_the_message() -> None:
     )
 
 
+def test_texts_of_a_join_can_not_move_a_terminals_cursor() -> None:
+    told = conversion.evidence_to_proto(replace(EVIDENCE, value="\x1b[2J", message="one\ntwo"))
+
+    request = join_from(join(node_id="al\x1bpha", halt=told))
+
+    assert request.node_id == "al pha"
+    assert request.halt == replace(EVIDENCE, value=" [2J", message="one two")
+
+
 def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
     request = join_from(join())
 
@@ -173,6 +183,26 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                     message="m",
                     error_type="T",
                     greatest=HEAD,
+                ),
+            ),
+        ),
+        (
+            # No text of a worker may end a line, or move the cursor of an operator's terminal.
+            pb.TrainRequest(
+                fault=pb.Fault(
+                    kind=pb.FAULT_KIND_PROTOCOL,
+                    value="nan\n",
+                    message="\x1b[2Jé:\r\u2028all\u202e",
+                    error_type="\x9bE",
+                )
+            ),
+            events.FaultReported(
+                5,
+                events.Fault(
+                    kind=events.FaultKind.PROTOCOL,
+                    value="nan ",
+                    message=" [2Jé:  all ",
+                    error_type=" E",
                 ),
             ),
         ),

@@ -29,6 +29,7 @@ function facts(halt) {
     ["Reason", plain(halt.reason)],
     ["Step", count(halt.step)],
     ["Worker", workerOf(halt)],
+    ["Reported by", reporterOf(halt)],
     ["Value", valueOf(halt)],
     ["Parameter", halt.parameter ? halt.parameter + element : ""],
     ["Since", clock(halt.at_unix_s)],
@@ -40,6 +41,11 @@ function facts(halt) {
 function workerOf({ worker, reported_by }) {
   if (worker === null) return "";
   return reported_by === null || reported_by === worker ? String(worker) : `${worker}, as worker ${reported_by} says`;
+}
+
+/** Who says it, if no worker is at fault: else nobody could tell it from what the service saw. */
+function reporterOf({ worker, reported_by }) {
+  return worker === null && reported_by !== null ? `worker ${reported_by}` : "";
 }
 
 function valueOf({ value }) {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Cursor
 from andon_coordinator.core.checkpoints import RunCheckpoints
@@ -116,8 +118,13 @@ def test_a_claim_of_one_worker_about_another_offers_to_drop_either() -> None:
     ]
 
 
-def test_a_halt_whose_worker_nobody_knows_leaves_the_choice_to_the_person() -> None:
-    view = halt_view(HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3))
+@pytest.mark.parametrize("reporter", [None, 1])
+def test_a_halt_whose_worker_nobody_knows_leaves_the_choice_to_the_person(
+    reporter: int | None,
+) -> None:
+    view = halt_view(HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3, reported_by=reporter))
 
     drop = view["answers"][-1]
     assert (drop["answer"], drop["worker"], drop["label"]) == ("drop", None, "Drop a worker")
+    assert drop["effect"] == "go on without a worker"
+    assert view["reported_by"] == reporter
