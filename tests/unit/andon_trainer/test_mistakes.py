@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -15,7 +15,17 @@ from torch.utils.data import DataLoader
 from andon_trainer import Line
 from unit.andon_trainer.solo import BATCH, data, model, prepared
 
-Mistake = Callable[[Line], None]
+Batches = Callable[[Line, Any], Iterable[Any]]
+Mistake = Callable[[Line, Batches], None]
+
+
+def bare(_line: Line, loader: Any) -> Iterable[Any]:
+    return loader  # type: ignore[no-any-return]  # a loader
+
+
+def in_epochs(line: Line, loader: Any) -> Iterable[Any]:
+    for _ in line.epochs(1):
+        yield from loader
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -74,71 +84,74 @@ def by_hand(net: nn.Module) -> Callable[[], None]:
     return move
 
 
-def an_unprepared_scaler(line: Line) -> None:
+def an_unprepared_scaler(line: Line, batches: Batches) -> None:
     net, optimizer, loader = prepared(line)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**100)
-    x, y, _ = next(iter(loader))
+    x, y, _ = next(iter(batches(line, loader)))
     line.backward(scaler.scale(F.mse_loss(net(x), y)))
     scaler.step(optimizer)
 
 
-def another_loader(line: Line) -> None:
+def another_loader(line: Line, batches: Batches) -> None:
     net, optimizer, _ = prepared(line)
-    loop(line, DataLoader(data(), BATCH), net, optimizer.step)
+    loop(line, batches(line, DataLoader(data(), BATCH)), net, optimizer.step)
 
 
-def another_loader_and_torchs_backward(line: Line) -> None:
+def another_loader_and_torchs_backward(line: Line, batches: Batches) -> None:
     net, optimizer, _ = prepared(line)
-    for x, y, _ in DataLoader(data(), BATCH):
+    for x, y, _ in batches(line, DataLoader(data(), BATCH)):
         F.mse_loss(net(x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
         optimizer.step()
 
 
-def weights_that_are_loaded_after_prepare(line: Line) -> None:
+def weights_that_are_loaded_after_prepare(line: Line, batches: Batches) -> None:
     net, optimizer, loader = prepared(line)
     net.load_state_dict(model().state_dict())
-    loop(line, loader, net, optimizer.step)
+    loop(line, batches(line, loader), net, optimizer.step)
 
 
-def an_sgd_of_its_own(line: Line) -> None:
+def an_sgd_of_its_own(line: Line, batches: Batches) -> None:
     net = model()
     net, loader = line.prepare(net, DataLoader(data(), BATCH))
-    loop(line, loader, net, by_hand(net))
+    loop(line, batches(line, loader), net, by_hand(net))
 
 
-def an_sgd_of_its_own_beside_a_prepared_one(line: Line) -> None:
+def an_sgd_of_its_own_beside_a_prepared_one(line: Line, batches: Batches) -> None:
     net, _optimizer, loader = prepared(line)
-    loop(line, loader, net, by_hand(net))
+    loop(line, batches(line, loader), net, by_hand(net))
 
 
-def a_wrapper_of_which_the_inside_is_prepared(line: Line) -> None:
+def a_wrapper_of_which_the_inside_is_prepared(line: Line, batches: Batches) -> None:
     net, optimizer, loader = prepared(line, micro=4)
-    loop(line, loader, net, Lookahead(optimizer).step)
+    loop(line, batches(line, loader), net, Lookahead(optimizer).step)
 
 
-def a_step_that_is_skipped(line: Line) -> None:
+def a_step_that_is_skipped(line: Line, batches: Batches) -> None:
     net, _optimizer, loader = prepared(line)
-    loop(line, loader, net)
+    loop(line, batches(line, loader), net)
 
 
-def a_wrapper_that_is_no_optimizer(line: Line) -> None:
+def a_wrapper_that_is_no_optimizer(line: Line, _batches: Batches) -> None:
     net = model()
     line.prepare(net, Noam(sgd(net)), DataLoader(data(), BATCH))
 
 
-def no_loader(line: Line) -> None:
+def no_loader(line: Line, batches: Batches) -> None:
     net = model()
     net, _optimizer = line.prepare(net, sgd(net))
-    line.backward(net(torch.ones(1, 5)).sum())
+    for x in batches(line, torch.ones(1, 1, 5)):
+        line.backward(net(x).sum())
 
 
-def no_loader_and_torchs_backward(line: Line) -> None:
+def no_loader_and_torchs_backward(line: Line, batches: Batches) -> None:
     net = model()
     net, optimizer = line.prepare(net, sgd(net))
-    net(torch.ones(1, 5)).sum().backward()
-    optimizer.step()
+    for x in batches(line, torch.ones(1, 1, 5)):
+        net(x).sum().backward()
+        optimizer.step()
 
 
+@pytest.mark.parametrize("batches", [bare, in_epochs])
 @pytest.mark.parametrize(
     ("mistake", "cause", "remedy"),
     [
@@ -165,10 +178,10 @@ def no_loader_and_torchs_backward(line: Line) -> None:
     ids=lambda each: each.__name__ if callable(each) else "",
 )
 def test_a_mistake_is_named_with_its_cause_and_what_works(
-    line: Line, mistake: Mistake, cause: str, remedy: str
+    line: Line, batches: Batches, mistake: Mistake, cause: str, remedy: str
 ) -> None:
     with pytest.raises((RuntimeError, TypeError), match=cause) as raised:
-        mistake(line)
+        mistake(line, batches)
 
     assert raised.match(remedy)
 

@@ -118,9 +118,11 @@ class LoopSteps(ABC):
         chosen = min(parts.feeder.batch_size, parts.micro_batch_size or parts.feeder.batch_size)
         self._lone = LoneSamples(parts.replica.modules, wanted=chosen == 1)
         self._in_backward = False
+        self._begun = False
+        """Whether the script has begun to iterate its loader."""
         self._commits = 0
         self.epoch: int | None = None
-        """The epoch of the batches that the script iterated last."""
+        """The epoch of the batches that the script iterated last, or that `line.epochs` began."""
         self.stop_wanted = ""
         """Why the script wants the run to end; empty if it does not."""
         self.last_commit: Committed | None = None
@@ -214,8 +216,9 @@ class LoopSteps(ABC):
         """
         if self._scaling is not None:
             self._scaling.check_body()  # A script may have left one by an exception.
-        if self.epoch is None:
+        if not self._begun:
             self._joined.check(self._member.installed_from)
+            self._begun = True
         self.epoch = epoch = self._member.cursor.epoch
         while not self._member.stop_reason and self._member.cursor.epoch == epoch:
             self._before_work()
@@ -371,7 +374,7 @@ class LoopSteps(ABC):
         """
         state = self._state
         if state is None or not state.waiting:
-            raise no_batch("line.backward(loss)", begun=self.epoch is not None)
+            raise no_batch("line.backward(loss)", begun=self._begun)
         given = self._weight(state, loss, weight)
         if self._scaling is None:
             self._loss_check.look_for_scale(loss)
@@ -474,7 +477,7 @@ class LoopSteps(ABC):
                 "optimizer.step() was called inside backward, where gradients are this worker's "
                 "alone: call it once line.backward(loss) has returned"
             )
-        if self.epoch is None and self._accumulated.there:
+        if not self._begun and self._accumulated.there:
             raise no_batch("optimizer.step()", begun=False)
         self._averager.late.refuse(
             "add up the losses and go backward once, line.backward(loss + other), before "
