@@ -102,7 +102,7 @@ class ScriptedSeat:
         self.ends: list[str] = []
         """Of each round: `void`, `void late` (its averages are there), `commit`, or
         `commit overflow` (another worker's)."""
-        self.waited: Callable[[], None] = lambda: None
+        self.waited: Callable[[], object] = lambda: None
         """Called in each wait for the line."""
         self.logged: list[Scalar] = []
 

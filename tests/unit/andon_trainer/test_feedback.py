@@ -481,7 +481,10 @@ def test_a_window_sends_what_was_lost_of_the_one_before(encoding: Encoding) -> N
     start = windows(encoding, "commit")
     alone = LocalBench()
     for mine, held in zip(alone.model.parameters(), start.model.parameters(), strict=True):
-        mine.data.copy_(held)  # As the line's own writes are: unseen by the check of the script's.
+        mine.data.copy_(held)
+    alone.member.installed_from = TransferAsked(  # The line has written them.
+        transfer_id=7, head=Key(1, 9), sends=False, step=0, cursor=Cursor(0, 0)
+    )
     alone.optimizer.load_state_dict(start.optimizer.state_dict())
     alone.assign((8, 16), end="commit")
     alone.run()

@@ -319,7 +319,7 @@ def test_followers_hold_the_state_that_their_leader_got_from_the_line() -> None:
     leader, follower = bench.processes
     state = TransferAsked(transfer_id=7, head=Key(1, 9), sends=False, step=3, cursor=Cursor(0, 0))
     bench.seat.transfers[first.key] = state
-    leader.model.get_parameter("0.weight").data.fill_(0.5)
+    bench.seat.waited = lambda: leader.model.get_parameter("0.weight").data.fill_(0.5)
 
     assert bench.run() == [None, None]
 
@@ -343,7 +343,14 @@ def test_a_process_with_other_weights_than_its_leader_ends_the_host() -> None:
     bench = HostBench()
     bench.seat.digest_every = 1
     bench.assign((0, 4))
-    bench.processes[1].model.get_parameter("0.weight").data.add_(1e-3)
+    bench.assign((4, 8))
+    other = bench.processes[1]
+
+    def spoil(_body: int, loss: torch.Tensor) -> torch.Tensor:
+        other.model.get_parameter("0.weight").data.add_(1e-3)
+        return loss
+
+    other.spoil = spoil
 
     ends = bench.run()
 

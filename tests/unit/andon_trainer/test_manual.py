@@ -319,6 +319,23 @@ def test_a_step_reports_the_scripts_own_time_and_that_no_device_was_clocked() ->
     assert sum(timings.compute_s for timings in member.timings) <= whole
 
 
+@pytest.mark.parametrize("synced", [False, True])
+def test_weights_that_are_initialised_after_joining_are_told_of(
+    line: Line, caplog: pytest.LogCaptureFixture, *, synced: bool
+) -> None:
+    model, _ = models()
+    line.join(model)
+    nn.init.normal_(model.get_parameter("weight").data)
+    if synced:  # Now all workers have rank 0's.
+        line.sync_params(model)
+
+    for _ in range(2):
+        line.all_reduce_gradients(model)
+
+    told = ["weight was changed between line.join" in each.message for each in caplog.records]
+    assert told == [True] * (not synced)
+
+
 class OneOfTwo(SoloMember):
     """A place beside another worker, who gives nothing."""
 

@@ -110,6 +110,12 @@ def weights_that_are_loaded_after_prepare(line: Line, batches: Batches) -> None:
     loop(line, batches(line, loader), net, optimizer.step)
 
 
+def weights_that_are_initialised_after_prepare(line: Line, batches: Batches) -> None:
+    net, optimizer, loader = prepared(line)
+    net.get_parameter("0.weight").data.normal_()  # Torch does not count this write.
+    loop(line, batches(line, loader), net, optimizer.step)
+
+
 def an_sgd_of_its_own(line: Line, batches: Batches) -> None:
     net = model()
     net, loader = line.prepare(net, DataLoader(data(), BATCH))
@@ -167,6 +173,7 @@ def no_loader_and_torchs_backward(line: Line, batches: Batches) -> None:
             r"^0\.weight was changed between line\.prepare and the first batch",
             r"before line\.prepare",
         ),
+        (weights_that_are_initialised_after_prepare, r"^0\.weight was changed between", "initial"),
         (an_sgd_of_its_own, r"^0\.weight was changed by the loop body itself", r"optim\.SGD"),
         (an_sgd_of_its_own_beside_a_prepared_one, r"^0\.weight .* by the loop body", r"call its"),
         (a_wrapper_of_which_the_inside_is_prepared, "a wrapper around an opt", r"line\.committed"),

@@ -18,7 +18,7 @@ import torch
 
 from andon_trainer.state.trees import dtype_name, plain_tensor
 
-__all__ = ["Base", "Named", "head_of", "raw_bytes"]
+__all__ = ["Base", "Named", "head_of", "looks", "raw_bytes"]
 
 Named = Sequence[tuple[str, torch.Tensor]]
 """Tensors with their names."""
@@ -46,9 +46,8 @@ class Base:
     def hashes(self, named: Named) -> dict[int, bytes]:
         """SHA-256 of the elements of those tensors that are the base's, 32 bytes each, by id."""
         mine = [(name, tensor) for name, tensor in named if tensor in self]
-        looks = _looks([tensor for _, tensor in mine])
         found = {}
-        for (name, tensor), look in zip(mine, looks, strict=True):
+        for (name, tensor), look in zip(mine, looks([each for _, each in mine]), strict=True):
             before, digest = self._known.get(id(tensor), (None, b""))
             if before != look:
                 digest = hashlib.sha256(raw_bytes(tensor, name)).digest()
@@ -80,8 +79,8 @@ def raw_bytes(tensor: torch.Tensor, name: str) -> memoryview:
     return plain_tensor(tensor, name).reshape(-1).view(torch.uint8).numpy().data
 
 
-def _looks(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Of each tensor, what differs if it was changed."""
+def looks(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Of each tensor, what differs if it was changed, also where torch counts no write: `.data`."""
     sums: dict[int, int] = {}
     for device in {tensor.device for tensor in tensors}:
         here = [tensor for tensor in tensors if tensor.device == device]

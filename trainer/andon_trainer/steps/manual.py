@@ -35,6 +35,7 @@ from andon_trainer.gradients.wrappers import unwrapped
 from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.loop_checks import HookedParameters
+from andon_trainer.steps.script_checks import JoinedWeights
 
 __all__ = ["ManualStepper"]
 
@@ -94,6 +95,8 @@ class ManualStepper:
         self._plan = plan
         self._replica = replica
         self._accumulated = AccumulatedGradients(plan)
+        self._joined: JoinedWeights | None = JoinedWeights(self._accumulated, member.installed_from)
+        """Until the first gradients are averaged, or tensors come from rank 0."""
         self._hooked = HookedParameters(
             self._accumulated.named(), "line.all_reduce_gradients(model)"
         )
@@ -139,6 +142,9 @@ class ManualStepper:
                 "are exchanged"
             )
         with self._called():
+            if self._joined is not None:
+                self._joined.warn(self._member.installed_from)
+                self._joined = None
             step = self._begin()
             # Only gradients depend on rank and world size. A broadcast or a barrier may come first.
             if step.moved and not step.lost:
@@ -165,6 +171,8 @@ class ManualStepper:
         """
         # A tensor that can't be sent is refused here, before other workers wait for it.
         pack(name, tensors, filled=False)
+        if name != "sync_buffers":
+            self._joined = None  # It may be by this call that all workers get what was changed.
         with self._called():
             step = self._begin()
             source = step.assigned.rank == 0

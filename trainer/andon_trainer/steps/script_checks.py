@@ -16,12 +16,19 @@ import torch
 from torch.optim import Optimizer
 
 from andon_trainer.gradients.guards import AccumulatedGradients
+from andon_trainer.state.base import looks
 
 __all__ = ["JoinedWeights", "refuse_unknown_scaler", "warn_of_unsaved_tensors"]
 
 log = logging.getLogger(__name__)
 
 _DEPTH = 6
+_REPLACED = (
+    "%(name)s was changed between line.%(call)s and %(end)s, by load_state_dict or by hand. "
+    "line.%(call)s returns with the line's weights: those of worker 0, of the checkpoint that a "
+    "run is resumed from, or what the others have trained, which this would undo. Load or "
+    "initialise the model before line.%(call)s; see docs/guide/checkpoints.md"
+)
 
 
 def refuse_unknown_scaler(factor: torch.Tensor) -> None:
@@ -48,32 +55,39 @@ class JoinedWeights:
     """
 
     def __init__(self, gradients: AccumulatedGradients, arrived: object) -> None:
-        """Notes how often each was written to; `arrived`: the last state that came."""
+        """Notes how each looks; `arrived`: the last state that came."""
         self._gradients = gradients
         self._arrived = arrived
-        self._before = self._counts()
+        self._before = self._looks()
 
     def check(self, arrived: object) -> None:
         """Raises RuntimeError if one was changed by the script; call it before the first batch.
 
         `arrived`: the last state that came by now.
         """
-        if arrived is not self._arrived:
-            return  # The line has written them.
-        for (name, _), old, new in zip(
-            self._gradients.named(), self._before, self._counts(), strict=True
-        ):
-            if old != new:
-                raise RuntimeError(
-                    f"{name} was changed between line.prepare and the first batch, by "
-                    "load_state_dict or by hand. line.prepare returns with the line's weights: "
-                    "those of worker 0, of the checkpoint that a run is resumed from, or what the "
-                    "others have trained, which this would undo. Load or initialise the model "
-                    "before line.prepare; see docs/guide/checkpoints.md"
-                )
+        if name := self._changed(arrived):
+            facts = {"name": name, "call": "prepare", "end": "the first batch"}
+            raise RuntimeError(_REPLACED % facts)
 
-    def _counts(self) -> list[tuple[int, int]]:
-        return [(part._version, part.data_ptr()) for _, part in self._gradients.named()]
+    def warn(self, arrived: object) -> None:
+        """Warns if one was changed; call it before the first gradients of a manual step.
+
+        It is no error there: a step may have begun with a clip of the weights, as a WGAN's does.
+        """
+        if name := self._changed(arrived):
+            end = "the first line.all_reduce_gradients"
+            log.warning(_REPLACED, {"name": name, "call": "join", "end": end})
+
+    def _changed(self, arrived: object) -> str:
+        """The name of a parameter that the script has changed; empty if there is none."""
+        if arrived is not self._arrived:
+            return ""  # The line has written them.
+        names = (name for name, _ in self._gradients.named())
+        seen = zip(names, self._before, self._looks(), strict=True)
+        return next((name for name, old, new in seen if old != new), "")
+
+    def _looks(self) -> list[Any]:
+        return looks([part for _, part in self._gradients.named()])
 
 
 def warn_of_unsaved_tensors(optimizers: Sequence[Optimizer]) -> None:
