@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain, islice
 from typing import Any
 
@@ -244,3 +245,49 @@ def test_a_hook_is_told_of_only_if_its_gradient_is_a_part_of_the_batchs(
     bench.run()
 
     assert len(caplog.messages) == int(case == "of its own micro-batches")
+
+
+@pytest.mark.parametrize("end", ["void", "void late"])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(lambda part: part.clamp_(-0.2, 0.2), False), (lambda part: part.mul_(0.9), True)],
+    ids=["clip", "decay"],
+)
+def test_weights_that_a_script_changes_after_each_step_change_once_however_often_it_is_tried(
+    caplog: pytest.LogCaptureFixture,
+    end: str,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    told: bool,
+) -> None:
+    weights = []
+
+    for ends in (["commit", "commit"], ["commit", end, "commit"]):
+        bench = StepBench()
+        for attempt, each in enumerate(ends):
+            bench.assign((0, 4), end=each, attempt=int(attempt > 1))
+        for _ in bench.bodies():
+            with torch.no_grad():
+                change(bench.model.get_parameter("0.weight"))
+        weights.append(bench.model.get_parameter("0.weight"))
+
+    assert torch.equal(*weights)
+    assert ["0.weight was changed" in each.message for each in caplog.records] == [True] * told
+
+
+def test_weights_that_a_script_changes_before_the_step_of_a_void_attempt_are_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = StepBench()
+    bench.assign((0, 4), end="void")
+    bench.assign((0, 4), end="void", attempt=1)
+
+    def change(_body: int, loss: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            bench.unused.mul_(0.9)
+        return loss
+
+    bench.spoil = change
+    bench.run()
+
+    assert ["unused was changed" in each.message for each in caplog.records] == [True]

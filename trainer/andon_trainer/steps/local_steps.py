@@ -313,12 +313,12 @@ class LocalStepper(LoopSteps):
             if left < 0:
                 self._end_parts(round_, round_.made + 1)
             state.waiting, state.last = micro_batch.samples, left <= 0
-            before = self._moved.versions()
+            self._moved.begin()
             with self._lone.allowed(state.waiting):
                 yield self._hand_over(state, micro_batch.batch)
             if state is not self._state:
                 return  # The script left the epoch, and resumed this generator afterwards.
-            self._moved.check(before, state.phase, committed=self._committed)
+            self._moved.check(state.phase, committed=self._committed)
             if state.phase is StepPhase.VOID:
                 return
             check_loop_body(state, self._scaling)
@@ -333,12 +333,12 @@ class LocalStepper(LoopSteps):
         state = self._state = StepState.begin(assigned, round_.state.doubts, None)
         state.borrowed = state.last = True
         state.waiting = 1
-        before = self._moved.versions()
+        self._moved.begin()
         batch = self._feeder.borrow(assigned.epoch, assigned.batch.start)
         with self._lone.allowed(state.waiting):
             yield self._hand_over(state, batch)
         if state is self._state:
-            self._moved.check(before, state.phase, committed=self._committed)
+            self._moved.check(state.phase, committed=self._committed)
             check_loop_body(state, self._scaling)
 
     def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:

@@ -118,10 +118,13 @@ class MovedParameters:
     where the script means once a step. Weights that the line trains move apart: by `p -= lr *
     p.grad`, or by a wrapper around an optimizer. Torch counts the writes to each tensor, so this
     can be noticed.
+
+    A script can't foresee that an attempt is void. There it writes as it does after each
+    `optimizer.step()`, for example a clip: what the line trains is put back afterwards.
     """
 
     def __init__(self, replica: Replica, trained: AccumulatedGradients | None) -> None:
-        """Searches at the first call of `versions`.
+        """Searches at the first call of `begin`.
 
         Args:
             replica: what is looked at.
@@ -131,51 +134,80 @@ class MovedParameters:
         self._trained = set() if trained is None else {id(part) for _, part in trained.named()}
         self._registered = -1
         self._parts: list[tuple[str, nn.Parameter]] = []
+        self._before: list[int] = []
+        """How often each was written to before the loop body."""
+        self._held: dict[int, torch.Tensor] = {}
+        """Copies of what the line trains, by id, made where an attempt turned out to be void."""
         self._warned = False
 
-    def versions(self) -> list[int]:
-        """How often each was written to."""
+    def begin(self) -> None:
+        """A loop body begins."""
         if len(self._replica.registered) != self._registered:
             self._registered = len(self._replica.registered)
             self._parts = list(self._search())
-        return [part._version for _, part in self._parts]
+        self._before = self._versions()
+        self._held.clear()
 
-    def check(self, before: list[int], phase: StepPhase, *, committed: bool) -> None:
-        """Looks for writes since `before` in a loop body that committed nothing.
+    def hold(self) -> None:
+        """The attempt is void, and its gradients have freed the memory that copies need."""
+        for (_, part), before in zip(self._parts, self._before, strict=True):
+            if id(part) in self._trained and part._version == before:
+                self._held[id(part)] = part.detach().clone()
+
+    def check(self, phase: StepPhase, *, committed: bool) -> None:
+        """Looks for writes in a loop body that committed nothing.
+
+        If the attempt is void, a warning is logged, and weights that were written to since `hold`
+        are put back. The same values are no change.
 
         Args:
-            before: what `versions` returned before the body.
             phase: of the step that the body was for.
             committed: whether the body committed the line's step, or the line has sent a state.
 
         Raises:
-            RuntimeError: there was one, and the step's next micro-batch would write again. If it
-                was no weight that the line trains, and the attempt is void, which the script can't
-                foresee, a warning is logged instead.
+            RuntimeError: there was one, and the step's next micro-batch would write again.
         """
-        now = self.versions()
-        if committed or now == before or len(now) != len(before):
+        counts = zip(self._parts, self._before, self._versions(), strict=True)
+        moved = [part for part, old, new in counts if old != new]
+        if phase is StepPhase.VOID and not committed:
+            moved = [(name, part) for name, part in moved if not self._is_as_held(part)]
+        held, self._held = self._held, {}
+        if committed or not moved:
             return
-        name, part = next(
-            each for each, old, new in zip(self._parts, before, now, strict=True) if old != new
+        name, part = moved[0]
+        text = (
+            f"{name} was changed in a loop body that committed nothing: an EMA moves once a "
+            "step, so write `if line.committed: ema.update_parameters(model)`"
         )
-        if id(part) in self._trained:
-            raise RuntimeError(
+        if id(part) in self._trained and phase is StepPhase.VOID:
+            text = (
+                f"{name} was changed by the loop body itself in an attempt that is not committed. "
+                "What is written after optimizer.step() was put back; change weights only under "
+                "`if line.committed:`"
+            )
+        elif id(part) in self._trained:
+            text = (
                 f"{name} was changed by the loop body itself (`p -= lr * p.grad`, or a wrapper "
                 "around an optimizer), in a step that is not committed: the workers' weights would "
                 "move apart. Let an optimizer of torch do it, such as torch.optim.SGD, give that "
                 "to line.prepare, and call its step(); change weights yourself only under `if "
                 "line.committed:`, or join by hand, as docs/guide/several-models.md shows"
             )
-        text = (
-            f"{name} was changed in a loop body that committed nothing: an EMA moves once a "
-            "step, so write `if line.committed: ema.update_parameters(model)`"
-        )
         if phase is not StepPhase.VOID:
             raise RuntimeError(text)
+        with torch.no_grad():
+            for _, part in moved:
+                if id(part) in held:
+                    part.copy_(held[id(part)])
         if not self._warned:
             self._warned = True
             log.warning("%s", text)
+
+    def _versions(self) -> list[int]:
+        return [part._version for _, part in self._parts]
+
+    def _is_as_held(self, part: nn.Parameter) -> bool:
+        return id(part) in self._held and torch.equal(part, self._held[id(part)])
 
     def _search(self) -> Iterator[tuple[str, nn.Parameter]]:
         modules = list(self._replica.modules)

@@ -432,8 +432,13 @@ class LoopSteps(ABC):
         """Halts the line for a loss that is not finite; the step is void."""
         state.phase = StepPhase.VOID
         self._forget()
-        self._accumulated.drop()
+        self._drop()
         self._averager.refuse_loss(loss)
+
+    def _drop(self) -> None:
+        """Drops the gradients of a void attempt; what the script does to weights now is undone."""
+        self._accumulated.drop()
+        self._moved.hold()
 
     def _refuses_later(self, state: StepState, loss: float) -> bool:
         """Whether a loss that is not finite goes backward, and the step is refused at its end."""

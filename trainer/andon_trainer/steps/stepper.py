@@ -118,13 +118,14 @@ class Stepper(LoopSteps):
             seen += micro_batch.positions
             state.waiting = micro_batch.samples
             state.last = seen >= positions
-            before, was = self._moved.versions(), self._written_by_line
+            was = self._written_by_line
+            self._moved.begin()
             with self._lone.allowed(state.waiting):
                 yield self._hand_over(state, micro_batch.batch)
             if state is not self._state:
                 return  # The script left the epoch, and resumed this generator afterwards.
             settled = self.committed or was != self._written_by_line
-            self._moved.check(before, state.phase, committed=settled)
+            self._moved.check(state.phase, committed=settled)
             if state.phase is StepPhase.VOID:
                 return  # The next assignment has the positions that are left.
             check_loop_body(state, self._scaling)
@@ -170,7 +171,7 @@ class Stepper(LoopSteps):
             self._hooked.look()
         weighed = self._weigh(state, whole=whole)
         if weighed is None:
-            self._accumulated.drop()
+            self._drop()
             return
         weight, scale = weighed
         if state.kept is not None and state.borrowed:
@@ -182,7 +183,7 @@ class Stepper(LoopSteps):
         if self._averager.intact:
             self._kept = state.keep()
         if averaged is None:
-            self._accumulated.drop()
+            self._drop()
             return
         state.collect()
         state.averaged = averaged
@@ -236,7 +237,7 @@ class Stepper(LoopSteps):
             state.phase = StepPhase.VOID  # In case the wait raises.
             commit = self._member.await_commit()
             if commit is None:
-                self._accumulated.drop()
+                self._drop()
                 self._accumulation.drop()
                 return False
             state.phase = StepPhase.COMMITTED
