@@ -336,6 +336,18 @@ def test_weights_that_are_initialised_after_joining_are_told_of(
     assert told == [True] * (not synced)
 
 
+def test_a_scaler_is_refused_before_its_first_overflow_halts_the_line(line: Line) -> None:
+    model, _ = models()
+    old = torch.amp.GradScaler("cpu")
+    old.scale(torch.ones(()))  # Of an earlier cell of a notebook.
+    line.join(model)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 3)).sum()).backward()
+
+    with pytest.raises(RuntimeError, match=r"GradScaler that was not prepared: .* bfloat16"):
+        line.all_reduce_gradients(model)
+
+
 class OneOfTwo(SoloMember):
     """A place beside another worker, who gives nothing."""
 

@@ -92,6 +92,13 @@ def an_unprepared_scaler(line: Line, batches: Batches) -> None:
     scaler.step(optimizer)
 
 
+def an_unprepared_scaler_of_a_loss_that_is_divided(line: Line, batches: Batches) -> None:
+    net, _optimizer, loader = prepared(line)
+    scaler = torch.amp.GradScaler("cpu")
+    for x, y, _ in batches(line, loader):
+        line.backward(net(x).square().mean() + scaler.scale(F.mse_loss(net(x), y)) / 2)
+
+
 def another_loader(line: Line, batches: Batches) -> None:
     net, optimizer, _ = prepared(line)
     loop(line, batches(line, DataLoader(data(), BATCH)), net, optimizer.step)
@@ -162,6 +169,7 @@ def no_loader_and_torchs_backward(line: Line, batches: Batches) -> None:
     ("mistake", "cause", "remedy"),
     [
         (an_unprepared_scaler, "scaled by a GradScaler that was not prepared", "optimizer, scaler"),
+        (an_unprepared_scaler_of_a_loss_that_is_divided, "scaled by a GradScaler", "r, scaler"),
         (
             another_loader,
             r"^line\.backward\(loss\) was called before any batch",
@@ -233,3 +241,18 @@ def test_weights_may_change_where_the_script_knows_that_all_workers_do(line: Lin
 
     assert line.step == 3
     assert net.get_parameter("0.weight").abs().max() <= 0.1
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_wrapper_around_a_prepared_optimizer_is_told_of(
+    line: Line, caplog: pytest.LogCaptureFixture, *, inside: bool
+) -> None:
+    net = model()
+    optimizer: Any = sgd(net) if inside else Lookahead(sgd(net), saves=True)
+    loader: Any = DataLoader(data(), BATCH)
+    net, optimizer, loader = line.prepare(net, optimizer, loader)
+
+    loop(line, loader, net, (Lookahead(optimizer) if inside else optimizer).step)
+
+    told = ["Lookahead is around a prepared" in each.getMessage() for each in caplog.records]
+    assert told == [True] * inside

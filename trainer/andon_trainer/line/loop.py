@@ -18,6 +18,7 @@ from andon_trainer.gradients.graph import Graph
 from andon_trainer.line.properties import LineProperties
 from andon_trainer.steps.gates import refuse_unprepared
 from andon_trainer.steps.loss_terms import is_divided
+from andon_trainer.steps.script_checks import warn_of_wrappers
 
 __all__ = ["TrainingLoop"]
 
@@ -356,6 +357,7 @@ class TrainingLoop(LineProperties):
             # Again, for schedulers that the script made after `prepare`.
             optimizers = self._worker.replica.optimizers
             self._undo.append(refuse_unprepared(optimizers, self._schedulers))
+            warn_of_wrappers(optimizers)
         yield from self._steps.batches(self._worker.between_steps)
         if self._member.stop_reason:
             self._worker.compare_ends()

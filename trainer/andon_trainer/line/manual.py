@@ -68,6 +68,7 @@ class ManualSteps(LineProperties):
         Raises:
             ValueError: the weight is negative or not finite, all workers' weights are 0 (gradients
                 are zero then), or the module was not joined.
+            RuntimeError: a GradScaler scales the script's losses.
             LineHalted: a value was not finite on some worker; no weights moved.
         """
         given = 1.0 if weight is None else float(weight)

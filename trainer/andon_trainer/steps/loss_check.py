@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from andon_trainer.gradients.readings import HostReader, Reader, Reading
-from andon_trainer.steps.loss_terms import Term, scale_of, terms_of
+from andon_trainer.steps.loss_terms import Term, scale_of, scales_of, terms_of
 from andon_trainer.steps.script_checks import refuse_unknown_scaler
 
 __all__ = ["LossCheck"]
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _LOSSES_CHECKED = 1000
 """Later losses are computed like these; those of another number of samples are looked at still."""
+_MOST_SEARCHES = 16
+"""For a scaler, among all objects of the process: each takes some ten milliseconds."""
 _SIZES_KEPT = 8
 _ALIKE = 1e-4
 """What numbers may differ by and still be the same, of their size."""
@@ -100,11 +102,13 @@ class LossCheck:
         if self._left_for_scale <= 0:
             return
         self._left_for_scale -= 1
+        for each in scales_of(loss):
+            # A scale stays where it is; other factors may lie elsewhere in each loss.
+            if each.data_ptr() not in self._searched and len(self._searched) < _MOST_SEARCHES:
+                self._searched.add(each.data_ptr())
+                refuse_unknown_scaler(each)
         factor = scale_of(loss)
         if factor is not None:
-            if factor.data_ptr() not in self._searched:
-                self._searched.add(factor.data_ptr())
-                refuse_unknown_scaler(factor)
             self._factors.append(self._reader.begin(factor))
             if self._factors[-1].here:
                 self._look_at_factors()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Term", "is_divided", "scale_of", "terms_of"]
+__all__ = ["Term", "is_divided", "scale_of", "scales_of", "terms_of"]
 
 _MEAN, _SUM = 1, 2
 """Reductions, as torch numbers them."""
@@ -144,9 +144,28 @@ def is_divided(loss: torch.Tensor, by: int) -> bool:
     return divisor.numel() == 1 and divisor.device.type == "cpu" and float(divisor) == by
 
 
+def scales_of(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What a loss and its terms were multiplied by, if it may be a GradScaler's scale."""
+    waiting = [loss.grad_fn]
+    for _ in range(_MOST_NODES):
+        if not waiting:
+            return
+        node = waiting.pop(0)
+        if (factor := _scale_at(node)) is not None:
+            yield factor
+        inputs = [each for each, _ in getattr(node, "next_functions", ()) if each is not None]
+        name = type(node).__name__
+        if name in _ADDS or (len(inputs) == 1 and name in _SHAPES | _PRODUCTS):
+            waiting += inputs
+
+
 def scale_of(loss: torch.Tensor) -> torch.Tensor | None:
-    """What a loss was multiplied by, if it may be a GradScaler's scale: a float32 scalar."""
-    node = loss.grad_fn
+    """What a whole loss was multiplied by last, if it may be a GradScaler's scale."""
+    return _scale_at(loss.grad_fn)
+
+
+def _scale_at(node: Any) -> torch.Tensor | None:
+    """The other factor of a product, if it is a float32 scalar."""
     factor = getattr(node, "_saved_other", None)
     if type(node).__name__ != "MulBackward0" or not isinstance(factor, torch.Tensor):
         return None

@@ -35,7 +35,7 @@ from andon_trainer.gradients.wrappers import unwrapped
 from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.loop_checks import HookedParameters
-from andon_trainer.steps.script_checks import JoinedWeights
+from andon_trainer.steps.script_checks import JoinedWeights, refuse_scaler_by_hand, scales
 
 __all__ = ["ManualStepper"]
 
@@ -97,6 +97,8 @@ class ManualStepper:
         self._accumulated = AccumulatedGradients(plan)
         self._joined: JoinedWeights | None = JoinedWeights(self._accumulated, member.installed_from)
         """Until the first gradients are averaged, or tensors come from rank 0."""
+        self._scales: list[torch.Tensor] | None = scales()
+        """Those of before joining, until the first gradients are averaged."""
         self._hooked = HookedParameters(
             self._accumulated.named(), "line.all_reduce_gradients(model)"
         )
@@ -132,6 +134,7 @@ class ManualStepper:
 
         Raises:
             ValueError: the module was not joined, or all weights are 0.
+            RuntimeError: a GradScaler scales the script's losses.
             LineHalted: the line stopped, and this worker raises.
         """
         blocks = self._blocks.get(id(unwrapped(module)))
@@ -141,10 +144,13 @@ class ManualStepper:
                 "trained: pass it to line.join(...), which takes every module whose gradients "
                 "are exchanged"
             )
+        if self._scales is not None:
+            refuse_scaler_by_hand(self._scales)
+            self._scales = None
+        if self._joined is not None:
+            self._joined.warn(self._member.installed_from)
+            self._joined = None
         with self._called():
-            if self._joined is not None:
-                self._joined.warn(self._member.installed_from)
-                self._joined = None
             step = self._begin()
             # Only gradients depend on rank and world size. A broadcast or a barrier may come first.
             if step.moved and not step.lost:

@@ -18,11 +18,22 @@ from torch.optim import Optimizer
 from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.state.base import looks
 
-__all__ = ["JoinedWeights", "refuse_unknown_scaler", "warn_of_unsaved_tensors"]
+__all__ = [
+    "JoinedWeights",
+    "refuse_scaler_by_hand",
+    "refuse_unknown_scaler",
+    "scales",
+    "warn_of_unsaved_tensors",
+    "warn_of_wrappers",
+]
 
 log = logging.getLogger(__name__)
 
 _DEPTH = 6
+_UNKNOWN_SCALER = (
+    "the loss was scaled by a GradScaler that was not prepared: the line would take the first "
+    "overflow, which a scaler provokes, for a wrong value, and halt"
+)
 _REPLACED = (
     "%(name)s was changed between line.%(call)s and %(end)s, by load_state_dict or by hand. "
     "line.%(call)s returns with the line's weights: those of worker 0, of the checkpoint that a "
@@ -33,18 +44,48 @@ _REPLACED = (
 
 def refuse_unknown_scaler(factor: torch.Tensor) -> None:
     """Raises RuntimeError if a loss was multiplied by the scale of a GradScaler."""
+    # No number is compared: reading one would wait for a GPU.
+    if any(scale.data_ptr() == factor.data_ptr() for scale in scales()):
+        raise RuntimeError(
+            f"{_UNKNOWN_SCALER}. Pass the scaler with the optimizer, line.prepare(model, "
+            "optimizer, scaler, loader), and write line.backward(loss)"
+        )
+
+
+def refuse_scaler_by_hand(before: Sequence[torch.Tensor]) -> None:
+    """Raises RuntimeError if a GradScaler has begun to scale losses since joining by hand.
+
+    `before`: the scales that there were; a scaler makes its own when it scales its first loss.
+    """
+    known = {id(scale) for scale in before}
+    if any(id(scale) not in known for scale in scales()):
+        raise RuntimeError(
+            f"{_UNKNOWN_SCALER}. Manual steps take no scaler: leave it out, and use bfloat16, "
+            "torch.autocast(line.device.type, dtype=torch.bfloat16); or give it to line.prepare "
+            "with the optimizer, if one loss for each batch is enough"
+        )
+
+
+def scales() -> list[torch.Tensor]:
+    """The scale of each GradScaler of this process that has scaled a loss."""
+    # By type: isinstance would call `__class__` of lazy proxies, and so load what they are for.
+    found = (each for each in gc.get_objects() if issubclass(type(each), torch.amp.GradScaler))
+    return [each._scale for each in found if getattr(each, "_scale", None) is not None]
+
+
+def warn_of_wrappers(prepared: Sequence[Optimizer]) -> None:
+    """Warns of an optimizer around a prepared one, such as Lookahead, that was not prepared."""
+    known = {id(each) for each in prepared}
     for thing in gc.get_objects():
-        # By type: isinstance would call `__class__` of lazy proxies, and so load what they are for.
-        if not issubclass(type(thing), torch.amp.GradScaler):
+        if not issubclass(type(thing), Optimizer) or id(thing) in known:
             continue
-        scale = getattr(thing, "_scale", None)
-        # No number is compared: reading one would wait for a GPU.
-        if scale is not None and scale.data_ptr() == factor.data_ptr():
-            raise RuntimeError(
-                "the loss was scaled by a GradScaler that was not prepared: the line would take "
-                "the first overflow, which a scaler provokes, for a wrong value, and halt. Pass "
-                "the scaler with the optimizer, line.prepare(model, optimizer, scaler, loader), "
-                "and write line.backward(loss)"
+        if any(id(each) in known for each in vars(thing).values()):
+            log.warning(
+                "%s is around a prepared optimizer, and was not prepared itself: what it keeps of "
+                "its own is in no checkpoint and reaches no worker that joins later, and it acts "
+                "in each loop body, also where no weight moves. Give line.prepare the wrapper in "
+                "place of the optimizer inside it",
+                type(thing).__name__,
             )
 
 
