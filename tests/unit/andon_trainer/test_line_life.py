@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +17,14 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
-from andon_trainer import Line
+from andon_trainer import JoinRefused, Line
+from andon_trainer.config import LineConfig
+from andon_trainer.hosts.group import HostGroup
+from andon_trainer.hosts.member import FollowerMember
+from andon_trainer.line.worker import Worker
+from andon_trainer.process.launch import Launch
+from andon_trainer.process.launched_service import Served, over
+from unit.andon_trainer.host_bench import thread_groups
 from unit.andon_trainer.solo import BATCH, data, model
 
 Objects = tuple[nn.Module, torch.optim.Optimizer, Any, DataLoader[Any]]
@@ -255,3 +262,45 @@ def test_a_prepare_that_was_refused_may_be_put_right_and_called_again(line: Line
     assert line.complete
     with pytest.raises(RuntimeError, match="make a new Line in the cell that prepares"):
         line.prepare(*parts)
+
+
+@pytest.fixture
+def _nothing_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("andon_trainer.line.worker._done", [])
+
+
+def follow_to_the_end(run_id: str) -> LineConfig:
+    """A process that is not its host's first trains a run to its end."""
+    config = LineConfig(address="localhost:1", run_id=run_id)
+    worker = Worker(config, torch.device("cpu"))
+    worker.member = FollowerMember(cast(HostGroup, thread_groups(2)[1]), worker.replica)
+    worker.leave()
+    return config
+
+
+@pytest.mark.usefixtures("_nothing_done")
+def test_each_process_of_a_host_refuses_the_run_that_it_has_trained() -> None:
+    config = follow_to_the_end("7f3a")
+
+    with pytest.raises(JoinRefused, match="has trained run 7f3a to its end"):
+        Worker(config, torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("_nothing_done")
+@pytest.mark.parametrize(("run_id", "code"), [("7f3a", 4), ("7f3", 4), ("b2", 0)])
+def test_that_a_run_is_over_is_no_success_where_this_process_trained_it(
+    monkeypatch: pytest.MonkeyPatch, run_id: str, code: int
+) -> None:
+    for each in ("7f3", "7f3a"):
+        follow_to_the_end(each)
+    later = Worker(LineConfig(address="localhost:2"), torch.device("cpu"))
+
+    def locate(_launch: Launch, _config: LineConfig) -> LineConfig:
+        raise JoinRefused("complete", over(Served(port=1, run_id=run_id, run_dir="runs/it")))
+
+    monkeypatch.setattr(Launch, "locate", locate)
+    with pytest.raises(JoinRefused, match=f"run {run_id} ") as refused:
+        later.begin()
+
+    assert refused.value.exit_code == code
+    later.leave()

@@ -185,7 +185,7 @@ class Worker:
         with _no_success():
             member.join()
         if isinstance(member, LeaderMember):
-            member.host_joined((config.address, config.run_id, config.run_dir))
+            member.host_joined((config.address, member.run_id, config.run_dir))
         warn_of_rounding(plan.layout)
         return member
 
@@ -270,12 +270,12 @@ class Worker:
 
     def leave(self) -> None:
         """Leaves the line, saying why, and ends the telemetry; a second call does nothing."""
-        if isinstance(self.member, Membership) and not self._left:
-            self._left = True
+        left, self._left = self._left, True
+        if isinstance(self.member, Membership) and not left:
             self.member.leave(self._departure(self.member))
-            if self._ends_well:
-                _done.append((self.config.address, self.member.run_id))
-        self._left = True
+            self._note_done(self.member.run_id)
+        elif isinstance(self.member, FollowerMember) and not left:
+            self._note_done(self.config.run_id)
         if self.host is not None:
             self.host.close()
         if self._telemetry is not None:
@@ -289,6 +289,10 @@ class Worker:
             self._gone = True
             ours = isinstance(self.crash, AndonError) and not is_interactive()
             self._exit.end(undo=not ours)
+
+    def _note_done(self, run_id: str) -> None:
+        if self._ends_well:
+            _done.append((self.config.address, run_id))
 
     @property
     def _ends_well(self) -> bool:
@@ -338,13 +342,16 @@ def _refuse_again(config: LineConfig) -> None:
 
 @contextmanager
 def _no_success() -> Iterator[None]:
-    """Takes care that a process which trained a run meets no run that is over as a success.
+    """Takes care that a process does not meet as a success that a run is over which it trained.
 
-    Its script wants another run, and would end with code 0 in the middle.
+    Its script wants another run, and would end with code 0 in the middle. That a later run is
+    over, which others have trained meanwhile, is what it says.
     """
     try:
         yield
     except JoinRefused as refused:
-        if refused.reason == "complete" and _done:
-            raise JoinRefused.another_run(_done[-1][1]) from refused
+        for _, run_id in _done if refused.reason == "complete" else ():
+            # Only its text tells of which run a refusal is.
+            if str(refused).startswith(f"run {run_id} "):
+                raise JoinRefused.another_run(run_id) from refused
         raise
