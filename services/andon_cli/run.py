@@ -102,7 +102,8 @@ def _conclude(
     if not launch.joined and verdict is ExitCode.COMPLETE:
         screen.say(
             "the script ended and was never on the line: does it make a Line(), call line.prepare, "
-            "and iterate the loader that it returns? docs/guide/plain-script.md has whole scripts"
+            "and iterate the loader that it returns? docs/guide/plain-script.md has whole scripts, "
+            "and docs/guide/pytorch.md what to write for each feature of PyTorch"
         )
     screen.say(report.outcome)
     if config.settings.report is not None:

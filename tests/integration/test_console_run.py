@@ -145,7 +145,7 @@ def test_a_script_that_never_joins_is_no_complete_run(tmp_path: Path) -> None:
 
     assert code == 1
     assert "was never on the line" in output
-    assert "docs/guide/plain-script.md" in output
+    assert "docs/guide/plain-script.md has whole scripts, and docs/guide/pytorch.md" in output
 
 
 def test_ctrl_c_ends_the_run_with_130_and_leaves_no_process(tmp_path: Path, waiter: str) -> None:

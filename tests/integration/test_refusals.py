@@ -111,7 +111,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
 def test_c_shard_001_a_dataset_smaller_than_the_roster_is_refused_by_name(busy: Busy) -> None:
     assert str(busy.first) == "FAILED_PRECONDITION DATASET_TOO_SMALL"
     assert busy.first.metadata == {"component": "dataset_size", "mine": "1", "theirs": "2"}
-    assert "a dataset of 1 samples is smaller than the 2 workers of the line" in busy.first.message
+    assert "a dataset of 1 sample is smaller than the 2 workers of the line" in busy.first.message
 
 
 def planned(**fields: Any) -> dict[str, Any]:

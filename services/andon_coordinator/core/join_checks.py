@@ -229,8 +229,9 @@ def _check_dataset_size(core: CoreState, request: JoinRequest) -> JoinRefusal | 
     if size is not None and size < workers:
         return _differs(
             Reason.DATASET_TOO_SMALL,
-            f"a dataset of {size} samples is smaller than the {workers} workers of the line: start "
-            "fewer workers (--workers), or leave out what takes a part of it by RANK",
+            f"a dataset of {size} sample{'' if size == 1 else 's'} is smaller than the {workers} "
+            "workers of the line: start fewer workers (--workers), or leave out what takes a part "
+            "of it by RANK",
             ("dataset_size", str(size), str(workers)),
         )
     return None
