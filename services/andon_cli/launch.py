@@ -337,9 +337,16 @@ class Launch:
         if run_dir is not None:
             self._checkpointing = asyncio.create_task(self._checkpoint_then_interrupt(run_dir))
             return verdict
-        for worker in self._workers:
-            worker.send(signal.SIGTERM if verdict is ExitCode.TERMINATED else signal.SIGINT)
+        self._interrupt_workers()
         return verdict
+
+    def _interrupt_workers(self) -> None:
+        """Passes SIGTERM on as itself, and anything else as Ctrl-C."""
+        # Whoever is started where SIGINT is ignored goes on ignoring it, and so do the workers.
+        deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        terminated = deaf or self._interrupted is ExitCode.TERMINATED
+        for worker in self._workers:
+            worker.send(signal.SIGTERM if terminated else signal.SIGINT)
 
     @property
     def _checkpoints_at(self) -> Path | None:
@@ -361,8 +368,7 @@ class Launch:
                     # Ask repeatedly: rank 0 ignores a request at a step that it has just saved.
                     self._ask_for_checkpoint()
                     await asyncio.sleep(_ASK_EVERY_S)
-        for worker in self._workers:
-            worker.send(signal.SIGINT)
+        self._interrupt_workers()
 
     def _stop_checkpointing(self) -> None:
         if self._checkpointing is not None:

@@ -25,18 +25,20 @@ __all__ = ["Interrupts", "LinePlace", "greet", "logging_to"]
 _log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STAY_IGNORED = (signal.SIGINT, signal.SIGHUP)
 
 
 class Interrupts:
     """While entered, the first interrupt sets `first`, and every later one sets `again`.
 
-    A process that was started under nohup goes on ignoring SIGHUP.
+    A process that was started under nohup goes on ignoring SIGHUP, and one in the background of a
+    shell script SIGINT: Ctrl-C at the terminal is not meant for it, and also reaches it.
     """
 
     def __init__(self) -> None:
         """Nothing happens before it is entered."""
-        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        self._signals = _SIGNALS[:-1] if ignored else _SIGNALS
+        ignored = [each for each in _STAY_IGNORED if signal.getsignal(each) is signal.SIG_IGN]
+        self._signals = [each for each in _SIGNALS if each not in ignored]
         self.number = signal.SIGINT
         """The first signal."""
         self.first = asyncio.Event()

@@ -160,6 +160,23 @@ def test_ctrl_c_ends_the_run_with_130_and_leaves_no_process(tmp_path: Path, wait
     assert processes_of(tmp_path) == []
 
 
+def test_a_run_where_ctrl_c_is_ignored_ends_with_its_terminal(tmp_path: Path, waiter: str) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `andon run &`
+    try:
+        process = start(tmp_path, "run", waiter)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    lines_until(process, "[worker 0] here")
+
+    process.send_signal(signal.SIGHUP)
+    code, output, _ = finish(process)
+
+    assert code == 130
+    assert "interrupted: the workers end" in output
+    assert "did not end by themselves" not in output  # Its workers ignore Ctrl-C, too.
+    assert processes_of(tmp_path) == []
+
+
 def test_a_second_ctrl_c_ends_workers_that_do_not_listen(tmp_path: Path, waiter: str) -> None:
     process = start(tmp_path, "run", waiter, "--deaf")
     lines_until(process, "[worker 0] here")

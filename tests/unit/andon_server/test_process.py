@@ -1,10 +1,12 @@
-"""Logs of the service: as text and as JSON, and on a disk that is full."""
+"""Logs of the service, as text and as JSON, also on a disk that is full; and its signals."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from andon.host.logs import LogEvent
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.settings import LineSettings
-from andon_server.process import LinePlace, greet, logging_to
+from andon_server.process import Interrupts, LinePlace, greet, logging_to
 from scenarios.line_bench import Bench
 
 
@@ -82,3 +84,16 @@ def test_a_service_whose_greeting_nobody_can_read_goes_on_unless_it_is_needed(
     assert [record.getMessage() for record in caplog.records] == [
         "greeting_not_written why='No space left on device'"
     ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_was_ignored_from_the_start_stays_ignored(number: signal.Signals) -> None:
+    async def enter() -> list[bool]:
+        with Interrupts():
+            return [signal.getsignal(each) is signal.SIG_IGN for each in (number, signal.SIGTERM)]
+
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        assert asyncio.run(enter()) == [True, False]
+    finally:
+        signal.signal(number, before)
