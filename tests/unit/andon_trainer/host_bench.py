@@ -183,7 +183,7 @@ class Process:
         self.member: LeaderSeat | FollowerMember
         if seat is None:
             self.member = FollowerMember(group, replica)
-            averager = FollowerAverager(group, plan, device, [model], scale)
+            averager = FollowerAverager(group, self.member, plan, device, [model], scale)
         else:
             self.member = seat
             seat.lead(group, replica)

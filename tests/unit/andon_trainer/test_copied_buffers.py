@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -22,7 +23,7 @@ from andon_trainer.gradients.copied_buffers import StepBuffers
 from andon_trainer.gradients.running_statistics import RankZeroStatistics
 from andon_trainer.membership import Membership
 from unit.andon_trainer.assigned_work import work
-from unit.andon_trainer.host_bench import HostBench
+from unit.andon_trainer.host_bench import HostBench, Process
 from unit.andon_trainer.solo import BATCH, data
 from unit.andon_trainer.step_bench import StepBench
 
@@ -41,8 +42,8 @@ class Memory(nn.Module):
         self.register_buffer("queue", torch.zeros(3, width))
         self.register_buffer("at", torch.zeros((), dtype=torch.int64))
         self.register_buffer("codes", torch.ones(width), persistent=False)
-        self.register_buffer("mask", torch.ones(1).expand(4, 4))
-        self.register_buffer("cache", torch.zeros(1))
+        self.register_buffer("mask", torch.ones(1).expand(4, 4), persistent=False)
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x - 0.1 * self.queue.mean(0) + 0 * self.mask.sum()
@@ -62,7 +63,9 @@ class Seat:
         fields = {"roster": (0, 1), "rank": rank, "world_size": 2, "copies_buffers": True}
         self.assigned: Assigned | None = replace(work(), **{**fields, **assigned})
         self.exchange = self
+        self.installed_from = None
         self.calls: list[Call] = []
+        self.rank = rank
         self.held = 0
         self._wire = wire
 
@@ -98,9 +101,8 @@ class Worker:
     """A model of one worker, in steps."""
 
     def __init__(self, rank: int, wire: dict[int, Bytes], norm: int = 0, **assigned: Any) -> None:
-        layers = [Memory(), *(nn.BatchNorm1d(5) for _ in range(norm))]
-        self.model = nn.Sequential(*layers)
-        self.memory = layers[0]
+        self.memory = Memory()
+        self.model = nn.Sequential(self.memory, *(nn.BatchNorm1d(5) for _ in range(norm)))
         self.seat = Seat(rank, wire, **assigned)
         member = cast(Membership, self.seat)
         statistics = RankZeroStatistics(member, [self.model])
@@ -109,7 +111,8 @@ class Worker:
     def forward(self, seed: int) -> None:
         self.model(torch.randn(6, 5, generator=torch.Generator().manual_seed(seed)))
 
-    def step(self, *seeds: int) -> None:
+    def step(self, *seeds: int, meanwhile: float = 0.0) -> None:
+        """`meanwhile`: what the script adds to the codes between backward and the commit."""
         self.seat.calls.clear()
         self.seat.held = 0
         self.buffers.begin()
@@ -117,6 +120,7 @@ class Worker:
             self.forward(seed)
         self.buffers.keep()
         assert not self.buffers.follow or self.buffers.exchange(1.0)
+        self.memory.codes += meanwhile
         self.buffers.apply()
 
     def values(self) -> dict[str, torch.Tensor]:
@@ -153,9 +157,11 @@ def test_buffers_that_nothing_changes_travel_as_a_byte_each() -> None:
     first, second = (Worker(rank, wire) for rank in (0, 1))
     for worker in (first, second):
         worker.model.eval()
+        worker.memory.codes[0] = torch.nan
 
-    first.step(1)
-    second.step(2)
+    for step in range(2):  # In the first one all of rank 0's travel.
+        first.step(step)
+        second.step(step + 9)
 
     (call,) = second.seat.calls
     assert call.data is not None
@@ -169,10 +175,78 @@ def test_what_changed_here_and_not_at_rank_0_is_put_back() -> None:
     first.model.eval()
     before = {name: part for name, part in second.values().items() if name != "0.cache"}
 
-    first.step(1)
-    second.step(2)
+    for step in range(2):
+        first.step(step)
+        second.step(step + 9)
 
-    assert same(before, second.values())
+        assert same(before, second.values())
+
+
+@pytest.mark.parametrize(
+    "assigned", [{"attempt": 1}, {"roster": (0, 2)}], ids=["tried again", "another roster"]
+)
+def test_rank_0_sends_all_where_another_worker_may_hold_other_values(
+    assigned: dict[str, Any],
+) -> None:
+    wire: dict[int, Bytes] = {}
+    first, second = (Worker(rank, wire) for rank in (0, 1))
+    for worker in (first, second):
+        worker.model.eval()
+        worker.step(0)
+    came = Worker(1, wire)  # Its state has what the second one's script wrote between two steps.
+    came.memory.codes += 5
+    came.model.eval()
+
+    for worker in (first, came):
+        assert worker.seat.assigned is not None
+        worker.seat.assigned = replace(worker.seat.assigned, **assigned)
+        worker.step(1)
+
+    assert same(lasting(came.model), lasting(first.model))
+
+
+def test_what_came_in_a_round_that_was_lost_is_not_what_a_worker_that_is_alone_commits() -> None:
+    wire: dict[int, Bytes] = {}
+    first, second = (Worker(rank, wire) for rank in (0, 1))
+    first.step(1)
+    second.buffers.begin()
+    second.forward(2)
+    assert second.buffers.exchange(1.0)  # The step is not committed: the first worker is lost.
+    mine = lasting(second.model)
+
+    second.seat.assigned = work()
+    assert second.buffers.exchange(1.0)
+    second.buffers.apply()
+
+    assert same(mine, lasting(second.model))
+    assert not same(mine, lasting(first.model))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_the_script_writes_between_steps_is_rank_0s_after_the_next_one_and_is_not_lost(
+    training: bool,
+) -> None:
+    wire: dict[int, Bytes] = {}
+    first, second, plain = (Worker(rank, wire) for rank in (0, 1, 0))
+    for worker in (first, second, plain):
+        worker.model.train(training)
+
+    for step in range(3):
+        for worker, size in ((first, 1.0), (second, 5.0)):
+            worker.step(step + 9 * worker.seat.rank, meanwhile=size)
+            if step < 2:
+                worker.memory.codes += 10 * size
+                worker.memory.queue += size
+    for step in range(3):
+        plain.forward(step)
+        plain.memory.codes += 1
+        if step < 2:
+            plain.memory.codes += 10
+            plain.memory.queue += 1
+
+    assert torch.equal(first.memory.codes, plain.memory.codes), "nothing of rank 0's is lost"
+    assert torch.equal(second.memory.queue, first.memory.queue)
+    assert torch.equal(second.memory.codes + 1, first.memory.codes), "its last one comes next time"
 
 
 def test_workers_of_an_earlier_version_have_their_own_and_the_log_says_so(
@@ -274,6 +348,31 @@ def test_all_processes_of_a_host_hold_its_first_ones_buffers() -> None:
     assert same(first, second)
     assert first["1.0.at"] == first["1.1.num_batches_tracked"] == 2
     assert not same(first, lasting(model))
+
+
+def test_what_a_hosts_scripts_write_between_steps_is_its_first_processs() -> None:
+    bench = HostBench(model=nn.Sequential(nn.Linear(3, 5), Memory().eval(), nn.Linear(5, 1)))
+    for start in (0, 8, 16):
+        bench.assign((start, start + 8), world_size=1)
+    leader, follower = bench.processes
+    for process in bench.processes:
+        commit = process.stepper.try_commit
+
+        def written(process: Process = process, commit: Callable[[], bool] = commit) -> bool:
+            done = commit()
+            if process.member.step == 1:
+                process.model.get_buffer("1.codes").add_(3 + process.group.rank)
+            if process is follower:
+                process.model.get_buffer("1.at").add_(1)
+            return done
+
+        process.stepper.try_commit = written  # type: ignore[method-assign]
+
+    assert bench.run() == [None, None]
+
+    follower.model.get_buffer("1.at").sub_(1)  # Its last one, which no step has followed.
+    assert same(lasting(follower.model), lasting(leader.model))
+    assert leader.model.get_buffer("1.codes").tolist() == [4.0] * 5
 
 
 def test_a_worker_that_is_alone_leaves_no_trace_of_a_step_that_halted() -> None:

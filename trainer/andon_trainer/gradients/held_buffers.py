@@ -32,6 +32,8 @@ __all__ = ["MOST_BYTES", "Held", "PlainBuffers"]
 MOST_BYTES = 64 * 2**20
 """So many bytes of a script's buffers are copied in each step, the smallest first."""
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 class _Buffers(Protocol):
     """Buffers that can be copied, and set."""
@@ -51,13 +53,19 @@ class Held:
         self._buffers = buffers
         self.start: dict[str, torch.Tensor] = {}
         """What they were when the step's first attempt began."""
-        self._kept: dict[str, torch.Tensor] | None = None
+        self.kept: dict[str, torch.Tensor] | None = None
+        """What belongs to the gradient that is kept."""
         self._open = False
         """Whether an attempt was begun that is neither committed nor put away."""
 
-    def begin(self) -> None:
-        """An attempt begins, of which nothing is kept: the present values are the line's."""
-        self.start, self._kept, self._open = self._buffers.read(), None, True
+    def begin(self, start: dict[str, torch.Tensor] | None = None) -> None:
+        """An attempt begins, of which nothing is kept.
+
+        Args:
+            start: what buffers become if it is void; None: what they are now.
+        """
+        self.start = self._buffers.read() if start is None else start
+        self.kept, self._open = None, True
 
     def add(self) -> None:
         """An attempt begins that sends the kept gradient again, or adds samples to it."""
@@ -65,15 +73,19 @@ class Held:
 
     def keep(self) -> None:
         """The last backward is over: what forward made of them belongs to its gradient."""
-        if self._kept is None:
-            self._kept = self._buffers.read()
+        if self.kept is None:
+            self.note()
         else:
             self.take_out()
 
+    def note(self) -> None:
+        """What the buffers are now is what is kept."""
+        self.kept = self._buffers.read()
+
     def take_out(self) -> None:
         """Sets what `keep` kept; what forward did since then is dropped."""
-        if self._kept is not None:
-            self._buffers.write(self._kept)
+        if self.kept is not None:
+            self._buffers.write(self.kept)
 
     def put_away(self) -> None:
         """The worker waits between two attempts: they are as before."""
@@ -82,8 +94,8 @@ class Held:
         self._open = False
 
     def close(self) -> None:
-        """The attempt is committed: the present values are the line's."""
-        self._kept, self._open = None, False
+        """The attempt is committed."""
+        self.kept, self._open = None, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +155,19 @@ class PlainBuffers:
 
     def read(self) -> dict[str, torch.Tensor]:
         """A copy of each."""
-        return {name: buffer.clone() for name, buffer in self._present()}
+        return {name: buffer.clone() for name, buffer in self.present().items()}
+
+    def present(self) -> dict[str, torch.Tensor]:
+        """Each, but for those that have another shape now."""
+        places = ((name, place.now()) for name, place in self._places.items())
+        return {name: buffer for name, buffer in places if buffer is not None}
 
     def write(self, values: Mapping[str, torch.Tensor]) -> None:
         """Sets those that have other values."""
         changed = self.changed(values)
         with torch.no_grad():
             # Not the others: an expanded tensor, such as a mask, can't be written to.
-            for name, buffer in self._present():
+            for name, buffer in self.present().items():
                 if name in changed:
                     buffer.copy_(values[name])
 
@@ -160,11 +177,16 @@ class PlainBuffers:
         buffer = place.now()
         return torch.zeros(place.shape, dtype=place.dtype) if buffer is None else buffer
 
-    def changed(self, before: Mapping[str, torch.Tensor]) -> list[str]:
-        """The names of those that are not what they were."""
+    def changed(
+        self, before: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor] | None = None
+    ) -> list[str]:
+        """The names of those that are not what they were, bit for bit.
+
+        `now`: what they are; None: the present values.
+        """
         both = [
-            (name, _plain(before[name].to(buffer.device)), _plain(buffer))
-            for name, buffer in self._present()
+            (name, _bits(before[name].to(buffer.device)), _bits(buffer))
+            for name, buffer in (self.present() if now is None else now).items()
             if name in before
         ]
         here = [each for each in both if each[2].device.type == "cpu"]
@@ -193,11 +215,6 @@ class PlainBuffers:
                     "under `if line.committed:` from what is the same on all workers"
                 )
 
-    def _present(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, place in self._places.items():
-            if (buffer := place.now()) is not None:
-                yield name, buffer
-
 
 def _search(
     modules: Sequence[nn.Module], wanted: Callable[[nn.Module], bool]
@@ -223,6 +240,8 @@ def _write_count(place: _Place) -> tuple[int, int]:
     return id(buffer), buffer._version
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that can be compared: some types of eight bits can't."""
-    return tensor.contiguous().view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bits as integers: nan is equal to nan, and types can be compared that can't."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.resolve_neg().view(_INTEGERS[tensor.itemsize])

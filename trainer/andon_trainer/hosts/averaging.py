@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from andon_trainer.core.events import TransferAsked
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.gradients.averaging import Averaged, LineAverager, staged_with
 from andon_trainer.gradients.broadcast import NormBuffers
@@ -35,6 +36,7 @@ from andon_trainer.gradients.tap import GradientTap, dense_gradient
 from andon_trainer.hosts.calls import BACKWARD, Refused, failing_together, meet, told_by_leader
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.sums import HostSums
+from andon_trainer.member import RunMember
 from andon_trainer.membership import Membership
 
 __all__ = ["Agreed", "FollowerAverager", "LeaderAverager"]
@@ -102,13 +104,14 @@ class _Passing:
         if self._group.rank:
             self.statistics.write(flat)
 
-    def pass_buffers(self, names: Sequence[str]) -> None:
-        """Makes these buffers of every process the leader's."""
+    def pass_buffers(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Makes these buffers of every process the leader's, and returns them."""
         values = {name: self.buffers.blank(name).clone() for name in names}
         for each in values.values():
             self._group.broadcast(each)
         if self._group.rank:
             self.buffers.write(values)
+        return values
 
     def _pass(self, tensors: list[torch.Tensor]) -> None:
         with torch.no_grad():
@@ -169,10 +172,10 @@ class LeaderAverager(LineAverager):
 
     def committed(self, *, overflow: bool = False) -> None:
         """Sets the buffers that came with the mean, in all processes."""
+        names = self._buffers.copied.moved if self._passing.buffers else []
         super().committed(overflow=overflow)
         self._passing.pass_statistics()
         if self._passing.buffers:
-            names = self._buffers.copied.moved
             self._group.tell(names)
             self._passing.pass_buffers(names)
 
@@ -205,12 +208,14 @@ class FollowerAverager:
     def __init__(
         self,
         group: HostGroup,
+        member: RunMember,
         plan: ModelPlan,
         device: torch.device,
         modules: Sequence[nn.Module],
         loss_scale: LossScale | None = None,
     ) -> None:
         """Puts hooks on the parameters; `loss_scale` as the leader has it."""
+        self._member = member
         self._loss_scale = loss_scale if loss_scale is not None and loss_scale.enabled else None
         self.overflowed = False
         """Never: the leader finds it in the sum, and the commit says it."""
@@ -223,17 +228,26 @@ class FollowerAverager:
         self.losses = LossReadings(HostReader())
         self._tap = GradientTap(plan, device, self._sums, self.late, in_order=True)
         self._held = [Held(self._passing.statistics), Held(self._passing.buffers)]
+        self._line: dict[str, torch.Tensor] = {}
+        """The line's buffers, as the last commit or the line's state set them."""
+        self._installed: TransferAsked | None = None
+        """The transfer that brought that state."""
         self._sends_again = False
         self.intact = False
         """Whether the leader has the host's gradient."""
 
     def begin(self, *, kept: bool) -> None:
         """Notes the buffers that the step begins with."""
-        for each in self._held:
-            if kept:
-                each.add()
-            else:
-                each.begin()
+        installed = self._member.installed_from
+        if not self._line or installed is not self._installed:
+            self._installed, self._line = installed, self._passing.buffers.read()
+        statistics, buffers = self._held
+        if kept:
+            statistics.add()
+            buffers.add()
+        else:
+            statistics.begin()
+            buffers.begin(self._line)  # What this process's script wrote since then does not count.
 
     def put_away(self) -> None:
         """Sets the buffers back to the line's."""
@@ -286,7 +300,8 @@ class FollowerAverager:
             each.close()
         self._passing.pass_statistics()
         if self._passing.buffers:
-            self._passing.pass_buffers(self._group.hear())
+            came = self._passing.pass_buffers(self._group.hear())
+            self._line = {**self._line, **came}
 
     def close(self) -> None:
         """Removes the hooks from the parameters; a second call does nothing."""

@@ -207,7 +207,7 @@ class Preparing(TrainingLoop, ManualSteps):
             if isinstance(member, LeaderMember):
                 averager = LeaderAverager(host, member, plan, self.device, modules, scale)
             else:
-                averager = FollowerAverager(host, plan, self.device, modules, scale)
+                averager = FollowerAverager(host, member, plan, self.device, modules, scale)
             return HostStepper(host, parts, averager)
         assert not isinstance(member, FollowerMember)
         if isinstance(member, SoloMember):
