@@ -14,13 +14,16 @@ from torch import nn
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
+from andon_trainer.core.calls import Call
 from andon_trainer.core.computed import Computed
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.data.feed import Feeder, Shard, ShardFeeder
 from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
+from andon_trainer.gradients.copied_buffers import StepBuffers
 from andon_trainer.gradients.guards import AccumulatedGradients
 from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.gradients.running_statistics import MeanStatistics
 from andon_trainer.membership import Membership
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.gates import Audit, gate_optimizer
@@ -77,7 +80,15 @@ class LocalSeat(ScriptedSeat):
             self.computed.committed()
         return commit
 
-    def begin(self, weight: float) -> bool:
+    def hold(self) -> bool:
+        if self.ends[0] == "void at its end":  # All its exchanges are made.
+            self.ends.pop(0)
+            return False
+        return True
+
+    def begin(self, weight: float, call: Call | None = None) -> bool:
+        if call is not None:
+            return True  # What is sent comes back.
         if self.ends[0] == "lost":  # Void before this worker had anything to send.
             self.ends.pop(0)
             return False
@@ -104,6 +115,7 @@ class LocalBench:
         scaler: torch.amp.GradScaler | None = None,
         fused: bool = False,
         feed: Feeder | None = None,
+        buffers: bool = False,
     ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(3, 5), middle or nn.Tanh(), nn.Linear(5, 1))
@@ -133,12 +145,14 @@ class LocalBench:
             device=device,
             scaling=scaling,
         )
+        member = cast(Membership, self.member)
+        statistics = MeanStatistics(member, plan, [self.model])
         self.stepper = LocalStepper(
             parts,
             self.member,
-            ChangeExchange(cast(Membership, self.member), plan, device),
+            ChangeExchange(member, plan, device),
             OuterStep(optimizer=self.outer, moving=nullcontext, max_grad_norm=max_grad_norm),
-            None,
+            StepBuffers(member, statistics, [self.model]) if buffers else None,
         )
         audit = Audit([self.model], [self.optimizer])
         audit.open(plan)
@@ -161,7 +175,7 @@ class LocalBench:
     def assign(
         self, *positions: tuple[int, int], end: str, attempt: int = 0, **other: Any
     ) -> Assigned:
-        """Adds a round; `end` says how it ends: commit, void, void late, or lost."""
+        """Adds a round; `end`: it ends by commit, void, void late, void at its end, or lost."""
         self._rounds += 1
         assigned = replace(
             self.member._work(ranges(*positions)),

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
+from andon.protocol.records import PositionRange
 from andon_trainer import Line, LineHalted
 from andon_trainer.core.calls import Bytes, Call
 from andon_trainer.core.events import Assigned
@@ -24,8 +25,9 @@ from andon_trainer.gradients.running_statistics import RankZeroStatistics
 from andon_trainer.membership import Membership
 from unit.andon_trainer.assigned_work import work
 from unit.andon_trainer.host_bench import HostBench, Process
+from unit.andon_trainer.local_bench import LocalBench
 from unit.andon_trainer.solo import BATCH, data
-from unit.andon_trainer.step_bench import StepBench
+from unit.andon_trainer.step_bench import StepBench, ranges
 
 
 class Memory(nn.Module):
@@ -220,6 +222,35 @@ def test_what_came_in_a_round_that_was_lost_is_not_what_a_worker_that_is_alone_c
 
     assert same(mine, lasting(second.model))
     assert not same(mine, lasting(first.model))
+
+
+def test_a_window_that_is_sent_again_by_a_worker_that_is_alone_has_its_own_buffers() -> None:
+    bench = LocalBench(middle=Memory(), buffers=True)
+    two: dict[str, Any] = {"roster": (0, 1), "rank": 1, "world_size": 2, "copies_buffers": True}
+    bench.assign((0, 8), end="void at its end", **two)
+    bench.assign((0, 8), end="commit", attempt=1, roster=(1,), world_size=1)
+
+    bench.run()
+
+    assert bench.model.get_buffer("1.at") == len(bench.computed) > 0
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_window_ahead_that_is_dropped_moves_buffers_once(world_size: int) -> None:
+    bench, calm = (LocalBench(middle=Memory(), overlap=True, buffers=True) for _ in range(2))
+    ahead: dict[str, Any] = {"ahead": ranges((8, 16)), "ahead_batch": PositionRange(8, 16)}
+    line: dict[str, Any] = {"world_size": world_size, "copies_buffers": True}
+    for each in (bench, calm):
+        each.assign((0, 8), end="commit", **ahead, **line)
+        second = each.assign((8, 16), end="commit", **line)
+    bench.member.drop_before = second.key
+
+    for each in (bench, calm):
+        each.run()
+
+    assert len(bench.computed) > len(calm.computed)
+    assert calm.model.get_buffer("1.at") == len(calm.computed)
+    assert same(lasting(bench.model), lasting(calm.model))
 
 
 @pytest.mark.parametrize("training", [False, True])

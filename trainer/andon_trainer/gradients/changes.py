@@ -42,8 +42,17 @@ __all__ = ["ChangeExchange", "WindowStatistics", "outer_optimizer"]
 class WindowStatistics(Protocol):
     """The buffers of models, which no optimizer moves."""
 
-    def begin(self) -> None:
-        """Notes the values at the window's start, which are the same on all workers."""
+    def begin(self, *, ahead: bool = False) -> None:
+        """Notes the values at the window's start; `ahead`: a part of it is computed already."""
+
+    def end_window(self) -> None:
+        """Notes the values at the window's end: the next window's steps follow."""
+
+    def borrow(self) -> None:
+        """A forward of borrowed samples follows, which `give_back` ends: it moves no buffer."""
+
+    def give_back(self) -> None:
+        """See `borrow`."""
 
     def exchange(self, weight: float) -> bool:
         """Exchanges them in the present round; False if the round is void."""

@@ -333,6 +333,8 @@ class LocalStepper(LoopSteps):
         state = self._state = StepState.begin(assigned, round_.state.doubts, None)
         state.borrowed = state.last = True
         state.waiting = 1
+        if self._statistics is not None:
+            self._statistics.borrow()
         self._moved.begin()
         batch = self._feeder.borrow(assigned.epoch, assigned.batch.start)
         with self._lone.allowed(state.waiting):
@@ -348,6 +350,8 @@ class LocalStepper(LoopSteps):
         self._averager.clock.done()
         if state.borrowed:
             self._accumulated.drop()
+            if self._statistics is not None:
+                self._statistics.give_back()
             state.averaged = Averaged(0.0, 1, Timings())
             state.phase = StepPhase.AVERAGED
             return
@@ -437,6 +441,8 @@ class LocalStepper(LoopSteps):
                     key: start[key].float() - part.detach().float()
                     for key, part in self._parameters()
                 }
+            if self._statistics is not None:
+                self._statistics.end_window()
         round_.void = not self._averager.send(self._due.weight, self._change)
 
     def _finish(self, round_: _Round) -> None:
@@ -451,15 +457,14 @@ class LocalStepper(LoopSteps):
         state.weight, state.loss_sum = self._due.weight, self._due.loss_sum
         state.correct = self._due.correct
         averaged = self._averager.receive(self._due.weight, self._statistics)
-        if averaged is None:
-            self._clear_gradients()
-            return
-        state.averaged = averaged
-        self._note_end(state)
-        busy = self._averager.clock.read()
-        self._member.report(state.report(averaged, busy, self.stop_wanted))
-        commit = self._member.await_commit()
-        if commit is None:
+        commit = None
+        if averaged is not None:
+            state.averaged = averaged
+            self._note_end(state)
+            busy = self._averager.clock.read()
+            self._member.report(state.report(averaged, busy, self.stop_wanted))
+            commit = self._member.await_commit()
+        if averaged is None or commit is None:
             self._clear_gradients()
             if self._statistics is not None:
                 self._statistics.drop()
@@ -507,7 +512,7 @@ class LocalStepper(LoopSteps):
         self._held.take(self._inner_ahead)
         self._inner_ahead = None
         if self._statistics is not None:
-            self._statistics.begin()
+            self._statistics.begin(ahead=True)
         with torch.no_grad():
             for key, part in self._parameters():
                 # In float32, whatever the parameter's type.
