@@ -493,11 +493,19 @@ def test_a_window_sends_what_was_lost_of_the_one_before(encoding: Encoding) -> N
     same([second], [change + lost])
 
 
-def test_c_commit_001_what_was_lost_of_a_dropped_window_is_not_what_an_abstaining_one_commits() -> (
-    None
-):
-    encoding = Encoding.INT8_BLOCK
+@narrow
+@pytest.mark.parametrize("infinite", [False, True])
+def test_c_commit_001_what_was_lost_of_a_dropped_window_is_not_what_an_abstaining_one_commits(
+    encoding: Encoding, *, infinite: bool
+) -> None:
     bench, calm = (LocalBench() for _ in range(2))
+
+    def spoil(body: int, loss: torch.Tensor) -> torch.Tensor:
+        if infinite and body == 3:  # The last one of the window that is dropped.
+            bench.model.get_parameter("0.bias").data[0] = torch.inf
+        return loss
+
+    bench.spoil = spoil
     for each in (bench, calm):
         each.member.encode_as(encoding)
         each.assign((0, 8), end="commit")
@@ -509,6 +517,7 @@ def test_c_commit_001_what_was_lost_of_a_dropped_window_is_not_what_an_abstainin
         each.run()
 
     assert bench.member.exchange.weights == [8.0, 8.0, 0.0, 8.0]
+    assert (len(bench.sent[1]) < len(bench.sent[0])) == infinite, "blocks after it are not sent"
     same([sent_by(bench)[-1]], [sent_by(calm)[-1]])
 
 
