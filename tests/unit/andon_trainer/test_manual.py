@@ -20,7 +20,7 @@ from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.gradients.solo_averaging import SoloAverager
 from andon_trainer.member import SoloMember
 from andon_trainer.state.replica import Replica
-from andon_trainer.steps.manual import ManualStepper
+from andon_trainer.steps.manual import SYNC_BUFFERS, ManualStepper
 
 
 @pytest.fixture
@@ -355,13 +355,11 @@ class OneOfTwo(SoloMember):
         return replace(super().next_round(), world_size=2)
 
 
-def test_a_hook_on_a_parameter_that_several_workers_average_is_told_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    model, member = models()[0], OneOfTwo(RunPlan(global_batch=1))
+def beside_another(model: nn.Module) -> ManualStepper:
     plan = plan_model([model])
+    member = OneOfTwo(RunPlan(global_batch=1))
     collectives = SoloCollectives(SoloAverager(member, plan, torch.device("cpu")))
-    stepper = ManualStepper(
+    return ManualStepper(
         member,
         collectives,
         plan,
@@ -369,6 +367,32 @@ def test_a_hook_on_a_parameter_that_several_workers_average_is_told_of(
         view=lambda: (0, 2),
         between_steps=lambda: None,
     )
+
+
+@pytest.mark.parametrize(("synced", "training"), [(False, True), (True, True), (False, False)])
+def test_a_buffer_that_steps_of_several_workers_change_is_told_of_unless_it_is_copied(
+    caplog: pytest.LogCaptureFixture, *, synced: bool, training: bool
+) -> None:
+    model = models()[1].train(training)
+    stepper = beside_another(model)
+
+    for _ in range(4):
+        backward(model)
+        stepper.average(model, 1.0)
+        if synced:
+            stepper.broadcast(SYNC_BUFFERS, dict(model.named_buffers()))
+        assert stepper.should_commit()
+    stepper.close()
+
+    told = "a step changes the buffer 1.running_mean and 2 others, and each worker keeps its own"
+    assert [told in each for each in caplog.messages] == [True] * (training and not synced)
+
+
+def test_a_hook_on_a_parameter_that_several_workers_average_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = models()[0]
+    stepper = beside_another(model)
     name, part = next(iter(model.named_parameters()))
     part.register_hook(torch.neg)  # type: ignore[no-untyped-call]  # torch's own
 

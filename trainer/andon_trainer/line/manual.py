@@ -9,7 +9,7 @@ from torch import nn
 
 from andon_trainer.gradients.wrappers import named_parameters, plain_name, unwrapped
 from andon_trainer.line.properties import LineProperties
-from andon_trainer.steps.manual import ManualStepper
+from andon_trainer.steps.manual import SYNC_BUFFERS, ManualStepper
 
 __all__ = ["ManualSteps"]
 
@@ -104,7 +104,7 @@ class ManualSteps(LineProperties):
         """
         buffers = unwrapped(module).named_buffers()
         named = {plain_name(name): buffer for name, buffer in buffers}
-        self._manual_steps.broadcast("sync_buffers", named)
+        self._manual_steps.broadcast(SYNC_BUFFERS, named)
 
     def sync_params(self, module: nn.Module) -> None:
         """Copies rank 0's parameters of `module`, trained or frozen, to all workers.

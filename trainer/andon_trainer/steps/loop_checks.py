@@ -1,7 +1,8 @@
 """Checks of the script's loop body: mistakes that would train wrongly, without an error.
 
 `MovedParameters` looks at parameters that the script itself moves more often than once a step,
-`HookedParameters` at hooks that see no mean, and the functions below at the device and the
+`HookedParameters` at hooks that see no mean, `OwnBuffers` at what manual steps make of buffers, and
+the functions below at the device and the
 calls of the loop body. What kind of loss goes backward is looked at in `loss_check`.
 """
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from andon_trainer.gradients.guards import AccumulatedGradients
+from andon_trainer.gradients.held_buffers import PlainBuffers
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.prepared import has_device_map
 from andon_trainer.steps.scaling import ScalerGate
@@ -22,6 +24,7 @@ from andon_trainer.steps.step_state import StepPhase, StepState
 __all__ = [
     "HookedParameters",
     "MovedParameters",
+    "OwnBuffers",
     "check_device",
     "check_loop_body",
     "no_batch",
@@ -262,6 +265,39 @@ class HookedParameters:
                     self._averaging,
                 )
                 return
+
+
+class OwnBuffers:
+    """Warns, once, of a buffer that changes from step to step, on each worker in its own way.
+
+    By hand the script says what is exchanged, and does not hear in time that a step begins: so
+    buffers are neither copied between workers, nor put back before a step is computed again.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        """Finds the buffers; two commits of several workers are compared."""
+        self._buffers = PlainBuffers(modules, lambda _: True)
+        self._before: dict[str, torch.Tensor] | None = None
+        self.settled = not self._buffers
+        """Whether nothing is looked for any more, such as when the script copies rank 0's."""
+
+    def committed(self) -> None:
+        """Several workers have committed a step."""
+        if self.settled:
+            return
+        before, self._before = self._before, self._buffers.read()
+        if before is None:
+            return
+        self.settled, self._before = True, None
+        if changed := self._buffers.changed(before):
+            log.warning(
+                "a step changes the buffer %s%s, and each worker keeps its own: after line.join no "
+                "buffer is copied, or put back before a step is computed again. Call "
+                "line.sync_buffers(model) in each step, or before you evaluate; see "
+                "docs/guide/several-models.md#rules",
+                changed[0],
+                f" and {len(changed) - 1} others" if len(changed) > 1 else "",
+            )
 
 
 def _hooked_by(part: nn.Parameter) -> str | None:

@@ -34,10 +34,13 @@ from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.wrappers import unwrapped
 from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
-from andon_trainer.steps.loop_checks import HookedParameters
+from andon_trainer.steps.loop_checks import HookedParameters, OwnBuffers
 from andon_trainer.steps.script_checks import JoinedWeights, refuse_scaler_by_hand, scales
 
-__all__ = ["ManualStepper"]
+__all__ = ["SYNC_BUFFERS", "ManualStepper"]
+
+SYNC_BUFFERS = "sync_buffers"
+"""The name of the broadcast that makes buffers rank 0's."""
 
 _LATE_REMEDY = (
     "call line.all_reduce_gradients(model) after the last backward that reaches the model, or "
@@ -102,6 +105,7 @@ class ManualStepper:
         self._hooked = HookedParameters(
             self._accumulated.named(), "line.all_reduce_gradients(model)"
         )
+        self._own_buffers = OwnBuffers(replica.modules)
         self._blocks = _blocks_by_module(replica.modules, plan)
         self._view = view
         self._between_steps = between_steps
@@ -177,7 +181,9 @@ class ManualStepper:
         """
         # A tensor that can't be sent is refused here, before other workers wait for it.
         pack(name, tensors, filled=False)
-        if name != "sync_buffers":
+        if name == SYNC_BUFFERS:
+            self._own_buffers.settled = True
+        else:
             self._joined = None  # It may be by this call that all workers get what was changed.
         with self._called():
             step = self._begin()
@@ -211,7 +217,8 @@ class ManualStepper:
         if self._step is not None and not self._step.lost:
             self._collectives.late.refuse(_LATE_REMEDY)
         with self._called():
-            commit = self._commit(self._begin())
+            step = self._begin()
+            commit = self._commit(step)
             if commit is None:
                 self._drop()
                 # The next round is opened here, so that the script sees its rank and world size
@@ -219,6 +226,8 @@ class ManualStepper:
                 self._step = _ManualStep(self._member.next_round(), moved=False)
                 return False
         self._collectives.committed()
+        if step.assigned.world_size > 1:
+            self._own_buffers.committed()
         self._step, self._script_s = None, 0.0
         self.last_commit = commit
         self.committed = True
