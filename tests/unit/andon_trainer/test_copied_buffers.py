@@ -65,7 +65,7 @@ class Seat:
         fields = {"roster": (0, 1), "rank": rank, "world_size": 2, "copies_buffers": True}
         self.assigned: Assigned | None = replace(work(), **{**fields, **assigned})
         self.exchange = self
-        self.installed_from = None
+        self.installed_from: object = None
         self.calls: list[Call] = []
         self.rank = rank
         self.held = 0
@@ -185,10 +185,12 @@ def test_what_changed_here_and_not_at_rank_0_is_put_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "assigned", [{"attempt": 1}, {"roster": (0, 2)}], ids=["tried again", "another roster"]
+    ("assigned", "installed"),
+    [({"attempt": 1}, False), ({"roster": (0, 2)}, False), ({}, True)],
+    ids=["tried again", "another roster", "rank 0 has a donor's state"],
 )
 def test_rank_0_sends_all_where_another_worker_may_hold_other_values(
-    assigned: dict[str, Any],
+    assigned: dict[str, Any], *, installed: bool
 ) -> None:
     wire: dict[int, Bytes] = {}
     first, second = (Worker(rank, wire) for rank in (0, 1))
@@ -198,6 +200,7 @@ def test_rank_0_sends_all_where_another_worker_may_hold_other_values(
     came = Worker(1, wire)  # Its state has what the second one's script wrote between two steps.
     came.memory.codes += 5
     came.model.eval()
+    first.seat.installed_from = object() if installed else None
 
     for worker in (first, came):
         assert worker.seat.assigned is not None
