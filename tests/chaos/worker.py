@@ -215,7 +215,7 @@ class Worker:
 
     def _report(self, assigned: Assigned, own_norm: float, complete: AveragesComplete) -> None:
         every, samples = self._member.digest_every, sum(map(len, assigned.positions))
-        due = bool(every) and self._member.step % every == 0
+        due = assigned.wants_digest or (bool(every) and self._member.step % every == 0)
         self._member.report(
             StepReport(
                 key=assigned.key,

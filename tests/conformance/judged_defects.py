@@ -613,6 +613,13 @@ def _overlook_headers() -> None:
     _wrap(frames, "require_header_intact", lambda _: lambda *_: None)
 
 
+def _overlook_wanted_digests() -> None:
+    def wrap(original: Any) -> Any:
+        return lambda self, work: original(self, replace(work, wants_digest=False))
+
+    _wrap(Worker, "_step", wrap)
+
+
 DEFECTS = {
     "turns-the-digest": Defect("join.layout-digest", _turn_the_digest),
     "is-silent": Defect("join.heartbeat", _be_silent),
@@ -678,6 +685,7 @@ DEFECTS = {
         "receive.cancel", _wait_for_its_state, ("bootstrap.cancel",), patience_s=_NEVER_S
     ),
     "tells-too-late": Defect("faults.held", _tell_too_late),
+    "overlooks-wanted-digests": Defect("step.wanted-digest", _overlook_wanted_digests),
     "loses-nothing": Defect("step.loss", _lose_nothing),
     "takes-the-first-range": Defect("shares.pieces", _take_the_first_range),
     "takes-an-equal-share": Defect("shares.uneven", _take_an_equal_share),

@@ -254,7 +254,7 @@ void Worker::ready() {
   auto& report = *session_->send().mutable_step_ready();
   report = round_->report();
   const auto every = welcome_->policy().digest_every();
-  if (every > 0 && step() % every == 0) *report.mutable_digest() = replica_.digest();
+  if (round_->work.wants_digest() || (every > 0 && step() % every == 0)) *report.mutable_digest() = replica_.digest();
   if (welcome_->policy().gradient_norm()) report.set_gradient_norm(norm(round_->averages));
   if (welcome_->policy().own_gradient_norm() && round_->samples > 0) report.set_own_gradient_norm(round_->own_norm);
   session_->flush();

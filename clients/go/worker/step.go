@@ -176,7 +176,7 @@ func (w *Worker) ready() {
 	r.held = true
 	report := &pb.StepReady{Key: r.work.Key, LossSum: r.lossSum, Weight: float64(r.samples), Samples: r.samples,
 		TotalWeight: r.total, WorldSize: r.work.WorldSize, Timings: r.timings()}
-	if every := uint64(w.welcome.Policy.DigestEvery); every > 0 && w.Step%every == 0 {
+	if every := uint64(w.welcome.Policy.DigestEvery); r.work.WantsDigest || every > 0 && w.Step%every == 0 {
 		report.Digest = w.digest()
 	}
 	if w.welcome.Policy.GradientNorm {

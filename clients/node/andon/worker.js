@@ -237,7 +237,7 @@ export class Worker {
     const { work, samples, lossSum, total, norm, ownNorm, timings } = this.#round;
     const { digestEvery, gradientNorm, ownGradientNorm } = this.#session.welcome.policy;
     this.#round.held = true;
-    const due = digestEvery > 0 && this.step % digestEvery === 0;
+    const due = work.wantsDigest || (digestEvery > 0 && this.step % digestEvery === 0);
     this.#session.send({
       stepReady: {
         key: work.key, lossSum, samples, weight: samples, totalWeight: total, worldSize: work.worldSize, timings,

@@ -41,6 +41,7 @@ class ScriptedLine(ScriptedCoordinator):
         parent: Key | None = None,
         reducers: Sequence[ReducerShare] = (),
         split: Split = _EQUAL,
+        wants_digest: bool = False,
     ) -> ClientRound:
         """Assigns the next round to the client.
 
@@ -50,6 +51,7 @@ class ScriptedLine(ScriptedCoordinator):
             parent: sent in place of the line's head.
             reducers: a partition that replaces the one in JoinAccepted.
             split: how the batch is divided among the roster.
+            wants_digest: asks for the digest of the weights that the step starts from.
 
         Raises:
             Stopped: the client's plan has no further step.
@@ -78,6 +80,7 @@ class ScriptedLine(ScriptedCoordinator):
         assignment.reducers.extend(conversion.shares_to_proto(reducers))
         assignment.targets.extend(split.targets)
         assignment.interleaved = split.interleaved
+        assignment.wants_digest = wants_digest
         self.train.send(pb.TrainResponse(shard_assignment=assignment))
         return current
 

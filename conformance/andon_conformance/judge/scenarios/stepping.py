@@ -47,6 +47,7 @@ _CHECKS = (
     Check("step.digests",
           "reports its weights' digest, with their head, every `digest_every` steps",
           "section 3"),
+    Check("step.wanted-digest", "reports it also for an assignment that wants it", "section 3"),
 )  # fmt: skip
 
 _DIGEST_EVERY = 2
@@ -86,11 +87,14 @@ async def _play(bench: Bench) -> None:
 
     # As rank 0 of two, though its slot is 1: the rank is the assignment's, not the slot.
     await line.asks()
-    current = line.assign((1, 2))
+    # Its step is odd, so that no digest is due.
+    current = line.assign((1, 2), wants_digest=True)
     await line.gives(current)
     _judge_rank(bench, current)
     line.average(current)
     ready = await line.ready(current)
+    evidence = f"digest {ready.digest.sha256.hex()[:12] or 'none'} at step {line.step}"
+    verdicts.judge("step.wanted-digest", len(ready.digest.sha256) == 32, evidence)
     reports.append(ready)
     digests.append((current.parent, ready.digest))
     line.commit(current)
