@@ -23,6 +23,7 @@ from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from chaos.lane_relay import UP, LaneRelay
 from integration.andon_trainer.ring_workers import Floats, RingLine
+from integration.andon_trainer.test_tcp_star import NO_THREAD, no_thread_called, noted_connections
 from integration.flipping import FlippingRelay, in_run_of
 from integration.test_reducer import wait_until
 from unit.andon.certificates import certify
@@ -365,6 +366,20 @@ def test_where_no_lane_can_be_opened_grpc_carries_everything(
 
         assert caplog.text.count("is reached over gRPC") == 1
     assert "path_chosen" in {getattr(each.msg, "name", "") for each in caplog.records}
+
+
+@pytest.mark.parametrize("name", ["andon-ring-send", "andon-lane-watch"])
+def test_where_a_lane_gets_no_thread_grpc_carries_everything(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    opened = noted_connections("andon_trainer.exchange.ring_links.connect", monkeypatch)
+    no_thread_called(name, monkeypatch)
+    with RingLine(LAYOUT, POLICY, 2) as ring:
+        assert thirds(ring, 1, [0, 1]) == [True, True]
+
+    assert f"is reached over gRPC: {NO_THREAD}" in caplog.text
+    wait_until(lambda: [each._socket.fileno() for each in opened] == [-1, -1])
 
 
 def test_an_ended_ring_leaves_no_thread_behind() -> None:

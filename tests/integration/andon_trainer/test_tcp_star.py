@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.reducers import partition
 from andon.tcp.connecting import connect
+from andon.tcp.connection import TcpConnection
 from andon.tcp.framing import prefixed
 from andon.tcp.proof import CAPABILITY, Direction, LaneSession
 from andon.tcp.sending import TcpSender
@@ -55,6 +57,33 @@ def line(
             worker.opening = replace(worker.opening, capabilities=CAPABILITIES)
             stack.callback(worker.exchange.close)
         yield started, members
+
+
+NO_THREAD = "can't start new thread"
+
+
+def no_thread_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the system refuse each thread of this name."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError(NO_THREAD)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+
+
+def noted_connections(where: str, monkeypatch: pytest.MonkeyPatch) -> list[TcpConnection]:
+    """The connections that are opened from now on by the `connect` at this place."""
+    opened: list[TcpConnection] = []
+
+    def noted(*given: Any, **named: Any) -> list[TcpConnection]:
+        opened.extend(connections := connect(*given, **named))
+        return connections
+
+    monkeypatch.setattr(where, noted)
+    return opened
 
 
 def exchanged(workers: list[Worker], number: int) -> list[bytes]:
@@ -198,6 +227,20 @@ def test_a_lane_that_dies_between_two_rounds_fails_the_round_that_began_with_it(
         told = workers[0].told()
         assert isinstance(told, ExchangeFailed)
         assert told.kind == "DATA_STREAM_LOST"
+
+
+@pytest.mark.parametrize("name", ["andon-lane-out", "andon-lane-in", "andon-lane-watch"])
+def test_grpc_carries_everything_if_there_is_no_thread_for_a_lane(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = noted_connections("andon_trainer.exchange.tcp_lanes.connect", monkeypatch)
+    no_thread_called(name, monkeypatch)
+    with line(1, 1) as (_, workers), caplog.at_level(logging.INFO):
+        exchanged(workers, 1)
+
+        assert lanes_of(workers[0]) is None
+        assert [each._socket.fileno() for each in opened] == [-1, -1]
+    assert f"not over TCP: {NO_THREAD}" in caplog.text
 
 
 def test_grpc_carries_everything_if_the_port_takes_no_connections(

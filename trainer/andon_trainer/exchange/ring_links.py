@@ -246,12 +246,17 @@ class RingLink:
             except TcpUnavailable as error:
                 why = str(error)
             else:
-                sender = TcpSender(connection, self._lane_lost, "andon-ring-send")
-                if self._choose(sender, offer):
-                    self._lanes.opened()
-                else:
-                    sender.close()
-                return
+                sender: TcpSender | None = None
+                try:
+                    sender = TcpSender(connection, self._lane_lost, "andon-ring-send")
+                    if self._choose(sender, offer):
+                        self._lanes.opened()
+                    else:
+                        sender.close()
+                    return
+                except RuntimeError as error:  # There is no thread left for it, or for its watch.
+                    (sender or connection).close()
+                    why = str(error)
         if self._choose(None):
             self._lanes.failed(self.address, why)
 
@@ -260,9 +265,9 @@ class RingLink:
         with self._lock:
             if self._chosen.is_set() or self._closed:
                 return False
-            self._sender = sender
             if sender is not None and offer is not None and offer.reports:
                 self._watch = self._watch_over(sender, offer)
+            self._sender = sender
             while sender is not None and not self._outgoing.empty():
                 make = self._outgoing.get()
                 if make is not None:

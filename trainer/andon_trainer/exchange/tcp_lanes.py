@@ -7,6 +7,7 @@ call of gRPC stays open: it ends the stream, and says why.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +15,7 @@ from typing import Protocol
 from andon.host.tls import host_of
 from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.protocol.messages import OpenRound, Request, Response, TcpOffer
-from andon.tcp.connecting import connect
+from andon.tcp.connecting import TcpUnavailable, connect
 from andon.tcp.proof import Direction, LaneSession
 from andon.tcp.receiving import Reading, TcpReceiver
 from andon.tcp.sending import TcpSender
@@ -88,8 +89,16 @@ class WorkerLanes:
             ended=self._ended,
             max_payload_bytes=MAX_PAYLOAD_BYTES,
         )
-        self._sender = TcpSender(up, events.lost, "andon-lane-out")
-        self._receiver = TcpReceiver(down, reading, "andon-lane-in")
+        with ExitStack() as undone:
+            for each in (up, down):
+                undone.callback(each.close)
+            try:
+                self._sender = TcpSender(up, events.lost, "andon-lane-out")
+                undone.callback(self._sender.close)
+                self._receiver = TcpReceiver(down, reading, "andon-lane-in")
+            except RuntimeError as error:  # There is no thread left.
+                raise TcpUnavailable(str(error)) from None
+            undone.pop_all()
 
     @property
     def counts(self) -> LaneCounts:

@@ -182,9 +182,9 @@ class WireLane:
             lost=lane_lost,
         )
         # Before their threads start: one of them may learn of an end at once.
-        self._lanes_alive = True
+        self._lanes_alive, lanes = True, None
         try:
-            self._lanes = WorkerLanes(
+            lanes = WorkerLanes(
                 address,
                 offer,
                 opening,
@@ -192,12 +192,15 @@ class WireLane:
                 tls=self._part.access.tls,
                 checksums=self._checked,
             )
-        except TcpUnavailable as why:
+            if offer.reports:
+                self._watch_over(lanes, stream, offer, lost)
+        except (TcpUnavailable, RuntimeError) as why:  # There may be no thread left for the watch.
+            if lanes is not None:
+                lanes.close()
             self._trust.not_opened(str(why))
         else:
+            self._lanes = lanes
             self._trust.opened()
-            if offer.reports:
-                self._watch_over(self._lanes, stream, offer, lost)
 
     def _watch_over(
         self, lanes: WorkerLanes, stream: BulkStream, offer: TcpOffer, lost: Callable[[str], None]
