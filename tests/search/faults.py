@@ -68,9 +68,8 @@ def _break(world: World, state: State, slot: int) -> Iterator[tuple[Label, State
     if worker.stream is None or world.over(state.downs[slot]) or worker.place is Place.GONE:
         return
     sent = len(dict(state.ups).get(worker.stream, ()))
-    busy = worker.transfer is not None or worker.place is Place.AHEAD
     for arrived in range(sent + 1):
-        for kept in range(len(state.downs[slot]) + 1 if busy else 1):
+        for kept in range(len(state.downs[slot]) + 1 if worker.busy else 1):
             draft = Draft.of(state)
             world.end_control(draft, slot, arrived, gone=False)
             world.lose_control(draft, slot, kept)
@@ -122,21 +121,21 @@ def _defect(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
     yield ("defect", slot), draft.state()
 
 
-def _ahead(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
-    """A worker finds a non-finite value in what it computes ahead, and goes no further."""
+def _nan(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A worker finds a non-finite value in what it computes, and goes no further."""
     worker = world.worker(state, slot)
-    if worker.place is not Place.AHEAD or not worker.waits:
+    if worker.place not in (Place.COMPUTES, Place.AHEAD) or not worker.waits:
         return
     draft = Draft.of(state)
     out = world.turn(draft, slot, ("refuses",), lambda w, o: w.refuses(o))
     world.act_out(draft, slot, out)
-    yield ("defect ahead", slot), draft.state()
+    yield ("nan", slot), draft.state()
 
 
 def _leaves(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
     """A script leaves its epoch, between two rounds or in the middle of a window."""
     worker = world.worker(state, slot)
-    if worker.place not in (Place.WORK, Place.AHEAD) or not worker.waits:
+    if worker.place not in (Place.WORK, Place.COMPUTES, Place.AHEAD) or not worker.waits:
         return
     draft = Draft.of(state)
     out = world.turn(draft, slot, ("leaves",), lambda w, o: w.leaves_epoch(o))
@@ -259,8 +258,7 @@ def _restarted(world: World, state: State, journal: coordinator.Journal) -> Stat
     for slot in range(world.bounds.workers):
         if world.worker(state, slot).place is not Place.GONE:
             worker = world.worker(state, slot)
-            busy = worker.transfer is not None or worker.place is Place.AHEAD
-            kept = len(draft.downs[slot]) if busy else 0
+            kept = len(draft.downs[slot]) if worker.busy else 0
             world.lose_control(draft, slot, kept)
     draft.ups.clear()
     draft.journal = world.parts.number(journal)
@@ -285,7 +283,7 @@ _OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, Stat
     "data": _data,
     "transfer": _transfer,
     "defect": _defect,
-    "ahead": _ahead,
+    "nan": _nan,
     "anew": _anew,
     "number": _number,
     "leaves": _leaves,

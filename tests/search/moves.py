@@ -108,7 +108,7 @@ def _worker(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
             yield _joined(world, state, slot)
     elif worker.transfer is not None:
         yield from _transfer(world, state, slot, worker.transfer)
-    else:
+    elif worker.looks:
         if state.downs[slot]:
             yield from _take(world, state, slot, "downs")
         if state.data_downs[slot]:
@@ -116,11 +116,13 @@ def _worker(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
 
 
 def _computes(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
-    """A worker has computed what it was dealt ahead, before or after it hears anything else."""
+    """A worker has computed what it was dealt, before or after it hears anything else."""
     worker = world.worker(state, slot)
-    if worker.place is Place.AHEAD and worker.waits:
-        draft = Draft.of(state)
-        out = world.turn(draft, slot, ("computes",), lambda w, o: w.computes_ahead(o))
+    if worker.place in (Place.COMPUTES, Place.AHEAD) and worker.waits:
+        draft, ahead = Draft.of(state), worker.place is Place.AHEAD
+        out = world.turn(
+            draft, slot, ("computes",), lambda w, o: w.computes_ahead(o) if ahead else w.computed(o)
+        )
         world.act_out(draft, slot, out)
         yield ("computes", slot), draft.state()
 

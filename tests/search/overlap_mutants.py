@@ -161,6 +161,16 @@ def _refusal_holds_the_averages(patch: Patch) -> None:
     patch.setattr(Conversation, "refuse", takes)
 
 
+def _refusal_needs_an_exchange(patch: Patch) -> None:
+    """A worker says nothing of a bad value that it finds before its exchange has begun."""
+    refuse = Conversation.refuse
+
+    def only_begun(conversation: Conversation, fault: ExchangeFailed) -> list[Effect]:
+        return refuse(conversation, fault) if conversation.state.begun else []
+
+    patch.setattr(Conversation, "refuse", only_begun)
+
+
 def _left_in_the_middle(patch: Patch) -> None:
     """A worker that asks for work in the middle of a round does not give the round up."""
     patch.setattr(Conversation, "begin_anew", lambda conversation: [])
@@ -210,7 +220,14 @@ OVERLAP_MUTANTS = [
         "refusal holds the averages",
         "overlap",
         _refusal_holds_the_averages,
-        _world(1, "ahead", windows=2),
+        _world(1, "nan", windows=2),
+        "",
+    ),
+    Mutant(
+        "refusal needs an exchange",
+        "overlap",
+        _refusal_needs_an_exchange,
+        Bounds(faults=1, steps=1, computes=True, kinds=frozenset({"nan"})),
         "",
     ),
 ]

@@ -37,7 +37,7 @@ RAISED = "anew"  # a script raises in the middle of a step, catches that, and lo
 
 OVERLAP_FAULTS = ALL_FAULTS | {
     "leaves",  # a script leaves its epoch early
-    "ahead",  # a worker finds a non-finite value in what it computes ahead
+    "nan",  # a worker finds a non-finite value in what it computes
 }
 
 
@@ -68,6 +68,8 @@ class Bounds:
     """Windows in an epoch; 0: so many that no search gets to its end."""
     patient: bool = False
     """Whether one end of a state transfer waits for the other for ever."""
+    computes: bool = False
+    """Whether anything may happen while a worker computes what its exchange sends."""
     kinds: frozenset[str] = ALL_FAULTS
 
 

@@ -67,6 +67,8 @@ class Place(enum.Enum):
     """In `Membership.join`, waiting for weights."""
     WORK = enum.auto()
     """In `next_round`."""
+    COMPUTES = enum.auto()
+    """It computes what its exchange sends, which it has not begun."""
     AHEAD = enum.auto()
     """It computes ahead, and looks between two local steps whether its round is void."""
     LEAVES = enum.auto()
@@ -74,7 +76,7 @@ class Place(enum.Enum):
     AVERAGES = enum.auto()
     """In `await_averages`."""
     VERDICT = enum.auto()
-    """It found a bad value in what it computes ahead, and waits for the end of its round."""
+    """It found a bad value in what it computes, and waits for the end of its round."""
     COMMIT = enum.auto()
     """In `await_commit`."""
     MEAN = enum.auto()
@@ -109,6 +111,8 @@ class Worker:
     """Whether it makes local steps, and exchanges the change of its weights."""
     stands: bool = False
     """Whether it asks for the next step with its report of each, whatever its script does then."""
+    computes: bool = False
+    """Whether anything may happen while it computes what its exchange sends."""
     local: LocalWeights = field(init=False)
     conversation: Conversation = field(default_factory=Conversation)
     place: Place = Place.FIRST
@@ -133,8 +137,18 @@ class Worker:
 
     @property
     def waits(self) -> bool:
-        """Whether it takes events: not while it joins or moves state."""
+        """Whether its script may go on: not while it joins or moves state."""
         return not (self.joining or self.transfer is not None or self.place is Place.GONE)
+
+    @property
+    def looks(self) -> bool:
+        """Whether it takes events: with local steps also between two of them."""
+        return self.place is not Place.COMPUTES or self.local_steps
+
+    @property
+    def busy(self) -> bool:
+        """Whether it takes events only when it looks, so that some may be there behind a loss."""
+        return self.transfer is not None or self.place in (Place.COMPUTES, Place.AHEAD)
 
     def __post_init__(self) -> None:
         self.local = LocalWeights(self.slot)
@@ -193,6 +207,11 @@ class Worker:
         """The stream ended before an answer: it tries again."""
         self._join(out)
 
+    def computed(self, out: list[Out]) -> None:
+        """It has computed what its exchange sends, and goes on."""
+        self._exchange(out)
+        self.settle(out)
+
     def computes_ahead(self, out: list[Out]) -> None:
         """It computes what it was dealt ahead, and waits for the averages."""
         assigned, computed = self.state.assigned, self.state.computed
@@ -204,7 +223,7 @@ class Worker:
         self.settle(out)
 
     def refuses(self, out: list[Out]) -> None:
-        """What it computes ahead is not finite: in `refuse_loss`, or in `refuse_gradient`."""
+        """What it computes is not finite: in `refuse_loss`, or in `refuse_gradient`."""
         fault = self.state.own_fault("NON_FINITE_GRADIENT", "", "nan")
         self._do(self.conversation.refuse(fault), out)
         self._wait_at(Place.VERDICT, Wait.VERDICT)
@@ -256,7 +275,7 @@ class Worker:
         conversation = self.conversation
         if self.place is Place.ENOUGH:
             return not conversation.paused and self.state.step < self.steps and self._turn()
-        if self.place is Place.AHEAD:
+        if self.place in (Place.COMPUTES, Place.AHEAD):
             return self.state.phase is not RoundPhase.OPEN and self._turn()
         if not conversation.over:
             effects = conversation.poll()
@@ -270,10 +289,11 @@ class Worker:
         """What the script waited for has arrived, or can't arrive any more."""
         match self.place:
             case Place.WORK:
-                assigned = self._begin(out)
-                self._wait_at(Place.AVERAGES, Wait.AVERAGES)
-                if self.state.computed.missing_ahead(assigned):
-                    self.place, self.conversation.wait = Place.AHEAD, None
+                assert self.state.assigned is not None
+                if self.computes and self.state.computed.missing(self.state.assigned):
+                    self.place = Place.COMPUTES
+                else:
+                    self._exchange(out)
             case Place.AVERAGES:
                 if self.conversation.take_averages() is None:
                     return self._turn()
@@ -323,6 +343,13 @@ class Worker:
     def _request_work(self) -> None:
         assert self.state.forget_round() is None
         self._wait_at(Place.WORK, Wait.WORK)
+
+    def _exchange(self, out: list[Out]) -> None:
+        """Begins it, and computes ahead meanwhile, or waits for the averages."""
+        assigned = self._begin(out)
+        self._wait_at(Place.AVERAGES, Wait.AVERAGES)
+        if self.state.computed.missing_ahead(assigned):
+            self.place, self.conversation.wait = Place.AHEAD, None
 
     def _begin(self, out: list[Out]) -> Assigned:
         assigned = self.state.assigned

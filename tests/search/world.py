@@ -243,6 +243,7 @@ class World:
             means=self.bounds.means,
             local_steps=self.bounds.local or self.bounds.overlap,
             stands=self.bounds.standing,
+            computes=self.bounds.computes,
         )
         if checkpoint is not None:
             worker.load(checkpoint)
