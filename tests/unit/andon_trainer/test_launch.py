@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it by a star
 
 from andon_cli.app import read_config
+from andon_server.serve import _TELLING_S
+from andon_server.serving import GRACE_S
 from andon_server.settings import ServeConfig
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import JoinRefused
@@ -25,6 +28,7 @@ from andon_trainer.process.launched_service import (
     served_before,
     to_go_on_with,
 )
+from andon_trainer.process.tickets import tell_late
 
 ONE_HOST = LaunchStore(
     host="alpha", port=29500, rank=0, world_size=4, hosted_by_agent=True, one_host=True
@@ -150,3 +154,40 @@ def test_a_job_id_names_the_folder_where_an_earlier_start_left_its_run(
 def test_a_worker_with_an_address_or_of_no_launch_asks_nobody() -> None:
     for config in (LineConfig(), LineConfig(address="a:1", launch=SEVERAL)):
         assert Launch(config, no_store).locate(config) == config
+
+
+class _Slow:
+    """A service that ends only when it is told to."""
+
+    def __init__(self) -> None:
+        self.terminated = False
+        self.patience_s = 0.0
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self.terminated:
+            assert timeout is not None
+            self.patience_s = timeout
+            raise subprocess.TimeoutExpired("andon serve", timeout)
+        return 0
+
+    def terminate(self) -> None:
+        self.terminated = True
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_rank_0_outwaits_its_service_and_tells_the_late_that_the_run_is_over(
+    done: bool,
+) -> None:
+    store, service = HashStore(), _Slow()
+    launch = Launch(LineConfig())
+    launch._service = service  # type: ignore[assignment]  # What `end` needs of a process.
+    launch._tell_late = lambda: tell_late(store, "andon/1", {"refused": "over"})
+
+    launch.leaving(done=done)
+    launch.end()
+
+    assert service.terminated
+    assert store.check(["andon/1/late"]) is done
+    if done:
+        closing_s = GRACE_S + 2.0  # Of the server, then of what the board's viewers read.
+        assert service.patience_s > _TELLING_S + closing_s

@@ -39,7 +39,11 @@ _PATIENCE_S = 1800
 """How long the processes of a launch wait for each other; PyTorch's own limit."""
 _LINGER_S = 15
 """How long a rank 0 that can't serve stays to tell the others why."""
-_END_TIMEOUT_S = 5
+_END_TIMEOUT_S = 15
+"""How long rank 0 waits for the service of a run that is over.
+
+That stays for seconds to tell workers that are late, and takes seconds more to close.
+"""
 
 _lines = itertools.count(1)
 """Lines of this process: a script may open several in turn, and all processes open the same."""
@@ -154,13 +158,11 @@ class Launch:
         if service is None:
             return
         try:
-            code = service.wait(timeout=_END_TIMEOUT_S if self._done else 0)
+            service.wait(timeout=_END_TIMEOUT_S if self._done else 0)
         except subprocess.TimeoutExpired:
             service.terminate()
             service.wait()
-            return
-        # A service that a signal ended ends with 0, too.
-        if code == 0 and self._done:
+        if self._done:  # However its service ended, the run is over.
             with suppress(RuntimeError):  # of the store
                 self._tell_late()
 
