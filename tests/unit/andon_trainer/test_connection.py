@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from andon_trainer.config import LineConfig
+from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange import connection
+from andon_trainer.exchange.path import Inbox
 
 COMPLETE = {"run_id": "7f3a", "complete_at_unix_s": 100.0}
 
@@ -41,6 +45,36 @@ def test_a_run_counts_as_complete_if_its_service_completed_it_since_this_process
     found = connection._completed_since(tmp_path, run_id, started_at)
 
     assert found is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "expected"),
+    [
+        ({}, "7f3a", True),
+        ({}, "48bc", False),
+        ({}, "", False),
+        ({}, "../runs/7f3a", False),
+        ({"run_dir": Path("elsewhere")}, "7f3a", False),
+    ],
+    ids=["named", "another-run", "not-named", "no-name", "its-own-folder"],
+)
+def test_a_worker_that_was_given_no_folder_looks_where_services_keep_theirs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    named: str,
+    *,
+    expected: bool,
+) -> None:
+    (tmp_path / "runs" / "7f3a").mkdir(parents=True)
+    complete = {"run_id": named, "complete_at_unix_s": time.time() + 60}
+    (tmp_path / "runs" / "7f3a" / "service.json").write_text(json.dumps(complete))
+    monkeypatch.chdir(tmp_path)
+    config = LineConfig(address="127.0.0.1:7070", run_id=named, **given)
+    searching = connection.Connection(config, Inbox())
+
+    with pytest.raises(JoinRefused, match="is over") if expected else nullcontext():
+        searching._refuse_if_complete()
 
 
 def test_a_process_began_before_now_and_not_before_the_tests_were_written() -> None:

@@ -52,6 +52,8 @@ class Connection:
         self.incarnation = secrets.randbits(64)
         """Distinguishes this process from another one that wants its slot."""
         self._started_at = _process_began_at()
+        self._runs = Path("runs").absolute()
+        """Where `andon serve` keeps runs if it was started in the same folder as this process."""
         self.number = 0
         """The present stream's number, from 1."""
         self.greatest_term = 0
@@ -180,14 +182,27 @@ class Connection:
         Raises:
             JoinRefused: the run's folder says so, and this worker was away when all were told.
         """
-        folder = self._config.run_dir
-        if folder is not None and _completed_since(folder, self.run_id, self._started_at):
-            raise JoinRefused(
-                "complete",
-                f"run {self.run_id or folder.name} is over: its service has ended, and "
-                f"{folder / _SERVICE} says that the run is complete. Nothing is left to do, and "
-                "another run needs another name",
-            )
+        for folder in self._folders():
+            if _completed_since(folder, self.run_id, self._started_at):
+                raise JoinRefused(
+                    "complete",
+                    f"run {self.run_id or folder.name} is over: its service has ended, and "
+                    f"{folder / _SERVICE} says that the run is complete. Nothing is left to do, "
+                    "and another run needs another name",
+                )
+
+    def _folders(self) -> list[Path]:
+        """Where the run's service may have written: its folder, else one that has its name.
+
+        A worker that knows neither looks nowhere: another run may have had the same address.
+        """
+        if self._config.run_dir is not None:
+            return [self._config.run_dir]
+        try:
+            # Compared and not joined: the name may be what a service said.
+            return [each for each in self._runs.iterdir() if each.name == self.run_id]
+        except OSError:
+            return []
 
     def _refuse_plain_text(self) -> None:
         """Refuses to send in plain text between hosts, unless the configuration allows it.
