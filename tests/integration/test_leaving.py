@@ -62,6 +62,21 @@ def test_ctrl_c_leaves_the_line_with_a_message(tmp_path: Path) -> None:
     assert departure_of(tmp_path, 0).reason == "INTERRUPTED"
 
 
+def test_a_survivor_that_carries_hidden_state_begins_anew_with_the_rows_of_the_lost_worker(
+    tmp_path: Path,
+) -> None:
+    spec = {"steps": 6, "dies": [1, 3]}
+    with start_line(tmp_path, spec, 2, script="recurrent.py") as (_service, workers):
+        codes = [worker.wait() for worker in workers]
+
+    assert codes == [0, -signal.SIGKILL], workers[0].output
+    assert workers[0].seen["step"] == 6
+    bodies = [tuple(body) for body in workers[0].seen["bodies"]]
+    carried, alone = bodies[:3], bodies[-3:]
+    assert carried == [(1, 4, False), (2, 4, True), (3, 4, True)]
+    assert alone == [(4, 8, False), (5, 8, True), (6, 8, True)]
+
+
 def test_a_killed_worker_that_comes_back_gets_the_weights_and_the_run_goes_on(
     tmp_path: Path,
 ) -> None:
