@@ -171,3 +171,28 @@ def test_a_dropped_workers_session_is_over_at_every_reducer(
             await again.open_reducer()  # Another process in the slot, with a session of its own.
 
     run(story())
+
+
+@separate
+def test_a_dropped_workers_session_stays_over_though_another_had_its_slot_and_all_restarts(
+    tmp_path: Path, *, separate: bool
+) -> None:
+    async def story() -> None:
+        async with with_reducer(tmp_path, separate=separate) as served:
+            workers = await served.workers(2)
+            await first_round(workers)
+            stale = workers[1].accepted.session_token
+            await drop(served, 1)
+            another = served.worker(1)
+            await another.join()
+            await another.leave()
+
+        async with with_reducer(tmp_path, separate=separate) as served:
+            thief = served.worker(0)
+            await thief.join()
+            thief.accepted.worker, thief.accepted.session_token = 1, stale
+            code, info = await refused(thief.open_reducer())
+
+        assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
+
+    run(story())

@@ -47,8 +47,8 @@ class Journal:
     term: int = 0
     open_halt: HaltEvidence | None = None
     departures: list[do.SaveDeparture] = field(default_factory=list)
-    barred: set[int | str] = field(default_factory=set)
     """Since the last STEP that is durable."""
+    barred: set[int | str] = field(default_factory=set)
     older_departures: int = 0
     """How many of them came before the record that was given last."""
     halted_after: int = 0
@@ -105,6 +105,8 @@ class Journal:
         if effect.rolls_back:
             self.rolled_back = len(self.records)
             del self.departures[: self.older_departures]
+            if not effect.by_itself:
+                self.barred.clear()
         self.records.append((effect.record, effect.result))
         self.pacing = effect.pacing or self.pacing
         if len(self.records) > self.halted_after:

@@ -223,6 +223,8 @@ class SaveRecord:
     """Whether the MARK rolls the line back to its parent."""
     pacing: bytes = field(default=b"", repr=False)
     """What is known of the workers' pace once it is durable; empty: nothing new."""
+    by_itself: bool = False
+    """Whether the line rolls back by itself: then what people decided of workers stands."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,8 @@ class History:
     """Slots of workers that operators dropped, and that nobody took since."""
     barred: frozenset[int | str] = frozenset()
     """Incarnations of workers that operators dropped, and names of their own tokens."""
+    revoked: frozenset[int] = frozenset()
+    """Slots that dropped workers ever had, whoever has them now."""
     last_roster: tuple[int, ...] = ()
     """Workers of the last STEP since the run was started or resumed; empty if there is none."""
     departed: Mapping[int, bool] = field(default_factory=dict)

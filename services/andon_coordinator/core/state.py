@@ -265,6 +265,7 @@ class CoreState:
                 skipped,
                 pending.rolls_back,
                 pending.pacing,
+                by_itself=pending.back_to is not None,
             )
         )
 

@@ -31,11 +31,12 @@ class Announcer:
         own: Callable[[Announcement], None] | None,
         *,
         term: int,
-        dropped: Iterable[int],
+        revoked: Iterable[int],
     ) -> None:
         """Announces to the reducer of this process by `own`; None: there is none.
 
-        The sessions that workers in the slots `dropped` had before this `term` are revoked.
+        The sessions that workers in the slots `revoked` had before this `term` are over. Whoever
+        has such a slot now joins again anyway, and gets a session of this term.
         """
         self._own = own
         self._round: RoundOpening | None = None
@@ -44,7 +45,7 @@ class Announcer:
         self._worker_of: dict[int, int] = {}
         """By stream."""
         self._revoked: dict[int, SessionsRevoked] = {}
-        for worker in dropped:
+        for worker in revoked:
             self._revoked[worker] = SessionsRevoked(Session(worker, (term, 0)))
             if own is not None:
                 own(self._revoked[worker])

@@ -26,12 +26,13 @@ __all__ = [
     "contribution_of",
     "find",
     "gaps",
-    "has_overflow",
+    "has_column",
     "last_record",
     "out_of_order",
     "record_of",
     "record_values",
     "result_of",
+    "revoked",
     "rolled_back",
     "run_end",
     "skip_of",
@@ -159,9 +160,9 @@ def find(database: sqlite3.Connection, key: Key) -> sqlite3.Row | None:
     return None
 
 
-def has_overflow(database: sqlite3.Connection) -> bool:
-    """Whether the records of a journal say which steps overflowed."""
-    return any(row[1] == "overflow" for row in database.execute("PRAGMA table_info(records)"))
+def has_column(database: sqlite3.Connection, table: str, column: str) -> bool:
+    """Whether a table has a column: journals of an older program lack some."""
+    return any(row[1] == column for row in database.execute(f"PRAGMA table_info({table})"))
 
 
 def last_record(database: sqlite3.Connection) -> int:
@@ -173,6 +174,12 @@ def last_record(database: sqlite3.Connection) -> int:
 def rolled_back(database: sqlite3.Connection) -> int:
     """The number of the record that last rolled the line back; 0: none did."""
     number: int | None = database.execute("SELECT rolled_back FROM totals").fetchone()[0]
+    return number or 0
+
+
+def resumed(database: sqlite3.Connection) -> int:
+    """The number of the record with which a person last resumed the run; 0: nobody did."""
+    number: int | None = database.execute("SELECT resumed FROM totals").fetchone()[0]
     return number or 0
 
 
@@ -214,25 +221,28 @@ def out_of_order(database: sqlite3.Connection, newest: int = 1000) -> int | None
 
 def run_end(database: sqlite3.Connection) -> RunEnd:
     """How the workers of the line's present history went."""
-    since = rolled_back(database)
+    since, since_resumed = rolled_back(database), resumed(database)
     step = next((row for row in walk_back(database) if row["kind"] == RecordKind.STEP.name), None)
     if step is not None and step["id"] < since:
         step = None
     gone = database.execute(
-        "SELECT worker, reason, record FROM departures WHERE record >= ? ORDER BY rowid", (since,)
+        "SELECT worker, reason, record FROM departures WHERE record >= ? ORDER BY rowid",
+        (since_resumed,),
     ).fetchall()
     roster: tuple[int, ...] = () if step is None else tuple(json.loads(step["roster"]))
     departed: dict[int, bool] = {}
     for worker, reason, record in gone:
-        if step is None or record >= step["id"]:
+        if record >= (since if step is None else step["id"]):
             departed[worker] = reason in _IN_ORDER or departed.get(worker, False)
     # A slot counts as dropped if its last departure was a drop, unless another process took it
-    # since. Such a process shows by taking part in a step, or by a later departure of its own.
+    # since. Such a process shows by taking part in a step, also in one that was given up since, or
+    # by a later departure of its own.
+    taken, last_step = _last_step(database)
     last = {worker: (reason, record) for worker, reason, record in gone}
     dropped = {
         worker
         for worker, (reason, record) in last.items()
-        if reason == DROPPED and not (step is not None and worker in roster and record < step["id"])
+        if reason == DROPPED and not (worker in taken and record < last_step)
     }
     return RunEnd(
         roster=roster,
@@ -242,11 +252,28 @@ def run_end(database: sqlite3.Connection) -> RunEnd:
     )
 
 
+def _last_step(database: sqlite3.Connection) -> tuple[tuple[int, ...], int]:
+    """The roster of the last STEP, also if that was given up, and its number; ((), 0): none."""
+    row = database.execute(
+        "SELECT roster, id FROM records WHERE kind = ? ORDER BY id DESC", (RecordKind.STEP.name,)
+    ).fetchone()
+    return ((), 0) if row is None else (tuple(json.loads(row["roster"])), row["id"])
+
+
+def revoked(database: sqlite3.Connection) -> frozenset[int]:
+    """Slots that dropped workers ever had: a session of that time may still have its token."""
+    found = database.execute("SELECT worker FROM departures WHERE reason = ?", (DROPPED,))
+    return frozenset(worker for (worker,) in found)
+
+
 def barred(database: sqlite3.Connection) -> frozenset[int | str]:
-    """Who may not join again: incarnations of dropped workers, and names of their own tokens."""
+    """Who may not join again: incarnations of dropped workers, and names of their own tokens.
+
+    A run that a person resumes lets everybody in. A line that goes back by itself does not.
+    """
     found: set[int | str] = set()
     for incarnation, credential in database.execute(
-        "SELECT incarnation, credential FROM barred WHERE record >= ?", (rolled_back(database),)
+        "SELECT incarnation, credential FROM barred WHERE record >= ?", (resumed(database),)
     ):
         found.update({u64_of(incarnation), credential} - {""})
     return frozenset(found)

@@ -29,6 +29,7 @@ __all__ = [
     "BARRED",
     "OVERFLOW",
     "PACING",
+    "RESUMED",
     "RUN_EVENTS",
     "SCALARS",
     "SCHEMA",
@@ -98,6 +99,12 @@ CREATE TABLE IF NOT EXISTS barred (
 OVERFLOW = "ALTER TABLE records ADD COLUMN overflow INTEGER"
 """Adds a column that journals of this version got later, to one that lacks it."""
 
+RESUMED = (
+    "ALTER TABLE totals ADD COLUMN resumed INTEGER",
+    "UPDATE totals SET resumed = rolled_back",
+)
+"""Likewise; until then both kinds of roll-back were one."""
+
 # The store splits this at each semicolon, so no comment in it may contain one.
 SCHEMA = """
 CREATE TABLE run (
@@ -143,9 +150,10 @@ CREATE TABLE totals (           -- one row, over all records
     most_workers INTEGER NOT NULL,
     rolled_back INTEGER,        -- the record that last rolled the line back
     gaps INTEGER NOT NULL,      -- records whose parent was not there
-    gap INTEGER                 -- the last one of them
+    gap INTEGER,                -- the last one of them
+    resumed INTEGER             -- the record with which a person last resumed the run
 ) STRICT;
-INSERT INTO totals VALUES (0, 0, 0, NULL, 0, NULL);
+INSERT INTO totals VALUES (0, 0, 0, NULL, 0, NULL, NULL);
 CREATE TABLE contributions (
     record INTEGER NOT NULL REFERENCES records (id),
     worker INTEGER NOT NULL,

@@ -41,6 +41,7 @@ from andon_coordinator.transport.schema import (
     BARRED,
     OVERFLOW,
     PACING,
+    RESUMED,
     RUN_EVENTS,
     SCALARS,
     SCHEMA,
@@ -150,8 +151,12 @@ class Store:
         check_tables(self._database, self._path)
         for table in (PACING, SCALARS, RUN_EVENTS, BARRED):
             self._database.execute(table)
-        if not rows.has_overflow(self._database):
+        if not rows.has_column(self._database, "records", "overflow"):
             self._database.execute(OVERFLOW)
+        if not rows.has_column(self._database, "totals", "resumed"):
+            with self._transaction():
+                for statement in RESUMED:
+                    self._database.execute(statement)
         kept = self._database.execute("SELECT run_id FROM run").fetchone()[0]
         if kept != run_id:
             raise JournalError(
@@ -228,6 +233,7 @@ class Store:
             layout=None if layout is None else layout_of(layout),
             dropped=run_end.dropped,
             barred=rows.barred(self._database),
+            revoked=rows.revoked(self._database),
             last_roster=run_end.roster,
             departed=run_end.departed,
             pacing=b"" if pacing is None else bytes(pacing[0]),
@@ -379,7 +385,11 @@ class Store:
                     (effect.result.samples, len(record.roster)),
                 )
             elif effect.rolls_back:
-                self._database.execute("UPDATE totals SET rolled_back = ?", (row,))
+                self._database.execute(
+                    "UPDATE totals SET rolled_back = :row,"
+                    " resumed = CASE WHEN :by_itself THEN resumed ELSE :row END",
+                    {"row": row, "by_itself": effect.by_itself},
+                )
                 logbook.forget_scalars_after(self._database, record.step)
             if effect.pacing:
                 # In the same transaction: what was learnt from a record stands or falls with it.

@@ -186,7 +186,7 @@ class LineTask:
         self._answers = answers
         self._encoder = Encoder(answers)
         self._announcer = Announcer(
-            settings.announce, term=line.term, dropped=journal.history.dropped
+            settings.announce, term=line.term, revoked=journal.history.revoked
         )
         self._settings = settings
         self._clock, self._wall = clocks

@@ -109,6 +109,25 @@ def test_a_halt_names_what_there_is_and_what_helps(
     assert said in halt.message
 
 
+def test_a_dropped_worker_stays_barred_when_the_line_goes_back_by_itself(bench: Bench) -> None:
+    bench.journal.barred = {100}
+    bench.restart()
+    bring(bench, 2, STEP_1, 1)
+    bring(bench, 1, STEP_1, 1)
+    bench.now += bench.settings.recovery_window_s
+    bench.send(on.TimePassed())
+    bench.send(on.AncestorFound(*bench.journal.find_ancestor()))
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+    after_going_back = set(bench.journal.barred)
+
+    bench.restart(roll_back_to=STEP_1)
+    bring(bench, 0, STEP_1, 1)
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+
+    assert (after_going_back, bench.journal.barred) == ({100}, set())
+    assert {each.worker for each in core_of(bench).members} == {0}
+
+
 def test_a_line_that_went_back_does_not_take_a_later_checkpoint_for_its_last() -> None:
     later = RunCheckpoints(step=6, folder="step-6", reported=9, overdue=9)
     earlier = RunCheckpoints(step=2, folder="step-2")

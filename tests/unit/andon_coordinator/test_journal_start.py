@@ -160,26 +160,32 @@ DROPPED = effects.SaveDeparture(
 )
 
 
-@pytest.mark.parametrize("since", ["nothing", "a step", "a departure", "a roll-back"])
-def test_a_slot_is_dropped_until_somebody_takes_it_or_the_line_is_rolled_back(
+@pytest.mark.parametrize(
+    "since",
+    ["nothing", "a step", "a departure", "a resumed run", "lost state", "a step, lost state"],
+)
+def test_a_slot_is_dropped_until_somebody_takes_it_or_the_run_is_resumed(
     path: Path, since: str
 ) -> None:
     with Writing(path) as writing:
         writing.save(effects.SaveRecord(INITIAL))
         writing.journal.save(DROPPED)
-        if since == "a step":
+        if since.startswith("a step"):
             writing.save(effects.SaveRecord(STEP, RESULT))
         if since == "a departure":
             writing.journal.save(effects.SaveDeparture(2, None, "its connection broke", 1, b""))
-    if since == "a roll-back":
+    if since == "a resumed run" or since.endswith("lost state"):
         back = Record(Key(TERM + 1, 1), INITIAL.key, RecordKind.MARK, 0, Cursor(0, 0), ())
+        by_itself = since != "a resumed run"
         with Writing(path, TERM + 1) as writing:
-            writing.save(effects.SaveRecord(back, rolls_back=True))
+            writing.save(effects.SaveRecord(back, rolls_back=True, by_itself=by_itself))
 
     history = reopened(path)
-    assert history.dropped == ({2} if since == "nothing" else frozenset())
-    # Who had it stays barred, whoever has the slot now.
-    assert history.barred == ({2**64 - 1, "gamma"} if since != "a roll-back" else frozenset())
+    assert history.dropped == ({2} if since in ("nothing", "lost state") else frozenset())
+    # Who had it stays barred, whoever has the slot now, until a person resumes the run.
+    assert history.barred == ({2**64 - 1, "gamma"} if since != "a resumed run" else frozenset())
+    # Whatever happened since, a token of before opens nothing.
+    assert history.revoked == {2}
 
 
 def test_departures_after_the_last_step_are_in_the_history(path: Path) -> None:
