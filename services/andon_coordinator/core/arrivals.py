@@ -55,6 +55,9 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
         if slot.reason is Reason.COMPLETE and known is not None:
             known.expected_until = None  # Now it knows.
         return
+    if request.head is not None and core.members.of_incarnation(request.incarnation) is None:
+        # From a checkpoint, or from before this coordinator: what it was compared with is unknown.
+        core.note_uncompared(slot)
     _replace(core, slot, request)
     if core.plan is None or core.totals_reopened:
         _take_plan(core, request)

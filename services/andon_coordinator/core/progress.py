@@ -217,9 +217,9 @@ def _open_round(core: CoreState) -> None:
         writer=core.checkpoints.writer,
         checkpoint_step=core.checkpoints.step,
         copies_buffers=all(COPIED_BUFFERS in each.request.capabilities for each in roster),
-        wants_digest=bool(
-            core.settings.policy.digest_every and not core.uncompared.isdisjoint(workers)
-        ),
+        wants_digest=len(workers) > 1
+        and workers != core.asked_for_digests
+        and not core.uncompared.isdisjoint(workers),
         lacks_overflow=next(
             (each.worker for each in roster if OVERFLOW not in each.request.capabilities), None
         ),

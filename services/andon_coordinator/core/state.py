@@ -155,7 +155,9 @@ class CoreState:
     barred: set[int | str] = field(default_factory=set)
     """Who may not join again: incarnations of dropped workers, and names of their own tokens."""
     uncompared: set[int] = field(default_factory=set)
-    """Workers that got their state from another one, until a round compared their weights."""
+    """Workers that got their state from elsewhere, until a round compared them with another's."""
+    asked_for_digests: tuple[int, ...] = ()
+    """The roster that was asked to compare those last: it can't do better if asked again."""
     last_roster: tuple[int, ...] = ()
     """Workers of the last STEP since the run was started or resumed; empty if there is none."""
     departed: dict[int, bool] = field(default_factory=dict)
@@ -192,6 +194,12 @@ class CoreState:
         text = f"the run is over: {self.stop_reason}"
         self.emit(SendShutdown(member.stream, text, self.stop_reason))
         member.knows_the_end = True
+
+    def note_uncompared(self, worker: int) -> None:
+        """Notes that nobody has compared the weights of a worker, if the line compares any."""
+        if self.settings.policy.digest_every:
+            self.uncompared.add(worker)
+            self.asked_for_digests = ()
 
     def enter(self, trigger: Trigger) -> None:
         """Changes the line's state by the table."""

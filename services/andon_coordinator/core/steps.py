@@ -263,8 +263,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     if defect is not None:
         core.stop_line(defect)
         return
-    # Also those of a client that reported no digest: it would not report one next time either.
-    core.uncompared.difference_update(round_.roster)
+    _note_compared(core, round_)
     assert core.plan is not None
     seconds = core.now - round_.opened_at
     cursor = cursor_after(core.chain.cursor, round_.batch, core.plan.epoch_size)
@@ -294,6 +293,22 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
             attempts=overlap.next_attempts(core, round_),
         )
     )
+
+
+def _note_compared(core: CoreState, round_: StepRound) -> None:
+    """Notes whose weights a round without a defect has compared with another worker's."""
+    for base_hashed in (True, False):  # Each kind is compared within itself: see `divergence`.
+        kind = {
+            worker
+            for worker, report in round_.in_rank_order
+            if report.digest
+            and report.digest_head == round_.parent
+            and report.digest_base_hashed is base_hashed
+        }
+        if len(kind) > 1:
+            core.uncompared -= kind
+    if round_.wants_digest:
+        core.asked_for_digests = round_.roster
 
 
 def _stop_of_scripts(core: CoreState, round_: StepRound) -> str:

@@ -119,7 +119,7 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
         joiner.accepts_state = False
         # The donor gave the digest of what it sent, so it proves nothing of the weights. Those are
         # compared with everybody's in the next round, before its gradients may move anything.
-        core.uncompared.add(joiner.worker)
+        core.note_uncompared(joiner.worker)
         core.transfers.setbacks.pop(joiner.worker, None)
         _send_missed_mark(core, joiner)
         return

@@ -103,24 +103,54 @@ def test_f_dp_001_digests_of_one_head_that_differ_halt_before_the_record() -> No
     assert not bench.journal.pending_records
 
 
+def _step(bench: Bench, streams: list[int], reporting: int) -> list[bool]:
+    """A step in which so many report a digest; who was asked for one."""
+    _assigned(bench, streams)
+    asked = []
+    for number, stream in enumerate(streams):
+        digest = b"a" * 32 if number < reporting else b""
+        head = bench.peers[stream].head
+        asked += [each.wants_digest for each in [bench.peers[stream].assignment] if each]
+        report = replace(bench.ready(stream), digest=digest, digest_head=head)
+        bench.send(on.WorkerReady(stream, report))
+    bench.send(on.RecordSaved(bench.journal.save_record()))
+    return asked
+
+
 def test_f_dp_001_weights_that_were_transferred_are_compared_in_the_next_complete_round() -> None:
     bench = _bench()
     streams = _bootstrapped(bench)
-    first = _assigned(bench, streams)
+    voided = [each.wants_digest for each in _assigned(bench, streams)]
     bench.send(on.CordPulled("this voids the round, so nothing is compared"))
-    answered = bench.send(on.HaltCleared(1, HaltAnswer.RETRY))
-    second = [each.assignment for each in answered if isinstance(each, do.Assign)]
-    for stream in streams:
-        bench.send(on.WorkerReady(stream, bench.ready(stream)))
-    bench.send(on.RecordSaved(bench.journal.save_record()))
-    third = _assigned(bench, streams)
+    bench.send(on.HaltCleared(1, HaltAnswer.RETRY))
 
-    rounds = (first, second, third)
-    assert [[each.wants_digest for each in round_] for round_ in rounds] == [
-        [True, True],
-        [True, True],
-        [False, False],
-    ]
+    asked = [_step(bench, streams, 2), _step(bench, streams, 2)]
+
+    assert [voided, *asked] == [[True, True], [True, True], [False, False]]
+
+
+@pytest.mark.parametrize("reporting", [1, 2])
+def test_f_dp_001_weights_are_compared_after_a_restart_and_with_somebody_elses_alone(
+    reporting: int,
+) -> None:
+    bench = _bench(workers=3)
+    streams = _bootstrapped(bench)
+    _step(bench, streams, 3)
+    back = [bench.rejoin(stream, each, each) for each, stream in enumerate(streams)]
+    bench.restart()
+    streams = [bench.join(f"w{each}", back[each])[0] for each in range(3)]
+
+    first, second = _step(bench, streams, reporting), _step(bench, streams, reporting)
+
+    assert (first, second) == ([True] * 3, [False] * 3), "who was asked once is not asked again"
+    left = {1: {0, 1, 2}, 2: {2}}[reporting]
+    assert bench.line._core.uncompared == left
+    # A roster that is another one may do better.
+    bench.send(on.WorkerStreamEnded(streams[2], gone=True))
+    bench.join("w2", bench.rejoin(streams[2], 2, 7))
+    streams[2] = max(bench.peers)
+    assert _step(bench, streams, 3) == [True] * 3
+    assert not bench.line._core.uncompared
 
 
 def test_a_digest_of_another_head_is_not_compared() -> None:

@@ -61,6 +61,20 @@ def test_a_window_is_made_of_the_workers_own_optimizer_steps() -> None:
     assert len(report.digest.sha256) == 32, "of the window's start"
 
 
+def test_a_digest_that_is_wanted_within_a_window_is_of_its_start() -> None:
+    bench, calm = LocalBench(), LocalBench()
+    calm.assign((0, 8), end="commit", wants_digest=True)
+    bench.assign((0, 8), end="void")
+    bench.assign((0, 8), end="commit", attempt=1, wants_digest=True)
+
+    for each in (bench, calm):
+        each.run()
+
+    assert bench.member.reports[-1].digest == calm.member.reports[-1].digest
+    assert [len(samples) for samples in bench.computed] == [4, 4], "nothing is computed twice"
+    torch.testing.assert_close(bench.weights, calm.weights, rtol=0, atol=0)
+
+
 def test_micro_batches_of_a_local_step_are_one_gradient() -> None:
     bench, whole = LocalBench(micro=2), LocalBench()
     for each in (bench, whole):

@@ -206,6 +206,8 @@ class LocalStepper(LoopSteps):
         self._committed = False
         if not self._local.computed:
             self._begin_window(wants_digest=assigned.wants_digest)
+        elif assigned.wants_digest and self._digest is NO_DIGEST:
+            self._digest = self._held_digest()
         computed = self._local.computed
         epoch, batch = assigned.epoch, assigned.batch
         due = self._share(assigned, epoch, computed.missing(assigned), batch)
@@ -259,6 +261,18 @@ class LocalStepper(LoopSteps):
         if not wanted and (not every or self._member.step % every):
             return NO_DIGEST
         return self._replica.weights(self._member.coordinator_can)
+
+    def _held_digest(self) -> Digest:
+        """The digest of the window's start, while the models hold what was computed from there."""
+        start = self._start()
+        with torch.no_grad():
+            now = {key: part.clone() for key, part in self._parameters()}
+            for key, part in self._parameters():
+                part.copy_(start[key])
+            digest = self._head_digest(wanted=True)
+            for key, part in self._parameters():
+                part.copy_(now[key])
+        return digest
 
     def _open(self, assigned: Assigned, due: Share, ahead: Share) -> _Round:
         parts = self._parts(due, self._local.computed.add)
