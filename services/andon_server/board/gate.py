@@ -15,7 +15,9 @@ checks keep them out:
 - **A header of our own** and JSON as the content type, where something is changed. A browser sends
   neither for another site without asking this service, and the service never consents.
 
-Nobody tries many tokens: after ten wrong ones an address has to wait. Sessions that it has go on.
+Nobody tries many tokens: after ten wrong ones an address gets no answer to more of them for the
+rest of the minute. A right one passes all the same, and sessions go on: a token is too long to be
+guessed, and whoever shares the address (everybody on loopback) must not lock an operator out.
 
 A login gives the browser a cookie that names a session. Only this process knows which token the
 session showed; the token itself is not kept in the browser.
@@ -149,21 +151,20 @@ class BoardGate:
             Refused: the request shows no token that lets one look.
         """
         bearer = self._bearer(environ)
-        if bearer:
-            self._check_attempts(environ)
         shown = bearer or self._of_session(environ)
         try:
             self._access.check_looking(shown)
             if self._beyond and not self._knows(shown):
                 raise LineError(Reason.TOKEN, "")
         except LineError as error:
-            self._count(error.reason)
             if bearer:
                 self._note_wrong(environ)
+            self._count(error.reason)
             raise Refused(
                 HTTPStatus.UNAUTHORIZED,
-                "this board asks for a token: log in with the run's token to look, or with the "
-                "operators' to answer as well (the files of --token-file, --operator-token-file)",
+                "this board asks for a token: log in with the run's token, the viewers' or a "
+                "worker's own to look, or with the operators' to answer as well (the files of "
+                "--token-file, --viewer-token-file, --operator-token-file)",
                 needs_login=True,
             ) from error
         operates = self._operates(shown)
@@ -198,14 +199,14 @@ class BoardGate:
         shown = token.strip().encode()
         if not self._has_tokens:
             raise Refused(HTTPStatus.CONFLICT, "this board asks for no token: just look")
-        self._check_attempts(environ)
         if not self._knows(shown):
-            self._count(Reason.TOKEN)
             self._note_wrong(environ)
+            self._count(Reason.TOKEN)
             raise Refused(
                 HTTPStatus.UNAUTHORIZED,
-                "that is neither the run's token nor the operators': copy the content of the "
-                "file that --token-file or --operator-token-file of the service names",
+                "that is none of this line's tokens (the run's, the operators', the viewers', a "
+                "worker's own): copy the content of the file that --token-file, "
+                "--operator-token-file or --viewer-token-file of the service names",
                 needs_login=True,
             )
         session = secrets.token_urlsafe(32)
@@ -253,20 +254,23 @@ class BoardGate:
             return False
         return True
 
-    def _check_attempts(self, environ: WSGIEnvironment) -> None:
+    def _note_wrong(self, environ: WSGIEnvironment) -> None:
+        """Counts a wrong token.
+
+        Raises:
+            Refused: so many came from its address that this one is not even answered.
+        """
+        address, is_told = environ.get("REMOTE_ADDR", ""), False
         with self._lock:
-            wait_s = self._attempts.wait_s(environ.get("REMOTE_ADDR", ""), self._now())
+            wait_s = self._attempts.wait_s(address, self._now())
+            if wait_s <= 0:
+                is_told = self._attempts.note(address, self._now())
         if wait_s > 0:
             raise Refused(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"{MOST_WRONG} wrong tokens came from your address: try again in {wait_s:.0f} s",
                 needs_login=True,
             )
-
-    def _note_wrong(self, environ: WSGIEnvironment) -> None:
-        address = environ.get("REMOTE_ADDR", "")
-        with self._lock:
-            is_told = self._attempts.note(address, self._now())
         if is_told:
             log.warning("board_login_refused from=%s", address)
 
