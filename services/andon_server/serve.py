@@ -14,10 +14,11 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from andon.host.errors import CommandError, ExitCode
+from andon.host.errors import CommandError, ExitCode, UsageError
 from andon.host.telemetry import ExchangeDurations, RefusalCounter, new_registry
 from andon.host.tether import tie_to_parent
 from andon.host.tls import is_loopback
+from andon.host.worker_tokens import Withdrawn, WithdrawnUnreadable
 from andon.protocol.announcements import Announcement
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
@@ -219,7 +220,16 @@ def _report_readiness(health: HealthService, ready: bool) -> None:  # noqa: FBT0
 
 
 def coordinator_config(config: ServeConfig) -> CoordinatorConfig:
-    """The configuration of the coordinator that `andon serve` runs, without its `metrics_url`."""
+    """The configuration of the coordinator that `andon serve` runs, without its `metrics_url`.
+
+    Raises:
+        UsageError: the file of withdrawn tokens can't be used.
+    """
+    if config.withdrawn_file is not None:
+        try:
+            Withdrawn(config.withdrawn_file).names()
+        except WithdrawnUnreadable as error:
+            raise UsageError(f"--withdrawn-file: {error}") from error
     return CoordinatorConfig(
         run_id=config.run_id,
         journal=config.folder / JOURNAL,

@@ -76,10 +76,24 @@ class Withdrawn:
         Raises:
             WithdrawnUnreadable: nobody can say.
         """
+        return name in self.names()
+
+    def names(self) -> set[str]:
+        """All names whose tokens are withdrawn now.
+
+        Raises:
+            WithdrawnUnreadable: the file can't be read, or a line is no name: a slip of the pen
+                must not leave a token in force.
+        """
         try:
             text = self._path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", "") or "it is not text"
             raise WithdrawnUnreadable(f"{self._path} can't be read ({why})") from None
-        lines = (line.partition("#")[0].strip() for line in text.splitlines())
-        return name in lines
+        names = [line.partition("#")[0].strip() for line in text.splitlines()]
+        for number, name in enumerate(names, start=1):
+            if name and not _NAME.fullmatch(name):
+                raise WithdrawnUnreadable(
+                    f"line {number} of {self._path} is no name of a token: one name a line"
+                )
+        return set(names) - {""}

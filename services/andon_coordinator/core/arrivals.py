@@ -235,6 +235,7 @@ def _answer(core: CoreState, member: LineMember) -> None:
             step=core.chain.step,
             halt=core.halt if core.line_state is LineState.HALTED else None,
             reducers=core.reducer_map,
+            credential=member.request.credential,
         )
     )
     if join_status is JoinStatus.RECORD_FOLLOWS:

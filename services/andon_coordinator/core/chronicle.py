@@ -130,6 +130,8 @@ class Chronicle:
         device = next((each.name for each in request.devices if each.name), request.backend)
         where = f"{request.node_id} ({device})" if request.node_id else device
         text = f"again, on {where}" if again else f"on {where}"
+        if accepted.credential:
+            text += f", by the token of {accepted.credential}"
         self._tell(RunEventKind.JOINED, accepted.worker, text, accepted.step)
 
     def _departed(self, gone: effects.SaveDeparture) -> None:

@@ -303,6 +303,8 @@ class AcceptJoin:
     step: int
     halt: HaltEvidence | None
     reducers: tuple[ReducerShare, ...] = ()
+    credential: str = ""
+    """The name of the worker's own token, for people; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,8 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
     match effect:
         case effects.AcceptJoin():
             status = effect.join_status.name.lower()
-            log.info(LogEvent("worker_joined", worker=effect.worker, join_status=status))
+            own = {"token": effect.credential} if effect.credential else {}
+            log.info(LogEvent("worker_joined", worker=effect.worker, join_status=status, **own))
         case effects.RefuseJoin():
             reason = effect.refusal.reason.name.lower()
             message = clipped(effect.refusal.message)

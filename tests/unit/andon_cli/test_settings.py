@@ -116,6 +116,18 @@ def test_a_new_setting_reaches_the_service_and_its_coordinator() -> None:
     assert line.tea_breaks == 5
 
 
+@pytest.mark.parametrize("content", [None, b"# two of them:\nbeta, gamma\n", b"\xff"])
+def test_a_service_does_not_start_without_knowing_which_tokens_are_withdrawn(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "withdrawn"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(UsageError, match=f"--withdrawn-file: .*{file}"):
+        coordinator_config(serve("--withdrawn-file", str(file)))
+
+
 def test_a_report_has_what_was_chosen_and_no_token() -> None:
     chosen = serve("--port", "7", "--insecure", ANDON_TOPOLOGY="ring", ANDON_TOKEN="secret")
 

@@ -99,6 +99,10 @@ def test_a_join_names_host_and_device_and_a_process_that_came_back() -> None:
     assert telling.told(*joined(1)) == [("joined", 1, 3, "on alpha (NVIDIA L4)")]
     assert telling.told(*joined(1)) == [("joined", 1, 3, "again, on alpha (NVIDIA L4)")]
     assert telling.told(*joined(2)) == [("joined", 1, 3, "on alpha (NVIDIA L4)")]
+    event, accepted = joined(3)
+    assert telling.told(event, replace(accepted, credential="beta")) == [
+        ("joined", 1, 3, "on alpha (NVIDIA L4), by the token of beta")
+    ]
 
 
 def test_departures_differ_by_who_wanted_them() -> None:

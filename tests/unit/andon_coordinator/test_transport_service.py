@@ -158,6 +158,9 @@ def test_a_worker_token_opens_nothing_once_it_is_withdrawn_or_has_expired(tmp_pa
         more.write("beta\n")
     with refused(Reason.TOKEN, "of beta was withdrawn"):
         joining(access, worker("beta", 1001))
+    file.write_text("alpha beta\n")
+    with refused(Reason.TOKEN, "of gamma was withdrawn: line 1 of .* is no name"):
+        joining(access, worker("gamma"))
     file.unlink()
     with refused(Reason.TOKEN, "can't tell whether the token of gamma was withdrawn"):
         joining(access, worker("gamma"))
