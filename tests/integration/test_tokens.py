@@ -239,6 +239,33 @@ def test_a_run_hands_its_token_to_its_service_and_its_workers(tmp_path: Path) ->
     assert RUN.decode() not in output + errors + log.read_text()
 
 
+def test_a_script_that_may_not_end_the_run_trains_on_and_is_told_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "from andon_trainer import Line\n"
+        "line, model = Line(), torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "loader = DataLoader(TensorDataset(torch.ones(12, 1)), batch_size=4)\n"
+        "model, optimizer, loader = line.prepare(model, optimizer, loader)\n"
+        "for _ in line.epochs(1):\n"
+        "    for (x,) in loader:\n"
+        "        line.stop('enough')\n"
+        "        optimizer.zero_grad()\n"
+        "        line.backward(model(x).mean())\n"
+        "        optimizer.step()\n"
+        "print('made', line.step, 'steps:', line.stopped or 'all')\n"
+    )
+
+    code, output, errors = andon(tmp_path, "run", "--may-stop", "operators", str(script))
+    (log,) = (tmp_path / "runs").glob("*/service.log")
+
+    assert (code, "made 3 steps: all" in output) == (0, True), output + errors
+    assert (output + errors).count("the script wanted to end the run (enough), and the line") == 1
+    assert log.read_text().count("script wants to end the run (enough)") == 1
+
+
 # ------------------------------------------------------------------ at a reducer
 
 

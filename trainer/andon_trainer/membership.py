@@ -111,6 +111,10 @@ class Membership(MemberFacts):
         self._checkpoint = (origin.step, str(config.resume)) if origin is not None else None
         """Step and folder of the last checkpoint that this worker wrote or started from."""
         self._habit = Habit()
+        self._stop_refused = False
+        """Whether the script was told that it may not end the run."""
+        self._wants_stop = ""
+        """Why the script wants the run to end with the reported round; empty: it does not."""
         state = WorkerState()
         if origin is not None:
             state = WorkerState(origin.head, origin.cursor, origin.step, pacing=origin.pacing)
@@ -346,6 +350,10 @@ class Membership(MemberFacts):
             report = replace(report, standing=standing)
         self._conversation.reported()
         self._link.control.report_step(report)
+        # What is computed ahead is committed first, and the run ends after that.
+        assigned = self._state.assigned
+        at_once = assigned is not None and assigned.ahead_batch is None
+        self._wants_stop = report.stop_reason if at_once else ""
 
     def await_commit(self) -> Committed | None:
         """Waits for the round's record; None if the round is void. Then the weights may move."""
@@ -353,11 +361,23 @@ class Membership(MemberFacts):
         self._wait(Wait.COMMIT)
         commit = self._state.take_commit()
         self._habit.committed()
+        if commit is not None and self._wants_stop and not commit.stop_reason:
+            self._warn_that_it_goes_on()
         if self.timeline is not None:
             self.timeline.span("wait for commit", began)
             if commit is not None:
                 self.timeline.step_over("committed")
         return commit
+
+    def _warn_that_it_goes_on(self) -> None:
+        if not self._stop_refused:
+            self._stop_refused = True
+            text = (
+                f"the script wanted to end the run ({self._wants_stop}), and the line goes on: "
+                "only operators may end it (--may-stop operators). Ask one for `andon drain`; a "
+                "script that leaves its loop ends this worker alone"
+            )
+            log.warning(LogEvent("stop_refused", text, step=self.step))
 
     def look(self) -> bool:
         """Takes what has come, without waiting, between two local steps.

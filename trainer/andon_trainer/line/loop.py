@@ -306,7 +306,8 @@ class TrainingLoop(LineProperties):
     def stop(self, reason: str) -> None:
         """Ends the run: all workers' loops end after the same step, the current or the next one.
 
-        Any worker may call it.
+        Any worker may call it. On a line with `--may-stop operators` none may: then it has no
+        effect, and the worker's log says so.
 
         Args:
             reason: becomes `line.stopped` on all workers.
