@@ -93,8 +93,8 @@ def overview_text() -> str:
     summaries = {name: verb.summary for name, verb in VERBS.items()} | others
     lines = [f"  {name:<14}{summary}" for name, summary in summaries.items()]
     about = (
-        "Exchanges gradients between PyTorch workers over gRPC, and stops the line the moment a\n"
-        "value is wrong."
+        "Exchanges gradients between PyTorch workers, and stops the line the moment a value is\n"
+        "wrong."
     )
     return "\n".join(
         ["usage: andon COMMAND [flags]", "", about, "", "commands:", *lines, "", OVERVIEW]
