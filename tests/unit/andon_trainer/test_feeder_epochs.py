@@ -245,7 +245,7 @@ def test_a_change_that_can_not_be_sent_to_the_processes_is_said(
     seen = epochs(feeder, 3, script)
 
     assert {name for _, _, name, _ in seen[1]} == {"strong"}
-    assert caplog.text.count("augment of the dataset has changed since line.prepare") == 1
+    assert caplog.text.count("augment of the Curriculum has changed since line.prepare") == 1
 
 
 def test_with_persistent_workers_the_processes_stay(feeders: Callable[..., LoaderFeeder]) -> None:

@@ -543,6 +543,41 @@ def test_other_numbers_for_shards_are_refused_by_name(line: Line) -> None:
             for shard in line.shards(samples, batch_size):
                 line.backward(F.mse_loss(net(x[shard.indices]), y[shard.indices]))
                 optimizer.step()
+def test_a_stream_that_grows_by_more_than_is_sent_is_refused_by_name(line: Line) -> None:
+    given = DataLoader(ChangingStream(), BATCH, num_workers=1)
+
+    with pytest.raises(ValueError, match=r"numbers of the ChangingStream .*forkserver"):
+        train_while_it_changes(line, [2**16], given)
+    assert (line.step, line.epoch) == (3, 1)
+
+
+class Curriculum(ChangingStream):
+    """Every epoch has numbers of its own, more than are sent."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.numbers = [epoch, *[1] * 7]
+        self.pool = list(range(2**16))
+
+
+def test_what_set_epoch_makes_anew_is_no_change_of_the_script_s(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = DataLoader(Curriculum(), BATCH, num_workers=1)
+
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+    net, optimizer, loader = line.prepare(net, optimizer, given)
+    firsts = []
+    for _epoch in line.epochs(3):
+        for x in loader:
+            firsts.append(x[0].item())
+            line.backward(net(x).mean())
+            optimizer.step()
+
+    assert firsts == [0, 1, 2]
+    assert "has changed since line.prepare" not in caplog.text
+
+
 
     train(1, 16, 8)
     for samples, batch_size in ((SAMPLES, 8), (16, 4)):

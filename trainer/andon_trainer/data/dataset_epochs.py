@@ -15,7 +15,6 @@ import inspect
 import logging
 import pickle
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from andon_trainer.data.digest import nested_datasets
@@ -31,6 +30,9 @@ EpochCalls = dict[int, EpochCall]
 
 Changes = list[tuple[int, str, Any]]
 """Attributes that were set: the dataset's place among `nested_datasets`, name and value."""
+
+_Attributes = dict[str, tuple[Any, int]]
+"""Attributes of a dataset, with how many things each holds: a list may grow."""
 
 METHOD = "set_epoch"
 _MOST_BYTES = 2**16
@@ -52,44 +54,53 @@ class DatasetEpochs:
         """The script's last calls."""
         self._epoch: int | None = None
         self._all = list(nested_datasets(dataset))
-        self._remembered: list[dict[str, tuple[Any, int]]] = []
-        """The attributes of each dataset when the loading processes got theirs, with how many
-        things each held: a list may have grown since then."""
+        self._remembered: list[_Attributes] = []
+        """Those of each dataset when the loading processes got theirs."""
         self.changes = b""
         """What the script has set since then, pickled: `Changes`; empty: nothing."""
         self._warned: list[str] = []
 
     def remember(self) -> None:
         """The loading processes have the datasets as they are now."""
-        self._remembered = [
-            {name: (value, _held(value)) for name, value in getattr(part, "__dict__", {}).items()}
-            for part in self._all
-        ]
+        self._remembered = [_attributes(part) for part in self._all]
 
-    def look_for_changes(self) -> None:
-        """Notes which attributes of the datasets have other values than in the processes."""
+    def look_for_changes(self, *, ends_with_data: bool = False) -> None:
+        """Notes which attributes of the datasets have other values than in the processes.
+
+        Args:
+            ends_with_data: whether an epoch ends where the data ends, so that one from old data
+                would have another length.
+
+        Raises:
+            ValueError: an epoch ends with the data, and data is too much to be sent.
+        """
         found: Changes = []
-        unseen = []
+        unseen, is_data = [], False
         for place, (part, before) in enumerate(zip(self._all, self._remembered, strict=True)):
-            for name, value in getattr(part, "__dict__", {}).items():
-                old, held = before.get(name, (self, 0))
-                if name == METHOD or (old is value and held == _held(value)):
+            for name, now in _attributes(part).items():
+                if name == METHOD or _alike(now, before.get(name)):
                     continue
-                if _is_small(value):
+                value, held = now
+                size = _pickled_bytes(value)
+                if size is not None and size <= _MOST_BYTES:
                     found.append((place, name, value))
-                else:
-                    unseen.append(name)
+                    continue
+                unseen.append(f"{name} of the {type(part).__name__}")
+                # What is neither may be an open file.
+                is_data = is_data or size is not None or held > 0
         self.changes = pickle.dumps(found) if found else b""
-        if unseen and unseen != self._warned:
-            self._warned = unseen
-            log.warning(
-                "%s of the dataset has changed since line.prepare, and can't be sent to the "
-                "loading processes (it can't be pickled, or is larger than %d bytes): they go on "
-                "with the old value. Give the DataLoader multiprocessing_context='forkserver', "
-                "which starts new ones in each epoch",
-                ", ".join(unseen),
-                _MOST_BYTES,
-            )
+        if not unseen or unseen == self._warned:
+            return
+        text = (
+            f"{', '.join(unseen)} has changed since line.prepare, and can't be sent to the "
+            f"loading processes (it can't be pickled, or is larger than {_MOST_BYTES} bytes): "
+            "they %s the old value. Give the DataLoader multiprocessing_context='forkserver', "
+            "which starts new ones in each epoch"
+        )
+        if ends_with_data and is_data:
+            raise ValueError(text % "would end this epoch by" + ", or num_workers=0")
+        self._warned = unseen
+        log.warning("%s", text % "go on with")
 
     def calls(self, epoch: int) -> EpochCalls:
         """What is to be called before a sample of this epoch is loaded."""
@@ -118,7 +129,7 @@ class DatasetEpochs:
         self._epoch = epoch
         for place, (arguments, named) in calls.items():
             if self._own.get(place) != (arguments, named):
-                self._methods[place](*arguments, **named)
+                self._call_here(self._methods[place], arguments, named)
 
     def observe(self) -> None:
         """Notes what the script calls from now on; call it after a fork, never before.
@@ -127,7 +138,7 @@ class DatasetEpochs:
         """
         for place, part in self._parts.items():
             if hasattr(part, "__dict__"):
-                setattr(part, METHOD, _ObservedMethod(self._methods[place], place, self._called))
+                setattr(part, METHOD, _ObservedMethod(self._methods[place], place, self))
 
     def stop_observing(self) -> None:
         """Gives the datasets their own methods back; a second call does nothing."""
@@ -135,8 +146,22 @@ class DatasetEpochs:
             if isinstance(getattr(part, "__dict__", {}).get(METHOD), _ObservedMethod):
                 vars(part).pop(METHOD)
 
-    def _called(self, place: int, call: EpochCall) -> None:
+    def call(self, place: int, call: EpochCall) -> Any:
+        """The script's own call of a method."""
+        answer = self._call_here(self._methods[place], *call)
         self._own[place] = _plain(self._methods[place], call)
+        return answer
+
+    def _call_here(self, method: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Calls a method; what it changes here, the same call changes in the processes."""
+        before = [_attributes(part) for part in self._all]
+        answer = method(*arguments, **named)
+        for part, old, known in zip(self._all, before, self._remembered, strict=False):
+            for name, now in _attributes(part).items():
+                # If the script had changed it too, the processes would begin with something else.
+                if not _alike(now, old.get(name)) and _alike(known.get(name), old.get(name)):
+                    known[name] = now
+        return answer
 
 
 def set_changes(dataset: Any, changes: bytes) -> None:
@@ -147,16 +172,25 @@ def set_changes(dataset: Any, changes: bytes) -> None:
         setattr(parts[place], name, value)
 
 
-def _held(value: Any) -> int:
-    """How many things a list or the like holds."""
-    return len(value) if isinstance(value, list | dict | set | deque) else 0
+def _attributes(part: Any) -> _Attributes:
+    return {
+        name: (value, len(value) if isinstance(value, list | dict | set | deque) else 0)
+        for name, value in getattr(part, "__dict__", {}).items()
+    }
 
 
-def _is_small(value: Any) -> bool:
+def _alike(one: tuple[Any, int] | None, other: tuple[Any, int] | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one[0] is other[0] and one[1] == other[1]
+
+
+def _pickled_bytes(value: Any) -> int | None:
+    """None: it can't be pickled."""
     try:
-        return len(pickle.dumps(value)) <= _MOST_BYTES
+        return len(pickle.dumps(value))
     except Exception:  # Whatever the script's own objects raise.
-        return False
+        return None
 
 
 def _call(method: Any, epoch: int) -> EpochCall | None:
@@ -181,15 +215,13 @@ def _plain(method: Any, call: EpochCall) -> EpochCall:
 class _ObservedMethod:
     """A dataset's `set_epoch` that reports its calls. Pickling restores the method."""
 
-    def __init__(self, method: Any, place: int, called: Callable[[int, EpochCall], None]) -> None:
+    def __init__(self, method: Any, place: int, epochs: DatasetEpochs) -> None:
         self._method = method
         self._place = place
-        self._called = called
+        self._epochs = epochs
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        answer = self._method(*arguments, **named)
-        self._called(self._place, (arguments, named))
-        return answer
+        return self._epochs.call(self._place, (arguments, named))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self._method.__self__, METHOD)

@@ -149,7 +149,8 @@ class StreamFeeder:
         Raises:
             RuntimeError: there is a loading process, and `open` was not called. Or the stream is
                 shorter than its `__len__` says.
-            ValueError: the epoch has no item at all.
+            ValueError: the epoch has no item at all. Or the stream's data has changed, and is too
+                much for its loading process.
         """
         if not self.samples_of(share.epoch, share.ranges):
             return
@@ -244,7 +245,7 @@ class StreamFeeder:
         if self._stream is None or self._given.persistent_workers:
             return
         if processes_stay(self._given):
-            self._epochs.look_for_changes()
+            self._epochs.look_for_changes(ends_with_data=self.dataset_size is None)
             return
         if self._served is not None:
             self._end_process()
