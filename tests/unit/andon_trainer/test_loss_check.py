@@ -15,6 +15,7 @@ SAMPLES = 4
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 WEIGHTS = [nn.Parameter(torch.ones(8, 5)), nn.Parameter(torch.ones(SAMPLES, 5))]
+FILTERS = nn.Parameter(torch.ones(2, 4, 3))
 PADDED = torch.tensor([1, 2, -100, 0])
 
 
@@ -32,6 +33,10 @@ SUMS: dict[str, Loss] = {
     "times a half": lambda x, t: 0.5 * F.mse_loss(x, torch.zeros_like(x), reduction="sum"),
     "of a VAE": lambda x, t: 0.5 * F.mse_loss(x, x * 0, reduction="sum") - 2 * x.exp().sum(),
     "over named dimensions": lambda x, t: (x**2).sum(1).sum(0),
+    "of a layer without a bias": lambda x, t: (x @ WEIGHTS[0].T).square().sum(),
+    "of a layer over chosen rows": lambda x, t: (
+        (WEIGHTS[0][t] @ WEIGHTS[1].T).square().sum() + 0 * x.sum()
+    ),
     "in another dtype": lambda x, t: F.cross_entropy(x, t, reduction="sum").double().mean(),
     "of unequal samples": lambda x, t: (x[:, 0] * torch.tensor([1.0, 2, 0, 1])).sum(),
 }
@@ -63,6 +68,12 @@ MEANS: dict[str, Loss] = {
     "a large part": lambda x, t: F.cross_entropy(x, t) + 100 * (x**2).sum() / len(x),
     "as many losses as samples": lambda x, t: torch.stack([x[at].mean() for at in t]).sum(),
     "a norm of weights": lambda x, t: x.mean() + sum((each**2).sum() for each in WEIGHTS),
+    "orthogonal weights": lambda x, t: (
+        x.mean() + 0.5 * ((WEIGHTS[0] @ WEIGHTS[0].T - torch.eye(8)) ** 2).sum()
+    ),
+    "orthogonal filters": lambda x, t: (
+        x.mean() + torch.einsum("gij,gkj->gik", FILTERS, FILTERS).square().sum()
+    ),
     "weights far from zero": lambda x, t: x.mean() + torch.cat(tuple(WEIGHTS)).abs().sum(),
     "weights of samples": lambda x, t: ((x**2).mean(1) * torch.full((4,), 0.25)).sum(),
     "a norm": lambda x, t: x.norm(),
@@ -81,7 +92,9 @@ def masked(counts: int, by: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 OVER_A_PART: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "divided": lambda values, mask: (values * mask).sum() / mask.sum(),
     "divided by a plain number": lambda values, mask: (values * mask).sum() / int(mask.sum()),
+    "divided as means": lambda values, mask: (values * mask).mean() / (mask * 1.0).mean(),
     "selected": lambda values, mask: values[mask].mean(),
+    "selected and halved": lambda values, mask: values[mask].mean() / 2,
     "clamped, with another term": lambda values, mask: (
         0.5 * ((values * mask).sum() / mask.sum().clamp(min=1.0)) + values.mean()
     ),
@@ -160,6 +173,39 @@ def test_a_sum_divided_by_a_small_number_is_noticed_once_that_has_stayed_the_sam
         check.look(loss_of(lambda x, t: (x**2).sum() / 3), SAMPLES)
 
     assert "the loss is a sum over the batch" in caplog.text
+
+
+MASKED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "multiplied": lambda values, mask: (values * mask).sum() / mask.sum(),
+    "by a plain number": lambda values, mask: (values * mask).sum() / int(mask.sum()),
+    "chosen": lambda values, mask: torch.where(mask, values, 0.0).sum() / mask.sum(),
+    "filled": lambda values, mask: values.masked_fill(~mask, 0.0).sum() / mask.sum(),
+}
+
+
+@pytest.mark.parametrize("by", MASKED.values(), ids=MASKED)
+def test_a_mean_over_as_many_in_every_batch_is_not_taken_for_a_sum(
+    by: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    check = LossCheck()
+
+    for _ in range(10):
+        check.look(masked(3, by), SAMPLES)
+
+    assert "a mean over the 3 that count in 4 samples" in caplog.text
+    assert "a sum over the batch" not in caplog.text
+
+
+def test_a_mean_that_is_scaled_by_what_changes_counts_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    check = LossCheck()
+
+    for scale in (0.301, 2.0, 0.75, 0.5):
+        values = torch.randn(SAMPLES, 5, requires_grad=True)
+        check.look(values.mean() / torch.tensor(scale), SAMPLES)
+
+    assert caplog.text == ""
 
 
 def test_means_of_batches_of_other_sizes_are_means(caplog: pytest.LogCaptureFixture) -> None:

@@ -66,6 +66,8 @@ class _Counted:
     """Whether it is a sum over the batch, unless the count follows the samples."""
     whole: bool
     """Whether there is no other term."""
+    meant: int = 0
+    """How many values it is the mean of, if it is one that was divided by the part that counts."""
 
 
 class LossCheck:
@@ -76,8 +78,8 @@ class LossCheck:
         self._reader = reader or HostReader()
         self._means: list[tuple[Reading, int]] = []
         """Of means over targets: what they were divided by, on its way, and their targets."""
-        self._divisors: list[tuple[Reading, _Counted]] = []
-        """What sums were divided by, on its way."""
+        self._divisors: list[tuple[Reading, Reading | None, _Counted]] = []
+        """What terms were divided by, and how many values of a sum count, on their way."""
         self._weights: list[tuple[Reading, bool]] = []
         """The sum of the weights of a weighted sum, on its way, and whether it is all of a loss."""
         self._factors: list[Reading] = []
@@ -140,14 +142,18 @@ class LossCheck:
                 total = self._reader.begin(term.node._saved_total_weight)
                 self._means.append((total, term.node._saved_target.numel()))
                 continue
-            divides = [each for each in term.divisors if each.numel() == 1 and term.summed]
-            if not (divides or term.meant):
+            divides = [each for each in term.divisors if each.numel() == 1]
+            if not (term.summed or term.meant):
                 continue
             plain = bool(divides) and _is_plain_sum(term, samples)
-            counted = _Counted(_name_of(term), samples, plain, len(terms) == 1)
-            self._divisors += [(self._reader.begin(each), counted) for each in divides]
+            name = _name_of(term)
             if term.meant:
-                self._compare(counted, float(term.meant))
+                self._compare(_Counted(name, samples, plain, len(terms) == 1), float(term.meant))
+                name = (*name, "part")
+            counted = _Counted(name, samples, plain, len(terms) == 1, term.meant)
+            mask = term.mask if plain else None
+            counts = None if mask is None else self._reader.begin(mask.detach().sum())
+            self._divisors += [(self._reader.begin(each), counts, counted) for each in divides]
         self._look_if_here()
 
     def collect(self) -> None:
@@ -164,11 +170,18 @@ class LossCheck:
             if partly:
                 self._warn_of_part(f"a mean over {partly}")
         divisors, self._divisors = self._divisors, []
-        for divisor, counted in divisors:
-            self._compare(counted, divisor.number())
+        for divisor, counts, counted in divisors:
+            number = divisor.number()
+            if counted.meant:
+                self._compare_part(counted, number)
+            else:
+                masked = counts is not None and _same(counts.number(), number)
+                self._compare(counted, number, masked=masked)
 
     def _look_if_here(self) -> None:
-        on_their_way = [reading for reading, *_ in (*self._means, *self._divisors, *self._weights)]
+        on_their_way = [reading for reading, _ in (*self._means, *self._weights)]
+        for divisor, counts, _ in self._divisors:
+            on_their_way += [divisor] if counts is None else [divisor, counts]
         if on_their_way and all(reading.here for reading in on_their_way):
             self.collect()
 
@@ -206,15 +219,37 @@ class LossCheck:
             if size not in (samples, 1) and there.values
         )
 
-    def _compare(self, counted: _Counted, count: float) -> None:
-        """Looks whether what a term is a mean over changes from batch to batch of one size."""
+    def _compare_part(self, counted: _Counted, part: float) -> None:
+        """Looks at a mean over all values that was divided by the part of them that counts."""
+        count = part * counted.meant
+        if abs(count - round(count)) <= _ALIKE * min(1, count) and part <= 1:
+            self._compare(counted, round(count))
+        else:  # It was scaled by something else, now and later.
+            here = _seen(self._histories.setdefault(counted.term, {}), counted.samples)
+            here.counted = math.nan
+
+    def _compare(self, counted: _Counted, count: float, *, masked: bool = False) -> None:
+        """Looks whether what a term is a mean over changes from batch to batch of one size.
+
+        Args:
+            counted: the term.
+            count: what it is a mean over.
+            masked: whether as many of its values count.
+        """
         samples = counted.samples
         here = _seen(self._histories.setdefault(counted.term, {}), samples)
-        before, here.counted = here.counted, count
+        before = here.counted
+        if math.isnan(before):
+            return
+        here.counted = count
         if not before or _same(before, count):
             here.times += 1
-            if counted.sums and here.times == _UNCHANGED:
+            if not counted.sums or here.times != _UNCHANGED:
+                return
+            if not masked:
                 self._warn_of_sum(whole=counted.whole)
+            elif count % samples:
+                self._warn_of_part(f"a mean over the {count:g} that count in {samples} samples")
             return
         here.times = 0
         # Padded to the longest of the batch: the values of all samples, alike.

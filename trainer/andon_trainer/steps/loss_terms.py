@@ -43,6 +43,7 @@ _SHAPES = frozenset(
 _ADDS = frozenset({"AddBackward0", "SubBackward0", "AddBackward1", "SubBackward1", "RsubBackward1"})
 _PRODUCTS = frozenset({"MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1"})
 _ELEMENTWISE = _PRODUCTS | _ADDS | {"CatBackward0", "StackBackward0"}
+_MATMULS = frozenset({"MmBackward0", "BmmBackward0"})
 _REDUCES = frozenset({"SumBackward0", "SumBackward1", "MeanBackward0", "MeanBackward1"})
 
 
@@ -112,6 +113,17 @@ class Term:
         name, node = type(below[0]).__name__, below[0]
         found = _other(node) if name == "MulBackward0" else None
         return found if isinstance(found, torch.Tensor) and found.numel() > 1 else None
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """What says which of its values count, if that can be seen."""
+        if self.weights is not None:
+            return self.weights
+        below = [each for each, _ in self.node.next_functions if each is not None]
+        node = below[0] if self.name in _REDUCES and len(below) == 1 else None
+        condition = getattr(node, "_saved_condition", None)  # torch.where
+        filled = getattr(node, "_saved_mask", None)  # masked_fill
+        return ~filled if isinstance(filled, torch.Tensor) else condition
 
     def is_shared_among(self, samples: int) -> bool:
         """Whether a factor divides by the number of samples, or a multiple of it."""
@@ -236,7 +248,10 @@ def _is_multiple(number: float, of: int) -> bool:
 
 def _leads_to_parameters(node: Any) -> bool:
     """Whether a reduction's values are those of parameters, each changed by itself."""
-    values = torch.Size(node._saved_self_sym_sizes).numel()
+    return _are_of_parameters(node, torch.Size(node._saved_self_sym_sizes).numel())
+
+
+def _are_of_parameters(node: Any, values: int) -> bool:
     waiting, leaves = [node], list[int]()
     for _ in range(_MOST_BELOW):
         if not waiting:
@@ -250,6 +265,15 @@ def _leads_to_parameters(node: Any) -> bool:
             continue
         # A layer has several inputs: only functions of one value are followed, and concatenations.
         name = type(here).__name__
+        if name in _MATMULS:  # As in a penalty on what is not orthogonal.
+            factors = (here._saved_self, here._saved_mat2)
+            if any(each is None for each in factors) or not all(
+                below is not None and _are_of_parameters(below, factor.numel())
+                for (below, _), factor in zip(here.next_functions, factors, strict=True)
+            ):
+                return False
+            leaves.append(factors[0][..., 0].numel() * factors[1].shape[-1])
+            continue
         if not (len(here.next_functions) == 1 or name in _ELEMENTWISE):
             return False
         waiting += [each for each, _ in here.next_functions if each is not None]
