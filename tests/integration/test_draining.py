@@ -65,7 +65,7 @@ def test_a_drained_line_that_waits_for_a_worker_sends_the_others_home(tmp_path: 
 
 
 def test_a_halted_line_that_is_drained_ends_and_its_halt_stays_unanswered(tmp_path: Path) -> None:
-    """A mean after the loop finds nobody to answer, and ends the script in words."""
+    """A mean after the loop finds nobody to answer, and is the worker's own."""
     spec = {**ENDLESS, "bad_loss": {"slot": 0, "step": 4}, "mean": True}
 
     with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
@@ -76,15 +76,18 @@ def test_a_halted_line_that_is_drained_ends_and_its_halt_stays_unanswered(tmp_pa
 
     assert codes == [0, 0], workers[0].output
     assert status.step == 3
+    assert sorted(worker.seen["mean"] for worker in workers) == [1, 2]
     for worker in workers:
-        assert "line.mean" not in worker.output
-        assert "the run is over: drained" in worker.output
+        assert "the run is over: drained while it had no step to finish" in worker.output
     with JournalReader(service.journal) as journal:
         assert [halt.answer for halt in journal.halts()] == [None]
 
 
-def test_a_script_by_hand_that_goes_on_after_a_drain_ends_in_words(tmp_path: Path) -> None:
-    spec = {"steps": 10**6, "stubborn": True}
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_script_by_hand_ends_after_a_drain_and_one_that_goes_on_in_words(
+    tmp_path: Path, stubborn: bool
+) -> None:
+    spec = {"steps": 10**6, "stubborn": stubborn}
 
     with Service(tmp_path / "run", 2) as service:
         workers = [
@@ -92,13 +95,19 @@ def test_a_script_by_hand_that_goes_on_after_a_drain_ends_in_words(tmp_path: Pat
             for slot in range(2)
         ]
         service.await_status(lambda line: line.step >= 2)
+        if not stubborn:  # The other one waits in the middle of a step then.
+            workers.pop().kill()
+            service.await_status(lambda line: line.live == 1)
         andon(tmp_path, "drain", "--address", service.address)
         codes = [worker.wait() for worker in workers]
 
-    assert codes == [0, 0], workers[0].output
+    if not stubborn:
+        assert codes == [0], workers[0].output
+        assert workers[0].seen["stopped"] == "drained"
+        return
+    assert codes == [1, 1], workers[0].output
     for worker in workers:
-        assert "the run is over: drained" in worker.output
-        assert "Traceback" not in worker.output
+        assert "the run is over: drained. Nothing more is exchanged" in worker.output
 
 
 def test_a_drained_run_ends_complete_and_history_says_that_it_was_drained(tmp_path: Path) -> None:

@@ -162,12 +162,10 @@ class WorkerDropped(LineLost):
 class RunOver(LineLost):
     """The run ended for all workers, for example by `andon drain`.
 
-    A loop over the prepared loader ends by itself, and the code after it runs. Manual steps raise
-    `RunOver`, and so does `line.mean` on a line that was drained while it had no step to finish:
-    nobody is left to wait for. A script need not catch that: it exits with code 0.
-
-    `line.backward` raises it for a batch that the loader yielded after the end of the run. Then the
-    script exits with code 1, since it wanted to train on.
+    A loop over `line.epochs`, or one that is left when `line.complete` is true, ends by itself, and
+    the code after it runs. A script that wants to train on gets `RunOver`: by `line.backward` for a
+    batch that the loader yielded after the end, or by a call of a manual step. It exits with code
+    1, since what follows its loop was not run.
     """
 
     exit_code = 0

@@ -512,6 +512,26 @@ def test_data_of_another_length_in_a_later_epoch_is_refused_by_name(
     assert (line.step, line.epoch) == (3, 1)
 
 
+@pytest.mark.parametrize("size", [SAMPLES + 3, SAMPLES - 3])
+@pytest.mark.parametrize("dataset", [Changing, SizedStream], ids=["indices", "stream"])
+def test_after_the_last_epoch_a_data_set_of_another_length_is_given_as_it_is(
+    line: Line, dataset: Callable[[], Any], size: int
+) -> None:
+    given = dataset()
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+    net, optimizer, loader = line.prepare(net, optimizer, DataLoader(given, BATCH))
+    for _epoch in line.epochs(1):
+        for x in loader:
+            line.backward(net(x).mean())
+            optimizer.step()
+
+    given.numbers[:] = range(size)
+    passes = [[int(number) for x in loader for number in x] for _ in range(2)]
+
+    assert passes == [list(range(size))] * 2
+
+
 @pytest.mark.parametrize("processes", [0, 1])
 def test_a_stream_that_grows_is_followed(line: Line, processes: int) -> None:
     given = DataLoader(ChangingStream(), BATCH, num_workers=processes)
@@ -523,26 +543,6 @@ def test_a_stream_that_grows_is_followed(line: Line, processes: int) -> None:
     ]
 
 
-def test_a_sampler_of_a_fixed_number_draws_from_data_that_grows(line: Line) -> None:
-    dataset = Changing()
-    sampler = RandomSampler(dataset, replacement=True, num_samples=40)
-
-    seen = train_while_it_changes(line, [200], DataLoader(dataset, BATCH, sampler=sampler))
-
-    assert [len(epoch) for epoch in seen] == [40, 40]
-    assert max(seen[0]) < SAMPLES <= max(seen[1])
-
-
-def test_other_numbers_for_shards_are_refused_by_name(line: Line) -> None:
-    net = model()
-    net, optimizer = line.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    x, y, _ = data().tensors
-
-    def train(epochs: int, samples: int, batch_size: int) -> None:
-        for _epoch in line.epochs(epochs):
-            for shard in line.shards(samples, batch_size):
-                line.backward(F.mse_loss(net(x[shard.indices]), y[shard.indices]))
-                optimizer.step()
 def test_a_stream_that_grows_by_more_than_is_sent_is_refused_by_name(line: Line) -> None:
     given = DataLoader(ChangingStream(), BATCH, num_workers=1)
 
@@ -578,6 +578,26 @@ def test_what_set_epoch_makes_anew_is_no_change_of_the_script_s(
     assert "has changed since line.prepare" not in caplog.text
 
 
+def test_a_sampler_of_a_fixed_number_draws_from_data_that_grows(line: Line) -> None:
+    dataset = Changing()
+    sampler = RandomSampler(dataset, replacement=True, num_samples=40)
+
+    seen = train_while_it_changes(line, [200], DataLoader(dataset, BATCH, sampler=sampler))
+
+    assert [len(epoch) for epoch in seen] == [40, 40]
+    assert max(seen[0]) < SAMPLES <= max(seen[1])
+
+
+def test_other_numbers_for_shards_are_refused_by_name(line: Line) -> None:
+    net = model()
+    net, optimizer = line.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    x, y, _ = data().tensors
+
+    def train(epochs: int, samples: int, batch_size: int) -> None:
+        for _epoch in line.epochs(epochs):
+            for shard in line.shards(samples, batch_size):
+                line.backward(F.mse_loss(net(x[shard.indices]), y[shard.indices]))
+                optimizer.step()
 
     train(1, 16, 8)
     for samples, batch_size in ((SAMPLES, 8), (16, 4)):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from andon.protocol.run_settings import RunPlan
-from andon_trainer import Line, LineHalted
+from andon_trainer import Line, LineHalted, RunOver
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import StepReport, Timings
 from andon_trainer.gradients.broadcast import HEAD_BYTES, pack, unpack
@@ -179,6 +180,26 @@ def test_the_line_is_complete_after_its_steps_or_when_a_script_stops_it() -> Non
         line.close()
 
     assert steps == [(2, "steps"), (3, "enough")]
+
+
+def test_a_run_that_ends_before_a_step_can_ends_the_script_s_loop_and_no_more(line: Line) -> None:
+    model, _ = models()
+    line.join(model)
+    backward(model)
+    assert line.should_commit()
+
+    member: Any = line._member
+    member.stop_reason = "drained"  # Somebody did, while nobody could finish a step.
+    backward(model)
+    line.sync_params(model)
+    line.all_reduce_gradients(model)
+    committed = line.should_commit()
+
+    assert (committed, line.complete, line.step) == (False, True, 1)
+    assert model.weight.grad is None
+    with pytest.raises(RunOver, match=r"drained.*while not line\.complete") as over:
+        line.barrier()
+    assert over.value.exit_code == 1
 
 
 def test_a_worker_that_took_itself_for_another_rank_computes_the_first_step_again() -> None:

@@ -200,7 +200,6 @@ def whole_epoch(feeder: Feeder, epoch: int) -> Iterator[Any]:
     def upcoming(cursor: Cursor) -> Iterator[Share]:
         return (share for share, _ in shares_from(cursor))
 
-    feeder.refuse_other_length()
     for share, after in shares_from(Cursor(epoch, 0)):
         for micro_batch in feeder.batches(share, partial(upcoming, after)):
             yield micro_batch.batch

@@ -11,6 +11,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from andon.protocol.order import splitmix64
+from andon_trainer.data.evaluation import Place
 from andon_trainer.data.feed import Feeder, ShardFeeder, whole_epoch
 from andon_trainer.data.loader import LineLoader, move_to
 from andon_trainer.errors import RunOver
@@ -333,9 +335,18 @@ class TrainingLoop(LineProperties):
             plain = iter(given)  # The feeder's loading processes ended with the line.
         else:
             self._stepper.pause()
-            plain = whole_epoch(feeder, self._last_epoch)
+            plain = self._all_of(feeder, given)
         for batch in plain:
             yield move_to(self.device, batch)
+
+    def _all_of(self, feeder: Feeder, given: DataLoader[Any] | None) -> Iterator[Any]:
+        if given is not None:
+            try:
+                feeder.refuse_other_length()
+            except ValueError:
+                # Nobody has to agree on a length any more, and the feeder knows the old one.
+                return self._splitting.split(given, Place(0, 1), seed=splitmix64(self.seed))[1]
+        return whole_epoch(feeder, self._last_epoch)
 
     @property
     def _last_epoch(self) -> int:

@@ -81,7 +81,8 @@ class ManualSteps(LineProperties):
 
         If it is True, call the optimizers' `step()` right away. If it is False, the roster changed:
         `p.grad` is None, `line.rank` and `line.world_size` are new, and the script computes step
-        `line.step + 1` again.
+        `line.step + 1` again. It is also False if the run ended before the step could: then
+        `line.complete` is True.
 
         ```python
         if line.should_commit():
@@ -90,6 +91,7 @@ class ManualSteps(LineProperties):
 
         Raises:
             RuntimeError: a gradient was added after its mean was taken.
+            RunOver: the script goes on though `line.complete` is True.
             LineHalted: the line stopped; no weights moved.
         """
         committed = self._manual_steps.should_commit()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,10 +15,13 @@ from torch.utils.data import DataLoader
 from andon.protocol.order import splitmix64
 from andon_trainer.data.evaluation import Coverage
 from andon_trainer.data.loader import LineLoader, loader_of_script
+from andon_trainer.errors import RunOver
 from andon_trainer.hosts.calls import answer_in_host
 from andon_trainer.line.gathering import concatenate, framed, gather_bytes, pack, unframed, unpack
 from andon_trainer.line.properties import LineProperties
 from andon_trainer.state.best import BEST, BestSoFar
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Together"]
 
@@ -197,7 +202,11 @@ class Together(LineProperties):
         return is_best
 
     def _mean(self, value: float, weight: float) -> float:
-        mean, _, contributors = self._member.scalar_all_reduce(value, weight)
+        try:
+            mean, _, contributors = self._member.scalar_all_reduce(value, weight)
+        except RunOver as over:
+            self._warn_of_being_alone(over)
+            return value if weight else math.nan
         if self._coverage.lacks(contributors):
             # The answer is the same on every worker that is left, so all of them ask.
             assigned = self._member.assigned
@@ -217,16 +226,29 @@ class Together(LineProperties):
         """What the processes of each worker gave, by the worker's rank."""
         assigned, host = self._member.assigned, self._worker.host
         rank = assigned.rank if assigned else 0
-        if host is None:
-            found = gather_bytes(self._member, rank, framed([data]))
-        else:
-            found = answer_in_host(
-                host,
-                "line.gather",
-                data,
-                lambda given: gather_bytes(self._member, rank, framed(given)),
-            )
+        try:
+            if host is None:
+                found = gather_bytes(self._member, rank, framed([data]))
+            else:
+                found = answer_in_host(
+                    host,
+                    "line.gather",
+                    data,
+                    lambda given: gather_bytes(self._member, rank, framed(given)),
+                )
+        except RunOver as over:
+            self._warn_of_being_alone(over)
+            return {rank: [data]}
         return {each: unframed(parts) for each, parts in found.items()}
+
+    def _warn_of_being_alone(self, over: RunOver) -> None:
+        """The script goes on, to its `torch.save`: an exception here would end it before that."""
+        self._coverage.complete = False
+        log.warning(
+            "%s while it had no step to finish, so nobody else answers: line.mean and line.gather "
+            "give what this worker has alone, and line.covered is False",
+            over,
+        )
 
     def _ranks_left(self) -> list[int]:
         """The ranks that still take part."""

@@ -25,7 +25,7 @@ from torch import nn
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.core.reports import NO_DIGEST, StepReport, Timings
-from andon_trainer.errors import LineHalted
+from andon_trainer.errors import LineHalted, RunOver
 from andon_trainer.gradients.averaging import Averaged
 from andon_trainer.gradients.broadcast import HEAD_BYTES, pack, unpack
 from andon_trainer.gradients.collectives import Collectives
@@ -116,6 +116,8 @@ class ManualStepper:
         """Why the script wants the run to end; empty if it does not."""
         self.last_commit: Committed | None = None
         self.committed = False
+        self._told_of_end = False
+        """Whether `should_commit` has returned since the run was over."""
         self._script_s = 0.0
         """Time that the script has spent on the current step outside these calls."""
         self._returned_at = time.perf_counter()
@@ -154,6 +156,7 @@ class ManualStepper:
         if self._joined is not None:
             self._joined.warn(self._member.installed_from)
             self._joined = None
+        averaged = None
         with self._called():
             step = self._begin()
             # Only gradients depend on rank and world size. A broadcast or a barrier may come first.
@@ -185,6 +188,7 @@ class ManualStepper:
             self._own_buffers.settled = True
         else:
             self._joined = None  # It may be by this call that all workers get what was changed.
+        averaged = None
         with self._called():
             step = self._begin()
             source = step.assigned.rank == 0
@@ -216,6 +220,7 @@ class ManualStepper:
         self.committed = False
         if self._step is not None and not self._step.lost:
             self._collectives.late.refuse(_LATE_REMEDY)
+        commit = None
         with self._called():
             step = self._begin()
             commit = self._commit(step)
@@ -224,7 +229,9 @@ class ManualStepper:
                 # The next round is opened here, so that the script sees its rank and world size
                 # before it computes the step again.
                 self._step = _ManualStep(self._member.next_round(), moved=False)
-                return False
+        self._told_of_end = bool(self._member.stop_reason)
+        if commit is None:
+            return False
         self._collectives.committed()
         if step.assigned.world_size > 1:
             self._own_buffers.committed()
@@ -297,13 +304,30 @@ class ManualStepper:
 
     @contextmanager
     def _called(self) -> Iterator[None]:
-        """A call of the script; if the line halts in it, the step is dropped and begun again."""
+        """A call of the script; if the line halts in it, the step is dropped and begun again.
+
+        If the run ends in it, this call and those that follow do nothing, as in a void round, until
+        `should_commit` returns False: `line.complete` is true then, which ends the script's loop.
+
+        Raises:
+            RunOver: the script goes on after that.
+        """
         self._script_s += time.perf_counter() - self._returned_at
         try:
             yield
         except LineHalted:
             self._drop()
             raise
+        except RunOver as over:
+            self._drop()
+            if self._told_of_end:
+                raise RunOver(
+                    f"{over}. Nothing more is exchanged: a loop with manual steps ends by `while "
+                    "not line.complete`",
+                    over.address,
+                    over.last_step,
+                    exit_code=1,
+                ) from None
         finally:
             self._returned_at = time.perf_counter()
 
