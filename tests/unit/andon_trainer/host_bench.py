@@ -224,7 +224,13 @@ class HostBench:
         micro: int | None = None,
         model: nn.Module | None = None,
         loss_scale: float | None = None,
+        warm: bool = True,
     ) -> None:
+        if warm:
+            # The host's processes are threads here. If the first tanh of all is computed by two of
+            # them at once, MKL 2024.2 may give one a kernel of less accuracy: see
+            # benchmarks/first_backward.py.
+            torch.zeros(1).tanh()
         torch.manual_seed(0)
         self.model = model or nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
         self.model.register_parameter("unused", nn.Parameter(torch.ones(2)))
