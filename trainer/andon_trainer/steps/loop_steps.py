@@ -39,6 +39,7 @@ from andon_trainer.gradients.readings import LossReadings
 from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.carried_rows import CarriedRows
+from andon_trainer.steps.coupled_samples import CoupledSamples
 from andon_trainer.steps.gates import StepIdentity
 from andon_trainer.steps.loop_checks import (
     MovedParameters,
@@ -115,6 +116,7 @@ class LoopSteps(ABC):
             each for each in parts.replica.modules if not is_on_several_devices(each)
         ]
         self._loss_check = LossCheck(averager.losses.reader)
+        self._coupled = CoupledSamples()
         chosen = min(parts.feeder.batch_size, parts.micro_batch_size or parts.feeder.batch_size)
         self._lone = LoneSamples(parts.replica.modules, wanted=chosen == 1)
         self._in_backward = False
@@ -453,6 +455,8 @@ class LoopSteps(ABC):
             raise ValueError(f"weight must be finite and at least 0, not {given}")
         if state.borrowed:
             return 0.0
+        if state.assigned.world_size > 1:
+            self._coupled.look(loss, state.waiting)
         if weight is None:
             self._loss_check.look(loss, state.waiting)
         return given
