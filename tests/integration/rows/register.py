@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from integration.rows.coupled import COUPLED
 from integration.rows.features import FEATURES
 from integration.rows.orders import ORDERS
 from integration.rows.row import Row
@@ -11,4 +12,4 @@ from integration.rows.trainer import TRAINER
 
 __all__ = ["ROWS"]
 
-ROWS: dict[str, Row] = {**FEATURES, **ORDERS, **SCALED, **STREAMS, **TRAINER}
+ROWS: dict[str, Row] = {**FEATURES, **COUPLED, **ORDERS, **SCALED, **STREAMS, **TRAINER}

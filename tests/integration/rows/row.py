@@ -41,6 +41,10 @@ class PlainLine:
     def __init__(self) -> None:
         self.step = 0
 
+    def gather(self, value: Any) -> Any:
+        """The batch is the union of all workers'."""
+        return value
+
     def backward(self, loss: torch.Tensor, weight: float | None = None, **options: Any) -> None:
         """PyTorch's own backward: the batch is the union of all workers'."""
         loss.backward(**options)  # type: ignore[no-untyped-call]  # torch's own signature

@@ -92,7 +92,7 @@ class LocalSeat(ScriptedSeat):
         if self.ends[0] == "lost":  # Void before this worker had anything to send.
             self.ends.pop(0)
             return False
-        return super().begin(weight)
+        return super().begin(weight, call)
 
     def refuse_gradient(self, block: int, element: int, value: str) -> None:
         self.refused.append((block, element, value))

@@ -16,6 +16,7 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.scalars import Scalar
+from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, LeaveReport, StepReport
 from andon_trainer.core.values import rounded
@@ -108,6 +109,8 @@ class ScriptedSeat:
         self.waited: Callable[[], object] = lambda: None
         """Called in each wait for the line."""
         self.logged: list[Scalar] = []
+        self.calls: list[Call | None] = []
+        """Of each exchange; None: the gradients are all of its round."""
 
     def encode_as(self, encoding: Encoding) -> None:
         """Makes the line's encoding another one."""
@@ -126,8 +129,9 @@ class ScriptedSeat:
             self.head, self.step = transfer.head, transfer.step
         return self.assigned
 
-    def begin(self, weight: float) -> bool:
+    def begin(self, weight: float, call: Call | None = None) -> bool:
         self.waited()
+        self.calls.append(call)
         self.exchange.begin(weight)
         return True
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from andon_trainer.gradients.step_gather import OwnRows
 from andon_trainer.steps.coupled_samples import CoupledSamples
 from unit.andon_trainer.step_bench import StepBench
 
@@ -133,6 +134,19 @@ def test_ordinary_models_are_not_though_classes_or_positions_are_as_many_as_samp
         check.look(F.cross_entropy(scores, torch.arange(samples)), samples)
 
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own rows", "all rows"])
+def test_own_rows_against_all_are_noticed(caplog: pytest.LogCaptureFixture, *, own: bool) -> None:
+    check = CoupledSamples()
+    z = Encoder()(SAMPLES)
+    mine: torch.Tensor = OwnRows.apply(z, 2.0)  # type: ignore[no-untyped-call]  # torch's own
+    every = torch.cat([torch.randn(2, WIDTH), F.normalize(mine)])
+
+    head = nn.Linear(WIDTH, WIDTH)(every)  # After the gather, on all rows.
+    check.look_at_gathered((F.normalize(z if own else every) @ head.T).logsumexp(1).mean())
+
+    assert ("compares this worker's own rows with those" in caplog.text) is own
 
 
 @pytest.mark.parametrize(("workers", "warns"), [(1, False), (3, True)])

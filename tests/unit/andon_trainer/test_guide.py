@@ -352,6 +352,38 @@ def test_a_hidden_state_is_carried_through_the_columns_of_a_text() -> None:
     assert same(done["model"], twin)
 
 
+def test_a_loss_of_gathered_samples_is_that_of_one_process() -> None:
+    done = run("guide/coupled-losses")
+
+    torch.manual_seed(1)
+    twin = done["TwoViews"]()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    x, _ = done["train_set"].tensors
+    for rows in batches(8):
+        scores = twin(x[rows]) @ twin(x[rows].flip(1)).T * twin.scale.exp()
+        optimizer.zero_grad()
+        F.cross_entropy(scores, torch.arange(len(rows))).backward()  # type: ignore[no-untyped-call]  # torch's own
+        optimizer.step()
+    assert done["line"].step == 8
+    assert same(done["model"], twin)
+
+
+def test_a_task_is_a_sample_in_maml() -> None:
+    done = run("guide/coupled-losses", 1)
+
+    twin = Net()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for epoch in range(4):
+        order = Order(1, epoch, 5).indices(0, 5).tolist()
+        for rows in (order[:3], order[3:]):
+            losses = [done["adapted_loss"](twin, *done["tasks"][row]) for row in rows]
+            optimizer.zero_grad()
+            torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]  # torch's own
+            optimizer.step()
+    assert done["line"].step == 8
+    assert same(done["model"], twin)
+
+
 def test_a_layer_that_is_frozen_for_an_epoch_trains_as_in_plain_pytorch() -> None:
     torch.manual_seed(0)
     done = run("guide/models")
@@ -494,6 +526,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     assert {name: count for name, count in counts.items() if count} == {
         "carried-state": 1,
         "checkpoints": 4,
+        "coupled-losses": 2,
         "data": 6,
         "evaluation": 3,
         "halts": 1,

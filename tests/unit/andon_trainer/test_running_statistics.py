@@ -16,8 +16,9 @@ from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, TransferAsked
+from andon_trainer.gradients.block_numbers import rooms_for
 from andon_trainer.gradients.model_layout import ModelPlan, plan_model
-from andon_trainer.gradients.running_statistics import MeanStatistics, rooms_for
+from andon_trainer.gradients.running_statistics import MeanStatistics
 from andon_trainer.membership import Membership
 from unit.andon_trainer.assigned_work import work
 

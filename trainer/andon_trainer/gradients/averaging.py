@@ -23,6 +23,7 @@ from torch import nn
 
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.halts import describe_value
+from andon_trainer.core.calls import Call
 from andon_trainer.core.reports import Timings
 from andon_trainer.core.values import first_not_finite
 from andon_trainer.exchange.path import lent_by
@@ -35,11 +36,13 @@ from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.norms import l2_norm, limiting_factor, sum_of_squares
 from andon_trainer.gradients.readings import HostReader, LossReadings
 from andon_trainer.gradients.running_statistics import (
+    FIRST,
     MeanStatistics,
     RankZeroStatistics,
     StepStatistics,
 )
 from andon_trainer.gradients.staging import Factor, Staging, make_staging
+from andon_trainer.gradients.step_gather import Given, StepGather
 from andon_trainer.gradients.tap import GradientTap
 from andon_trainer.membership import Membership
 
@@ -88,6 +91,14 @@ class Averager(Protocol):
 
     def refuse_loss(self, value: float) -> None:
         """Halts the line: this worker's loss is not finite."""
+
+    def gather(self, given: Given) -> list[Given] | None:
+        """What all ranks give before their gradients, by rank; None if the round is void.
+
+        Raises:
+            ValueError: the model is too small to carry so many bytes.
+            LineHalted: the line stopped, and this worker raises.
+        """
 
     def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
         """Runs backward and averages; None if the round is void (`p.grad` is no mean then).
@@ -152,6 +163,7 @@ class LineAverager:
         staging = self._make_staging(plan, device)
         self._tap = GradientTap(plan, device, staging, self.late, in_order=self._in_order)
         self._feedback = ErrorFeedback(member, plan.layout)
+        self._gather = StepGather(member, [block.elements for block in plan.layout.blocks])
         self._whole = False
         """Whether the buffers hold all of this worker's last gradient."""
         self._squares: float | None = None
@@ -177,6 +189,7 @@ class LineAverager:
         averages = isinstance(self._buffers.statistics, MeanStatistics)
         if self._member.policy.average_buffers != averages:
             self._buffers.statistics = self._make_statistics()  # The coordinator began anew.
+        self._gather.begin()
         if kept:
             self._buffers.add()
         else:
@@ -194,6 +207,15 @@ class LineAverager:
     def refuse_loss(self, value: float) -> None:
         """Reports the loss, and waits for the halt that follows."""
         self._member.refuse_loss(describe_value(value))
+
+    def gather(self, given: Given) -> list[Given] | None:
+        """See `Averager`; the others are waited for."""
+        self.clock.pause()
+        self._member.show("EXCHANGING", "line.gather")
+        found = self._gather.run(given)
+        self._member.show("COMPUTING")
+        self.clock.resume()
+        return found
 
     def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
         """Sends each block as soon as backward has made it, or all at its end if there is a limit.
@@ -229,7 +251,10 @@ class LineAverager:
         self._buffers.drop()
         follow = self._buffers.follow
         self.clock.pause()  # Opening a round may wait for the network.
-        if not self._member.begin(weight):
+        # What the script gathered were the round's first exchanges.
+        number, blocks = self._gather.calls, range(len(self._plan.parameters))
+        call = Call(name="line.backward", sequence=number, blocks=blocks) if number else None
+        if not self._member.begin(weight, call):
             return None
         # After `begin`, which may replace the exchange when reducers changed.
         exchange = self._member.exchange
@@ -252,7 +277,7 @@ class LineAverager:
         first = exchange.first_sent or computed  # Of the gradients.
         norm = l2_norm(exchange.averages) if self._member.policy.gradient_norm else None
         began = time.perf_counter()
-        if follow and not self._buffers.exchange(weight):
+        if follow and not self._buffers.exchange(weight, number + FIRST):
             return None
         done += time.perf_counter() - began  # What lies between is no exchange.
         timings = Timings(exchange_s=done - first, wait_s=done - computed)

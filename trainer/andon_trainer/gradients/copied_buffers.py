@@ -114,10 +114,11 @@ class CopiedBuffers:
         self._buffers.check()
         self.held.keep()
 
-    def exchange(self, *, last: bool) -> int | None:
+    def exchange(self, first: int, *, last: bool) -> int | None:
         """Asks rank 0 what it has changed, and for that.
 
         Args:
+            first: the number of the first exchange.
             last: whether no other exchange of the round follows.
 
         Returns:
@@ -136,7 +137,7 @@ class CopiedBuffers:
         flags = torch.tensor([name in sent for name in names], dtype=torch.uint8)
         head = f"{_NAME}\n{self._buffers.outline}"
         data = pack(head, {"changed": flags}, filled=source)
-        if not self._broadcast(data, FIRST, last=False):
+        if not self._broadcast(data, first, last=False):
             return None
         unpack(data, {"changed": flags})
         moved = [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
@@ -146,7 +147,7 @@ class CopiedBuffers:
         self._tell(self._changed if source else moved, aloud=source)
         tensors = {name: now.get(name, self._buffers.blank(name)) for name in moved}
         data = pack(head, tensors, filled=source)
-        if not self._broadcast(data, FIRST + 1, last=last):
+        if not self._broadcast(data, first + 1, last=last):
             return None
         self._arrived = _Arrived(assigned, moved, data)
         return 2
@@ -276,17 +277,17 @@ class StepBuffers:
         self.copied.drop()
         self.copied.held.put_away()
 
-    def exchange(self, weight: float) -> bool:
-        """Makes the round's last exchanges; False if the round is void."""
+    def exchange(self, weight: float, first: int = FIRST) -> bool:
+        """Makes the round's last exchanges, from number `first` on; False if the round is void."""
         # What came in another round, which was not committed, must not be what this one sets,
         # though nothing may come in it.
         self.drop()
         more = self.statistics.follow
-        made = self.copied.exchange(last=not more)
+        made = self.copied.exchange(first, last=not more)
         if made is None:
             return False
         if more:
-            return self.statistics.exchange(weight, FIRST + made)
+            return self.statistics.exchange(weight, first + made)
         return bool(made) or self._member.hold()
 
     def apply(self) -> None:

@@ -23,9 +23,7 @@ again if the gradient is sent again.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -37,7 +35,7 @@ from andon.protocol.encoding import Encoding
 from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import TransferAsked
 from andon_trainer.core.values import bad_value_of
-from andon_trainer.exchange.path import Exchange, lent_by
+from andon_trainer.gradients.block_numbers import BlockNumbers, rooms_for
 from andon_trainer.gradients.broadcast import NormBuffers, RunningStatistics
 from andon_trainer.gradients.held_buffers import Held
 from andon_trainer.gradients.model_layout import ModelPlan
@@ -50,13 +48,12 @@ __all__ = [
     "StepStatistics",
     "broadcast",
     "is_alone",
-    "rooms_for",
 ]
 
 log = logging.getLogger(__name__)
 
 _NAME = "running statistics"
-FIRST = 1  # The gradients are exchange number 0 of the round.
+FIRST = 1  # The gradients are exchange number 0 of the round, unless the script gathers in it.
 
 
 class StepStatistics(Protocol):
@@ -145,7 +142,7 @@ class MeanStatistics:
     def __init__(self, member: Membership, plan: ModelPlan, modules: Sequence[nn.Module]) -> None:
         """Finds the layers of `modules`; `plan` has the blocks that the changes travel in."""
         self._member = member
-        self._sizes = [block.elements for block in plan.layout.blocks]
+        self._numbers = BlockNumbers(member, [block.elements for block in plan.layout.blocks])
         self._buffers = NormBuffers(modules)
         self._integers = RunningStatistics(modules, integers=True)
         self._start: dict[str, torch.Tensor] | None = None
@@ -209,12 +206,14 @@ class MeanStatistics:
         if weight and not self._may_be_sent(change):
             weight = 0.0
         mean, more = np.empty_like(change), bool(self._integers)
-        rooms = list(rooms_for(self._sizes, change.size))
-        ends = accumulate((sum(self._sizes[room.start : room.stop]) for room in rooms), initial=0)
+        sizes = self._numbers.sizes
+        rooms = list(rooms_for(sizes, change.size))
+        ends = accumulate((sum(sizes[room.start : room.stop]) for room in rooms), initial=0)
         for number, (room, start) in enumerate(zip(rooms, ends, strict=False)):
             call = Call(name=_NAME, sequence=first + number, blocks=room, exact=self._exact)
             last = not more and number == len(rooms) - 1
-            if not self._share(call, weight, change[start:], mean[start:], last=last):
+            parts = change[start:], mean[start:]
+            if not self._numbers.share(call, weight, *parts, last=last):
                 return False
         if more and not _broadcast(self._member, self._integers, first + len(rooms)):
             return False
@@ -283,81 +282,6 @@ class MeanStatistics:
                 bad.value,
             )
         return False
-
-    def _share(
-        self, call: Call, weight: float, change: Floats, mean: Floats, *, last: bool
-    ) -> bool:
-        """Exchanges as much of a change as the call's blocks have room for."""
-        if not self._member.begin(weight, call):
-            return False
-        exchange = self._member.exchange
-        with _memory_kept(exchange, call.blocks if weight else range(0)):
-            if not weight:
-                exchange.abstain()
-            for block, part in self._pieces(call.blocks, change) if weight else ():
-                flat = np.zeros(self._sizes[block], dtype=np.float32)
-                flat[: part.size] = part
-                exchange.submit(block, flat)
-            if self._member.await_averages(last=last) is None:
-                return False
-        for block, part in self._pieces(call.blocks, mean):
-            part[:] = exchange.averages[block][: part.size]
-        return True
-
-    def _pieces(self, blocks: range, numbers: Floats) -> Iterator[tuple[int, Floats]]:
-        """Each block with the piece of `numbers` that travels in it."""
-        at = 0
-        for block in blocks:
-            yield block, numbers[at : at + self._sizes[block]]
-            at += self._sizes[block]
-
-
-def rooms_for(sizes: Sequence[int], elements: int) -> Iterator[range]:
-    """The runs of blocks that `elements` numbers travel in, one exchange each.
-
-    While there are more numbers than all blocks hold, a run is all blocks. The last run is the one
-    with the fewest elements that has room for the rest; the first such, if there are several.
-    """
-    total = sum(sizes)
-    for _ in range(elements // total):
-        yield range(len(sizes))
-    if rest := elements % total:
-        yield _least_run(sizes, rest)
-
-
-def _least_run(sizes: Sequence[int], needed: int) -> range:
-    best, least = range(len(sizes)), math.inf
-    start = held = 0
-    for stop, size in enumerate(sizes, 1):
-        held += size
-        while held - sizes[start] >= needed:
-            held -= sizes[start]
-            start += 1
-        if needed <= held < least:
-            best, least = range(start, stop), held
-    return best
-
-
-@contextmanager
-def _memory_kept(exchange: Exchange, blocks: range) -> Iterator[None]:
-    """Puts back what lies in memory that the exchange lends for `blocks`.
-
-    A vector that is not in that memory is copied there when it is sent. But a kept gradient may lie
-    there, from which it is sent again if the round is void. Nobody reads the memory any more once
-    the averages are here, or the round is over.
-    """
-    lent = [vector for block in blocks if (vector := _lent_vector(exchange, block)) is not None]
-    before = [vector.copy() for vector in lent]
-    try:
-        yield
-    finally:
-        for vector, values in zip(lent, before, strict=True):
-            np.copyto(vector, values)
-
-
-def _lent_vector(exchange: Exchange, block: int) -> Floats | None:
-    lent = lent_by(exchange, block)
-    return None if lent is None else lent[0]
 
 
 def _floats(flat: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

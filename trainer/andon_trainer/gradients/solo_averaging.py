@@ -27,6 +27,7 @@ from andon_trainer.gradients.held_buffers import Held
 from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.readings import LossReadings, Reader, make_reader
+from andon_trainer.gradients.step_gather import Given
 from andon_trainer.member import SoloMember
 
 __all__ = ["SoloAverager"]
@@ -84,6 +85,10 @@ class SoloAverager:
             message=f"worker 0 has a loss of {describe_value(value)}",
             value=describe_value(value),
         )
+
+    def gather(self, given: Given) -> list[Given] | None:
+        """Is never called: one worker has all samples."""
+        raise AssertionError("a worker that is alone gathers nothing")
 
     def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
         """Runs backward, scales and checks; no line limits anything."""

@@ -32,6 +32,7 @@ from andon_trainer.gradients.loss_scale import LossScale
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.gradients.readings import HostReader, LossReadings
 from andon_trainer.gradients.staging import Staging
+from andon_trainer.gradients.step_gather import Given
 from andon_trainer.gradients.tap import GradientTap, dense_gradient
 from andon_trainer.hosts.calls import BACKWARD, Refused, failing_together, meet, told_by_leader
 from andon_trainer.hosts.group import HostGroup
@@ -266,6 +267,10 @@ class FollowerAverager:
     def halt(self, value: float) -> None:
         """Waits for the halt that the leader waits for."""
         told_by_leader(self._group)
+
+    def gather(self, given: Given) -> list[Given] | None:
+        """Is never called: a host's processes are refused before."""
+        raise AssertionError("a process of a host gathers nothing within a step")
 
     def run(
         self,

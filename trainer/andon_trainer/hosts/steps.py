@@ -25,6 +25,7 @@ from torch import nn
 from andon.protocol.shards import Ranges, divide
 from andon_trainer.core.events import Assigned
 from andon_trainer.data.feed import Share
+from andon_trainer.gradients.step_gather import Rows
 from andon_trainer.hosts.averaging import Agreed, FollowerAverager, LeaderAverager
 from andon_trainer.hosts.calls import BACKWARD, Refused, meet, refuse_other_weights
 from andon_trainer.hosts.group import HostGroup
@@ -69,6 +70,13 @@ class HostStepper(Stepper):
             isinstance(layer, nn.SyncBatchNorm)
             for module in parts.replica.modules
             for layer in module.modules()
+        )
+
+    def gather(self, data: bytes) -> Rows | None:
+        """Raises RuntimeError: only one process of a host speaks to the line."""
+        raise RuntimeError(
+            "line.gather in a loop body is not supported in a host whose processes average by "
+            "DistributedDataParallel: start one worker for each GPU, and prepare the model itself"
         )
 
     def _begin(self, assigned: Assigned) -> StepState:

@@ -1,21 +1,27 @@
-"""Gathering: what every worker gives, on every worker, between two steps.
+"""Gathering: what every worker gives, on every worker, between two steps or in a loop body.
 
-Theory of operation. A scalar all-reduce carries a few kilobytes of each worker to all of them. What
-is larger goes in several: the first says how long each worker's bytes are, so all workers know how
-many follow. Each piece begins with its worker's rank. If a worker is lost on the way, its rank is
-missing from then on, and what came of it is dropped, on all others alike.
+Theory of operation. Between two steps a scalar all-reduce carries a few kilobytes of each worker to
+all of them. What is larger goes in several: the first says how long each worker's bytes are, so all
+workers know how many follow. Each piece begins with its worker's rank. If a worker is lost on the
+way, its rank is missing from then on, and what came of it is dropped, on all others alike.
+
+In a loop body the bytes go by the step's own round (`gradients.step_gather`), and tensors stay in
+autograd's graph: a gradient reaches this worker's own rows. If each worker goes backward from the
+same loss of all rows, the sum over workers is the gradient of one process. The line takes a mean by
+samples, so each worker's part is multiplied by all samples and divided by its own.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from andon.protocol.limits import MAX_GIVEN_BYTES
+from andon_trainer.gradients.step_gather import OwnRows
 from andon_trainer.member import RunMember
 from andon_trainer.state.trees import (
     join_tree,
@@ -25,7 +31,16 @@ from andon_trainer.state.trees import (
     unpack_tensors,
 )
 
-__all__ = ["MOST_BYTES", "concatenate", "gather_bytes", "pack", "unpack"]
+__all__ = [
+    "MOST_BYTES",
+    "concatenate",
+    "first_not_finite_row",
+    "gather_bytes",
+    "own_rows",
+    "pack",
+    "refuse_size",
+    "unpack",
+]
 
 MOST_BYTES = 16 * 2**20
 """The most that a worker may give at once: thousands of round trips."""
@@ -43,11 +58,7 @@ def gather_bytes(member: RunMember, rank: int, data: bytes) -> dict[int, bytes]:
         ValueError: there are more than `MOST_BYTES`.
         LineHalted: the line stopped.
     """
-    if len(data) > MOST_BYTES:
-        raise ValueError(
-            f"this worker gathers {len(data)} bytes, and at most {MOST_BYTES} go from worker to "
-            "worker: gather less, such as sums or counts, or write to files"
-        )
+    refuse_size(data)
     first = MAX_GIVEN_BYTES - _HEAD.size
     found: dict[int, bytes] = {}
     lengths: dict[int, int] = {}
@@ -63,6 +74,15 @@ def gather_bytes(member: RunMember, rank: int, data: bytes) -> dict[int, bytes]:
         found = {each: had + came[each] for each, had in found.items() if each in came}
         at += size
     return {each: found[each] for each in sorted(found)}
+
+
+def refuse_size(data: bytes) -> None:
+    """Raises ValueError for more than `MOST_BYTES`."""
+    if len(data) > MOST_BYTES:
+        raise ValueError(
+            f"this worker gathers {len(data)} bytes, and at most {MOST_BYTES} go from worker to "
+            "worker: gather less, such as sums or counts, or write to files"
+        )
 
 
 def framed(parts: Sequence[bytes]) -> bytes:
@@ -87,7 +107,7 @@ def pack(value: Any) -> bytes:
         TypeError: there is something else in it.
         ValueError: a tensor is sparse or quantised.
     """
-    skeleton, tensors = split_tree(_as_tensors(value))
+    skeleton, tensors = split_tree(_as_tensors(value, torch.Tensor.detach))
     text = json.dumps(skeleton).encode()
     return _LENGTH.pack(len(text)) + text + pack_tensors(tensors)
 
@@ -124,10 +144,43 @@ def concatenate(parts: Sequence[Any], like: Any) -> Any:
     return _joined([part.to(device) for part in parts])
 
 
+def own_rows(value: Any, factor: float | None = None) -> Any:
+    """This worker's rows as a part of all workers', in autograd's graph.
+
+    Args:
+        value: what the script gathers.
+        factor: what their gradient is multiplied by; None: nothing; 0: there are no rows, and a
+            graph.
+    """
+
+    def rows(tensor: torch.Tensor) -> torch.Tensor:
+        if factor == 0:
+            return tensor[:0]
+        if factor is None or not tensor.requires_grad:
+            return tensor
+        multiplied: torch.Tensor = OwnRows.apply(tensor, factor)  # type: ignore[no-untyped-call]  # torch's own signature
+        return multiplied
+
+    return _as_tensors(value, rows)
+
+
+def first_not_finite_row(value: Any) -> float | None:
+    """A number that is not finite, in a tensor that has a graph; None: there is none."""
+    _, tensors = split_tree(_as_tensors(value, lambda tensor: tensor))
+    for tensor in tensors.values():
+        values = tensor.detach() if tensor.requires_grad else tensor[:0]
+        bad = values[~torch.isfinite(values)]
+        if bad.numel():
+            return float(bad[0])
+    return None
+
+
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    # A worker without samples has an empty tensor, whose dtype and shape nobody chose.
+    # A worker without samples has an empty tensor, whose dtype and shape nobody chose, unless it
+    # has a graph.
     full = [part for part in parts if part.numel()] or parts[:1]
     first = full[0]
+    full += [part for part in parts if not part.numel() and part.requires_grad]
     for part in full:
         if part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
             raise ValueError(
@@ -137,12 +190,12 @@ def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(full)
 
 
-def _as_tensors(value: Any) -> Any:
-    """The same structure with tensors that have a first dimension."""
+def _as_tensors(value: Any, made: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure with what is `made` of its tensors, which have a first dimension."""
     if isinstance(value, Mapping):
-        return {key: _as_tensors(part) for key, part in value.items()}
+        return {key: _as_tensors(part, made) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([_as_tensors(part) for part in value])
+        return type(value)([_as_tensors(part, made) for part in value])
     if isinstance(value, bool | int | float):
         # Exact: int64 and float64 hold whatever Python computed.
         value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
@@ -151,4 +204,4 @@ def _as_tensors(value: Any) -> Any:
             f"line.gather takes tensors, numbers, and lists and dicts of them, not "
             f"{type(value).__name__}"
         )
-    return value.detach().reshape(1) if value.dim() == 0 else value.detach()
+    return made(value.reshape(1) if value.dim() == 0 else value)

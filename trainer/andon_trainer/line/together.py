@@ -17,9 +17,20 @@ from andon_trainer.data.evaluation import Coverage
 from andon_trainer.data.loader import LineLoader, loader_of_script
 from andon_trainer.errors import RunOver
 from andon_trainer.hosts.calls import answer_in_host
-from andon_trainer.line.gathering import concatenate, framed, gather_bytes, pack, unframed, unpack
+from andon_trainer.line.gathering import (
+    concatenate,
+    first_not_finite_row,
+    framed,
+    gather_bytes,
+    own_rows,
+    pack,
+    refuse_size,
+    unframed,
+    unpack,
+)
 from andon_trainer.line.properties import LineProperties
 from andon_trainer.state.best import BEST, BestSoFar
+from andon_trainer.steps.loop_steps import LoopSteps
 
 log = logging.getLogger(__name__)
 
@@ -137,13 +148,24 @@ class Together(LineProperties):
     def gather(self, value: Any) -> Any:
         """Returns what all workers give, concatenated in the order of ranks, on every worker.
 
-        Every worker must call it, between two steps. It is meant for small values: metrics,
-        predictions of a validation set. Integers, float64 and booleans arrive exactly. Before its
-        first step a worker gets only its own, as it evaluates everything then.
+        Every worker must call it. Integers, float64 and booleans arrive exactly.
+
+        Between two steps it is meant for small values: metrics, predictions of a validation set.
+        Before its first step a worker gets only its own, as it evaluates everything then.
 
         ```python
         predicted = line.gather(torch.cat(predicted))  # of all samples, in the loader's order
         ranks = line.gather(line.rank)  # tensor([0, 1])
+        ```
+
+        In the body of a training loop, before `line.backward`, it is differentiable, for losses
+        that compare samples with each other. Compute the same loss of all rows on every worker:
+        the mean over workers is then the gradient of one process with the whole batch. In a step
+        that is void it returns this worker's own rows.
+
+        ```python
+        z = line.gather(F.normalize(model(x), dim=1))
+        line.backward(contrastive_loss(z))
         ```
 
         Args:
@@ -158,11 +180,32 @@ class Together(LineProperties):
         Raises:
             TypeError: there is something else in the value.
             ValueError: the value is too large, or the workers' structures, dtypes or shapes differ.
-            RuntimeError: a step is under way, or the line's service is too old.
-            LineHalted: the line stopped.
+            RuntimeError: the loop body has gone backward, or has a part of this worker's share;
+                the schedule or the host can't gather in a loop body; the line's service is too old.
+            LineHalted: the line stopped, or a row with a gradient is not finite.
         """
+        if self._manual is None and self._stepper is not None and self._stepper.in_body:
+            return self._gather_in_body(self._stepper, value)
         self._require_between_steps("gather")
         parts = self._gather(value)
+        return concatenate(parts, value)
+
+    def _gather_in_body(self, steps: LoopSteps, value: Any) -> Any:
+        """What all workers give in this loop body; gradients reach this worker's own rows."""
+        data = pack(value)
+        refuse_size(data)
+        bad = first_not_finite_row(value)
+        if bad is not None:
+            steps.refuse_rows(bad)
+        rows = steps.gather(data)
+        if rows is None or not any(rows.given):
+            return own_rows(value)
+        mine = own_rows(value, rows.factor)
+        parts = [
+            mine if rank == rows.rank else unpack(given)
+            for rank, given in enumerate(rows.given)
+            if given or rank == rows.rank
+        ]
         return concatenate(parts, value)
 
     def best(

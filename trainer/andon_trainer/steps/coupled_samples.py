@@ -8,6 +8,9 @@ difference, of the batch with itself: as many rows as columns, and as many as th
 A product with a weight matrix may look the same if the model has as many classes as the batch has
 samples. So both sides must depend on the batch. If one side has no graph (features of a frozen
 encoder), its size tells: it follows the batch, where a weight's does not.
+
+A script that has gathered all workers' rows may still compare its own with them. Then one side of a
+product comes from the gather, and the other one does not.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 
+from andon_trainer.gradients.step_gather import OwnRows
+
 __all__ = ["CoupledSamples"]
 
 log = logging.getLogger(__name__)
@@ -31,6 +36,8 @@ _MOST_NODES = 128
 """From the loss on: what couples samples is near it."""
 _MOST_BELOW = 24
 """A function of parameters alone has fewer nodes."""
+_MOST_IN_MODEL = 10_000
+"""Nodes of a model that are searched for a gather."""
 _PRODUCTS = frozenset({"MmBackward0", "BmmBackward0", "CdistBackward0", "EuclideanDistBackward0"})
 _PAIRWISE = frozenset({"SubBackward0", "MulBackward0", "AddBackward0", "RsubBackward1"})
 """They meet by broadcasting, as in `z[:, None] - z[None]`."""
@@ -68,6 +75,27 @@ class CoupledSamples:
                 self._warn(samples)
                 return
 
+    def look_at_gathered(self, loss: torch.Tensor) -> None:
+        """Looks at a loss in a step in which the script has gathered."""
+        if self._left <= 0:
+            return
+        self._left -= 1
+        for node in _near(loss):
+            sides = [each for each, _ in node.next_functions]
+            if type(node).__name__ not in _PRODUCTS or len(sides) != 2 or None in sides:
+                continue
+            gathered = [_is_gathered(side) for side in sides]
+            own = sides[gathered[0]]
+            if gathered[0] != gathered[1] and _depends_on_batch(own):
+                self._left = 0
+                log.warning(
+                    "the loss compares this worker's own rows with those that line.gather "
+                    "returned: what the other workers' rows send back to these is missing from "
+                    "the gradient. Take both sides from what line.gather returned; see "
+                    "docs/guide/coupled-losses.md"
+                )
+                return
+
     def _follows_batch(self, node: Any, samples: int) -> bool:
         """Whether a product had as many columns a sample for another number of samples."""
         sizes = self._sizes.setdefault(_shape(node)[-1] // samples, set())
@@ -79,7 +107,8 @@ class CoupledSamples:
         log.warning(
             "the loss compares the samples of a batch with each other, and this worker compares "
             "only its own %d: the line trains for another loss than one process with the whole "
-            "batch; see docs/guide/coupled-losses.md",
+            "batch. Gather what is compared, z = line.gather(z), and compute the loss of all "
+            "samples on it; see docs/guide/coupled-losses.md",
             samples,
         )
 
@@ -140,6 +169,20 @@ def _shape(node: Any) -> tuple[int, ...]:
     """Of a node's first output; empty: not known."""
     outputs = getattr(node, "_input_metadata", ())
     return tuple(outputs[0].shape) if outputs else ()
+
+
+def _is_gathered(node: Any) -> bool:
+    """Whether rows that were gathered, with a gradient, went into what a node made."""
+    waiting, seen = [node], set[int]()
+    while waiting and len(seen) < _MOST_IN_MODEL:
+        here = waiting.pop()
+        if here is None or id(here) in seen:
+            continue
+        seen.add(id(here))
+        if type(here).__name__ == OwnRows.__name__ + "Backward":
+            return True
+        waiting += [each for each, _ in here.next_functions]
+    return False
 
 
 def _depends_on_batch(node: Any) -> bool:

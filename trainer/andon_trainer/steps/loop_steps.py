@@ -36,6 +36,7 @@ from andon_trainer.gradients.graph import FREED, Graph
 from andon_trainer.gradients.guards import AccumulatedGradients, LateGradients
 from andon_trainer.gradients.lone_samples import LoneSamples
 from andon_trainer.gradients.readings import LossReadings
+from andon_trainer.gradients.step_gather import Rows
 from andon_trainer.member import RunMember
 from andon_trainer.state.replica import Replica
 from andon_trainer.steps.carried_rows import CarriedRows
@@ -182,6 +183,28 @@ class LoopSteps(ABC):
             "line.accumulate adds up averaged gradients, and this line makes local steps "
             "(--schedule local), which average none: make batch_size larger, and bound the memory "
             "by line.prepare(..., micro_batch_size=n)"
+        )
+
+    @property
+    def in_body(self) -> bool:
+        """Whether the script has a batch that has not gone backward."""
+        return self._state is not None and self._state.waiting > 0
+
+    def gather(self, data: bytes) -> Rows | None:
+        """What all workers give in this loop body; None: this worker's rows are all there are.
+
+        They are so if it is alone, and in a step that is void.
+
+        Raises:
+            RuntimeError: the loop body has not all of this worker's samples, or no model that all
+                workers share.
+            ValueError: the model is too small to carry so many bytes.
+            LineHalted: the line stopped, and this worker raises.
+        """
+        raise RuntimeError(
+            "line.gather in a loop body is for a loss of all workers' samples, and this line makes "
+            "local steps (--schedule local), in which each worker has weights of its own: gather "
+            "between two steps, or use another schedule"
         )
 
     @property
@@ -430,6 +453,16 @@ class LoopSteps(ABC):
         finally:
             self._in_backward = False
 
+    def refuse_rows(self, value: float) -> None:
+        """Halts the line, before a gather, for a row of this worker's that is not finite.
+
+        Everybody's loss would be, and nobody could say whose row it was.
+        """
+        state = self._state
+        assert state is not None
+        if not state.borrowed:
+            self._refuse_loss(state, value)
+
     def _refuse_loss(self, state: StepState, loss: float) -> None:
         """Halts the line for a loss that is not finite; the step is void."""
         state.phase = StepPhase.VOID
@@ -453,8 +486,17 @@ class LoopSteps(ABC):
         given = float(state.waiting if weight is None else weight)
         if not (math.isfinite(given) and given >= 0):
             raise ValueError(f"weight must be finite and at least 0, not {given}")
+        if state.gathered and given != state.waiting:
+            raise ValueError(
+                f"line.backward was given the weight {given:g}, and line.gather in this loop body "
+                f"has weighed this worker by its {state.waiting} samples: leave weight out"
+            )
         if state.borrowed:
             return 0.0
+        if state.gathered:  # The loss is of all workers' samples.
+            if state.assigned.world_size > 1:
+                self._coupled.look_at_gathered(loss)
+            return given
         if state.assigned.world_size > 1:
             self._coupled.look(loss, state.waiting)
         if weight is None:

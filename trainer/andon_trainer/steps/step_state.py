@@ -41,6 +41,8 @@ class StepState:
     """The member's `doubts` when the step began."""
     kept: Kept | None = None
     """This worker's gradient of an earlier attempt; its positions are not computed again."""
+    gathered: bool = False
+    """Whether the script has gathered in this attempt: its loss is of all workers' samples."""
     borrowed: bool = False
     """Whether there is nothing to compute, and the loop body runs on borrowed samples."""
     digest: Digest = NO_DIGEST

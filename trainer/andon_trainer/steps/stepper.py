@@ -4,6 +4,9 @@ Theory of operation. The gradients of each step are averaged (see `loop_steps` f
 all schedules). If the step is void, the gradient that was sent is kept (see `core.keeping`), and
 under the next assignment the loop computes only the positions that are new to this worker. If none
 are, the loop body runs all the same, on borrowed samples, and what was kept is sent again.
+
+A script that gathers in its loop body computes a loss of all workers' samples. Then nothing is kept
+of a void step, and each attempt is one loop body with the whole share.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
 from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.gradients.averaging import Averager
+from andon_trainer.gradients.step_gather import Given, Rows
 from andon_trainer.steps.accumulation import Accumulation
 from andon_trainer.steps.gates import StepIdentity
 from andon_trainer.steps.loop_checks import HookedParameters, check_device, check_loop_body
@@ -46,6 +50,8 @@ class Stepper(LoopSteps):
         """This worker's gradient of a void step."""
         self._usual = 0
         """The most samples that a micro-batch of a first attempt had to hold."""
+        self._gathers = False
+        """Whether the script has gathered in a loop body, which then must have the whole share."""
 
     def _forget(self) -> None:
         self.pause()
@@ -150,7 +156,7 @@ class Stepper(LoopSteps):
         micro-batches are then no larger than usual: they must fit into the GPU's memory.
         """
         assigned, kept = state.assigned, state.kept
-        if not assigned.attempt and kept is None:
+        if kept is None and (self._gathers or not assigned.attempt):
             share = self._share(assigned, assigned.epoch, assigned.positions, assigned.batch)
             self._usual = -(-state.samples // share.parts)
             return share
@@ -160,6 +166,48 @@ class Stepper(LoopSteps):
         limit = self._usual or -(-batch // assigned.world_size)
         left = subtract(assigned.positions, done)
         return Share(assigned.epoch, left, limit, batch=assigned.batch)
+
+    def gather(self, data: bytes) -> Rows | None:
+        """See `LoopSteps`."""
+        state = self._state
+        assert state is not None
+        first, self._gathers, state.gathered = not self._gathers, True, True
+        if state.phase is StepPhase.VOID:
+            return None
+        if not state.last or state.micro_batches or state.kept is not None:
+            self._refuse_part(state, first=first)
+            return None
+        if state.assigned.world_size == 1:
+            return None
+        state.phase = StepPhase.VOID  # In case the wait raises.
+        mine = Given(b"", 0) if state.borrowed else Given(data, state.waiting)
+        found = self._averager.gather(mine)
+        if found is None:
+            return None
+        state.phase = StepPhase.ACCUMULATING
+        total = sum(each.weight for each in found)
+        return Rows(
+            given=[each.data for each in found],
+            rank=state.assigned.rank,
+            factor=total / mine.weight if mine.weight else 0.0,
+        )
+
+    def _refuse_part(self, state: StepState, *, first: bool) -> None:
+        """Refuses a gather of a part of the share; the line tries the step again if it may help.
+
+        Raises:
+            RuntimeError: the script, or the line's schedule, divides shares.
+        """
+        if not (first and state.assigned.attempt):
+            raise RuntimeError(
+                "line.gather in a loop body gathers each worker's whole share, and this body has "
+                "a part of it: leave micro_batch_size out of line.prepare, and give the line a "
+                "schedule without windows of several batches (--schedule every-step)"
+            )
+        # Positions of a lost worker came in parts, since nobody knew that the script gathers.
+        self._kept = None
+        state.phase = StepPhase.VOID
+        self._member.abandon("its script gathers in the loop body, which had a part of the share")
 
     def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
         """Runs the step's last backward, averages and reports."""
@@ -180,7 +228,7 @@ class Stepper(LoopSteps):
             averaged = self._averager.run(scalar, weight, scale)
         state.overflow = state.overflow or self._averager.overflowed
         # Before the result is looked at: it is in a void round that a kept gradient is needed.
-        if self._averager.intact:
+        if self._averager.intact and not state.gathered:
             self._kept = state.keep()
         if averaged is None:
             self._drop()
