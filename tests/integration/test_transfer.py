@@ -134,7 +134,7 @@ class Nothing:
 
 def test_why_a_transfer_failed_is_said_in_one_line(reducer: Reducer) -> None:
     joined = SimpleNamespace(run_id=RUN, worker=0, session_token=b"wrong")
-    control = SimpleNamespace(show=lambda *_: None, at_end=nobody)
+    control = SimpleNamespace(show=lambda *_: None, at_end=lambda *_: None)
     address = f"127.0.0.1:{reducer.port}"
     link = SimpleNamespace(joined=joined, control=control, address=address, tls=None)
     asked = TransferAsked(transfer_id=1, head=Key(7, 3), sends=True, step=3, cursor=Cursor(0, 4))

@@ -16,6 +16,7 @@ __all__ = [
     "LineHalted",
     "LineLost",
     "RunOver",
+    "StateCorrupt",
     "WorkerDropped",
 ]
 
@@ -180,4 +181,11 @@ class HostLost(AndonError):
     """Another process of this host is gone, and with it the host's place on the line.
 
     It is raised where DistributedDataParallel averages inside a host. The other hosts go on.
+    """
+
+
+class StateCorrupt(ValueError):
+    """The state that arrived is not one that a worker sends; nothing was installed.
+
+    No script sees it: the transfer fails, and another one brings the state.
     """

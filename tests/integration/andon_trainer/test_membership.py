@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -17,11 +18,12 @@ from andon.host.manifest import CheckpointFacts
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
+from andon.testing import ScriptedWorker
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_trainer.candidate import Candidate
 from andon_trainer.config import LineConfig
-from andon_trainer.core.events import Event
+from andon_trainer.core.events import Assigned, Event
 from andon_trainer.core.reports import LeaveReport, StepReport, Timings
 from andon_trainer.exchange.control import ControlStream
 from andon_trainer.exchange.translation import event_from
@@ -76,7 +78,7 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    one_will_do = ("--min-workers", "1")
+    one_will_do = ("--min-workers", "1", "--max-workers", "3")
     with (
         Service(tmp_path / "run", 2, *one_will_do) as service,
         ThreadPoolExecutor(2) as threads,
@@ -115,6 +117,23 @@ def test_a_mean_is_the_same_for_all_though_the_line_is_halted_and_samples_are_sk
     pair.answer(halt, pb.HALT_ANSWER_RETRY)
 
     assert [each.result(20) for each in both] == [(7.0, 2.0, 2)] * 2
+
+
+def test_a_donor_goes_on_though_a_newcomer_only_claims_to_have_its_state(pair: Pair) -> None:
+    newcomer = ScriptedWorker(
+        pair.service.address, run_id=pair.service.run_id, plan=PLAN, slot=2, layout=LAYOUT
+    )
+
+    async def claim() -> list[Future[Assigned]]:
+        await newcomer.join()
+        rounds = [pair.threads.submit(member.next_round) for member in pair.members]
+        await newcomer.report((await newcomer.expect("state_transfer")).state_transfer)
+        await newcomer.reset()
+        return rounds
+
+    rounds = asyncio.run(claim())
+
+    assert len({each.result(20).key for each in rounds}) == 1
 
 
 def test_a_worker_that_computes_hears_of_a_halt_between_two_local_steps(pair: Pair) -> None:

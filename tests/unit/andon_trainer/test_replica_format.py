@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from andon_trainer.errors import StateCorrupt
 from andon_trainer.state.replica import Replica
+from andon_trainer.state.trees import pack_tensors
 
 FOLDER = Path(__file__).resolve().parents[3] / "conformance"
 GOLDEN: dict[str, Any] = json.loads((FOLDER / "state.json").read_text("utf-8"))
@@ -108,6 +111,36 @@ def test_what_a_worker_packs_reads_as_the_golden_state_does() -> None:
     assert list(parts) == ["model", "optimizers", "registered"]
     assert parts["model"] == golden["model"]
     assert parts["registered"] == golden["registered"]
+
+
+def text_of(text: str) -> bytes:
+    """A state of this text, without a tensor."""
+    return len(text).to_bytes(8, "little") + text.encode() + pack_tensors({})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        bytes(3000),
+        b"\xff" * 3000,
+        (FOLDER / GOLDEN["file"]).read_bytes()[:-1],
+        text_of("no JSON"),
+        text_of("[" * 10**5),
+        text_of("[]"),
+        text_of('{"dict": [["model", {"tensor": "w"}]]}'),
+        text_of('{"dict": [["model", {"dict": []}]]}'),
+        text_of('{"dict": [[[], 1]]}'),
+    ],
+)
+def test_bytes_that_are_no_state_are_a_failed_transfer_and_no_crash(data: bytes) -> None:
+    mine, _, _ = replica()
+    before = mine.digest()
+
+    with pytest.raises(StateCorrupt, match="its sender gave"):
+        mine.install(data)
+
+    assert mine.digest() == before
 
 
 def test_weights_that_are_overwritten_in_place_are_installed() -> None:

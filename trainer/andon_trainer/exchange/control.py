@@ -20,7 +20,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
 from andon_trainer.core.effects import RequestWork
-from andon_trainer.core.events import ControlLost, Halted, Resumed
+from andon_trainer.core.events import Assigned, ControlLost, Halted, Resumed, TransferAsked
 from andon_trainer.core.reports import Joined, Joining, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange.channels import open_channel
@@ -75,15 +75,21 @@ class ControlStream:
         self._stop = threading.Event()
         self._heartbeats = Heartbeats(self._outgoing.put, number, outbox, timeline)
         self._threads: list[threading.Thread] = []
-        self._ended = threading.Event()
+        self._transfer: int | None = None
+        """The transfer that the coordinator asked for last; None: it is over, or there was none."""
         self._at_end: Callable[[], object] | None = None
 
-    def at_end(self, act: Callable[[], object] | None) -> None:
-        """Calls `act` once the stream has ended, from any thread; None: calls nothing any more."""
-        # Set before it is looked whether the stream has ended: if it ends in between, `act` is
+    def at_end(self, transfer_id: int, act: Callable[[], object] | None) -> None:
+        """Calls `act` once this transfer is over for the coordinator; None: never any more.
+
+        It is over when the stream ends, and when the coordinator assigns a round or begins another
+        transfer: the receiver has reported then, whether it took the state or not. `act` is called
+        from any thread.
+        """
+        # Set before it is looked whether the transfer is over: if that happens in between, `act` is
         # called twice, and not never.
         self._at_end = act
-        if act is not None and self._ended.is_set():
+        if act is not None and self._transfer != transfer_id:
             act()
 
     def join(self, joining: Joining) -> Joined:
@@ -180,6 +186,9 @@ class ControlStream:
                 if response.HasField("heartbeat_answer"):
                     self._heartbeats.answered(response.heartbeat_answer)
                 event = event_from(response)
+                if isinstance(event, Assigned | TransferAsked):
+                    # Before the inbox has it: the transfer may be looked for at once.
+                    self._end_transfer(event)
                 if event is not None:
                     self._inbox.put(event, self._number)
         except grpc.RpcError as error:
@@ -195,7 +204,11 @@ class ControlStream:
                 self._inbox.put(ControlLost(self._number, reason, refusal), self._number)
             self._stop.set()
             self._heartbeats.stop()
-            self._ended.set()
-            act = self._at_end
-            if act is not None:
-                act()
+            self._end_transfer(None)
+
+    def _end_transfer(self, by: Assigned | TransferAsked | None) -> None:
+        """The transfer before is over, and perhaps another begins."""
+        self._transfer = by.transfer_id if isinstance(by, TransferAsked) else None
+        act = self._at_end
+        if act is not None:
+            act()

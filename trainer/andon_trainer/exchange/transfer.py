@@ -14,6 +14,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,6 +28,7 @@ from andon.v1 import reducer_pb2 as pb
 from andon.v1.reducer_pb2_grpc import ReducerStub
 from andon.wire import conversion
 from andon_trainer.core.events import TransferAsked
+from andon_trainer.errors import StateCorrupt
 from andon_trainer.exchange.channels import open_channel
 from andon_trainer.exchange.connection import Connection
 
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Arrived",
     "State",
-    "StateCorrupt",
     "StateMover",
     "SyncProgress",
     "Ticket",
@@ -53,10 +54,6 @@ Progress = Callable[[int, int], None]
 
 Watch = Callable[[Callable[[], object] | None], None]
 """Gets the function that ends a call early, and None once the call is over."""
-
-
-class StateCorrupt(ValueError):
-    """The state that arrived is not the state that was sent; nothing was installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +250,11 @@ class State(Protocol):
         """The last bytes of what `pack` packs: weights that no worker trains; empty if none."""
 
     def install(self, data: bytes) -> None:
-        """Installs what `pack` packed, or raises and changes nothing."""
+        """Installs what `pack` packed, or raises and changes nothing.
+
+        Raises:
+            StateCorrupt: no worker packs this, whatever its digest is.
+        """
 
 
 class StateMover:
@@ -278,13 +279,14 @@ class StateMover:
             tls=self._link.tls,
         )
         progress = SyncProgress(control.show, sends=asked.sends)
+        watch = partial(control.at_end, asked.transfer_id)
         try:
             if asked.sends:
                 state, base = self._packed()
-                send_state(ticket, state, progress, control.at_end, base)
+                send_state(ticket, state, progress, watch, base)
             else:
                 base = self._own_base()
-                data = receive_state(ticket, self._arrived, progress, control.at_end, base)
+                data = receive_state(ticket, self._arrived, progress, watch, base)
                 self._state.install(data)
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
             why = _one_line(error)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from andon.host.manifest import CheckpointDamaged, CheckpointFacts
 from andon.protocol.capabilities import COORDINATOR_CAPABILITIES, HASHED_BASE
 from andon_trainer.core.reports import Digest
-from andon_trainer.errors import CheckpointRefused
+from andon_trainer.errors import CheckpointRefused, StateCorrupt
 from andon_trainer.gradients.model_layout import ModelPlan
 from andon_trainer.state.base import Base
 from andon_trainer.state.checkpoint_files import (
@@ -156,11 +156,18 @@ class Replica:
         """Loads a state that `pack` made. States of objects not registered yet are kept for them.
 
         Raises:
-            ValueError: it is damaged, or of other models or optimizers; nothing was changed.
+            StateCorrupt: it can't be read; nothing was changed.
+            ValueError: it is of other models or optimizers; nothing was changed.
         """
         start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-        tensors = unpack_tensors(data[start:])
-        tree: dict[str, Any] = join_tree(json.loads(data[_LENGTH_BYTES:start]), tensors)
+        # Its sender gave the digest of these bytes too, so they may be anything.
+        try:
+            tensors = unpack_tensors(data[start:])
+            tree = join_tree(json.loads(data[_LENGTH_BYTES:start]), tensors)
+        except (ValueError, RecursionError) as error:
+            raise StateCorrupt(f"its sender gave what can't be read: {error}") from error
+        if not isinstance(tree, dict) or not tree.keys() >= set(_PARTS):
+            raise StateCorrupt(f"its sender gave a state without {', '.join(_PARTS)}")
         self._take(tree)
 
     def save(
