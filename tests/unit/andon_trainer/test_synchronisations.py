@@ -24,6 +24,8 @@ from unit.andon_trainer.stand_in import DEVICE, Waits
 
 SAMPLES, BATCH, CLASSES = 18, 6, 3
 STEPS = SAMPLES // BATCH
+LOOKS = 2
+"""Reads of the weights' sums: once at joining, and once before the first batch."""
 
 
 def test_a_plain_script_waits_for_nothing_on_the_stand_in_for_a_gpu() -> None:
@@ -48,7 +50,7 @@ def test_alone_a_step_reads_nothing_and_waits_once_when_backward_is_queued(
         member = train_alone(DeviceReader(waits.event, lambda _device: None), micro)
 
     assert member.step == STEPS
-    assert waits.reads == []
+    assert len(waits.reads) == LOOKS
     assert waits.events == STEPS
     # Of each body its loss, what got right, its factor, and what it is a mean over; of each step
     # the norms.
@@ -61,7 +63,7 @@ def test_the_count_finds_what_reads_at_once() -> None:
     with waits:
         train_alone(HostReader(), None)
 
-    assert len(waits.reads) == 5 * STEPS
+    assert len(waits.reads) == 5 * STEPS + LOOKS
 
 
 def test_a_loss_that_arrives_after_backward_still_halts_before_the_weights_move() -> None:
