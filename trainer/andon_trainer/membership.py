@@ -267,11 +267,15 @@ class Membership(MemberFacts):
 
         The script calls it between two epochs, so that it begins the epoch which the line is in.
         """
-        while (event := self._inbox.take(0.0)) is not None:
-            self._do(self._conversation.receive(event))
-        if self._state.behind:
+        if self.left_behind():
             # State comes to whoever asks for work. The work is taken by the next call.
             self.next_round()
+
+    def left_behind(self) -> bool:
+        """Takes what has come, and returns whether the line has gone on without this worker."""
+        while (event := self._inbox.take(0.0)) is not None:
+            self._do(self._conversation.receive(event))
+        return self._state.behind
 
     def leave_epoch(self) -> None:
         """Ends the present epoch for everybody; returns once it has ended.

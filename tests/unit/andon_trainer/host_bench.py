@@ -136,6 +136,8 @@ def thread_groups(size: int) -> list[ThreadGroup]:
 class LeaderSeat(ScriptedSeat):
     """The leader's place on a line whose rounds end as the test says."""
 
+    behind = False
+
     @property
     def reported_losses(self) -> list[str]:
         return self._reported
@@ -150,6 +152,10 @@ class LeaderSeat(ScriptedSeat):
 
     def next_round(self) -> Assigned:
         return self._lead.next_round(super().next_round)
+
+    def catch_up(self) -> None:
+        if self._lead.left_behind(lambda: self.behind):
+            self.next_round()
 
     def leave_epoch(self) -> None:
         self._lead.leave_epoch(super().leave_epoch)

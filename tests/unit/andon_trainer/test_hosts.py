@@ -330,6 +330,21 @@ def test_followers_hold_the_state_that_their_leader_got_from_the_line() -> None:
     assert torch.equal(follower.model.get_parameter("0.weight"), torch.full((5, 3), 0.5))
 
 
+@pytest.mark.parametrize("behind", [True, False])
+def test_all_processes_catch_up_if_the_line_went_on_without_their_host(behind: bool) -> None:
+    bench = HostBench()
+    first: Assigned = bench.assign((0, 4))
+    state = TransferAsked(transfer_id=7, head=Key(1, 9), sends=False, step=3, cursor=Cursor(2, 0))
+    bench.seat.transfers[first.key] = state
+    bench.seat.behind = behind
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda process: process.member.catch_up(), bench.processes))
+
+    at = [process.member.installed_from for process in bench.processes]
+    assert at == ([state, state] if behind else [None, None])
+
+
 def test_running_statistics_are_the_leaders_after_each_commit() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
     bench = HostBench(model=model)

@@ -40,6 +40,7 @@ __all__ = ["FollowerMember", "LeaderMember", "Leadership"]
 
 _T = TypeVar("_T")
 _NEXT = "the next step of the loader"
+_NEW = "the next epoch of line.epochs"
 _OVER = "the end of an epoch"
 _MEAN = "line.mean"
 _END = "the end of the run"
@@ -115,6 +116,11 @@ class Leadership:
             os.kill(os.getpid(), signal.SIGTERM)
         return self.tell(ask)
 
+    def left_behind(self, ask: Callable[[], bool]) -> bool:
+        """Whether the line has gone on without this host; all of its processes begin an epoch."""
+        meet(self._group, _NEW, None)
+        return self.tell(ask)
+
     def leave_epoch(self, ask: Callable[[], None]) -> None:
         """See `RunMember`."""
         meet(self._group, _OVER, None)
@@ -182,8 +188,9 @@ class LeaderMember(Membership):
         """Asks the line for the host's work."""
         return self._lead.next_round(super().next_round)
 
-    def catch_up(self) -> None:
-        """Does nothing: the host's processes get the line's state when all of them ask for work."""
+    def left_behind(self) -> bool:
+        """Whether the line has gone on without this host; the others are told, and catch up too."""
+        return self._lead.left_behind(super().left_behind)
 
     def leave_epoch(self) -> None:
         """Ends the current epoch on all workers."""
@@ -298,7 +305,9 @@ class FollowerMember:
         return replace(assigned, writes_checkpoint=False)
 
     def catch_up(self) -> None:
-        """Does nothing; see `LeaderMember.catch_up`."""
+        """Gets the line's state, with the leader, if the line has gone on without this host."""
+        if self._follow(_NEW, None):
+            self.next_round()
 
     def leave_epoch(self) -> None:
         """Ends the current epoch, with the leader."""
