@@ -142,10 +142,11 @@ async def _until_over(
     writing = asyncio.create_task(announcing)
     try:
         await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
-        if registration.ended.is_set():
-            await writing
-        else:
-            (reading if reading.done() else writing).result()
+        # Not cancelled in a write: gRPC would then never send the call's end.
+        registration.hush()
+        await writing
+        if not registration.ended.is_set():
+            reading.result()
     finally:
         reading.cancel()
         writing.cancel()

@@ -119,6 +119,7 @@ class ReducerStream:
         self.metrics_address = ""
         """Where its metrics are; empty: nowhere."""
         self.ended = asyncio.Event()
+        self._hushed = False
         self._waiting: deque[Announcement] = deque()
         self._changed = asyncio.Event()
 
@@ -137,13 +138,20 @@ class ReducerStream:
         self._changed.set()
 
     async def announcements(self) -> AsyncIterator[Announcement]:
-        """Every announcement to write, until the stream ends."""
-        while not self.ended.is_set():
-            while self._waiting:
+        """Every announcement to write, until the stream ends, or is hushed."""
+        # Asked again after each: the stream may end while one is written.
+        while not (self.ended.is_set() or self._hushed):
+            if self._waiting:
                 yield self._waiting.popleft()
+                continue
             # Nothing is awaited between the checks above and `clear`, so no change gets lost.
             self._changed.clear()
             await self._changed.wait()
+
+    def hush(self) -> None:
+        """Announces nothing more: the reducer has ended the call, or broke a rule."""
+        self._hushed = True
+        self._changed.set()
 
     def end(self, error: LineError | None = None) -> None:
         """Ends the call; the first error counts."""
