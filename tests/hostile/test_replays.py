@@ -36,11 +36,13 @@ HEARD_S = 0.1
 GROWN_BYTES = 256 * MIB
 
 
-def plays(records: list[Recorded], chance: random.Random) -> Iterator[Recorded]:
+def plays(
+    records: list[Recorded], chance: random.Random, changes: int = CHANGES
+) -> Iterator[Recorded]:
     """Each connection as it was, and then with bits changed, cut short, and with a part twice."""
     for record in records:
         yield record
-        for number in range(CHANGES):
+        for number in range(changes):
             data = bytearray(record.data)
             at = chance.randrange(len(data))
             if number % 3 == 0:

@@ -109,13 +109,26 @@ def offers(run_id: str) -> Callable[[random.Random], list[bytes]]:
     return make
 
 
-def passes(head: Key) -> Callable[[random.Random], list[bytes]]:
-    """A rank of rounds that are over, that are about to come, or that never come; with numbers."""
+def passes(run_id: str, head: Key) -> Callable[[random.Random], list[bytes]]:
+    """A rank of rounds that are over, that are about to come, or that never come; with numbers.
+
+    Its token is noise, of a round that is over, or of another link of the round that it enters:
+    that of the same two ranks, the other way round, or of a rank that is on another link.
+    """
 
     def make(chance: random.Random) -> list[bytes]:
         soon = Key(head.term, head.round + chance.randrange(1, 200))
         key = chance.choice([soon, soon, Key(1, 1), Key(2**63, chance.randrange(1, 2**20))])
-        token, rank = chance.randbytes(32), chance.randrange(3)
+        rank = chance.randrange(3)
+        over = Key(head.term, max(1, head.round - chance.randrange(3)))
+        others = [
+            (key, rank, rank),
+            (key, (rank + 1) % 2, 2),
+            (over, rank, (rank + 1) % 2),
+            (over, (rank + 1) % 2, rank),
+        ]
+        links = [tokens.link_token(SECRET, run_id, *link) for link in others]
+        token = chance.choice([chance.randbytes(32), *links])
         header = RingHeader(key=key, rank=rank, weight=chance.choice([1.0, 0.0, float("nan")]))
         return [
             bytes(frame_pass(EnterRound(key=key, rank=rank, world_size=2, token=token))),
@@ -185,7 +198,11 @@ def lied_to(service: Service, workers: Sequence[Worker]) -> dict[str, Counter[st
         (service.address, REGISTER, offers(run_id)),
         (service.address, PUT, sent_states(run_id)),
         (service.address, GET, wanted_states(run_id)),
-        *((f"127.0.0.1:{port}", PASS, passes(head)) for each in workers for port in ports_of(each)),
+        *(
+            (f"127.0.0.1:{port}", PASS, passes(run_id, head))
+            for each in workers
+            for port in ports_of(each)
+        ),
     ]
     seed = int(os.environ.get("ANDON_SEED", "27"))
     liars = [Liar(address, method, seed + n) for n, (address, method, _) in enumerate(plans)]
