@@ -63,6 +63,8 @@ class Attacked:
     workers: list[Worker]
     relay: LaneRelay
     tcp_port: int
+    stack: ExitStack
+    """Kills the workers in the end."""
 
     @property
     def lies(self) -> Path:
@@ -75,6 +77,7 @@ class Attacked:
         script = "../../hostile/lying_donor.py" if lies else "train.py"
         worker = start_worker(self.folder, spec, slot=slot, script=script, **there)
         self.workers.append(worker)
+        self.stack.callback(worker.kill)
 
     def goes_on(self, steps: int = 2) -> None:
         """Waits for steps of all workers."""
@@ -111,17 +114,10 @@ def attacked(folder: Path) -> Iterator[Attacked]:
     with ExitStack() as stack:
         service = stack.enter_context(Service(folder / "run", 2, *flags))
         relay = stack.enter_context(LaneRelay(service.address, tcp_port))
-        line = Attacked(folder, service, [], relay, tcp_port)
-        stack.callback(lambda: [each.kill() for each in line.workers])
-        liar = {**ENDLESS, "lies": str(line.lies)}
-        script = "../../hostile/lying_donor.py"
-        line.workers.append(start_worker(folder, liar, script=script, **on_line(service, 0, 2)))
-        there = {
-            **on_line(service, 1, 2),
-            "ANDON_ADDRESS": relay.address,
-            "ANDON_SHARED_DIR": "off",
-        }
-        line.workers.append(start_worker(folder, ENDLESS, slot=1, **there))
+        line = Attacked(folder, service, [], relay, tcp_port, stack)
+        for slot, address in enumerate((service.address, relay.address)):
+            there = {**on_line(service, slot, 2), "ANDON_SHARED_DIR": "off"}
+            line.start(slot, {**there, "ANDON_ADDRESS": address}, lies=True)
         line.goes_on()
         yield line
 
@@ -140,6 +136,7 @@ def _wanted(worker: ScriptedWorker, to: pb.StateTransfer, **other: Any) -> Any:
         "transfer_id": to.transfer_id,
         "head": to.head,
     }
+    assert worker.data_channel is not None
     stub: Any = ReducerStub(worker.data_channel)
     return stub.GetState(reducer_pb2.GetStateRequest(**{**right, **other}))
 
@@ -256,6 +253,10 @@ def _end_of(call: Any) -> Refused:
     return Refused.of(refused.value)
 
 
+def _await_reducers(service: Service, addresses: set[str]) -> None:
+    service.await_status(lambda line: {each.address for each in line.reducers} >= addresses)
+
+
 def reducers_lie(line: Attacked) -> None:
     """Reducers at addresses of others, at one address, too many; each leaves, and some come back.
 
@@ -266,9 +267,7 @@ def reducers_lie(line: Attacked) -> None:
     for lied in (*([each] for each in others), [others[0]] * 3, [*others, others[0]]):
         with Reducers(service) as reducers:
             calls = [reducers.register(each, metrics="nonsense" * 10**4) for each in lied]
-            service.await_status(
-                lambda status, lied=lied: {each.address for each in status.reducers} >= set(lied)
-            )
+            _await_reducers(service, set(lied))
             time.sleep(0.2)  # The workers may go there. Nothing need happen.
             for older in calls[: len(lied) - len(set(lied))]:
                 assert _end_of(older).reason == "REJOIN_NEEDED"
@@ -277,12 +276,11 @@ def reducers_lie(line: Attacked) -> None:
         talks = _end_of(reducers.register("127.0.0.1:10", talks=True))
         assert talks.reason == "INVALID_MESSAGE", talks
         with pytest.raises(grpc.RpcError) as refused:
-            for number in range(MAX_REDUCERS + 1):
-                reducers.register(f"127.0.0.1:{number + 1}")
-        assert Refused.of(refused.value).code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        with pytest.raises(grpc.RpcError) as refused:
             reducers.register("a" * MAX_TEXT_BYTES + ":1")
         assert Refused.of(refused.value).reason == "INVALID_MESSAGE"
+        with pytest.raises(grpc.RpcError) as refused:
+            _ = [reducers.register(f"127.0.0.1:{port}") for port in range(1, MAX_REDUCERS + 2)]
+        assert Refused.of(refused.value).code is grpc.StatusCode.RESOURCE_EXHAUSTED
     line.goes_on()
 
 
