@@ -192,11 +192,13 @@ class Together(LineProperties):
 
     def _gather_in_body(self, steps: LoopSteps, value: Any) -> Any:
         """What all workers give in this loop body; gradients reach this worker's own rows."""
-        data = pack(value)
-        refuse_size(data)
-        bad = first_not_finite_row(value)
-        if bad is not None:
-            steps.refuse_rows(bad)
+        data = b""
+        if self.world_size > 1:  # A worker that is alone copies nothing from its GPU.
+            data = pack(value)
+            refuse_size(data)
+            bad = first_not_finite_row(value)
+            if bad is not None:
+                steps.refuse_rows(bad)
         rows = steps.gather(data)
         if rows is None or not any(rows.given):
             return own_rows(value)
