@@ -165,9 +165,10 @@ def _serve(requests: socket.socket) -> None:
         head, pipes, _, _ = socket.recv_fds(requests, 4, 1)
         if not head:
             os._exit(0)
-        data = b""
-        while len(data) < int.from_bytes(head, "little"):
-            data += requests.recv(1 << 16)
+        data, size = b"", int.from_bytes(head, "little")
+        while len(data) < size:
+            # No more: the next request may be here, if the one before waited in vain for this one.
+            data += requests.recv(size - len(data))
         if os.fork() == 0:
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
