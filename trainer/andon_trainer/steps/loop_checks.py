@@ -2,8 +2,8 @@
 
 `MovedParameters` looks at parameters that the script itself moves more often than once a step,
 `HookedParameters` at hooks that see no mean, `OwnBuffers` at what manual steps make of buffers, and
-the functions below at the device and the
-calls of the loop body. What kind of loss goes backward is looked at in `loss_check`.
+the functions below at the device and the calls of the loop body. What kind of loss goes backward is
+looked at in `loss_check`.
 """
 
 from __future__ import annotations
