@@ -491,7 +491,7 @@ def _leave_in_silence() -> None:
 
 def _wait_for_its_state() -> None:
     """A transfer continues after the control stream has ended."""
-    _wrap(control.ControlStream, "at_end", lambda _: lambda self, act: None)
+    _wrap(control.ControlStream, "at_end", lambda _: lambda self, transfer_id, act: None)
 
 
 def _tell_too_late() -> None:

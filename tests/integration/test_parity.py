@@ -146,7 +146,7 @@ def test_c_shard_001_a_dataset_smaller_than_the_roster_is_refused_by_name(tmp_pa
 
     assert codes == [4, 4]
     assert "JoinRefused" in workers[0].output
-    assert "1 samples" in workers[0].output
+    assert "a dataset of 1 sample is" in workers[0].output
 
 
 def test_workers_with_other_samples_of_the_same_number_are_refused_by_name(tmp_path: Path) -> None:
