@@ -78,8 +78,8 @@ demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
 	$(BIN)/andon run --workers $(WORKERS) examples/shakespeare.py $(ARGS)
 
 # Three processes take module after module, on two cores too: most tests wait for processes that they
-# started. `make check` runs tests/unit/project: those tests are about
-# documents, manifests and the like. Two other folders have targets of their own.
+# started. `make check` runs tests/unit/project: those tests are about documents, manifests and the
+# like. Two other folders have targets of their own.
 test: $(INSTALLED)  ## the tests; with ARGS for pytest, in one process
 	$(BIN)/python -m pytest $(or $(ARGS),-n 3 --dist loadscope --ignore=tests/browser \
 		--ignore=tests/containers --ignore=tests/unit/project)
