@@ -21,7 +21,7 @@ import torch
 from machine import describe_machine
 from torch import nn
 
-from andon_trainer.gradients.norms import l2_norm
+from andon_trainer.averaging.norms import l2_norm
 from andon_trainer.state.replica import Replica
 
 BLOCKS = 25

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from andon_trainer import Line
-from andon_trainer.gradients.feedback import Residuals
+from andon_trainer.averaging.feedback import Residuals
 
 Sample = tuple[Tensor, Tensor]
 

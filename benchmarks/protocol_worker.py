@@ -38,9 +38,9 @@ from andon_trainer.core.events import (
     Voided,
 )
 from andon_trainer.exchange.channels import open_channel
+from andon_trainer.exchange.control.translation import accepted_from, event_from
 from andon_trainer.exchange.path import Inbox, Traffic, lent_by
 from andon_trainer.exchange.route import Route, ring_address_of
-from andon_trainer.exchange.translation import accepted_from, event_from
 
 __all__ = ["BLOCK_ELEMENTS", "ProtocolWorker", "block_sizes"]
 

@@ -25,13 +25,13 @@ from andon.protocol.schedules import (
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
 )
-from andon_trainer.candidate import Candidate
+from andon_trainer.averaging.norms import l2_norm, limiting_factor
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed
 from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, RunOver
-from andon_trainer.gradients.norms import l2_norm, limiting_factor
-from andon_trainer.membership import Membership
+from andon_trainer.place.candidate import Candidate
+from andon_trainer.place.membership import Membership
 from andon_trainer.telemetry import Telemetry
 from chaos.barrier import Barrier
 from chaos.computing import Computing, LocalSteps, computing_for

@@ -30,14 +30,15 @@ from andon_trainer.core.effects import ReportFault
 from andon_trainer.core.events import Voided
 from andon_trainer.core.reports import Joined, Joining
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
-from andon_trainer.exchange import connection, control, star, wire
-from andon_trainer.exchange.bulk_stream import BulkStream
 from andon_trainer.exchange.collector import Collector
-from andon_trainer.exchange.connection import Connection
-from andon_trainer.exchange.heartbeats import Heartbeats
-from andon_trainer.exchange.tcp_lanes import WorkerLanes
-from andon_trainer.exchange.transfer import Arrived
-from andon_trainer.membership import Membership
+from andon_trainer.exchange.control import connection, control
+from andon_trainer.exchange.control.connection import Connection
+from andon_trainer.exchange.control.heartbeats import Heartbeats
+from andon_trainer.exchange.control.transfer import Arrived
+from andon_trainer.exchange.star import reducer_path, star
+from andon_trainer.exchange.star.bulk_stream import BulkStream
+from andon_trainer.exchange.star.tcp import WorkerLanes
+from andon_trainer.place.membership import Membership
 from chaos.model import LineState
 from chaos.worker import Worker
 
@@ -120,7 +121,7 @@ def _name_the_round_before() -> None:
 
         return late
 
-    _wrap(wire, "_gradient", wrap)
+    _wrap(reducer_path, "_gradient", wrap)
 
 
 def _be_ready_at_once() -> None:
@@ -263,7 +264,7 @@ def _overlook_the_unknown() -> None:
 
         return read
 
-    _wrap(wire.WireLane, "_read", wrap)
+    _wrap(reducer_path.WireLane, "_read", wrap)
 
 
 def _stay_on_the_stream() -> None:
@@ -310,7 +311,7 @@ def _change_responses(change: Callable[[reducer_pb2.AveragedBlock], None]) -> No
 
         return parse
 
-    _wrap(wire, "parse_response", wrap)
+    _wrap(reducer_path, "parse_response", wrap)
 
 
 def _take_any_length() -> None:
@@ -360,12 +361,12 @@ def _drop_what_cannot_be_read() -> None:
 
         return read
 
-    _wrap(wire.WireLane, "_read", wrap)
+    _wrap(reducer_path.WireLane, "_read", wrap)
 
 
 def _overlook_limits() -> None:
     name = "_refuse_small_payloads"
-    _wrap(wire.WireLane, name, lambda _: lambda self, address, most: None)
+    _wrap(reducer_path.WireLane, name, lambda _: lambda self, address, most: None)
 
 
 def _pass_over_what_cannot_be() -> None:

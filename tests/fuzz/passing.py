@@ -28,9 +28,9 @@ from andon_trainer.core.events import AveragesComplete, ExchangeFailed, Neighbou
 from andon_trainer.core.ring_landing import PIECE_BYTES, Arrived, Carrier, MeanLanding
 from andon_trainer.core.ring_round import RingRound
 from andon_trainer.exchange.path import Inbox
-from andon_trainer.exchange.ring_links import MakePass, RingLink
-from andon_trainer.exchange.ring_station import RingStation
-from andon_trainer.exchange.ring_streams import Incoming, PassEnded, PassReceived
+from andon_trainer.exchange.ring.incoming import Incoming, PassEnded, PassReceived
+from andon_trainer.exchange.ring.link import MakePass, RingLink
+from andon_trainer.exchange.ring.station import RingStation
 from unit.andon_trainer.ring_bench import Floats, assigned_to, expected_means, layout_of
 
 __all__ = ["GIVES", "ON_LANE", "sessions", "taken_by_a_rank"]

@@ -68,8 +68,8 @@ from andon_reducer.core.events import (
 )
 from andon_reducer.core.rounds import Rounds
 from andon_trainer.errors import AndonError
-from andon_trainer.exchange.translation import accepted_from
-from andon_trainer.exchange.translation import event_from as heard_from
+from andon_trainer.exchange.control.translation import accepted_from
+from andon_trainer.exchange.control.translation import event_from as heard_from
 from fuzz.passing import taken_by_a_rank
 from scenarios.line_bench import Bench
 from unit.andon import generated

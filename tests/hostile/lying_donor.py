@@ -21,9 +21,9 @@ from andon.v1 import reducer_pb2 as pb
 from andon.v1.reducer_pb2_grpc import ReducerStub
 from andon.wire import conversion
 from andon_trainer.errors import StateCorrupt
-from andon_trainer.exchange import transfer
 from andon_trainer.exchange.channels import open_channel
-from andon_trainer.exchange.transfer import Progress, Ticket, Watch
+from andon_trainer.exchange.control import transfer
+from andon_trainer.exchange.control.transfer import Progress, Ticket, Watch
 from integration.harness import SCRIPTS
 
 __all__ = ["LIES"]

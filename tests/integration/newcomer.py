@@ -11,9 +11,9 @@ from andon.protocol.run_settings import RunPlan
 from andon_trainer import JoinRefused
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import Joining
-from andon_trainer.exchange.connection import Connection
+from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.path import Inbox
-from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.model.layout import plan_model
 from integration.scripts.train import Model
 
 __all__ = ["refusal_of"]

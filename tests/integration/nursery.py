@@ -212,7 +212,7 @@ def _import_trainer() -> None:
 def _import_service() -> None:
     """Imports all that a service and a worker without PyTorch import."""
     import andon_server.serve  # noqa: F401
-    import andon_trainer.membership  # noqa: F401
+    import andon_trainer.place.membership  # noqa: F401
 
 
 def _import_models() -> None:

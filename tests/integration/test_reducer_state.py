@@ -18,7 +18,7 @@ from andon.protocol import tokens
 from andon.protocol.records import Key
 from andon.v1 import record_pb2, reducer_pb2
 from andon_reducer.config import ReducerConfig, ReducerLimits
-from andon_trainer.exchange.transfer import Arrived, Ticket, receive_state, send_state
+from andon_trainer.exchange.control.transfer import Arrived, Ticket, receive_state, send_state
 from integration.reducer_bench import RUN, SECRET, Reducer, connect, reason_of
 
 pytestmark = pytest.mark.integration

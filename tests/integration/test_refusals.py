@@ -28,7 +28,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion, layouts
 from andon.wire.frames import frame_request
 from andon_coordinator.transport.reader import JournalReader
-from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.model.layout import plan_model
 from integration.harness import Service, Worker, on_line, start_worker
 from integration.reducer_bench import chunks_of
 from integration.scripts.train import Model

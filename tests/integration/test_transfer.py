@@ -15,8 +15,14 @@ from andon.protocol import tokens
 from andon.protocol.records import Cursor, Key
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.events import TransferAsked
-from andon_trainer.exchange.connection import Connection
-from andon_trainer.exchange.transfer import Arrived, StateMover, Ticket, receive_state, send_state
+from andon_trainer.exchange.control.connection import Connection
+from andon_trainer.exchange.control.transfer import (
+    Arrived,
+    StateMover,
+    Ticket,
+    receive_state,
+    send_state,
+)
 from integration.cut import Cable
 from integration.reducer_bench import RUN, SECRET, Reducer
 

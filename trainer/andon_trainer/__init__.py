@@ -1,7 +1,7 @@
 """The worker: PyTorch's side of the line. Users import from here.
 
 Names are imported when they are first used, so that a program which needs the protocol alone
-(`andon_trainer.membership` and what is below it) never loads PyTorch.
+(`andon_trainer.place.membership` and what is below it) never loads PyTorch.
 
 gRPC is loaded here, before anything else can load it, because of forks. Its handlers try to carry
 gRPC over into each forked child. A child that loads samples has no use for it, and the handlers
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
         LineLost,
         RunOver,
     )
+    from andon_trainer.fit.callbacks import Callback, Evaluation, Report, Step
+    from andon_trainer.fit.fit import Trainer
+    from andon_trainer.fit.settings import Fit
     from andon_trainer.line.line import Line
-    from andon_trainer.trainer.callbacks import Callback, Evaluation, Report, Step
-    from andon_trainer.trainer.fit import Trainer
-    from andon_trainer.trainer.settings import Fit
 
 __all__ = [
     "AndonError",
@@ -64,9 +64,9 @@ _HOMES = {
     ),
     "Line": "line.line",
     "Shard": "data.feed",
-    **dict.fromkeys(("Callback", "Evaluation", "Report", "Step"), "trainer.callbacks"),
-    "Fit": "trainer.settings",
-    "Trainer": "trainer.fit",
+    **dict.fromkeys(("Callback", "Evaluation", "Report", "Step"), "fit.callbacks"),
+    "Fit": "fit.settings",
+    "Trainer": "fit.fit",
 }
 
 

@@ -24,7 +24,7 @@ from andon_trainer.core.events import (
     Neighbours,
 )
 from andon_trainer.exchange.path import Inbox
-from andon_trainer.exchange.ring import RingExchange, RingPlace
+from andon_trainer.exchange.ring.exchange import RingExchange, RingPlace
 
 __all__ = ["RUN", "Floats", "RingLine", "RingWorker"]
 

@@ -23,15 +23,15 @@ from andon.protocol.reducers import partition
 from andon.protocol.run_settings import Policy
 from andon.tcp.proof import CAPABILITY as TCP
 from andon_reducer.config import ReducerConfig
+from andon_trainer.averaging.averaging import Averaged, LineAverager
+from andon_trainer.averaging.collectives import LineCollectives
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed, TransferAsked
-from andon_trainer.exchange.bulk_stream import ReducerAccess
 from andon_trainer.exchange.path import Exchange, Inbox
-from andon_trainer.exchange.star import StarExchange
-from andon_trainer.gradients.averaging import Averaged, LineAverager
-from andon_trainer.gradients.collectives import LineCollectives
-from andon_trainer.gradients.model_layout import ModelPlan, plan_model
-from andon_trainer.membership import Membership
+from andon_trainer.exchange.star.bulk_stream import ReducerAccess
+from andon_trainer.exchange.star.star import StarExchange
+from andon_trainer.model.layout import ModelPlan, plan_model
+from andon_trainer.place.membership import Membership
 from integration.andon_trainer.ring_workers import RingLine
 from integration.reducer_bench import RUN, SECRET, Reducer
 

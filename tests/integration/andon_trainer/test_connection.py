@@ -15,7 +15,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import Joined, Joining
 from andon_trainer.errors import JoinRefused
-from andon_trainer.exchange.connection import Connection
+from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.path import Inbox
 from integration.harness import Service
 from integration.strangers import TRAIN, Stranger
@@ -47,7 +47,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 @pytest.fixture
 def said() -> Iterator[Said]:
-    said, logger = Said(), logging.getLogger("andon_trainer.exchange.connection")
+    said, logger = Said(), logging.getLogger("andon_trainer.exchange.control.connection")
     logger.addHandler(said)
     yield said
     logger.removeHandler(said)

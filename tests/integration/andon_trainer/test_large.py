@@ -24,10 +24,10 @@ from andon.wire import checksums
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Floats
 from andon_trainer.core.events import Assigned, AveragesComplete
-from andon_trainer.exchange.bulk_stream import ReducerAccess
+from andon_trainer.exchange.control.transfer import Arrived, Ticket, receive_state, send_state
 from andon_trainer.exchange.path import Inbox
-from andon_trainer.exchange.star import StarExchange
-from andon_trainer.exchange.transfer import Arrived, Ticket, receive_state, send_state
+from andon_trainer.exchange.star.bulk_stream import ReducerAccess
+from andon_trainer.exchange.star.star import StarExchange
 from integration.andon_trainer.ring_workers import RingLine
 from integration.harness import Service, on_line, start_worker
 from integration.reducer_bench import RUN, SECRET, Reducer

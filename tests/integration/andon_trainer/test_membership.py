@@ -21,13 +21,13 @@ from andon.protocol.run_settings import RunPlan
 from andon.testing import ScriptedWorker
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon_trainer.candidate import Candidate
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, Event
 from andon_trainer.core.reports import LeaveReport, StepReport, Timings
-from andon_trainer.exchange.control import ControlStream
-from andon_trainer.exchange.translation import event_from
-from andon_trainer.membership import Membership
+from andon_trainer.exchange.control.control import ControlStream
+from andon_trainer.exchange.control.translation import event_from
+from andon_trainer.place.candidate import Candidate
+from andon_trainer.place.membership import Membership
 from andon_trainer.telemetry import Telemetry
 from integration.harness import Service
 
@@ -222,7 +222,7 @@ def test_a_step_of_a_worker_that_goes_straight_on_is_one_control_message_each_wa
     _steps(pair, 3)  # Their habit is known from the second one on.
     monkeypatch.setattr(ControlStream, "report_step", counted)
     monkeypatch.setattr(ControlStream, "request_work", asked)
-    monkeypatch.setattr("andon_trainer.exchange.control.event_from", listened)
+    monkeypatch.setattr("andon_trainer.exchange.control.control.event_from", listened)
     _steps(pair, 5)
 
     assert sent == {"step_ready": 10}

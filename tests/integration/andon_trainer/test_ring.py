@@ -98,7 +98,7 @@ def test_c_ring_001_a_slow_rank_bounds_what_waits_for_it_and_stops_nobody(
     monkeypatch: pytest.MonkeyPatch, without_lanes: list[int]
 ) -> None:
     # Far less room than the amount that arrives before the slow rank has any block.
-    monkeypatch.setattr("andon_trainer.exchange.ring_streams._WINDOW_BYTES", 2**12)
+    monkeypatch.setattr("andon_trainer.exchange.ring.incoming._WINDOW_BYTES", 2**12)
     sizes = [2**14] * 8
     blocks = random_blocks(3, sizes)
     policy = Policy(chunk_elements=2**9)
@@ -373,7 +373,7 @@ def test_where_a_lane_gets_no_thread_grpc_carries_everything(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    opened = noted_connections("andon_trainer.exchange.ring_links.connect", monkeypatch)
+    opened = noted_connections("andon_trainer.exchange.ring.link.connect", monkeypatch)
     no_thread_called(name, monkeypatch)
     with RingLine(LAYOUT, POLICY, 2) as ring:
         assert thirds(ring, 1, [0, 1]) == [True, True]

@@ -20,9 +20,9 @@ from andon.protocol.run_settings import Policy
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, Event, ExchangeFailed
-from andon_trainer.exchange.bulk_stream import ReducerAccess
 from andon_trainer.exchange.path import Inbox
-from andon_trainer.exchange.star import ReducerAway, StarExchange
+from andon_trainer.exchange.star.bulk_stream import ReducerAccess
+from andon_trainer.exchange.star.star import ReducerAway, StarExchange
 from integration.reducer_bench import RUN, SECRET, Reducer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]

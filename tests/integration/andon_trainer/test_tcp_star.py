@@ -31,7 +31,7 @@ from andon.wire.frames import split_request
 from andon.wire.lane_reports import REDUCER_METHOD, frame_asked, read_report
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
-from andon_trainer.exchange.tcp_lanes import WorkerLanes
+from andon_trainer.exchange.star.tcp import WorkerLanes
 from chaos.lane_relay import DOWN, UP, LaneRelay
 from integration.andon_trainer.test_star import CHUNK, LAYOUT, SIZES, Worker, means
 from integration.reducer_bench import RUN, SECRET, Reducer, Stream, reason_of
@@ -200,10 +200,12 @@ class DeadFromTheFirst(WorkerLanes):
 def test_a_lane_that_is_dead_once_its_threads_run_carries_no_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("andon_trainer.exchange.wire._REASON_S", 0.0)
+    monkeypatch.setattr("andon_trainer.exchange.star.reducer_path._REASON_S", 0.0)
     with line(1, 1) as (_, workers):
         with monkeypatch.context() as patched:
-            patched.setattr("andon_trainer.exchange.wire.WorkerLanes", DeadFromTheFirst)
+            patched.setattr(
+                "andon_trainer.exchange.star.reducer_path.WorkerLanes", DeadFromTheFirst
+            )
             workers[0].exchange.open(workers[0].address, workers[0].opening)
 
         assert not workers[0].exchange.is_open
@@ -214,7 +216,7 @@ def test_a_lane_that_is_dead_once_its_threads_run_carries_no_round(
 def test_a_lane_that_dies_between_two_rounds_fails_the_round_that_began_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("andon_trainer.exchange.wire._REASON_S", 0.0)
+    monkeypatch.setattr("andon_trainer.exchange.star.reducer_path._REASON_S", 0.0)
     with line(1, 1) as (_, workers):
         exchanged(workers, 1)
         # Its loss is reported before the round begins that would have used it.
@@ -233,7 +235,7 @@ def test_a_lane_that_dies_between_two_rounds_fails_the_round_that_began_with_it(
 def test_grpc_carries_everything_if_there_is_no_thread_for_a_lane(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opened = noted_connections("andon_trainer.exchange.tcp_lanes.connect", monkeypatch)
+    opened = noted_connections("andon_trainer.exchange.star.tcp.connect", monkeypatch)
     no_thread_called(name, monkeypatch)
     with line(1, 1) as (_, workers), caplog.at_level(logging.INFO):
         exchanged(workers, 1)

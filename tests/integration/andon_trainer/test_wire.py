@@ -18,8 +18,8 @@ from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Floats
 from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.path import Inbox
-from andon_trainer.exchange.star import StarExchange
-from andon_trainer.exchange.wire import ReducerUnfit
+from andon_trainer.exchange.star.reducer_path import ReducerUnfit
+from andon_trainer.exchange.star.star import StarExchange
 from integration.flipping import FlippingRelay, in_run_of
 from integration.reducer_bench import RUN, SECRET, Reducer
 

@@ -37,9 +37,9 @@ from andon_reducer.core.stream import ChunkLimits, StreamState
 from andon_trainer.core.calls import Call
 from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.collector import Collector, OpenCall
+from andon_trainer.exchange.control.translation import accepted_from
+from andon_trainer.exchange.control.translation import event_from as heard_from
 from andon_trainer.exchange.path import Inbox
-from andon_trainer.exchange.translation import accepted_from
-from andon_trainer.exchange.translation import event_from as heard_from
 from vectors.all import made
 
 FOLDER = Path(__file__).resolve().parents[3] / "conformance"

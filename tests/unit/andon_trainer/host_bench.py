@@ -16,20 +16,20 @@ import torch
 from torch import nn
 
 from andon.protocol.records import Key
+from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.core.reports import Digest
 from andon_trainer.data.feed import Shard, ShardFeeder
 from andon_trainer.errors import HostLost
-from andon_trainer.gradients.guards import AccumulatedGradients
-from andon_trainer.gradients.loss_scale import LossScale
-from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.hosts.averaging import FollowerAverager, LeaderAverager
 from andon_trainer.hosts.member import FollowerMember, Leadership
 from andon_trainer.hosts.steps import HostStepper
-from andon_trainer.membership import Membership
+from andon_trainer.model.guards import AccumulatedGradients
+from andon_trainer.model.layout import plan_model
+from andon_trainer.place.membership import Membership
+from andon_trainer.schedules.loop_steps import LoopParts
+from andon_trainer.script.scaling import ScalerGate
 from andon_trainer.state.replica import Replica
-from andon_trainer.steps.loop_steps import LoopParts
-from andon_trainer.steps.scaling import ScalerGate
 from unit.andon_trainer.step_bench import BATCH, ScriptedSeat, ranges
 
 __all__ = ["HostBench", "LeaderSeat", "Process", "ThreadGroup", "thread_groups"]

@@ -14,23 +14,23 @@ from torch import nn
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
+from andon_trainer.averaging.changes import ChangeExchange, outer_optimizer
+from andon_trainer.averaging.copied_buffers import StepBuffers
+from andon_trainer.averaging.loss_scale import LossScale
+from andon_trainer.averaging.running_statistics import MeanStatistics
 from andon_trainer.core.calls import Call
 from andon_trainer.core.computed import Computed
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.data.feed import Feeder, Shard, ShardFeeder
-from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
-from andon_trainer.gradients.copied_buffers import StepBuffers
-from andon_trainer.gradients.guards import AccumulatedGradients
-from andon_trainer.gradients.loss_scale import LossScale
-from andon_trainer.gradients.model_layout import plan_model
-from andon_trainer.gradients.running_statistics import MeanStatistics
-from andon_trainer.membership import Membership
+from andon_trainer.model.guards import AccumulatedGradients
+from andon_trainer.model.layout import plan_model
+from andon_trainer.place.membership import Membership
+from andon_trainer.schedules.local_steps import LocalStepper, OuterStep
+from andon_trainer.schedules.loop_steps import LoopParts
+from andon_trainer.schedules.stepper import StepperGate
+from andon_trainer.script.gates import Audit, gate_optimizer
+from andon_trainer.script.scaling import ScalerGate
 from andon_trainer.state.replica import Replica
-from andon_trainer.steps.gates import Audit, gate_optimizer
-from andon_trainer.steps.local_steps import LocalStepper, OuterStep
-from andon_trainer.steps.loop_steps import LoopParts
-from andon_trainer.steps.scaling import ScalerGate
-from andon_trainer.steps.stepper import StepperGate
 from unit.andon_trainer.step_bench import BATCH, MAX_OVERFLOWS, ScriptedSeat, ranges
 
 __all__ = ["LocalBench"]

@@ -16,20 +16,20 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.scalars import Scalar
+from andon_trainer.averaging.averaging import LineAverager
+from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, LeaveReport, StepReport
 from andon_trainer.core.values import rounded
 from andon_trainer.data.feed import Feeder, Shard, ShardFeeder
-from andon_trainer.gradients.averaging import LineAverager
-from andon_trainer.gradients.guards import AccumulatedGradients
-from andon_trainer.gradients.loss_scale import LossScale
-from andon_trainer.gradients.model_layout import plan_model
-from andon_trainer.membership import Membership
+from andon_trainer.model.guards import AccumulatedGradients
+from andon_trainer.model.layout import plan_model
+from andon_trainer.place.membership import Membership
+from andon_trainer.schedules.loop_steps import LoopParts
+from andon_trainer.schedules.stepper import Stepper
+from andon_trainer.script.scaling import ScalerGate
 from andon_trainer.state.replica import Replica
-from andon_trainer.steps.loop_steps import LoopParts
-from andon_trainer.steps.scaling import ScalerGate
-from andon_trainer.steps.stepper import Stepper
 from andon_trainer.timeline import Timeline
 
 __all__ = ["BATCH", "MAX_OVERFLOWS", "StepBench", "ranges"]

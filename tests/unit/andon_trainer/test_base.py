@@ -17,7 +17,7 @@ from andon.host.manifest import MANIFEST, Manifest
 from andon.protocol.capabilities import HASHED_BASE
 from andon_trainer import Line
 from andon_trainer.errors import CheckpointRefused
-from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.model.layout import plan_model
 from andon_trainer.state.base import Base
 from andon_trainer.state.held_state import HeldState
 from andon_trainer.state.replica import Replica

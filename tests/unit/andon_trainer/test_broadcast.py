@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from andon_trainer.averaging.broadcast import HEAD_BYTES, RunningStatistics
 from andon_trainer.core.calls import Call
-from andon_trainer.gradients.broadcast import HEAD_BYTES, RunningStatistics
 
 
 def net(rank: int) -> nn.Module:

@@ -9,8 +9,8 @@ import pytest
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.run_settings import Policy, Topology
-from andon_trainer.candidate import refuse_other_policy
 from andon_trainer.errors import JoinRefused
+from andon_trainer.place.candidate import refuse_other_policy
 
 BEFORE = Policy()
 

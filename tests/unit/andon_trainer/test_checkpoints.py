@@ -21,7 +21,7 @@ from andon.host.manifest import MANIFEST, Manifest, checkpoints_in, step_of
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import CheckpointRefused, Line, LineHalted
 from andon_trainer.config import LineConfig
-from andon_trainer.member import SoloMember
+from andon_trainer.place.member import SoloMember
 from andon_trainer.state.checkpoints import WorkerCheckpoints
 from andon_trainer.state.replica import Replica
 from andon_trainer.state.weights import weights_digest

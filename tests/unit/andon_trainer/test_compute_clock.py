@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from andon.protocol.records import Cursor
-from andon_trainer.gradients.compute_clock import (
+from andon_trainer.averaging.compute_clock import (
     Busy,
     ComputeClock,
     CudaStopwatch,

@@ -12,7 +12,7 @@ import pytest
 
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import JoinRefused
-from andon_trainer.exchange import connection
+from andon_trainer.exchange.control import connection
 from andon_trainer.exchange.path import Inbox
 
 COMPLETE = {"run_id": "7f3a", "complete_at_unix_s": 100.0}

@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader
 
 from andon.protocol.records import PositionRange
 from andon_trainer import Line, LineHalted
+from andon_trainer.averaging import held_buffers
+from andon_trainer.averaging.copied_buffers import StepBuffers
+from andon_trainer.averaging.running_statistics import RankZeroStatistics
 from andon_trainer.core.calls import Bytes, Call
 from andon_trainer.core.events import Assigned
-from andon_trainer.gradients import held_buffers
-from andon_trainer.gradients.copied_buffers import StepBuffers
-from andon_trainer.gradients.running_statistics import RankZeroStatistics
-from andon_trainer.membership import Membership
+from andon_trainer.place.membership import Membership
 from unit.andon_trainer.assigned_work import work
 from unit.andon_trainer.host_bench import HostBench, Process
 from unit.andon_trainer.local_bench import LocalBench

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from andon_trainer.gradients.step_gather import OwnRows
-from andon_trainer.steps.coupled_samples import CoupledSamples
+from andon_trainer.averaging.step_gather import OwnRows
+from andon_trainer.schedules.coupled_samples import CoupledSamples
 from unit.andon_trainer.step_bench import StepBench
 
 SAMPLES, WIDTH = 4, 6

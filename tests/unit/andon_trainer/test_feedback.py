@@ -16,13 +16,13 @@ from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.records import Cursor, Key
 from andon.protocol.ring import segment_elements, segments_of
 from andon.protocol.run_settings import Policy
+from andon_trainer.averaging.collectives import LineCollectives
+from andon_trainer.averaging.feedback import Residuals
 from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import AveragesComplete, TransferAsked
 from andon_trainer.core.values import encode_own, rounded
-from andon_trainer.gradients.collectives import LineCollectives
-from andon_trainer.gradients.feedback import Residuals
-from andon_trainer.gradients.model_layout import plan_model
-from andon_trainer.membership import Membership
+from andon_trainer.model.layout import plan_model
+from andon_trainer.place.membership import Membership
 from unit.andon_trainer.local_bench import LocalBench
 from unit.andon_trainer.ring_bench import Ring
 from unit.andon_trainer.step_bench import ScriptedSeat, StepBench

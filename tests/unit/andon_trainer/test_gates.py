@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon_trainer import Line
-from andon_trainer.steps.gates import StepIdentity, gate_scheduler
+from andon_trainer.script.gates import StepIdentity, gate_scheduler
 
 STEPS = 4
 Body = Callable[[torch.Tensor], None]

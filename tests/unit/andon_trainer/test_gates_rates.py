@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-from andon_trainer.steps.gates import Audit, StepIdentity, gate_optimizer, gate_scheduler
+from andon_trainer.script.gates import Audit, StepIdentity, gate_optimizer, gate_scheduler
 
 
 class Committing:
@@ -120,7 +120,7 @@ def test_the_log_says_once_that_rates_are_scaled(caplog: pytest.LogCaptureFixtur
     keeper = Committing(1.0)
     optimizer = gate(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), keeper)
 
-    with caplog.at_level(logging.INFO, logger="andon_trainer.steps.gates"):
+    with caplog.at_level(logging.INFO, logger="andon_trainer.script.gates"):
         for scale in (1.0, 2.0, 3.0, 1.0):
             keeper.learning_rate_scale = scale
             optimizer.step()

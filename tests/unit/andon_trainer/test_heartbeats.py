@@ -6,7 +6,7 @@ import threading
 
 from andon.protocol.scalars import Scalar
 from andon.v1 import coordinator_pb2 as pb
-from andon_trainer.exchange.heartbeats import Heartbeats, ScalarOutbox
+from andon_trainer.exchange.control.heartbeats import Heartbeats, ScalarOutbox
 
 VAL = Scalar("val", 3, 0.25)
 

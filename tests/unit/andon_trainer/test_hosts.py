@@ -17,8 +17,8 @@ from andon.protocol.order import Order
 from andon.protocol.records import Cursor, Key
 from andon_trainer.core.events import Assigned, TransferAsked
 from andon_trainer.errors import HostLost, JoinRefused, LineHalted, RunOver
-from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.hosts.calls import Failure
+from andon_trainer.model.layout import plan_model
 from andon_trainer.termination import Terminated
 from unit.andon_trainer.host_bench import HostBench, Process
 from unit.andon_trainer.step_bench import BATCH

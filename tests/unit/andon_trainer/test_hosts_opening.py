@@ -20,10 +20,10 @@ from andon_trainer import Line
 from andon_trainer.config import LineConfig
 from andon_trainer.data.evaluation import Place, Splitting
 from andon_trainer.errors import HostLost
-from andon_trainer.gradients.model_layout import plan_model
 from andon_trainer.hosts.calls import answer_in_host
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, group_of, switch_off
 from andon_trainer.launchers import LaunchStore
+from andon_trainer.model.layout import plan_model
 from unit.andon_trainer.host_bench import ThreadGroup, thread_groups
 from unit.andon_trainer.solo import SAMPLES, data, model
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from andon.protocol.messages import LaneReport
-from andon_trainer.exchange.lane_watch import LaneCounts, LaneStillness, LaneTrust, LaneWay
+from andon_trainer.exchange.star.lane_watch import LaneCounts, LaneStillness, LaneTrust, LaneWay
 
 HERE = LaneCounts(sent_bytes=1000, received_bytes=500, reading=True)
 """A worker whose gradients are under way, and who has had half of what the reducer sent."""
@@ -67,7 +67,7 @@ def test_a_lane_that_opens_and_stands_still_again_is_tried_less_and_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1e6
-    monkeypatch.setattr("andon_trainer.exchange.lane_watch.time.monotonic", lambda: now)
+    monkeypatch.setattr("andon_trainer.exchange.star.lane_watch.time.monotonic", lambda: now)
     trust, pauses = LaneTrust(), []
     for _ in range(8):
         trust.opened()

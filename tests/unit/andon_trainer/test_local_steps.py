@@ -10,7 +10,7 @@ from torch import nn
 
 from andon.protocol.records import PositionRange
 from andon.protocol.schedules import NESTEROV
-from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.model.layout import plan_model
 from unit.andon_trainer.local_bench import LocalBench
 from unit.andon_trainer.step_bench import ranges
 

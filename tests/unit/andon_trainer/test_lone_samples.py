@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon_trainer import Line
-from andon_trainer.gradients.lone_samples import LoneSamples
+from andon_trainer.model.lone_samples import LoneSamples
 from unit.andon_trainer.local_bench import LocalBench
 from unit.andon_trainer.step_bench import StepBench
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from andon_trainer.steps.loss_check import LossCheck
+from andon_trainer.script.loss_check import LossCheck
 
 SAMPLES = 4
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

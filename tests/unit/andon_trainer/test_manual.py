@@ -13,15 +13,15 @@ from torch import nn
 
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line, LineHalted, RunOver
+from andon_trainer.averaging.broadcast import HEAD_BYTES, pack, unpack
+from andon_trainer.averaging.collectives import SoloCollectives
+from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import StepReport, Timings
-from andon_trainer.gradients.broadcast import HEAD_BYTES, pack, unpack
-from andon_trainer.gradients.collectives import SoloCollectives
-from andon_trainer.gradients.model_layout import plan_model
-from andon_trainer.gradients.solo_averaging import SoloAverager
-from andon_trainer.member import SoloMember
+from andon_trainer.model.layout import plan_model
+from andon_trainer.place.member import SoloMember
+from andon_trainer.schedules.manual import SYNC_BUFFERS, ManualStepper
 from andon_trainer.state.replica import Replica
-from andon_trainer.steps.manual import SYNC_BUFFERS, ManualStepper
 
 
 @pytest.fixture

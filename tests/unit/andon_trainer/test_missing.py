@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from andon_trainer.gradients.missing import MISSING, MissingGradients
-from andon_trainer.gradients.model_layout import plan_model
-from andon_trainer.gradients.tap import GradientTap
+from andon_trainer.averaging.missing import MISSING, MissingGradients
+from andon_trainer.averaging.tap import GradientTap
+from andon_trainer.model.layout import plan_model
 from unit.andon_trainer.step_bench import BATCH, StepBench
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from andon.protocol.layout import BlockKind, DType
-from andon_trainer.gradients.model_layout import (
+from andon_trainer.model.layout import (
     OTHER_BLOCK_ELEMENTS,
     ModelPlan,
     plan_model,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from andon_trainer.gradients.norms import l2_norm, limiting_factor
+from andon_trainer.averaging.norms import l2_norm, limiting_factor
 
 
 def test_the_norm_is_over_all_blocks_together() -> None:

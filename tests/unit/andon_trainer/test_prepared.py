@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from andon_trainer import Line
-from andon_trainer.steps.loop_checks import check_device
-from andon_trainer.steps.prepared import Prepared, is_on_several_devices, place, refuse_modules
+from andon_trainer.schedules.loop_checks import check_device
+from andon_trainer.script.prepared import Prepared, is_on_several_devices, place, refuse_modules
 from unit.andon_trainer.solo import SAMPLES, data, model
 
 CPU, META = torch.device("cpu"), torch.device("meta")

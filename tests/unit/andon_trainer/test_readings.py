@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from andon_trainer.gradients.readings import (
+from andon_trainer.averaging.readings import (
     DeviceReader,
     HostReader,
     LossReadings,

@@ -11,9 +11,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from andon.host.manifest import CheckpointFacts
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
-from andon_trainer.gradients.model_layout import plan_model
+from andon_trainer.model.layout import plan_model
+from andon_trainer.script.gates import Audit, StepIdentity, gate_optimizer, gate_scheduler
 from andon_trainer.state.replica import Replica
-from andon_trainer.steps.gates import Audit, StepIdentity, gate_optimizer, gate_scheduler
 
 
 class Open:

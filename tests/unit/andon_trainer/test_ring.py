@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from andon_trainer.config import LineConfig
-from andon_trainer.exchange.ring import place_of
+from andon_trainer.exchange.ring.exchange import place_of
 
 
 @pytest.mark.parametrize(

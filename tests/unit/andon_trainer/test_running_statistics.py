@@ -14,12 +14,12 @@ from torch import nn
 from andon.protocol.encoding import Encoding
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
+from andon_trainer.averaging.block_numbers import rooms_for
+from andon_trainer.averaging.running_statistics import MeanStatistics
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, TransferAsked
-from andon_trainer.gradients.block_numbers import rooms_for
-from andon_trainer.gradients.model_layout import ModelPlan, plan_model
-from andon_trainer.gradients.running_statistics import MeanStatistics
-from andon_trainer.membership import Membership
+from andon_trainer.model.layout import ModelPlan, plan_model
+from andon_trainer.place.membership import Membership
 from unit.andon_trainer.assigned_work import work
 
 Floats = npt.NDArray[np.float32]

@@ -12,9 +12,9 @@ from torch import nn
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.run_settings import Policy
-from andon_trainer.gradients.model_layout import plan_model
-from andon_trainer.steps.gates import Audit, gate_optimizer
-from andon_trainer.steps.stepper import StepperGate
+from andon_trainer.model.layout import plan_model
+from andon_trainer.schedules.stepper import StepperGate
+from andon_trainer.script.gates import Audit, gate_optimizer
 from unit.andon_trainer.step_bench import MAX_OVERFLOWS, StepBench
 
 SCALE = 4096.0

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from andon_trainer.core.calls import Bytes, Floats
-from andon_trainer.gradients.model_layout import plan_model
-from andon_trainer.gradients.staging import (
+from andon_trainer.averaging.staging import (
     CudaStaging,
     HostStaging,
     PinnedMemory,
     Staging,
     make_staging,
 )
-from andon_trainer.gradients.tap import GradientTap
+from andon_trainer.averaging.tap import GradientTap
+from andon_trainer.core.calls import Bytes, Floats
+from andon_trainer.model.layout import plan_model
 
 needs_cuda = pytest.mark.skipif(
     not torch.cuda.is_available(),

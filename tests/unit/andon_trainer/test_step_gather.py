@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from andon_trainer import Line, LineHalted
+from andon_trainer.averaging.step_gather import Given, Rows, StepGather
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned
-from andon_trainer.gradients.step_gather import Given, Rows, StepGather
 from andon_trainer.hosts.steps import HostStepper
 from andon_trainer.line.gathering import pack
-from andon_trainer.membership import Membership
+from andon_trainer.place.membership import Membership
 from unit.andon_trainer.assigned_work import work
 from unit.andon_trainer.local_bench import LocalBench
 from unit.andon_trainer.solo import prepared

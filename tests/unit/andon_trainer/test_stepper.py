@@ -14,7 +14,7 @@ from andon.protocol.records import Cursor, Key, PositionRange
 from andon.protocol.shards import Split
 from andon_trainer.core.events import TransferAsked
 from andon_trainer.data.feed import Share
-from andon_trainer.gradients.graph import Graph
+from andon_trainer.model.graph import Graph
 from unit.andon_trainer.step_bench import BATCH, StepBench
 
 

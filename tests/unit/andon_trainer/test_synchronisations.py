@@ -10,16 +10,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line, LineHalted
+from andon_trainer.averaging.readings import DeviceReader, HostReader, Reader, Reading
+from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.data.feeder import LoaderFeeder
-from andon_trainer.gradients.guards import AccumulatedGradients
-from andon_trainer.gradients.model_layout import plan_model
-from andon_trainer.gradients.readings import DeviceReader, HostReader, Reader, Reading
-from andon_trainer.gradients.solo_averaging import SoloAverager
-from andon_trainer.member import SoloMember
+from andon_trainer.model.guards import AccumulatedGradients
+from andon_trainer.model.layout import plan_model
+from andon_trainer.place.member import SoloMember
+from andon_trainer.schedules.loop_steps import LoopParts
+from andon_trainer.schedules.stepper import Stepper, StepperGate
+from andon_trainer.script.gates import Audit, gate_optimizer
 from andon_trainer.state.replica import Replica
-from andon_trainer.steps.gates import Audit, gate_optimizer
-from andon_trainer.steps.loop_steps import LoopParts
-from andon_trainer.steps.stepper import Stepper, StepperGate
 from unit.andon_trainer.stand_in import DEVICE, Waits
 
 SAMPLES, BATCH, CLASSES = 18, 6, 3

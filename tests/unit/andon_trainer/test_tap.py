@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from andon_trainer.gradients.model_layout import ModelPlan, plan_model
-from andon_trainer.gradients.staging import HostStaging
-from andon_trainer.gradients.tap import GradientTap
+from andon_trainer.averaging.staging import HostStaging
+from andon_trainer.averaging.tap import GradientTap
+from andon_trainer.model.layout import ModelPlan, plan_model
 
 CPU = torch.device("cpu")
 

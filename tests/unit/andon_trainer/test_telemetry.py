@@ -17,8 +17,8 @@ from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import Joining, StepReport, Timings
+from andon_trainer.exchange.control.translation import join_to
 from andon_trainer.exchange.path import Traffic
-from andon_trainer.exchange.translation import join_to
 from andon_trainer.process.device import gpu_of
 from andon_trainer.telemetry import PATHS, GpuReading, StepMeasured, Telemetry, WorkerMetrics
 

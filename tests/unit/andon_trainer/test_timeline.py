@@ -11,8 +11,8 @@ import pytest
 
 from andon.host.trace import EventKind, Part, Track, read_part
 from andon_trainer import Line, timeline
-from andon_trainer.gradients.compute_clock import ComputeClock, HostStopwatch
-from andon_trainer.gradients.staging import HostStaging, TracedStaging
+from andon_trainer.averaging.compute_clock import ComputeClock, HostStopwatch
+from andon_trainer.averaging.staging import HostStaging, TracedStaging
 from andon_trainer.timeline import Timeline
 from unit.andon_trainer.solo import BATCH, SAMPLES, prepared
 from unit.andon_trainer.step_bench import StepBench

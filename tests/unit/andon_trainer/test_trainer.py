@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from andon.protocol.order import Order
 from andon_trainer import Callback, Fit, Line, Report, Trainer
-from andon_trainer.trainer.batches import call_model, samples_in, weighted
-from andon_trainer.trainer.seeds import WorkerSeeds
+from andon_trainer.fit.batches import call_model, samples_in, weighted
+from andon_trainer.fit.seeds import WorkerSeeds
 
 SAMPLES = 22
 

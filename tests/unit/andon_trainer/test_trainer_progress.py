@@ -9,8 +9,8 @@ from rich.console import Console
 from torch import nn
 
 from andon_trainer import Line
-from andon_trainer.trainer.callbacks import Evaluation, Step
-from andon_trainer.trainer.progress import ProgressBar
+from andon_trainer.fit.callbacks import Evaluation, Step
+from andon_trainer.fit.progress import ProgressBar
 
 
 class Elsewhere(Line):

@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from andon_trainer import Fit
-from andon_trainer.trainer.schedules import LearningRates, make_scheduler
+from andon_trainer.fit.schedules import LearningRates, make_scheduler
 
 LOADER = range(5)  # as long as a loader of five steps
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from andon_trainer import Fit
-from andon_trainer.trainer.callbacks import Evaluation
-from andon_trainer.trainer.course import BestEvaluation
+from andon_trainer.fit.callbacks import Evaluation
+from andon_trainer.fit.course import BestEvaluation
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.core.reports import Standing, StepReport, Timings
-from andon_trainer.exchange.translation import event_from, ready_to
+from andon_trainer.exchange.control.translation import event_from, ready_to
 
 KEY = Key(7, 2)
 RECORD = Record(KEY, Key(7, 1), RecordKind.STEP, 1, Cursor(0, 8), (0, 1))

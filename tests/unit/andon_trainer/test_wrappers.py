@@ -16,9 +16,9 @@ from torch._dynamo import compiled_autograd
 from torch.utils.data import DataLoader
 
 from andon_trainer import Line
-from andon_trainer.gradients.model_layout import plan_model
-from andon_trainer.gradients.tap import GradientTap
-from andon_trainer.gradients.wrappers import unwrapped
+from andon_trainer.averaging.tap import GradientTap
+from andon_trainer.model.layout import plan_model
+from andon_trainer.model.wrappers import unwrapped
 from andon_trainer.state.weights import named_state, weights_digest
 from unit.andon_trainer.solo import BATCH, data, model, plain_losses
 

@@ -20,10 +20,11 @@ from andon_coordinator.core.effects import LineState
 from andon_coordinator.transport.service import server_options
 from andon_coordinator.transport.streams import CAPACITY
 from andon_reducer.config import ReducerConfig
-from andon_trainer import membership
 from andon_trainer.errors import AndonError, JoinRefused, LineHalted, LineLost, RunOver
-from andon_trainer.exchange import collector, connection, route
-from andon_trainer.exchange.bulk_stream import OPENING_S
+from andon_trainer.exchange import collector, route
+from andon_trainer.exchange.control import connection
+from andon_trainer.exchange.star.bulk_stream import OPENING_S
+from andon_trainer.place import membership
 from unit.project.documents import ROOT
 
 TEXT = (ROOT / "docs/protocol.md").read_text("utf-8")

@@ -17,12 +17,12 @@ from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Joined
 from andon_trainer.errors import JoinRefused
-from andon_trainer.exchange.bulk_stream import OPENING_S, ReducerAccess
-from andon_trainer.exchange.lane_watch import PATIENCE_S
 from andon_trainer.exchange.path import Exchange, Inbox, Traffic
-from andon_trainer.exchange.ring import RingExchange, place_of
-from andon_trainer.exchange.star import ReducerAway, StarExchange, WrongMap
-from andon_trainer.exchange.wire import ReducerUnfit
+from andon_trainer.exchange.ring.exchange import RingExchange, place_of
+from andon_trainer.exchange.star.bulk_stream import OPENING_S, ReducerAccess
+from andon_trainer.exchange.star.lane_watch import PATIENCE_S
+from andon_trainer.exchange.star.reducer_path import ReducerUnfit
+from andon_trainer.exchange.star.star import ReducerAway, StarExchange, WrongMap
 
 __all__ = ["Route", "RouteFailed", "make_exchange", "ring_address_of"]
 

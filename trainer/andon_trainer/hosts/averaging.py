@@ -20,25 +20,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from andon_trainer.averaging.averaging import Averaged, LineAverager, staged_with
+from andon_trainer.averaging.broadcast import NormBuffers
+from andon_trainer.averaging.compute_clock import make_clock
+from andon_trainer.averaging.copied_buffers import script_buffers
+from andon_trainer.averaging.held_buffers import Held
+from andon_trainer.averaging.loss_scale import LossScale
+from andon_trainer.averaging.readings import HostReader, LossReadings
+from andon_trainer.averaging.staging import Staging
+from andon_trainer.averaging.step_gather import Given
+from andon_trainer.averaging.tap import GradientTap, dense_gradient
 from andon_trainer.core.events import TransferAsked
 from andon_trainer.exchange.path import lent_by
-from andon_trainer.gradients.averaging import Averaged, LineAverager, staged_with
-from andon_trainer.gradients.broadcast import NormBuffers
-from andon_trainer.gradients.compute_clock import make_clock
-from andon_trainer.gradients.copied_buffers import script_buffers
-from andon_trainer.gradients.guards import LateGradients
-from andon_trainer.gradients.held_buffers import Held
-from andon_trainer.gradients.loss_scale import LossScale
-from andon_trainer.gradients.model_layout import ModelPlan
-from andon_trainer.gradients.readings import HostReader, LossReadings
-from andon_trainer.gradients.staging import Staging
-from andon_trainer.gradients.step_gather import Given
-from andon_trainer.gradients.tap import GradientTap, dense_gradient
 from andon_trainer.hosts.calls import BACKWARD, Refused, failing_together, meet, told_by_leader
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.sums import HostSums
-from andon_trainer.member import RunMember
-from andon_trainer.membership import Membership
+from andon_trainer.model.guards import LateGradients
+from andon_trainer.model.layout import ModelPlan
+from andon_trainer.place.member import RunMember
+from andon_trainer.place.membership import Membership
 
 __all__ = ["Agreed", "FollowerAverager", "LeaderAverager"]
 

@@ -18,11 +18,10 @@ from typing import Any, TypeVar
 
 from andon.protocol.records import Cursor, Key
 from andon.protocol.scalars import Scalar
-from andon_trainer.candidate import Candidate
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, Committed, TransferAsked
 from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport
-from andon_trainer.exchange.transfer import State
+from andon_trainer.exchange.control.transfer import State
 from andon_trainer.hosts.calls import (
     Failure,
     failing_together,
@@ -31,8 +30,9 @@ from andon_trainer.hosts.calls import (
     told_by_leader,
 )
 from andon_trainer.hosts.group import HostGroup
-from andon_trainer.member import RunMember
-from andon_trainer.membership import Membership
+from andon_trainer.place.candidate import Candidate
+from andon_trainer.place.member import RunMember
+from andon_trainer.place.membership import Membership
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.timeline import Timeline
 

@@ -23,15 +23,15 @@ from math import ceil
 from torch import nn
 
 from andon.protocol.shards import Ranges, divide
+from andon_trainer.averaging.step_gather import Rows
 from andon_trainer.core.events import Assigned
 from andon_trainer.data.feed import Share
-from andon_trainer.gradients.step_gather import Rows
 from andon_trainer.hosts.averaging import Agreed, FollowerAverager, LeaderAverager
 from andon_trainer.hosts.calls import BACKWARD, Refused, meet, refuse_other_weights
 from andon_trainer.hosts.group import HostGroup
-from andon_trainer.steps.loop_steps import LoopParts
-from andon_trainer.steps.step_state import StepState
-from andon_trainer.steps.stepper import Stepper
+from andon_trainer.schedules.loop_steps import LoopParts
+from andon_trainer.schedules.step_state import StepState
+from andon_trainer.schedules.stepper import Stepper
 
 __all__ = ["HostStepper"]
 

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from andon_trainer.gradients.model_layout import ModelPlan
-from andon_trainer.gradients.staging import (
+from andon_trainer.averaging.staging import (
     CudaStaging,
     Factor,
     HostStaging,
@@ -26,6 +25,7 @@ from andon_trainer.gradients.staging import (
     lend_nothing,
 )
 from andon_trainer.hosts.group import HostGroup, PendingSum
+from andon_trainer.model.layout import ModelPlan
 
 __all__ = ["HostSums"]
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from andon.protocol.limits import MAX_GIVEN_BYTES
-from andon_trainer.gradients.step_gather import OwnRows
-from andon_trainer.member import RunMember
+from andon_trainer.averaging.step_gather import OwnRows
+from andon_trainer.place.member import RunMember
 from andon_trainer.state.trees import (
     join_tree,
     outline,

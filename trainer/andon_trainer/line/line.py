@@ -17,7 +17,7 @@ from andon_trainer.line.together import Together
 from andon_trainer.line.worker import Worker
 from andon_trainer.process.device import pick_device
 from andon_trainer.process.logs import write_logs
-from andon_trainer.steps.stepper import StepperGate
+from andon_trainer.schedules.stepper import StepperGate
 
 __all__ = ["Line"]
 

@@ -16,11 +16,11 @@ from andon_trainer.data.evaluation import Place
 from andon_trainer.data.feed import Feeder, ShardFeeder, whole_epoch
 from andon_trainer.data.loader import LineLoader, move_to
 from andon_trainer.errors import RunOver
-from andon_trainer.gradients.graph import Graph
 from andon_trainer.line.properties import LineProperties
-from andon_trainer.steps.gates import refuse_unprepared
-from andon_trainer.steps.loss_terms import is_divided
-from andon_trainer.steps.script_checks import warn_of_wrappers
+from andon_trainer.model.graph import Graph
+from andon_trainer.script.gates import refuse_unprepared
+from andon_trainer.script.loss_terms import is_divided
+from andon_trainer.script.script_checks import warn_of_wrappers
 
 __all__ = ["TrainingLoop"]
 

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import nn
 
-from andon_trainer.gradients.wrappers import named_parameters, plain_name, unwrapped
 from andon_trainer.line.properties import LineProperties
-from andon_trainer.steps.manual import SYNC_BUFFERS, ManualStepper
+from andon_trainer.model.wrappers import named_parameters, plain_name, unwrapped
+from andon_trainer.schedules.manual import SYNC_BUFFERS, ManualStepper
 
 __all__ = ["ManualSteps"]
 

@@ -12,42 +12,42 @@ from andon.protocol.schedules import (
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
 )
+from andon_trainer.averaging.averaging import LineAverager
+from andon_trainer.averaging.changes import ChangeExchange, outer_optimizer
+from andon_trainer.averaging.collectives import LineCollectives, SoloCollectives
+from andon_trainer.averaging.copied_buffers import StepBuffers
+from andon_trainer.averaging.loss_scale import LossScale
+from andon_trainer.averaging.running_statistics import MeanStatistics
+from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.data.feed import Feeder
 from andon_trainer.data.stream_feeder import feeder_for
 from andon_trainer.errors import ANOTHER_RUN
-from andon_trainer.gradients.averaging import LineAverager
-from andon_trainer.gradients.changes import ChangeExchange, outer_optimizer
-from andon_trainer.gradients.collectives import LineCollectives, SoloCollectives
-from andon_trainer.gradients.copied_buffers import StepBuffers
-from andon_trainer.gradients.guards import AccumulatedGradients
-from andon_trainer.gradients.loss_scale import LossScale
-from andon_trainer.gradients.model_layout import ModelPlan, plan_model
-from andon_trainer.gradients.running_statistics import MeanStatistics
-from andon_trainer.gradients.solo_averaging import SoloAverager
-from andon_trainer.gradients.wrappers import unwrapped
 from andon_trainer.hosts.averaging import FollowerAverager, LeaderAverager
 from andon_trainer.hosts.member import FollowerMember, LeaderMember
 from andon_trainer.hosts.opening import group_of, refuse_stream, switch_off
 from andon_trainer.hosts.steps import HostStepper
 from andon_trainer.line.loop import TrainingLoop
 from andon_trainer.line.manual import ManualSteps
-from andon_trainer.member import SoloMember
-from andon_trainer.membership import Membership
-from andon_trainer.state.checkpoint_files import Stateful
-from andon_trainer.steps.gates import Audit, gate_optimizer, gate_scheduler, refuse_unprepared
-from andon_trainer.steps.local_steps import LocalStepper, OuterStep
-from andon_trainer.steps.loop_steps import LoopParts, LoopSteps
-from andon_trainer.steps.manual import ManualStepper
-from andon_trainer.steps.prepared import (
+from andon_trainer.model.guards import AccumulatedGradients
+from andon_trainer.model.layout import ModelPlan, plan_model
+from andon_trainer.model.wrappers import unwrapped
+from andon_trainer.place.member import SoloMember
+from andon_trainer.place.membership import Membership
+from andon_trainer.schedules.local_steps import LocalStepper, OuterStep
+from andon_trainer.schedules.loop_steps import LoopParts, LoopSteps
+from andon_trainer.schedules.manual import ManualStepper
+from andon_trainer.schedules.stepper import Stepper, StepperGate
+from andon_trainer.script.gates import Audit, gate_optimizer, gate_scheduler, refuse_unprepared
+from andon_trainer.script.prepared import (
     Prepared,
     place,
     refuse_modules,
     refuse_optimizers,
     refuse_shared_parameters,
 )
-from andon_trainer.steps.scaling import ScalerGate, refuse_scaler
-from andon_trainer.steps.script_checks import warn_of_unsaved_tensors
-from andon_trainer.steps.stepper import Stepper, StepperGate
+from andon_trainer.script.scaling import ScalerGate, refuse_scaler
+from andon_trainer.script.script_checks import warn_of_unsaved_tensors
+from andon_trainer.state.checkpoint_files import Stateful
 
 __all__ = ["Preparing"]
 

@@ -10,10 +10,10 @@ import torch
 from andon_trainer.data.evaluation import Splitting
 from andon_trainer.data.feed import Feeder
 from andon_trainer.line.worker import Worker
-from andon_trainer.member import RunMember
-from andon_trainer.steps.gates import Audit
-from andon_trainer.steps.loop_steps import LoopSteps
-from andon_trainer.steps.manual import ManualStepper
+from andon_trainer.place.member import RunMember
+from andon_trainer.schedules.loop_steps import LoopSteps
+from andon_trainer.schedules.manual import ManualStepper
+from andon_trainer.script.gates import Audit
 
 __all__ = ["LineProperties"]
 

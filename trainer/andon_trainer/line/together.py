@@ -29,8 +29,8 @@ from andon_trainer.line.gathering import (
     unpack,
 )
 from andon_trainer.line.properties import LineProperties
+from andon_trainer.schedules.loop_steps import LoopSteps
 from andon_trainer.state.best import BEST, BestSoFar
-from andon_trainer.steps.loop_steps import LoopSteps
 
 log = logging.getLogger(__name__)
 

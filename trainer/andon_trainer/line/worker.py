@@ -18,18 +18,18 @@ import torch
 
 from andon.protocol.records import Key
 from andon.protocol.run_settings import DRAINED, RunPlan
-from andon_trainer.candidate import Candidate
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Digest, LeaveReport
 from andon_trainer.errors import AndonError, JoinRefused, LineHalted, RunOver
-from andon_trainer.gradients.model_layout import ModelPlan, warn_of_rounding
 from andon_trainer.hosts.calls import failing_together
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.member import FollowerMember, LeaderMember
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, located_by_leader
-from andon_trainer.member import RunMember, SoloMember
-from andon_trainer.membership import Membership
+from andon_trainer.model.layout import ModelPlan, warn_of_rounding
+from andon_trainer.place.candidate import Candidate
+from andon_trainer.place.member import RunMember, SoloMember
+from andon_trainer.place.membership import Membership
 from andon_trainer.process.device import counters_of, describe, gpu_of
 from andon_trainer.process.exits import is_interactive, watch_exit
 from andon_trainer.process.launch import Launch

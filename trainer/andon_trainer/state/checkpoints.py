@@ -26,7 +26,7 @@ from andon.host.manifest import CheckpointFacts, checkpoint_folder, checkpoints_
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import CheckpointRefused
-from andon_trainer.member import RunMember
+from andon_trainer.place.member import RunMember
 from andon_trainer.state import rng
 from andon_trainer.state.checkpoint_files import remove_checkpoint
 from andon_trainer.state.replica import Replica

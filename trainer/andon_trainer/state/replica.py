@@ -16,7 +16,7 @@ from andon.host.manifest import CheckpointDamaged, CheckpointFacts
 from andon.protocol.capabilities import COORDINATOR_CAPABILITIES, HASHED_BASE
 from andon_trainer.core.reports import Digest
 from andon_trainer.errors import CheckpointRefused, StateCorrupt
-from andon_trainer.gradients.model_layout import ModelPlan
+from andon_trainer.model.layout import ModelPlan
 from andon_trainer.state.base import Base
 from andon_trainer.state.checkpoint_files import (
     BaseFile,

@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from andon.protocol.limits import PREFIX_BYTES
-from andon_trainer.gradients.model_layout import module_prefixes
-from andon_trainer.gradients.wrappers import named_modules
+from andon_trainer.model.layout import module_prefixes
+from andon_trainer.model.wrappers import named_modules
 from andon_trainer.state.base import Base, head_of, raw_bytes
 from andon_trainer.state.trees import outline
 

@@ -1,0 +1,113 @@
+"""Numbers that are no gradients, and travel as such: in blocks of the layout.
+
+Theory of operation. The protocol averages gradients, which are blocks of the layout, and has no
+exchange for other numbers. So they are laid one after another into some blocks, filled up with
+zeros; `rooms_for` says which. If all blocks together have too little room, there are more exchanges
+than one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from andon_trainer.core.calls import Call, Floats
+from andon_trainer.exchange.path import Exchange, lent_by
+from andon_trainer.place.membership import Membership
+
+__all__ = ["BlockNumbers", "rooms_for"]
+
+
+class BlockNumbers:
+    """Exchanges numbers in the place of gradients. Used by one thread."""
+
+    def __init__(self, member: Membership, sizes: Sequence[int]) -> None:
+        """`sizes` are those of all blocks, in elements."""
+        self._member = member
+        self.sizes = sizes
+
+    def share(
+        self, call: Call, weight: float, mine: Floats, mean: Floats, *, last: bool = False
+    ) -> bool:
+        """Exchanges as many numbers as the call's blocks have room for; False if it is void.
+
+        Args:
+            call: says which blocks carry the numbers.
+            weight: this worker's; with 0 it only receives.
+            mine: what it gives, perhaps followed by more.
+            mean: what all give, on average; as long as `mine`.
+            last: whether this is the round's last exchange.
+        """
+        if not self._member.begin(weight, call):
+            return False
+        exchange = self._member.exchange
+        with _memory_kept(exchange, call.blocks if weight else range(0)):
+            if not weight:
+                exchange.abstain()
+            for block, part in self._pieces(call.blocks, mine) if weight else ():
+                flat = np.zeros(self.sizes[block], dtype=np.float32)
+                flat[: part.size] = part
+                exchange.submit(block, flat)
+            if self._member.await_averages(last=last) is None:
+                return False
+        for block, part in self._pieces(call.blocks, mean):
+            part[:] = exchange.averages[block][: part.size]
+        return True
+
+    def _pieces(self, blocks: range, numbers: Floats) -> Iterator[tuple[int, Floats]]:
+        """Each block with the piece of `numbers` that travels in it."""
+        at = 0
+        for block in blocks:
+            yield block, numbers[at : at + self.sizes[block]]
+            at += self.sizes[block]
+
+
+def rooms_for(sizes: Sequence[int], elements: int) -> Iterator[range]:
+    """The runs of blocks that `elements` numbers travel in, one exchange each.
+
+    While there are more numbers than all blocks hold, a run is all blocks. The last run is the one
+    with the fewest elements that has room for the rest; the first such, if there are several.
+    """
+    total = sum(sizes)
+    for _ in range(elements // total):
+        yield range(len(sizes))
+    if rest := elements % total:
+        yield _least_run(sizes, rest)
+
+
+def _least_run(sizes: Sequence[int], needed: int) -> range:
+    best, least = range(len(sizes)), math.inf
+    start = held = 0
+    for stop, size in enumerate(sizes, 1):
+        held += size
+        while held - sizes[start] >= needed:
+            held -= sizes[start]
+            start += 1
+        if needed <= held < least:
+            best, least = range(start, stop), held
+    return best
+
+
+@contextmanager
+def _memory_kept(exchange: Exchange, blocks: range) -> Iterator[None]:
+    """Puts back what lies in memory that the exchange lends for `blocks`.
+
+    A vector that is not in that memory is copied there when it is sent. But a kept gradient may lie
+    there, from which it is sent again if the round is void. Nobody reads the memory any more once
+    the averages are here, or the round is over.
+    """
+    lent = [vector for block in blocks if (vector := _lent_vector(exchange, block)) is not None]
+    before = [vector.copy() for vector in lent]
+    try:
+        yield
+    finally:
+        for vector, values in zip(lent, before, strict=True):
+            np.copyto(vector, values)
+
+
+def _lent_vector(exchange: Exchange, block: int) -> Floats | None:
+    lent = lent_by(exchange, block)
+    return None if lent is None else lent[0]

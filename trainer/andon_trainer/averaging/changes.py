@@ -1,0 +1,269 @@
+"""Changes: what a window of local steps did to the weights, exchanged and applied.
+
+A worker sends `start - now`, as if it were a gradient, with its number of samples as the weight.
+The mean comes back to all workers as the same bits. An outer optimizer (SGD, perhaps with
+Nesterov's momentum) applies it to the weights that all of them had at the window's start. With rate
+1 and no momentum that is the weighted mean of the workers' weights.
+
+Source: A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
+arXiv:2311.08105; with plain averaging S. U. Stich, "Local SGD Converges Fast and Communicates
+Little", arXiv:1805.09767.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from andon.protocol.halts import describe_value
+from andon.protocol.schedules import OuterOptimizer
+from andon_trainer.averaging.averaging import Averaged
+from andon_trainer.averaging.compute_clock import make_clock
+from andon_trainer.averaging.feedback import ErrorFeedback
+from andon_trainer.averaging.loss_scale import LossScale
+from andon_trainer.averaging.missing import MissingGradients
+from andon_trainer.averaging.norms import l2_norm
+from andon_trainer.averaging.readings import HostReader, LossReadings
+from andon_trainer.averaging.staging import make_staging
+from andon_trainer.averaging.tap import put_average
+from andon_trainer.core.reports import Timings
+from andon_trainer.exchange.path import lent_by
+from andon_trainer.model.guards import LateGradients
+from andon_trainer.model.layout import ModelPlan
+from andon_trainer.place.membership import Membership
+
+__all__ = ["ChangeExchange", "WindowStatistics", "outer_optimizer"]
+
+
+class WindowStatistics(Protocol):
+    """The buffers of models, which no optimizer moves."""
+
+    def begin(self, *, ahead: bool = False) -> None:
+        """Notes the values at the window's start; `ahead`: a part of it is computed already."""
+
+    def end_window(self) -> None:
+        """Notes the values at the window's end: the next window's steps follow."""
+
+    def borrow(self) -> None:
+        """A forward of borrowed samples follows, which `give_back` ends: it moves no buffer."""
+
+    def give_back(self) -> None:
+        """See `borrow`."""
+
+    def exchange(self, weight: float) -> bool:
+        """Exchanges them in the present round; False if the round is void."""
+
+    def apply(self) -> None:
+        """The window is committed: sets what came."""
+
+    def drop(self) -> None:
+        """Forgets what came: the round is void."""
+
+    def go_back(self) -> None:
+        """The window is computed again: forgets what came, and what it did to buffers."""
+
+
+def outer_optimizer(plan: ModelPlan, outer: OuterOptimizer) -> torch.optim.SGD:
+    """The optimizer that applies the mean change, over the parameters that are exchanged."""
+    parameters = [part for parameters in plan.parameters for part in parameters]
+    return torch.optim.SGD(
+        parameters, lr=outer.learning_rate, momentum=outer.momentum, nesterov=outer.momentum > 0
+    )
+
+
+class ChangeExchange:
+    """Exchanges one worker's changes of the weights. Used by one thread."""
+
+    def __init__(self, member: Membership, plan: ModelPlan, device: torch.device) -> None:
+        """Allocates nothing yet."""
+        self._member = member
+        self._plan = plan
+        self._staging = make_staging(
+            plan, device, lambda block: lent_by(member.exchange, block), member.timeline
+        )
+        self._missing = MissingGradients(plan)
+        self._feedback = ErrorFeedback(member, plan.layout)
+        # Gradients are this worker's own, so none of them can be late.
+        self.late = LateGradients(plan, watch=False)
+        self.clock = make_clock(device, member.timeline)
+        self.losses = LossReadings(HostReader())
+        self._staged = False
+        """Whether the buffers hold the change that was sent last."""
+        self._own_norm: float | None = None
+        self.overflowed = False
+        """Whether the scaled gradients of the last local step overflowed."""
+
+    def close(self) -> None:
+        """Lets go of lent memory."""
+        self._staging.close()
+
+    # ------------------------------------------------------------------ a local step
+
+    def settle(
+        self, scale: float | None, max_norm: float | None, loss_scale: LossScale | None = None
+    ) -> bool:
+        """Makes the gradients of a local step a mean, and limits its norm.
+
+        Args:
+            scale: the factor that makes sums a mean; None: they are one.
+            max_norm: the greatest L2 norm; None: any.
+            loss_scale: the scale that they have, and may overflow with.
+
+        Returns:
+            False if a value is not finite: the line halts for it.
+
+        Raises:
+            LineHalted: the same, if this worker raises.
+        """
+        found = []
+        self.overflowed = False
+        for block, index, gradient in self._gradients():
+            if scale is not None:
+                gradient.mul_(float(np.float32(scale)))
+            # The sum is finite only if every element is: one cheap look for the usual case.
+            if not torch.isfinite(gradient.sum()):
+                if loss_scale is not None and (self.overflowed or loss_scale.tolerates()):
+                    self.overflowed = True  # The scaler finds it, and skips the step.
+                elif self._refuse(block, index, gradient):
+                    return False
+            found.append(gradient)
+        if max_norm is not None and found:
+            norms = [_norm_of(each).to(found[0].device) for each in found]
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+            # A tensor, so that a GPU need not be waited for.
+            limit = max_norm if loss_scale is None else loss_scale.factor.double() * max_norm
+            factor = torch.clamp(limit / norm, max=1.0)
+            for gradient in found:
+                gradient.mul_(factor.to(gradient.device, gradient.dtype))
+        return True
+
+    def refuse_loss(self, value: float) -> None:
+        """Reports the loss, and waits for the halt that follows."""
+        self._member.refuse_loss(describe_value(value))
+
+    def _gradients(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        for block, parameters in enumerate(self._plan.parameters):
+            for index, parameter in enumerate(parameters):
+                if parameter.grad is None:
+                    continue
+                if parameter.grad.is_sparse:
+                    # As an average is: what works on one schedule works on the other.
+                    parameter.grad = parameter.grad.to_dense()
+                yield block, index, parameter.grad
+
+    def _refuse(self, block: int, index: int, gradient: torch.Tensor) -> bool:
+        """Reports the first element that is not finite; False if only their sum is not."""
+        wrong = torch.nonzero(~torch.isfinite(gradient.reshape(-1)))
+        if not len(wrong):
+            return False
+        before = sum(part.numel() for part in self._plan.parameters[block][:index])
+        element = int(wrong[0])
+        value = describe_value(float(gradient.reshape(-1)[element]))
+        self._member.refuse_gradient(block, before + element, value)
+        return True
+
+    # ------------------------------------------------------------------ a window
+
+    def renew(self) -> None:
+        """The change is another one than was sent last."""
+        self._staged = False
+
+    def send(self, weight: float, changes: Mapping[int, torch.Tensor]) -> bool:
+        """Sends this worker's change in the present round; returns without waiting.
+
+        What was sent in a void round is sent again bit for bit, unless `renew` was called.
+
+        Args:
+            weight: this worker's; with 0 it contributes nothing.
+            changes: `start - now` in float32, by the parameters' ids.
+
+        Returns:
+            False if the round is void.
+        """
+        self._own_norm = None
+        if not self._member.begin(weight):
+            return False
+        # Also if this worker gives nothing: what was lost of a change that was sent before, and
+        # dropped, must not be what this round's commit promotes.
+        self._feedback.begin()
+        # After `begin`, which may replace the exchange when reducers changed.
+        exchange = self._member.exchange
+        if weight == 0.0:
+            exchange.abstain()
+            return True
+        if not self._staged:
+            self._stage(changes)
+        blocks = [self._staging.collect(block).numpy() for block in self._blocks]
+        for block, flat in enumerate(blocks):
+            self._feedback.submit(block, flat)
+        if self._member.policy.own_gradient_norm:
+            self._own_norm = l2_norm(blocks)
+        return True
+
+    def receive(self, weight: float, statistics: WindowStatistics | None) -> Averaged | None:
+        """Waits for the mean of all changes, and leaves it in `p.grad`.
+
+        Args:
+            weight: as it was sent.
+            statistics: what else is averaged in the round.
+
+        Returns:
+            The averaging; None if the round is void.
+
+        Raises:
+            LineHalted: the line stopped, and this worker raises.
+        """
+        computed, exchange = time.perf_counter(), self._member.exchange
+        self._member.show("EXCHANGING")
+        complete = self._member.await_averages(last=statistics is None)
+        if complete is None:
+            # A value that must not be sent is found in these buffers: they are of no use.
+            self._staged = self._staged and not exchange.refused
+            return None
+        done, first = time.perf_counter(), exchange.first_sent or computed
+        # Before the statistics are exchanged, which may reuse the memory of the averages.
+        for block, average in enumerate(exchange.averages):
+            put_average(
+                self._staging,
+                block,
+                self._plan.parameters[block],
+                torch.from_numpy(average),
+                self._missing,
+            )
+        norm = l2_norm(exchange.averages) if self._member.policy.gradient_norm else None
+        self._member.show("COMMITTING")
+        if statistics is not None and not statistics.exchange(weight):
+            return None
+        return Averaged(
+            total_weight=complete.total_weight,
+            world_size=complete.world_size,
+            timings=Timings(exchange_s=done - first, wait_s=done - computed),
+            gradient_norm=norm,
+            own_gradient_norm=self._own_norm,
+            computed_at=computed,
+        )
+
+    def committed(self) -> None:
+        """The window is committed: what the encoding lost of its change is sent with the next."""
+        self._feedback.committed()
+
+    @property
+    def _blocks(self) -> range:
+        return range(len(self._plan.parameters))
+
+    def _stage(self, changes: Mapping[int, torch.Tensor]) -> None:
+        """Copies each block's change to the host."""
+        for block in self._blocks:
+            parts = [changes[id(part)] for part in self._plan.parameters[block]]
+            self._staging.begin(block, parts, None)
+        self._staged = True
+
+
+def _norm_of(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient's L2 norm. In float64: in float32 that of finite numbers may be infinite."""
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float64)
+    return norm

@@ -1,0 +1,214 @@
+"""The control stream: a worker's small messages to the coordinator, and what comes back.
+
+Theory of operation. Messages leave through a queue, so that nothing here ever blocks the training
+thread; gRPC's own thread takes them out. A second thread reads what the coordinator sends and puts
+it into the inbox. A third sends heartbeats. None of them decides anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+
+from andon.protocol.limits import clipped
+from andon.v1 import coordinator_pb2 as pb
+from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon.wire import conversion
+from andon_trainer.core.effects import RequestWork
+from andon_trainer.core.events import Assigned, ControlLost, Halted, Resumed, TransferAsked
+from andon_trainer.core.reports import Joined, Joining, LeaveReport, StepReport
+from andon_trainer.errors import AndonError, JoinRefused
+from andon_trainer.exchange.channels import open_channel
+from andon_trainer.exchange.control.heartbeats import Heartbeats, ScalarOutbox
+from andon_trainer.exchange.control.translation import (
+    Report,
+    accepted_from,
+    event_from,
+    join_to,
+    leave_to,
+    ready_to,
+    refusal_from,
+    request_to,
+    work_to,
+)
+from andon_trainer.exchange.path import Inbox
+from andon_trainer.timeline import Timeline
+
+__all__ = ["ControlStream"]
+
+log = logging.getLogger(__name__)
+
+
+class ControlStream:
+    """One Train stream, from Join to its end. It is never resumed: join again on a new one.
+
+    What is sent on a stream that has ended is lost without an error; ControlLost is in the inbox
+    then, or soon will be.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        inbox: Inbox,
+        number: int,
+        tls: Path | None = None,
+        *,
+        outbox: ScalarOutbox,
+        timeline: Timeline | None = None,
+    ) -> None:
+        """Opens nothing yet; `number` tells this stream's events from an older one's.
+
+        Heartbeats carry what is in `outbox`, and tell `timeline` the coordinator's time.
+
+        Raises:
+            TlsError: the folder of certificates can't be used.
+        """
+        self._channel = open_channel(address, tls)
+        self._inbox = inbox
+        self._number = number
+        self._outgoing: queue.SimpleQueue[pb.TrainRequest | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._heartbeats = Heartbeats(self._outgoing.put, number, outbox, timeline)
+        self._threads: list[threading.Thread] = []
+        self._transfer: int | None = None
+        """The transfer that the coordinator asked for last; None: it is over, or there was none."""
+        self._at_end: Callable[[], object] | None = None
+
+    def at_end(self, transfer_id: int, act: Callable[[], object] | None) -> None:
+        """Calls `act` once this transfer is over for the coordinator; None: never any more.
+
+        It is over when the stream ends, and when the coordinator assigns a round or begins another
+        transfer: the receiver has reported then, whether it took the state or not. `act` is called
+        from any thread.
+        """
+        # Set before it is looked whether the transfer is over: if that happens in between, `act` is
+        # called twice, and not never.
+        self._at_end = act
+        if act is not None and self._transfer != transfer_id:
+            act()
+
+    def join(self, joining: Joining) -> Joined:
+        """Joins and starts to read.
+
+        Raises:
+            AndonError: the line refuses this worker; trying again would not help.
+            grpc.RpcError: the coordinator can't be reached or went away.
+        """
+        self._outgoing.put(pb.TrainRequest(join=join_to(joining)))
+        self._call = CoordinatorStub(self._channel).Train(iter(self._requests()))
+        try:
+            joined = accepted_from(next(self._call))
+        except grpc.RpcError as error:
+            refusal = refusal_from(error)
+            if refusal is not None:
+                raise refusal from None
+            raise
+        except (StopIteration, conversion.WireError) as error:
+            raise JoinRefused("protocol", f"the peer is no coordinator: {error}") from None
+        # Before the reading thread starts: what the coordinator sends later may be the answer to
+        # this very halt.
+        if joined.halt is not None:
+            self._inbox.put(Halted(joined.halt), self._number)
+        elif joining.halt is not None:  # It was answered while this worker was away.
+            self._inbox.put(Resumed(joining.halt.id), self._number)
+        self._start("andon-control", self._read)
+        self._heartbeats.begin()
+        self._start("andon-heartbeat", lambda: self._heartbeats.run(joined.liveness.heartbeat_s))
+        return joined
+
+    def request_work(
+        self, effect: RequestWork, ring_address: str, checkpoint: tuple[int, str] | None
+    ) -> None:
+        """Requests an assignment, or the end of the epoch.
+
+        Args:
+            effect: what the core wants.
+            ring_address: where the rank before this worker would reach it; empty: no ring.
+            checkpoint: step and folder of the last one that this worker wrote or started from.
+        """
+        self._outgoing.put(work_to(effect, ring_address, checkpoint))
+
+    def send(self, report: Report) -> None:
+        """Sends what the core has to say."""
+        self._outgoing.put(request_to(report))
+
+    def report_step(self, report: StepReport) -> None:
+        """Says that this worker holds all averages of a round."""
+        self._outgoing.put(pb.TrainRequest(step_ready=ready_to(report)))
+
+    def report_crash(self, kind: str, message: str) -> None:
+        """Says that the script raised an exception of type `kind`."""
+        fault = pb.Fault(
+            kind=pb.FAULT_KIND_SCRIPT_RAISED, error_type=clipped(kind), message=clipped(message)
+        )
+        self._outgoing.put(pb.TrainRequest(fault=fault))
+
+    def leave(self, departure: LeaveReport) -> None:
+        """Says good-bye, behind all that the script logged; close the stream after it."""
+        self._heartbeats.flush()
+        self._outgoing.put(pb.TrainRequest(leave=leave_to(departure)))
+
+    def show(self, activity: str, detail: str = "") -> None:
+        """Sets what the next heartbeats say: `activity` is a name of `andon.v1.Activity`."""
+        self._heartbeats.show(activity, detail)
+
+    def close(self, *, after_s: float = 0.0) -> None:
+        """Ends the stream, giving the coordinator up to `after_s` to take what was sent."""
+        self._stop.set()  # First, so that the end that follows is not reported as a loss.
+        self._heartbeats.stop()
+        self._outgoing.put(None)
+        # The coordinator ends a stream once it has taken Leave, and the reading thread ends then.
+        for thread in self._threads:
+            thread.join(after_s)
+        self._channel.close()
+
+    def _start(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _requests(self) -> Iterator[pb.TrainRequest]:
+        """Runs on gRPC's sending thread."""
+        while (message := self._outgoing.get()) is not None:
+            yield message
+
+    def _read(self) -> None:
+        """Runs on the reading thread."""
+        reason = "the coordinator ended the stream"
+        refusal: AndonError | None = None
+        try:
+            for response in self._call:
+                if response.HasField("heartbeat_answer"):
+                    self._heartbeats.answered(response.heartbeat_answer)
+                event = event_from(response)
+                if isinstance(event, Assigned | TransferAsked):
+                    # Before the inbox has it: the transfer may be looked for at once.
+                    self._end_transfer(event)
+                if event is not None:
+                    self._inbox.put(event, self._number)
+        except grpc.RpcError as error:
+            refusal = refusal_from(error)
+            reason = f"{error.code().name}: {error.details()}"
+        except conversion.WireError as error:
+            reason = f"the coordinator sent an invalid message: {error}"
+            self._call.cancel()
+        finally:
+            # The event before the call: a transfer that is cut short by `act` returns to a thread
+            # that then finds ControlLost in its inbox.
+            if not self._stop.is_set():
+                self._inbox.put(ControlLost(self._number, reason, refusal), self._number)
+            self._stop.set()
+            self._heartbeats.stop()
+            self._end_transfer(None)
+
+    def _end_transfer(self, by: Assigned | TransferAsked | None) -> None:
+        """The transfer before is over, and perhaps another begins."""
+        self._transfer = by.transfer_id if isinstance(by, TransferAsked) else None
+        act = self._at_end
+        if act is not None:
+            act()

@@ -1,0 +1,323 @@
+"""State transfers: a replica's whole state, in pieces, through the reducer.
+
+If a transfer is cut off, the receiver keeps what came. If the next transfer is of the same bytes,
+it continues where the last one ended, whichever worker sends it. A state ends with the weights that
+no worker trains (the base). A receiver that holds the same ones does not get them again. The state
+is installed whole, after its SHA-256 was checked, or not at all (rule 10).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+
+from andon.host.logs import LogEvent
+from andon.host.tls import TlsError
+from andon.protocol.limits import STATE_PIECE_BYTES
+from andon.protocol.records import Key
+from andon.v1 import reducer_pb2 as pb
+from andon.v1.reducer_pb2_grpc import ReducerStub
+from andon.wire import conversion
+from andon_trainer.core.events import TransferAsked
+from andon_trainer.errors import StateCorrupt
+from andon_trainer.exchange.channels import open_channel
+from andon_trainer.exchange.control.connection import Connection
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+__all__ = [
+    "Arrived",
+    "State",
+    "StateMover",
+    "SyncProgress",
+    "Ticket",
+    "receive_state",
+    "send_state",
+]
+
+log = logging.getLogger(__name__)
+
+_SHOW_EVERY_S = 0.25
+
+Progress = Callable[[int, int], None]
+"""Called after each piece, with the bytes so far and the bytes in all."""
+
+Watch = Callable[[Callable[[], object] | None], None]
+"""Gets the function that ends a call early, and None once the call is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """What either end identifies itself with to the reducer."""
+
+    address: str
+    run_id: str
+    worker: int
+    session_token: bytes = field(repr=False)
+    transfer_id: int
+    head: Key
+    tls: Path | None = None
+    """The folder of certificates; None: the transfer is not encrypted."""
+
+
+class SyncProgress:
+    """Shows in the heartbeats how far a transfer is, a few times a second."""
+
+    def __init__(self, show: Callable[[str, str], None], *, sends: bool) -> None:
+        """`show` takes an activity and a text."""
+        self._show = show
+        self._verb = "sent" if sends else "received"
+        self._began_at = time.monotonic()
+        self._first: int | None = None
+        """Bytes that an earlier transfer left: they don't count for the rate."""
+        self._next_at = self._began_at + _SHOW_EVERY_S
+
+    def __call__(self, so_far: int, whole: int) -> None:
+        """Notes that `so_far` of `whole` bytes are here."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = so_far
+        if now >= self._next_at:
+            self._next_at = now + _SHOW_EVERY_S
+            rate = (so_far - self._first) / 1e6 / (now - self._began_at)
+            text = (
+                f"{self._verb} {so_far / 1e6:.0f} of {whole / 1e6:.0f} MB of state, {rate:.1f} MB/s"
+            )
+            self._show("SYNCING", text)
+
+
+@dataclass(slots=True)
+class Arrived:
+    """The part of a state that has arrived, over one transfer or several."""
+
+    data: bytearray = field(default_factory=bytearray)
+    sha256: bytes = b""
+    """The digest of the whole state that `data` is the beginning of, as announced."""
+    _hash: _Hash = field(default_factory=hashlib.sha256, repr=False, compare=False)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether `data` is the whole state."""
+        return self._hash.digest() == self.sha256
+
+    def add(self, piece: bytes) -> None:
+        """Appends a piece, and hashes it while the next one is on its way."""
+        self.data += piece
+        self._hash.update(piece)
+
+    def clear(self) -> None:
+        """Forgets it."""
+        self.data = bytearray()
+        self.sha256 = b""
+        self._hash = hashlib.sha256()
+
+
+def send_state(
+    ticket: Ticket, state: bytes, progress: Progress, watch: Watch, base: bytes = b""
+) -> None:
+    """Sends the part of `state` that the other end lacks; returns once that has taken it.
+
+    Args:
+        ticket: of this transfer.
+        state: all of it.
+        progress: see `Progress`.
+        watch: see `Watch`.
+        base: the state's last bytes, which the other end may have of its own.
+
+    Raises:
+        StateCorrupt: the other end claims to hold more than there is.
+        grpc.RpcError: the other end is gone, or `watch` ended the call.
+    """
+    # gRPC's sending thread runs `pieces`. It waits there until the receiver has said where to
+    # start, or until this thread says that there is nothing to send.
+    wanted: queue.SimpleQueue[range | None] = queue.SimpleQueue()
+
+    def pieces() -> Iterator[pb.PutStateRequest]:
+        yield pb.PutStateRequest(
+            run_id=ticket.run_id,
+            worker=ticket.worker,
+            session_token=ticket.session_token,
+            transfer_id=ticket.transfer_id,
+            head=conversion.key_to_proto(ticket.head),
+            size_bytes=len(state),
+            sha256=hashlib.sha256(state).digest(),
+            base_bytes=len(base),
+            base_sha256=hashlib.sha256(base).digest() if base else b"",
+        )
+        part = wanted.get()
+        if part is None:
+            return
+        for begin in range(part.start, part.stop, STATE_PIECE_BYTES):
+            end = min(begin + STATE_PIECE_BYTES, part.stop)
+            yield pb.PutStateRequest(payload=state[begin:end])
+            progress(end, part.stop)
+
+    with open_channel(ticket.address, ticket.tls) as channel:
+        call = ReducerStub(channel).PutState(pieces())
+        watch(call.cancel)
+        try:
+            for answer in call:
+                stop = len(state) - answer.base_bytes
+                if answer.offset > stop or answer.base_bytes not in (0, len(base)):
+                    raise StateCorrupt(f"asked for bytes {answer.offset} to {stop} of {len(state)}")
+                wanted.put(range(answer.offset, stop))
+        finally:
+            watch(None)
+            wanted.put(None)  # Ends the sending thread, if nothing came.
+
+
+def receive_state(
+    ticket: Ticket, arrived: Arrived, progress: Progress, watch: Watch, base: bytes = b""
+) -> bytes:
+    """Receives the state that the other end sends, and verifies it.
+
+    Args:
+        ticket: of this transfer.
+        arrived: what came before; it grows, and is cleared once the state is whole or wrong.
+        progress: see `Progress`.
+        watch: see `Watch`.
+        base: the last bytes of the state that this worker could send itself.
+
+    Raises:
+        StateCorrupt: its length or its SHA-256 is not what was announced.
+        grpc.RpcError: the other end is gone, or `watch` ended the call.
+    """
+    request = pb.GetStateRequest(
+        run_id=ticket.run_id,
+        worker=ticket.worker,
+        session_token=ticket.session_token,
+        transfer_id=ticket.transfer_id,
+        head=conversion.key_to_proto(ticket.head),
+        offset=len(arrived.data),
+        sha256=arrived.sha256,
+        base_sha256=hashlib.sha256(base).digest() if base else b"",
+    )
+    announced: pb.GetStateResponse | None = None
+    with open_channel(ticket.address, ticket.tls) as channel:
+        call = ReducerStub(channel).GetState(request)
+        watch(call.cancel)
+        try:
+            for piece in call:
+                if announced is None:
+                    announced = piece
+                    _continue(arrived, piece)
+                    if piece.base_bytes not in (0, len(base)):
+                        raise StateCorrupt(f"{piece.base_bytes} bytes of a base are left out")
+                arrived.add(piece.payload)
+                if len(arrived.data) > announced.size_bytes:
+                    arrived.clear()
+                    raise StateCorrupt(f"more than the {announced.size_bytes} bytes announced came")
+                progress(len(arrived.data), announced.size_bytes - announced.base_bytes)
+        finally:
+            watch(None)
+    if announced is not None and announced.base_bytes:
+        arrived.add(base)
+    if announced is None or len(arrived.data) != announced.size_bytes:
+        raise StateCorrupt(f"{len(arrived.data)} bytes of state came, and then no more")
+    state, is_right = arrived.data, arrived.is_right
+    arrived.clear()
+    if not is_right:
+        raise StateCorrupt("the state's SHA-256 is not what was announced")
+    return bytes(state)
+
+
+def _continue(arrived: Arrived, first: pb.GetStateResponse) -> None:
+    """Keeps what came before, if the state is the same; else starts over."""
+    if first.sha256 != arrived.sha256 or first.offset != len(arrived.data):
+        arrived.clear()
+    arrived.sha256 = first.sha256
+    if first.offset != len(arrived.data):
+        raise StateCorrupt(f"the state begins at byte {first.offset}, unasked")
+
+
+class State(Protocol):
+    """The state that is the same on all workers, as bytes; `Replica` is PyTorch's."""
+
+    def pack(self) -> bytes:
+        """Packs all of it, for a newcomer."""
+
+    def base_elements(self) -> bytes:
+        """The last bytes of what `pack` packs: weights that no worker trains; empty if none."""
+
+    def install(self, data: bytes) -> None:
+        """Installs what `pack` packed, or raises and changes nothing.
+
+        Raises:
+            StateCorrupt: no worker packs this, whatever its digest is.
+        """
+
+
+class StateMover:
+    """Sends this worker's state, or installs another's. Keeps what came if it is cut off."""
+
+    def __init__(self, link: Connection, state: State) -> None:
+        """Moves `state` over the connection `link`."""
+        self._link = link
+        self._state = state
+        self._arrived = Arrived()
+
+    def move(self, asked: TransferAsked) -> str:
+        """Sends or receives the state; returns why that failed, or "" if it did not."""
+        joined, control = self._link.joined, self._link.control
+        ticket = Ticket(
+            address=asked.address or self._link.address,
+            run_id=joined.run_id,
+            worker=joined.worker,
+            session_token=joined.session_token,
+            transfer_id=asked.transfer_id,
+            head=asked.head,
+            tls=self._link.tls,
+        )
+        progress = SyncProgress(control.show, sends=asked.sends)
+        watch = partial(control.at_end, asked.transfer_id)
+        try:
+            if asked.sends:
+                state, base = self._packed()
+                send_state(ticket, state, progress, watch, base)
+            else:
+                base = self._own_base()
+                data = receive_state(ticket, self._arrived, progress, watch, base)
+                self._state.install(data)
+        except (grpc.RpcError, StateCorrupt, TlsError) as error:
+            why = _one_line(error)
+            text = f"a state transfer failed: {why}"
+            log.warning(LogEvent("state_transfer_failed", text))
+            return why
+        return ""
+
+    def _packed(self) -> tuple[bytes, bytes]:
+        """This worker's state, and the base that it ends with.
+
+        If it can't be packed, the transfer fails, and this worker goes on.
+
+        Raises:
+            StateCorrupt: something in it can't be kept.
+        """
+        try:
+            return self._state.pack(), self._state.base_elements()
+        except (TypeError, ValueError) as error:
+            raise StateCorrupt(f"this worker's state can't be given: {error}") from error
+
+    def _own_base(self) -> bytes:
+        """What this worker need not get; nothing if it can't be packed."""
+        try:
+            return self._state.base_elements()
+        except (TypeError, ValueError):
+            return b""
+
+
+def _one_line(error: Exception) -> str:
+    """Why a transfer failed, in one line: gRPC's own text has several."""
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,1 @@
+"""The ring: workers exchange with each other, over gRPC or plain TCP."""

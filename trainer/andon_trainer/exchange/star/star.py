@@ -1,0 +1,326 @@
+"""The star: a worker's chunks go to one reducer, or to several that share the model.
+
+Theory of operation. Each reducer of the map has a *lane*: a stream of its own, over a channel of
+its own, that carries the chunks which the map gives to that reducer. What comes back on all lanes
+goes to one collector, which announces once that everything is here. If one lane is lost, the round
+is lost. Values are checked once a block, before any lane gets a chunk of it.
+
+A call concerns the lanes that carry a chunk of its blocks. A worker that abstains says so on each
+of these, and if all workers do, each reducer answers that there are zeros. Bytes from rank 0, and
+barriers, have nothing to share out and go over the first lane of the map alone.
+
+A lane goes through shared memory if the reducer is on this host and offers it, else over the wire:
+over TCP lanes beside gRPC, or over gRPC alone.
+The reducer is asked again each time that the lane is opened.
+
+If a round ends without its averages, frames of it are left, here and on the way. The reducer may
+have no room for them as long as a rank is missing, and whatever is sent after them would wait
+behind them for ever. So the streams end with such a round, and the next round opens new ones
+(docs/decisions/0012-a-void-round-takes-its-stream-with-it.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from andon.host.arena import SharedMemoryUnavailable
+from andon.host.logs import LogEvent
+from andon.host.tls import TlsError
+from andon.protocol.layout import Layout
+from andon.protocol.messages import OpenRound
+from andon.protocol.reducers import ReducerShare, chunks_by_address
+from andon.protocol.run_settings import Policy
+from andon.wire.frames import FrameError
+from andon_trainer.core.calls import Bytes, Call, Floats
+from andon_trainer.core.events import Assigned
+from andon_trainer.core.values import bad_value_of
+from andon_trainer.exchange.channels import is_here, tls_trouble
+from andon_trainer.exchange.collector import Collector, OpenCall
+from andon_trainer.exchange.path import Inbox, Traffic
+from andon_trainer.exchange.star.bulk_stream import ReducerAccess
+from andon_trainer.exchange.star.reducer_path import Lane, LanePart, WireLane
+from andon_trainer.exchange.star.shared import SharedLane, suits
+
+__all__ = ["ReducerAway", "StarExchange", "WrongMap"]
+
+log = logging.getLogger(__name__)
+
+
+class ReducerAway(grpc.RpcError):
+    """A reducer can't be reached, or refuses; the text says which one and why."""
+
+
+class WrongMap(ValueError):
+    """A map of reducers that is not the whole model, each element once, cut between chunks."""
+
+
+class _Reducer:
+    """One reducer of the map, and the lane that leads to it."""
+
+    def __init__(self, address: str, part: LanePart, layout: Layout, *, alone: bool) -> None:
+        """Opens nothing yet; `alone`: it has the whole model."""
+        self.address = address
+        """As in the map; empty: the coordinator's."""
+        self.elements = [sum(chunk.count for chunk in chunks) for chunks in part.chunks]
+        """How many elements of each block it averages."""
+        self._part = part
+        self._alone = alone
+        self._wire = WireLane(part)
+        self._shared: SharedLane | None = None
+        folder = part.access.shared_dir
+        if folder is not None and layout.elements:
+            self._shared = SharedLane(part, layout, folder, in_place=alone)
+        self.lane: Lane = self._shared or self._wire
+        """The present one."""
+        self._said = ""
+        self._shared_before = False
+        """Whether memory was shared with it at least once."""
+        self._fallbacks = 0
+
+    def open(self, address: str, opening: OpenRound) -> None:
+        """Opens the lane, through shared memory if the reducer offers it.
+
+        Raises:
+            TlsError, grpc.RpcError, FrameError, ReducerUnfit: see `WireLane.open`.
+        """
+        self.lane.close()
+        why_not = ""
+        if self._shared is not None:
+            try:
+                self._shared.open(address, opening)
+                self.lane, self._shared_before = self._shared, True
+                self._say(f"exchanging with the reducer at {address} over shared memory")
+                return
+            except SharedMemoryUnavailable as why:
+                # Of another host, or for another encoding, nothing was to be expected. Containers
+                # of one host have several addresses, so memory that was shared before counts too.
+                if suits(self._part.policy) and (self._shared_before or is_here(address)):
+                    self._fallbacks += 1
+                why_not = f", not over shared memory: {why}"
+        self._wire.open(address, opening)
+        self.lane = self._wire
+        self._say_wire(address, why_not)
+        if self._alone:
+            self._part.collector.read_from(None)
+
+    def lend(self, block: int) -> tuple[Floats, Bytes] | None:
+        """Memory for a block, if the lane has any."""
+        return self.lane.lend(block) if isinstance(self.lane, SharedLane) else None
+
+    @property
+    def traffic(self) -> Traffic:
+        """What went over both lanes so far."""
+        traffic = self._wire.traffic
+        if self._shared is None:
+            return traffic
+        shared = self._shared
+        over = Traffic.over("shared-memory", shared.sent_bytes, shared.received_bytes)
+        return traffic + over + Traffic(fallbacks=self._fallbacks)
+
+    def _say_wire(self, address: str, why_not: str) -> None:
+        """Says how bytes travel, if that is not as they would without a word."""
+        refused = self._wire.tcp_refused
+        if refused:
+            why_not += f", not over TCP: {refused}"
+        if not why_not and not self._wire.uses_tcp:
+            return  # Neither was offered.
+        over = "TCP" if self._wire.uses_tcp else "gRPC"
+        # Of several reducers, most are on other hosts anyway, where there is no shared memory.
+        level = logging.WARNING if refused or (why_not and self._alone) else logging.INFO
+        self._say(f"exchanging with the reducer at {address} over {over}{why_not}", level)
+
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        """Logs which way it goes, if that changed."""
+        if text != self._said:
+            self._said = text
+            log.log(level, LogEvent("path_chosen", text))
+
+
+class StarExchange:
+    """An `Exchange` with one or more reducers, and a `Lender` if there is just one."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        policy: Policy,
+        inbox: Inbox,
+        shares: Sequence[ReducerShare] = (),
+        access: ReducerAccess | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            layout: what is exchanged.
+            policy: how.
+            inbox: where the outcome of each exchange goes.
+            shares: the map; empty: the coordinator's own reducer has it all.
+            access: how to reach the reducers.
+
+        Raises:
+            WrongMap: the shares are not the whole model, each element once, cut between chunks.
+        """
+        self._policy = policy
+        self._access = access or ReducerAccess()
+        self._inbox = inbox
+        self._collector = Collector(layout, inbox)
+        chunks = policy.chunk_elements
+        if any(share.address for share in shares):
+            try:
+                parts = chunks_by_address(layout, chunks, shares)
+            except ValueError as error:
+                raise WrongMap(f"the coordinator's map is wrong: {error}") from None
+        else:
+            blocks = range(len(layout.blocks))
+            parts = {"": [list(layout.chunks_of(block, chunks)) for block in blocks]}
+        self._reducers = [
+            _Reducer(
+                address,
+                LanePart(part, policy, self._collector, self._access),
+                layout,
+                alone=len(parts) == 1,
+            )
+            for address, part in parts.items()
+        ]
+        self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
+        self._open: OpenCall | None = None
+        self._lanes: list[Lane] = []
+        """Those that the present call concerns; none if the exchange is not open."""
+        self._checks = True
+        """Whether blocks are checked here. Over shared memory the reducer does that alone."""
+        self._found_bad_value = False
+        self.first_sent: float | None = None
+
+    @property
+    def traffic(self) -> Traffic:
+        """See `Exchange`."""
+        return sum((reducer.traffic for reducer in self._reducers), Traffic())
+
+    @property
+    def averages(self) -> list[Floats]:
+        """See `Exchange`."""
+        return self._collector.averages
+
+    @property
+    def is_open(self) -> bool:
+        """See `Exchange`."""
+        return all(reducer.lane.is_open for reducer in self._reducers)
+
+    @property
+    def refused(self) -> bool:
+        """See `Exchange`; over shared memory the reducer finds it, perhaps long after."""
+        return self._found_bad_value or any(lane.found_bad_value for lane in self._lanes)
+
+    def lend(self, block: int) -> tuple[Floats, Bytes] | None:
+        """See `Lender`. Of several reducers none has memory for a whole block."""
+        return self._reducers[0].lend(block) if len(self._reducers) == 1 else None
+
+    def open(self, address: str, opening: OpenRound) -> None:
+        """See `Exchange`; all lanes that are not open are opened at once."""
+        closed = [reducer for reducer in self._reducers if not reducer.lane.is_open]
+        # Each waits for its reducer's answer, so they wait together.
+        with ThreadPoolExecutor(max(1, len(closed)), thread_name_prefix="andon-open") as pool:
+            opened = {
+                reducer.address or address: pool.submit(
+                    reducer.open, reducer.address or address, opening
+                )
+                for reducer in closed
+            }
+        for at, future in opened.items():
+            try:
+                future.result()
+            except (grpc.RpcError, TlsError, FrameError) as error:
+                raise ReducerAway(f"no reducer at {at}: {self._why(error, at)}") from error
+
+    def _why(self, error: grpc.RpcError | TlsError | FrameError, address: str) -> str:
+        """Why a reducer's lane can't be opened."""
+        if isinstance(error, FrameError):
+            return str(error)
+        trouble = tls_trouble(error, address, self._access.tls)
+        if trouble or isinstance(error, TlsError):
+            return trouble
+        return f"{error.code().name.lower().replace('_', ' ')}, {error.details()}"
+
+    def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
+        """See `Exchange`."""
+        self._found_bad_value = False
+        self.first_sent = None
+        call = call or self._whole
+        concerned = [
+            reducer
+            for reducer in self._reducers
+            if any(reducer.elements[block] for block in call.blocks)
+        ]
+        if call.data is not None or not concerned:
+            concerned = self._reducers[:1]
+        if call.data is not None:
+            missing = call.data.size
+        else:
+            missing = sum(each.elements[block] for each in concerned for block in call.blocks)
+        self._open = OpenCall(
+            assigned.key,
+            assigned.rank,
+            assigned.world_size,
+            weight,
+            call,
+            missing,
+            zeros_missing=len(concerned),
+        )
+        self._lanes = [reducer.lane for reducer in concerned]
+        self._checks = len(self._reducers) > 1 or isinstance(self._reducers[0].lane, WireLane)
+        # The collector first: the answer to a stale key may come as soon as something is sent.
+        self._collector.begin(self._open)
+        # Looked at after that: the loss of a lane that was lost before was nobody's round, and is
+        # never reported again.
+        if not self.is_open:
+            # The round can't be finished: nothing of it is sent.
+            self._lanes = []
+            self._collector.lost("the stream to a reducer is not open")
+        for lane in self._lanes:
+            lane.begin(self._open)
+
+    def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> None:
+        """See `Exchange`."""
+        if self._found_bad_value or not self._lanes:
+            return
+        if self._checks:
+            assert self._open is not None
+            bad = bad_value_of(flat, self._open.call.encoding(self._policy))
+            if bad is not None:
+                self._found_bad_value = True
+                self._inbox.put(bad.failure(self._open.key, self._open.rank, block))
+                return
+        if self.first_sent is None:
+            self.first_sent = time.perf_counter()
+        for lane in self._lanes:
+            lane.send(block, flat, keeps_loss=keeps_loss)
+
+    def submit_data(self) -> None:
+        """See `Exchange`."""
+        assert self._open is not None
+        data = self._open.call.data
+        assert data is not None
+        self.first_sent = time.perf_counter()
+        for lane in self._lanes:  # At most one: see `begin`.
+            lane.send_data(data)
+
+    def abstain(self) -> None:
+        """See `Exchange`."""
+        for lane in self._lanes:
+            lane.abstain()
+
+    def end(self) -> None:
+        """See `Exchange`; the streams end too if something of the round may be on the way."""
+        current, self._open = self._open, None
+        self._collector.end()
+        if current is not None and current.missing and self.first_sent is not None:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the streams."""
+        for reducer in self._reducers:
+            reducer.lane.close()

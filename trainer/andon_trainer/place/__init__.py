@@ -1,0 +1,1 @@
+"""A worker's place: on the line, in its host, or alone."""

@@ -1,0 +1,65 @@
+"""The candidate: what a worker brings to a line, and the line that it can't join again.
+
+A Join says the same of the worker each time; only its head and what it holds change.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from andon.host.manifest import CheckpointFacts
+from andon.protocol.encoding import Encoding
+from andon.protocol.layout import Layout
+from andon.protocol.run_settings import Policy, RunPlan
+from andon_trainer.errors import JoinRefused
+from andon_trainer.exchange.control.transfer import State
+
+__all__ = ["Candidate", "refuse_other_policy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What a worker brings to the line."""
+
+    layout: Layout
+    plan: RunPlan
+    replica: State
+    device: tuple[str, str, int, int]
+    """Kind, name, memory in bytes, and cores."""
+    origin: CheckpointFacts | None = None
+    """Of the checkpoint that it loaded; None: it comes with initial weights."""
+    capabilities: tuple[str, ...] = ()
+    """What its loop can do that not every loop can; see `andon.protocol.schedules`."""
+
+
+def refuse_other_policy(before: Policy, now: Policy) -> None:
+    """Refuses a line that works in another way than the one that this worker was set up for.
+
+    Raises:
+        JoinRefused: it does; the message says in what.
+    """
+    for name in _FIXED:
+        mine, theirs = (_in_words(getattr(policy, name)) for policy in (before, now))
+        if mine != theirs:
+            raise JoinRefused(
+                name,
+                f"the line's {name} was {mine} and now is {theirs}: start its workers anew, "
+                "from a checkpoint",
+                component=name,
+                mine=mine,
+                theirs=theirs,
+            )
+
+
+_FIXED = (
+    *("topology", "encoding", "answer_encoding"),
+    *("local_steps", "outer", "overlap", "average_buffers"),
+)
+"""The fields of a policy that a worker is set up for. It looks the others up in each step."""
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, Encoding):
+        return value.label
+    return value.name.lower() if isinstance(value, enum.Enum) else str(value)

@@ -1,0 +1,576 @@
+"""Membership: a worker's place on a line, from its Join to its Leave.
+
+Theory of operation. The thread that trains owns everything here. The streams' threads only put
+events into the inbox. They are taken wherever the training thread has to wait (for work, for
+averages, for a record), so a halt or a lost stream is acted on there, and state changes nowhere
+else. `Conversation` decides what an event means; this module does what it decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from andon.host.logs import LogEvent
+from andon.host.tls import TlsError
+from andon.host.trace import Track
+from andon.protocol.capabilities import STANDING
+from andon.protocol.scalars import Scalar
+from andon_trainer.config import LineConfig
+from andon_trainer.core.calls import Call
+from andon_trainer.core.conversation import Conversation, Wait
+from andon_trainer.core.effects import (
+    AwaitAnswer,
+    DropComputed,
+    Effect,
+    EndExchange,
+    EndRun,
+    GoOn,
+    JoinAgain,
+    MoveState,
+    RaiseDropped,
+    RaiseHalted,
+    RaiseRefused,
+    ReportFault,
+    RequestWork,
+    StepDone,
+)
+from andon_trainer.core.events import (
+    Assigned,
+    AveragesComplete,
+    Committed,
+    ExchangeFailed,
+    LeaveWanted,
+    TransferAsked,
+)
+from andon_trainer.core.habit import Habit
+from andon_trainer.core.reports import (
+    NO_DIGEST,
+    Digest,
+    Joining,
+    LeaveReport,
+    Standing,
+    StepReport,
+)
+from andon_trainer.core.worker_state import RoundPhase, WorkerState
+from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, WorkerDropped
+from andon_trainer.exchange.control.connection import Connection
+from andon_trainer.exchange.control.transfer import StateMover
+from andon_trainer.exchange.control.translation import Report
+from andon_trainer.exchange.path import Exchange, Inbox
+from andon_trainer.exchange.route import Route, RouteFailed, ring_address_of
+from andon_trainer.exchange.star.star import WrongMap
+from andon_trainer.place.candidate import Candidate, refuse_other_policy
+from andon_trainer.place.member_facts import MemberFacts
+from andon_trainer.telemetry import Telemetry
+from andon_trainer.termination import Leaving
+from andon_trainer.timeline import record_effect
+
+__all__ = ["Membership"]
+
+log = logging.getLogger(__name__)
+
+_LEAVE_PATIENCE_S = 5.0
+
+_OF_STEPS = frozenset({Wait.WORK, Wait.AVERAGES, Wait.VERDICT, Wait.COMMIT})
+"""What a script waits for that makes one step after the other."""
+
+_ELSEWHERE = frozenset({"EVALUATING", "BUSY"})
+"""Activities between two steps that the others would have to wait for."""
+
+
+class Membership(MemberFacts):
+    """One worker's place on the line at `config.address`. Used by one thread.
+
+    Every method that waits may raise:
+        LineHalted: the line was halted, and `on_halt` is `raise`.
+        LineLost: the coordinator is gone for too long, or dismissed this worker.
+        JoinRefused: the coordinator refuses this worker for good.
+    And between two steps also:
+        RunOver: the run is over for everybody.
+        Terminated: this process was asked to terminate.
+    """
+
+    def __init__(self, config: LineConfig, candidate: Candidate, telemetry: Telemetry) -> None:
+        """Opens nothing yet; `join` does."""
+        self._config = config
+        self._candidate = candidate
+        self._telemetry = telemetry
+        telemetry.metrics.follow(lambda: self.step)
+        self.timeline = telemetry.timeline
+        self._inbox = Inbox()
+        self._link = Connection(config, self._inbox, self.timeline)
+        self._mover = StateMover(self._link, candidate.replica)
+        self._route = Route(candidate.layout, self._inbox, config)
+        self._leaving = Leaving()
+        self._lost_scalars = 0
+        origin = candidate.origin
+        self._checkpoint = (origin.step, str(config.resume)) if origin is not None else None
+        """Step and folder of the last checkpoint that this worker wrote or started from."""
+        self._habit = Habit()
+        self._stop_refused = False
+        """Whether the script was told that it may not end the run."""
+        self._wants_stop = ""
+        """Why the script wants the run to end with the reported round; empty: it does not."""
+        state = WorkerState()
+        if origin is not None:
+            state = WorkerState(origin.head, origin.cursor, origin.step, pacing=origin.pacing)
+        self._state = state
+        self._conversation = Conversation(state, raises_halts=config.on_halt == "raise")
+        self.on_drop: Callable[[], None] = lambda: None
+        """Makes the weights the head's again, if this worker makes local steps."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange that carries its rounds; there is none before `join`."""
+        return self._route.exchange
+
+    # ------------------------------------------------------------------ joining and leaving
+
+    def join(self) -> None:
+        """Joins, and waits until this worker holds the line's weights, and for as long as a halt.
+
+        Raises:
+            JoinRefused: the line does not take this worker.
+            LineLost: no coordinator answered within `reconnect_s`.
+        """
+        began = time.perf_counter()
+        self._connect()
+        try:
+            self._route.take(self._link.joined)
+        except WrongMap as error:
+            raise JoinRefused("protocol", str(error)) from None
+        except TlsError as error:  # A ring's worker is a server, too.
+            raise JoinRefused("tls", str(error)) from None
+        self._take_answer()
+        self._wait(Wait.WEIGHTS)
+        if self.timeline is not None:
+            self.timeline.span("join", began)
+
+    def ask_to_leave(self) -> bool:
+        """Makes this worker leave once its step is over; a wait for work ends now.
+
+        A signal handler calls this at any moment, so it only puts an event and sets a flag.
+
+        Returns:
+            Whether it will leave by itself; False: there is no step to finish.
+        """
+        # The flag first: the event wakes the thread that waits, and that looks at the flag then.
+        finishes = self._leaving.want()
+        self._inbox.put(LeaveWanted())
+        return finishes
+
+    def leave(self, departure: LeaveReport) -> None:
+        """Says good-bye and ends both streams."""
+        if self._link.is_open:
+            if departure.reason == "FAILED":
+                self._link.control.report_crash(departure.error_type, departure.message)
+            self._link.control.leave(replace(departure, checkpoint=self._checkpoint))
+            self._link.close(after_s=_LEAVE_PATIENCE_S)
+        if hasattr(self._route, "exchange"):
+            self.exchange.close()
+
+    @property
+    def run_id(self) -> str:
+        """The run that it joined."""
+        return self._link.run_id
+
+    @property
+    def worker(self) -> int | None:
+        """Its id on the line; None before it has one."""
+        return self._link.slot
+
+    def _connect(self) -> None:
+        # Nothing is in progress that could be finished: a worker that is asked to terminate while
+        # it looks for the coordinator leaves at once.
+        with self._leaving.at_once():
+            self._link.connect(self._joining())
+        self._leaving.joined()
+
+    def _joining(self) -> Joining:
+        candidate, link, state = self._candidate, self._link, self._state
+        return Joining(
+            run_id=link.run_id,
+            incarnation=link.incarnation,
+            layout=candidate.layout,
+            plan=candidate.plan,
+            node_id=socket.gethostname(),
+            launch_slot=link.slot,
+            device=candidate.device,
+            token=self._config.token,
+            metrics_address=self._telemetry.address,
+            head=state.head,
+            cursor=state.cursor,
+            step=state.step,
+            held_key=state.held_key,
+            mid_script=self._conversation.mid_script,
+            checkpoints=self._config.checkpoints,
+            greatest_term=link.greatest_term,
+            halt=state.halt,
+            capabilities=(*self._config.capabilities, *candidate.capabilities),
+            speed_hint=self._config.speed_hint,
+            pacing=state.pacing,
+        )
+
+    def _rejoin(self) -> None:
+        """Joins again on a new stream."""
+        self._do(self._conversation.lost())
+        before = self._link.joined.policy
+        self._connect()
+        refuse_other_policy(before, self._link.joined.policy)
+        # Its streams were opened with the session token of the Join before. The next round opens
+        # others.
+        self.exchange.close()
+        self._take_answer()
+
+    def _take_answer(self) -> None:
+        """Does what the answer to Join means."""
+        joined = self._link.joined
+        if self.timeline is not None:
+            self.timeline.joined(joined.worker)
+        self._do(
+            self._conversation.joined(
+                self._link.number,
+                in_sync=joined.in_sync,
+                behind=joined.behind,
+                worker=joined.worker,
+                halted=joined.halt is not None,
+            )
+        )
+
+    # ------------------------------------------------------------------ a step
+
+    def next_round(self) -> Assigned:
+        """Requests work and waits for it."""
+        if self.timeline is not None:
+            self.timeline.step_over("void")  # If it was not committed, it was in vain.
+        self._do(self._conversation.begin_anew())
+        left = self._state.forget_round()
+        if left is not None:
+            return left
+        began = time.perf_counter()
+        self._habit.wants_work()
+        self._wait(Wait.WORK)
+        assigned = self._state.assigned
+        assert assigned is not None
+        self._telemetry.clock.assigned()
+        if self.timeline is not None:
+            self.timeline.span("wait for work", began)
+            self.timeline.step_began(assigned.step, assigned.attempt)
+        return assigned
+
+    def catch_up(self) -> None:
+        """Gets the line's state, if the line has gone on without this worker; else returns at once.
+
+        The script calls it between two epochs, so that it begins the epoch which the line is in.
+        """
+        if self.left_behind():
+            # State comes to whoever asks for work. The work is taken by the next call.
+            self.next_round()
+
+    def left_behind(self) -> bool:
+        """Takes what has come, and returns whether the line has gone on without this worker."""
+        while (event := self._inbox.take(0.0)) is not None:
+            self._do(self._conversation.receive(event))
+        return self._state.behind
+
+    def leave_epoch(self) -> None:
+        """Ends the present epoch for everybody; returns once it has ended.
+
+        A worker that the line left behind just returns: it gets the line's state when it requests
+        work.
+        """
+        self._do(self._state.leave_epoch())
+        self._wait(Wait.EPOCH_END)
+
+    def begin(self, weight: float, call: Call | None = None) -> bool:
+        """Begins the exchange of the present round, or one `call` of several; False if void."""
+        assert self.assigned is not None
+        if not self._conversation.begin():
+            return False
+        try:
+            self._route.follow(self._link.joined, self.assigned, self._link.address)
+        except RouteFailed as failed:
+            # By way of the inbox, behind what came before: the round may be void already.
+            self._inbox.put(self._state.own_fault(failed.kind, str(failed)))
+        self.exchange.begin(self.assigned, weight, call)
+        return True
+
+    def abandon(self, message: str) -> None:
+        """Gives the present round up, without waiting: all workers will try the step again."""
+        self._do(self._conversation.abandon(message))
+
+    def refuse_loss(self, value: str) -> None:
+        """Reports that this worker's loss is `value`, which is not finite; waits for the halt."""
+        self._refuse(self._state.own_fault("NON_FINITE_LOSS", f"the loss is {value}", value))
+
+    def refuse_gradient(self, block: int, element: int, value: str) -> None:
+        """Reports that an element of its gradient is `value`, not finite; waits for the halt."""
+        fault = self._state.own_fault("NON_FINITE_GRADIENT", "", value)
+        self._refuse(replace(fault, block=block, element=element))
+
+    def _refuse(self, fault: ExchangeFailed) -> None:
+        self._do(self._conversation.refuse(fault))
+        self._wait(Wait.VERDICT)
+
+    def stop_line(self, kind: str, message: str) -> None:
+        """Halts the line, between two steps, for what this worker can't fix.
+
+        Returns once an operator has answered.
+        """
+        self._conversation.halt_line(kind, message)
+        self._wait(Wait.ANSWER)
+
+    def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
+        """Waits for the exchange's averages; None if the round is void.
+
+        With those of the round's `last` exchange this worker holds all of them.
+        """
+        began = time.perf_counter()
+        self._wait(Wait.AVERAGES)
+        if self.timeline is not None:
+            self.timeline.span("wait for averages", began)
+            first = self.exchange.first_sent
+            self.timeline.span_on(Track.EXCHANGE, "exchange", began if first is None else first)
+        return self._conversation.take_averages(last=last)
+
+    def hold(self) -> bool:
+        """Says that no exchange of the round is missing; False if it is void."""
+        assigned = self._state.assigned
+        return assigned is not None and self._state.hold(assigned.key)
+
+    def report(self, report: StepReport) -> None:
+        """Tells the coordinator that this worker holds all averages.
+
+        If the script's habit is to go straight on to its next step, that is asked for too.
+        """
+        self._telemetry.clock.reported(report)
+        goes_on = self._habit.is_straight and not (report.stop_reason or report.end_of_data)
+        if goes_on and STANDING in self.coordinator_can and not self._leaving.wanted:
+            standing = Standing(ring_address_of(self.exchange), self._checkpoint)
+            report = replace(report, standing=standing)
+        self._conversation.reported()
+        self._link.control.report_step(report)
+        # What is computed ahead is committed first, and the run ends after that.
+        assigned = self._state.assigned
+        at_once = assigned is not None and assigned.ahead_batch is None
+        self._wants_stop = report.stop_reason if at_once else ""
+
+    def await_commit(self) -> Committed | None:
+        """Waits for the round's record; None if the round is void. Then the weights may move."""
+        began = time.perf_counter()
+        self._wait(Wait.COMMIT)
+        commit = self._state.take_commit()
+        self._habit.committed()
+        if commit is not None and self._wants_stop and not commit.stop_reason:
+            self._warn_that_it_goes_on()
+        if self.timeline is not None:
+            self.timeline.span("wait for commit", began)
+            if commit is not None:
+                self.timeline.step_over("committed")
+        return commit
+
+    def _warn_that_it_goes_on(self) -> None:
+        if not self._stop_refused:
+            self._stop_refused = True
+            text = (
+                f"the script wanted to end the run ({self._wants_stop}), and the line goes on: "
+                "only operators may end it (--may-stop operators). Ask one for `andon drain`; a "
+                "script that leaves its loop ends this worker alone"
+            )
+            log.warning(LogEvent("stop_refused", text, step=self.step))
+
+    def look(self) -> bool:
+        """Takes what has come, without waiting, between two local steps.
+
+        Returns:
+            Whether the present round is still open: if not, nothing more of it is worth computing.
+        """
+        while self._state.phase is RoundPhase.OPEN:
+            event = self._inbox.take(0.0)
+            if event is None:
+                return True
+            self._do(self._conversation.receive(event))
+        return False
+
+    def stepped_locally(self) -> None:
+        """Counts an optimizer step between two exchanges."""
+        self._telemetry.metrics.stepped_locally()
+
+    def drop_computed(self, why: str) -> None:
+        """Makes the weights the head's again, before they are looked at outside a round."""
+        self._do(self._state.drop_computed(why))
+
+    def scalar_all_reduce(
+        self, value: float, weight: float, digest: Digest = NO_DIGEST
+    ) -> tuple[float, float, int]:
+        """Returns the roster's weighted mean of `value`, the total weight and the contributors.
+
+        A worker that the line has left behind gets its own number back, since there is nobody left
+        to pair it with. It gets the line's state once it requests work.
+        """
+        self._do(self._conversation.give(value, weight, digest))
+        self._wait(Wait.NUMBER)
+        result = self._conversation.take_result()
+        return result.value, result.weight, result.contributors
+
+    def all_gather(self, data: bytes) -> tuple[bytes, ...]:
+        """Returns what each worker of the roster gives, in the same order on all of them.
+
+        A worker that the line has left behind gets only its own back.
+        """
+        self._do(self._conversation.give(0.0, 0.0, data=data))
+        self._wait(Wait.NUMBER)
+        result = self._conversation.take_result()
+        if not result.data:
+            raise RuntimeError(
+                "the service of this line is older than this worker, and passes no data from "
+                "worker to worker: update it"
+            )
+        return result.data
+
+    def compare(self, digest: Digest) -> None:
+        """Has the weights that this worker's loop ended with compared with all others'.
+
+        Raises:
+            LineHalted: they differ, and `on_halt` is `raise`.
+            LineLost: an operator dropped this worker.
+        """
+        try:
+            self._wait(Wait.ANSWER)
+            self.scalar_all_reduce(0.0, 0.0, digest)
+        except RunOver:
+            pass  # The line sent everybody away. Their Leave has the digest, too.
+        except (JoinRefused, LineLost) as error:
+            # The run is done. It must not fail at its end for want of an answer that nobody is left
+            # to give.
+            if self._conversation.dropped:
+                raise
+            log.warning("the last weights were not compared with the others': %s", error)
+
+    def wrote(self, step: int, folder: str) -> None:
+        """Notes a checkpoint that was written, for the next request for work."""
+        self._checkpoint = step, folder
+
+    def log(self, scalars: Sequence[Scalar]) -> None:
+        """Sends the line what the script logged, soon; a moment of silence loses none of it."""
+        before, self._lost_scalars = self._lost_scalars, self._link.outbox.put(scalars)
+        if self._lost_scalars and not before:
+            log.warning(
+                "this script logs more than the line takes: the oldest scalars are given up. Call "
+                "line.log less often"
+            )
+
+    def show(self, activity: str, detail: str = "") -> None:
+        """Shows the others what this worker does: `activity` is a name of `andon.v1.Activity`."""
+        if activity in _ELSEWHERE:
+            self._habit.does_something_else()
+        self._link.control.show(activity, detail)
+
+    # ------------------------------------------------------------------ events and effects
+
+    def _wait(self, wait: Wait) -> None:
+        """Takes events until what the script waits for is here, or can't come any more."""
+        conversation = self._conversation
+        conversation.wait_for(wait)
+        if wait not in _OF_STEPS:
+            self._habit.does_something_else()
+        try:
+            while not conversation.over:
+                if conversation.may_leave:
+                    self._leaving.refuse_to_wait()
+                effects = conversation.poll()
+                self._do(effects)
+                # Look again before taking an event: the poll may have taken the work that came,
+                # and after an effect everything may be different.
+                if not effects and not conversation.over:
+                    event = self._inbox.take()
+                    assert event is not None
+                    self._do(conversation.receive(event))
+        finally:
+            conversation.wait = None  # The script runs, even if it was an exception that ended it.
+
+    def _do(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if self.timeline is not None:
+                record_effect(self.timeline, effect)
+            match effect:
+                case EndExchange():
+                    text = f"step {self.step + 1} is tried again: {effect.message}"
+                    log.info(LogEvent("step_retried", text, why=effect.message))
+                    self.exchange.end()
+                    self._telemetry.metrics.voided()
+                case DropComputed():
+                    text = f"what was computed after step {self.step} is dropped: {effect.why}"
+                    log.info(LogEvent("computed_dropped", text, why=effect.why))
+                    self.on_drop()
+                case JoinAgain():
+                    text = f"{effect.why}: joining again"
+                    log.warning(LogEvent("rejoining", text, why=effect.why))
+                    self._telemetry.metrics.rejoins()
+                    self._rejoin()
+                case StepDone():
+                    self._telemetry.clock.committed(effect.key, self.step, self._route.traffic)
+                case MoveState():
+                    self._move(effect.asked)
+                case AwaitAnswer() | GoOn():
+                    self._show_halt(effect)
+                case RaiseHalted() | RaiseDropped() | RaiseRefused() | EndRun():
+                    raise self._exception_of(effect)
+                case _:
+                    self._send(effect)
+
+    def _show_halt(self, effect: AwaitAnswer | GoOn) -> None:
+        """Tells people that the line is halted, or that it goes on."""
+        match effect:
+            case AwaitAnswer(evidence):
+                text = f"{evidence}. {evidence.outcome} Waiting for the operator."
+                reason = evidence.reason.label
+                log.error(LogEvent("halted", text, id=str(evidence.id), reason=reason))
+                self.show("HALTED")
+            case GoOn():
+                log.info(LogEvent("halt_answered", "the halt was answered: the line goes on"))
+                self.show("IDLE")
+
+    def _send(self, effect: RequestWork | Report) -> None:
+        """Sends a message to the coordinator."""
+        control = self._link.control
+        if isinstance(effect, RequestWork):
+            checkpoint = None if effect.leaves_epoch else self._checkpoint
+            control.request_work(effect, ring_address_of(self.exchange), checkpoint)
+            return
+        if isinstance(effect, ReportFault) and effect.fault.kind == "CORRUPT_CHUNK":
+            # The line recovers by itself; somebody has to look after the hardware.
+            text = f"step {self.step + 1}: {effect.fault.message}"
+            log.warning(LogEvent("corrupt_chunk", text))
+        control.send(effect)
+
+    def _exception_of(
+        self, effect: RaiseHalted | RaiseDropped | RaiseRefused | EndRun
+    ) -> Exception:
+        """The exception that the script gets."""
+        match effect:
+            case RaiseHalted(evidence):
+                return LineHalted(evidence)
+            case RaiseDropped(message):
+                text = f"dropped after step {self.step}: {message}"
+                return WorkerDropped(text, self._config.address, self.step)
+            case RaiseRefused(refusal):
+                return refusal
+            case EndRun(reason):
+                text = f"the run is over: {reason}"
+                return RunOver(text, self._config.address, self.step)
+
+    def _move(self, asked: TransferAsked) -> None:
+        """Sends or receives state. No round runs meanwhile (rule 10)."""
+        self.show("SYNCING")
+        began = time.perf_counter()
+        with self._leaving.at_once():
+            failure = self._mover.move(asked)
+        if self.timeline is not None:
+            self.timeline.span("send state" if asked.sends else "receive state", began)
+        self.show("IDLE")
+        self._do(self._conversation.moved(asked, failure))

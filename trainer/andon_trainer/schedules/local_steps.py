@@ -1,0 +1,537 @@
+"""Local steps: a worker makes several optimizer steps of its own between two exchanges.
+
+Theory of operation. A round assigns a *window* of positions. This worker computes its share in as
+many optimizer steps as the line says, each on its own gradients, and the gates are open meanwhile.
+After the last one, inside that `optimizer.step()`, the change of its weights is exchanged
+(`gradients.changes`) and reported, and the record is awaited. Then the outer optimizer moves the
+line's weights by the mean change, on every worker by the same bits.
+
+The line's weights are kept apart (`HeldState`); the models hold this worker's own. Which positions
+are in these is known to the core (`core.computed`), in two piles: *due* is what the round's record
+will cover and what is sent, *ahead* is what was computed while that travels, on a line with
+overlapped windows. Without overlap nothing is ever ahead.
+
+    change of the due pile     what is sent: line's weights - own weights, without what is ahead
+    commit                     own weights = line's new weights + (own - line's old + change)
+
+A void round leaves the models as they are. Under the next assignment the kept change is sent again
+bit for bit. If positions of a lost worker were added, they are computed as further local steps from
+where this worker is, and their change is added to the one that is sent. If the core drops the piles
+(a halt casts doubt on them, the head moved, state moves to another worker), everything is what it
+was when they began, and is computed again.
+
+The inner optimizer's state is this worker's own. The outer optimizer's is the line's: it is in
+checkpoints, in what a newcomer gets, and in the digest that workers compare.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+
+from andon.protocol.shards import Ranges, subtract
+from andon_trainer.averaging.averaging import Averaged
+from andon_trainer.averaging.changes import ChangeExchange, WindowStatistics
+from andon_trainer.core.computed import Computed
+from andon_trainer.core.events import Assigned
+from andon_trainer.core.reports import NO_DIGEST, Digest, Timings
+from andon_trainer.data.feed import MicroBatch, Share
+from andon_trainer.place.member import RunMember
+from andon_trainer.schedules.loop_checks import check_device, check_loop_body
+from andon_trainer.schedules.loop_steps import LoopParts, LoopSteps
+from andon_trainer.schedules.step_state import StepPhase, StepState
+from andon_trainer.state.held_state import HeldState, InnerState
+
+__all__ = ["LocalMember", "LocalStepper", "OuterStep"]
+
+
+class LocalMember(RunMember, Protocol):
+    """A worker's place on a line of local steps."""
+
+    on_drop: Callable[[], None]
+    """Called when what was computed beyond the head must not count any more."""
+
+    @property
+    def computed(self) -> Computed:
+        """The positions that are in this worker's weights, and in no record."""
+
+    def drop_computed(self, why: str) -> None:
+        """Forgets them, if there are any, and calls `on_drop`."""
+
+    def stepped_locally(self) -> None:
+        """Counts a local step."""
+
+    def look(self) -> bool:
+        """Takes what the line has sent, without waiting; False if the round is void."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterStep:
+    """What moves the line's weights at the end of a window."""
+
+    optimizer: Optimizer
+    moving: Callable[[], AbstractContextManager[None]]
+    """Around its step: it is no optimizer that the script prepared."""
+    max_grad_norm: float | None = None
+    """The greatest norm of a local step's gradient."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """The sums over the local steps of a pile."""
+
+    weight: float = 0.0
+    loss_sum: float = 0.0
+    correct: int | None = 0
+
+    def add(self, state: StepState) -> None:
+        self.weight += state.weight
+        self.loss_sum += state.loss_sum
+        both = self.correct is not None and state.correct is not None
+        self.correct = (self.correct or 0) + (state.correct or 0) if both else None
+
+
+@dataclass(slots=True)
+class _Round:
+    """One assignment, and how far this worker is with it."""
+
+    state: StepState
+    """What is reported of it."""
+    parts: list[Ranges]
+    """The positions of each local step that is to be made, those of the due pile first."""
+    due: int
+    """How many of them are of the due pile."""
+    made: int = 0
+    """How many of them were made."""
+    sent: bool = False
+    """Whether the exchange was begun, or could not be."""
+    void: bool = False
+    """Whether it could not be begun."""
+    over: bool = False
+    """Whether the round's outcome was awaited."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the present local step is the last one."""
+        return self.made == len(self.parts) - 1
+
+
+class LocalStepper(LoopSteps):
+    """Windows of local steps, one exchange a window."""
+
+    _averager: ChangeExchange
+    _in_parts = True
+    _holds_weights = False
+
+    def __init__(
+        self,
+        parts: LoopParts,
+        member: LocalMember,
+        changes: ChangeExchange,
+        outer: OuterStep,
+        statistics: WindowStatistics | None,
+    ) -> None:
+        """Stands between windows."""
+        super().__init__(parts, changes)
+        self._local = member
+        self._outer = outer
+        self._statistics = statistics
+        self._held = HeldState(parts.replica, parts.device)
+        self._inner_ahead: InnerState | None = None
+        """The inner state when the pile ahead was begun."""
+        self._due, self._ahead = _Sums(), _Sums()
+        self._change: dict[int, torch.Tensor] | None = None
+        """The change of the due pile, once something was computed ahead of it."""
+        self._before: dict[int, torch.Tensor] | None = None
+        """The weights before a local step whose change is to be added to `_change`."""
+        self._touched = False
+        """Whether the models may hold other weights than the line's."""
+        self._round: _Round | None = None
+        self._settled: StepState | None = None
+        """The local step that was noted last."""
+        self._stepped: set[int] = set()
+        """Ids of the optimizers that made the present local step."""
+        self._digest = NO_DIGEST
+        """Of the head's weights, if the line compares them."""
+        self._committed = False
+        member.on_drop = self._go_back
+
+    @property
+    def committed(self) -> bool:
+        """Whether the last `optimizer.step()` ended a window, and the line committed it."""
+        return self._committed
+
+    @property
+    def moved(self) -> bool:
+        """Whether the last `optimizer.step()` moved this worker's weights."""
+        state = self._state
+        return state is not None and state.phase is StepPhase.COMMITTED and not state.borrowed
+
+    def pause(self) -> None:
+        """Makes the weights the line's: the script ends, or leaves its epoch."""
+        self._local.drop_computed("the script left its loop")
+        if self._touched:
+            self._go_back()
+
+    def _before_work(self) -> None:
+        pass  # The core says when what was computed must go (DropComputed).
+
+    def _forget(self) -> None:
+        self._round = None
+        self.pause()
+
+    def _go_back(self) -> None:
+        """What was computed beyond the head does not count any more."""
+        self._held.restore()
+        self._due, self._ahead = _Sums(), _Sums()
+        self._change = self._before = self._inner_ahead = None
+        self._touched = False
+        self._averager.renew()
+        if self._statistics is not None:
+            self._statistics.go_back()
+
+    # ------------------------------------------------------------------ a window
+
+    def _micro_batches(self, assigned: Assigned) -> Iterator[Any]:
+        check_device(self._on_one_device, self._device)
+        self._accumulated.drop()  # Of a local step that was left in the middle.
+        self._averager.clock.begin()
+        self._committed = False
+        if not self._local.computed:
+            self._begin_window(wants_digest=assigned.wants_digest)
+        elif assigned.wants_digest and self._digest is NO_DIGEST:
+            self._digest = self._held_digest()
+        computed = self._local.computed
+        epoch, batch = assigned.epoch, assigned.batch
+        due = self._share(assigned, epoch, computed.missing(assigned), batch)
+        ahead = self._share(assigned, epoch, computed.missing_ahead(assigned), batch)
+        round_ = self._round = self._open(assigned, due, ahead)
+        self._member.show("COMPUTING")
+        batches, began = self._batches(due, ahead, assigned), time.perf_counter()
+        # Whether there is anything to compute is not known before: a stream may end here.
+        first = next(batches, None) if round_.parts else None
+        self._loaded(round_.state, began)
+        if first is None:
+            if self._ends_epoch(assigned):
+                return
+            self._end_parts(round_, 0)
+        yield from self._local_steps(
+            round_, itertools.chain(() if first is None else (first,), batches)
+        )
+
+    def _local_steps(self, round_: _Round, batches: Iterator[MicroBatch]) -> Iterator[Any]:
+        """The loop's micro-batches of one round, and its exchange."""
+        while round_.made < len(round_.parts):
+            # A window is long: a loss or a halt must not be noticed at its end only.
+            if round_.made and not self._local.look():
+                return
+            if round_.made == round_.due:
+                self._send(round_)
+            yield from self._local_step(round_, batches)
+            if self._round is not round_ or self._state is None:
+                return  # Forgotten: the script left the epoch.
+            if self._state.phase is StepPhase.VOID:
+                return  # The next assignment says what is left.
+            self._settle(round_)
+        if not round_.parts:
+            yield from self._borrowed_step(round_)
+        if self._round is round_ and not round_.over:
+            self._finish(round_)
+
+    def _begin_window(self, *, wants_digest: bool) -> None:
+        """The models hold the line's weights: they are kept."""
+        if self._touched:
+            self._go_back()  # A local step was left half made.
+        self._held.take()
+        self._averager.renew()
+        if self._statistics is not None:
+            self._statistics.begin()
+        self._digest = self._head_digest(wanted=wants_digest)
+
+    def _head_digest(self, *, wanted: bool = False) -> Digest:
+        """The digest of the models' weights, if it is wanted or the line compares this head's."""
+        every = self._member.digest_every
+        if not wanted and (not every or self._member.step % every):
+            return NO_DIGEST
+        return self._replica.weights(self._member.coordinator_can)
+
+    def _held_digest(self) -> Digest:
+        """The digest of the window's start, while the models hold what was computed from there."""
+        start = self._start()
+        with torch.no_grad():
+            now = {key: part.clone() for key, part in self._parameters()}
+            for key, part in self._parameters():
+                part.copy_(start[key])
+            digest = self._head_digest(wanted=True)
+            for key, part in self._parameters():
+                part.copy_(now[key])
+        return digest
+
+    def _open(self, assigned: Assigned, due: Share, ahead: Share) -> _Round:
+        parts = self._parts(due, self._local.computed.add)
+        made_of_due = len(parts)
+        parts += self._parts(ahead, self._local.computed.add_ahead)
+        samples = self._samples_of(assigned)
+        state = StepState.begin(assigned, self._member.doubts, None, samples)
+        state.digest = self._digest
+        return _Round(state, parts, made_of_due)
+
+    def _parts(self, share: Share, computed: Callable[[Ranges], None]) -> list[Ranges]:
+        """The positions of a share's local steps; those of a step without samples are done."""
+        parts = self._filled(share)
+        computed(subtract(share.ranges, (each for part in parts for each in part)))
+        return parts
+
+    def _end_parts(self, round_: _Round, kept: int) -> None:
+        """The stream ended: parts after the first `kept` have no sample, and are done."""
+        for part in round_.parts[kept:]:
+            self._local.computed.add(part)
+        del round_.parts[kept:]
+        round_.due = min(round_.due, kept)
+
+    def _batches(self, due: Share, ahead: Share, assigned: Assigned) -> Iterator[MicroBatch]:
+        """The micro-batches of both shares; the loading processes go on with what follows."""
+
+        def later() -> Iterator[Share]:
+            if len(ahead):
+                yield ahead
+            yield from self._upcoming(assigned)
+
+        yield from self._feeder.batches(due, later)
+        yield from self._feeder.batches(ahead, lambda: self._upcoming(assigned))
+
+    def _local_step(self, round_: _Round, batches: Iterator[MicroBatch]) -> Iterator[Any]:
+        """The loop's micro-batches of one local step."""
+        left = sum(map(len, round_.parts[round_.made]))
+        state = self._state = StepState.begin(round_.state.assigned, round_.state.doubts, None)
+        state.samples = left
+        self._stepped.clear()
+        self._before = None  # Of a step that was never made, in a round that is void.
+        if round_.made < round_.due and self._change is not None:
+            # Something is ahead already, so the change of this step must be told from it.
+            self._before = {key: part.detach().clone() for key, part in self._parameters()}
+        elif round_.made >= round_.due and not self._local.computed.ahead:
+            self._inner_ahead = self._held.inner()
+        while left > 0:
+            began = time.perf_counter()
+            micro_batch = next(batches)
+            self._loaded(round_.state, began)
+            left -= micro_batch.positions
+            if left < 0:
+                self._end_parts(round_, round_.made + 1)
+            state.waiting, state.last = micro_batch.samples, left <= 0
+            self._moved.begin()
+            with self._lone.allowed(state.waiting):
+                yield self._hand_over(state, micro_batch.batch)
+            if state is not self._state:
+                return  # The script left the epoch, and resumed this generator afterwards.
+            self._moved.check(state.phase, committed=self._committed)
+            if state.phase is StepPhase.VOID:
+                return
+            check_loop_body(state, self._scaling)
+
+    def _borrowed_step(self, round_: _Round) -> Iterator[Any]:
+        """Runs the loop body of a round in which there is nothing to compute.
+
+        Scripts log, evaluate and stop where `line.committed` is true, so there is a loop body for
+        each commit, on each worker. It gets borrowed samples, whose gradient moves nothing.
+        """
+        assigned = round_.state.assigned
+        state = self._state = StepState.begin(assigned, round_.state.doubts, None)
+        state.borrowed = state.last = True
+        state.waiting = 1
+        if self._statistics is not None:
+            self._statistics.borrow()
+        self._moved.begin()
+        batch = self._feeder.borrow(assigned.epoch, assigned.batch.start)
+        with self._lone.allowed(state.waiting):
+            yield self._hand_over(state, batch)
+        if state is self._state:
+            self._moved.check(state.phase, committed=self._committed)
+            check_loop_body(state, self._scaling)
+
+    def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
+        # Whatever raises below (the script's own backward, a halt), the local step is then over.
+        state.phase = StepPhase.VOID
+        scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+        self._averager.clock.done()
+        if state.borrowed:
+            self._accumulated.drop()
+            if self._statistics is not None:
+                self._statistics.give_back()
+            state.averaged = Averaged(0.0, 1, Timings())
+            state.phase = StepPhase.AVERAGED
+            return
+        scale = None if whole or not state.weight else state.unit / state.weight
+        loss_scale = None if self._scaling is None else self._scaling.loss_scale
+        if not self._averager.settle(scale, self._outer.max_grad_norm, loss_scale):
+            self._accumulated.drop()
+            return
+        state.averaged = Averaged(state.weight, 1, Timings())
+        state.phase = StepPhase.AVERAGED
+
+    # ------------------------------------------------------------------ the optimizers
+
+    @property
+    def overflowed(self) -> bool:
+        """Never by a commit: a local step that overflows is this worker's own."""
+        return False
+
+    def has_gradients(self) -> bool:
+        """Whether `p.grad` is the mean of a local step, to be stepped by."""
+        state = self._state
+        if state is None or state.borrowed:
+            return False
+        ready = state.phase in (StepPhase.AVERAGED, StepPhase.COMMITTED)
+        return ready and state.moves_weights
+
+    def try_commit(self) -> bool:
+        """Lets a local step move the weights, once its last micro-batch went backward."""
+        self._refuse_early_step()
+        state = self._state
+        if state is not None and state.phase is StepPhase.AVERAGED:
+            state.phase = StepPhase.COMMITTED
+            if state.borrowed:
+                if self._round is not None and not self._round.over:
+                    self._finish(self._round)
+                return False
+            self._commits += 1
+            self._touched = True
+            if self._scaling is not None:
+                self._scaling.loss_scale.committed(overflow=self._averager.overflowed)
+        return self.moved and state is not None and state.moves_weights
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """After the last local step of a round: exchanges, and waits for the commit."""
+        round_, state = self._round, self._state
+        if round_ is None or state is None or state.borrowed or not state.last:
+            return
+        self._stepped.add(id(optimizer))
+        # A script with several optimizers steps them one after another. One that is never stepped
+        # holds nothing up: the local step then ends when the loop asks for the next batch.
+        if round_.is_last and len(self._stepped) == len(self._replica.optimizers):
+            self._settle(round_)
+            self._finish(round_)
+
+    def _settle(self, round_: _Round) -> None:
+        """Notes that the present local step is made; does nothing if that was noted."""
+        state = self._state
+        if state is None or not self.moved or state is self._settled:
+            return
+        self._settled = state
+        self._local.stepped_locally()
+        part, due = round_.parts[round_.made], round_.made < round_.due
+        round_.made += 1
+        if due:
+            self._local.computed.add(part)
+            self._due.add(state)
+            self._averager.renew()
+        else:
+            self._local.computed.add_ahead(part)
+            self._ahead.add(state)
+        if self._before is not None and self._change is not None:
+            for key, part_now in self._parameters():
+                self._change[key] += self._before[key].float() - part_now.detach().float()
+        self._before = None
+
+    # ------------------------------------------------------------------ the exchange
+
+    def _send(self, round_: _Round) -> None:
+        """Begins the exchange of the due pile's change; does nothing the second time."""
+        if round_.sent:
+            return
+        round_.sent = True
+        if self._change is None:
+            start = self._start()
+            with torch.no_grad():
+                self._change = {
+                    key: start[key].float() - part.detach().float()
+                    for key, part in self._parameters()
+                }
+            if self._statistics is not None:
+                self._statistics.end_window()
+        round_.void = not self._averager.send(self._due.weight, self._change)
+
+    def _finish(self, round_: _Round) -> None:
+        """Exchanges, reports and commits; in a void round everything stays, to be sent again."""
+        self._send(round_)
+        round_.over = True
+        if not self._local.computed.ahead:
+            self._change = None  # Nothing is ahead of it: it is all that was changed.
+        if round_.void:
+            return
+        state = round_.state
+        state.weight, state.loss_sum = self._due.weight, self._due.loss_sum
+        state.correct = self._due.correct
+        averaged = self._averager.receive(self._due.weight, self._statistics)
+        commit = None
+        if averaged is not None:
+            state.averaged = averaged
+            self._note_end(state)
+            busy = self._averager.clock.read()
+            self._member.report(state.report(averaged, busy, self.stop_wanted))
+            commit = self._member.await_commit()
+        if averaged is None or commit is None:
+            self._clear_gradients()
+            if self._statistics is not None:
+                self._statistics.drop()
+            return
+        self._averager.committed()
+        self._apply(moves=averaged.total_weight > 0)
+        self._round, self._committed = None, True
+        self.last_commit = commit
+
+    def _start(self) -> dict[int, torch.Tensor]:
+        """The line's weights, by the parameters' ids."""
+        return self._held.weights_of(dict(self._parameters()))
+
+    def _parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
+        for group in self._outer.optimizer.param_groups:
+            for part in group["params"]:
+                yield id(part), part
+
+    def _apply(self, *, moves: bool) -> None:
+        """Moves the line's weights by the mean change, which is in `p.grad`.
+
+        What was computed ahead is on top of them afterwards.
+        """
+        start, ahead = self._start(), None
+        with torch.no_grad():
+            if self._change is not None:
+                ahead = {
+                    key: part.float() - start[key].float() + self._change[key]
+                    for key, part in self._parameters()
+                }
+            for key, part in self._parameters():
+                part.copy_(start[key])
+        if moves:
+            with self._outer.moving():
+                self._outer.optimizer.step()
+        self._clear_gradients()
+        if self._statistics is not None:
+            self._statistics.apply()
+        self._due, self._ahead = self._ahead, _Sums()
+        self._averager.renew()
+        self._digest = self._head_digest()
+        self._change, self._touched = None, ahead is not None
+        if ahead is None:
+            return  # The next window begins with what the models hold.
+        self._held.take(self._inner_ahead)
+        self._inner_ahead = None
+        if self._statistics is not None:
+            self._statistics.begin(ahead=True)
+        with torch.no_grad():
+            for key, part in self._parameters():
+                # In float32, whatever the parameter's type.
+                part.copy_(part.float() + ahead[key])
+
+    def _clear_gradients(self) -> None:
+        for _, part in self._parameters():
+            part.grad = None

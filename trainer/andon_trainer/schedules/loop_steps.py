@@ -1,0 +1,536 @@
+"""The loop: what every schedule of steps has in common on this worker.
+
+Theory of operation. A training loop touches a step at three places. Its loader begins the step
+(`batches`), `line.backward` accumulates and, on the last micro-batch, leaves a mean in `p.grad`
+(`backward`), and `optimizer.step()` asks whether the weights may move (`try_commit`). What the mean
+is over, and when the weights move, is the schedule's: `Stepper` averages the gradients of each
+step, `LocalStepper` exchanges the change of the weights after several steps.
+
+Between two micro-batches `p.grad` is empty, and a step's phase is set to VOID before anything that
+may raise, and to its real phase after it: a script that catches a halt and iterates again then
+finds the step over, and its gradients dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+
+from andon.protocol.records import Cursor, PositionRange
+from andon.protocol.shards import Ranges, cursor_after, deal, divide, next_batch
+from andon_trainer.averaging.compute_clock import ComputeClock
+from andon_trainer.averaging.readings import LossReadings
+from andon_trainer.averaging.step_gather import Rows
+from andon_trainer.core.events import Assigned, Committed
+from andon_trainer.data.feed import Feeder, Share
+from andon_trainer.data.loader import move_to
+from andon_trainer.errors import RunOver
+from andon_trainer.model.graph import FREED, Graph
+from andon_trainer.model.guards import AccumulatedGradients, LateGradients
+from andon_trainer.model.lone_samples import LoneSamples
+from andon_trainer.place.member import RunMember
+from andon_trainer.schedules.carried_rows import CarriedRows
+from andon_trainer.schedules.coupled_samples import CoupledSamples
+from andon_trainer.schedules.loop_checks import (
+    MovedParameters,
+    no_batch,
+    no_batch_may_be_left_out,
+    step_was_not_called,
+)
+from andon_trainer.schedules.step_state import StepPhase, StepState
+from andon_trainer.script.gates import StepIdentity
+from andon_trainer.script.loss_check import LossCheck
+from andon_trainer.script.prepared import is_on_several_devices
+from andon_trainer.script.scaling import ScalerGate
+from andon_trainer.script.script_checks import JoinedWeights
+from andon_trainer.state.replica import Replica
+
+__all__ = ["LoopParts", "LoopSteps"]
+
+log = logging.getLogger(__name__)
+
+
+class _Averages(Protocol):
+    """What every schedule needs of the object that averages."""
+
+    late: LateGradients
+    clock: ComputeClock
+    losses: LossReadings
+
+    def refuse_loss(self, value: float) -> None:
+        """Halts the line: this worker's loss is not finite."""
+
+    def close(self) -> None:
+        """Removes the hooks from the parameters; a second call does nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """What a loop of steps works with."""
+
+    member: RunMember
+    accumulated: AccumulatedGradients
+    feeder: Feeder
+    replica: Replica
+    device: torch.device
+    micro_batch_size: int | None = None
+    """The most samples in a micro-batch, if the script says so."""
+    scaling: ScalerGate | None = None
+    """The script's GradScaler, if it prepared one."""
+
+
+class LoopSteps(ABC):
+    """The current step of a prepared script. Used by one thread."""
+
+    _in_parts = False
+    """Whether shares are divided into parts even if the line does not say so."""
+    _waits_in_model = False
+    """Whether other processes wait for each of this one's backwards."""
+    _holds_weights = True
+    """Whether the models have the line's weights between two commits."""
+
+    def __init__(self, parts: LoopParts, averager: _Averages) -> None:
+        """Stands between steps."""
+        self._member = parts.member
+        self._accumulated = parts.accumulated
+        self._feeder = parts.feeder
+        self._device = parts.device
+        self._scaling = parts.scaling
+        self._replica = parts.replica
+        self._averager = averager
+        self._state: StepState | None = None
+        """The current step, or the last one between two steps."""
+        trained = parts.accumulated if self._holds_weights else None
+        self._moved = MovedParameters(parts.replica, trained)
+        self._joined = JoinedWeights(parts.accumulated, parts.member.installed_from)
+        # Looked at once: a model that is on several devices is not moved by `to`.
+        self._on_one_device = [
+            each for each in parts.replica.modules if not is_on_several_devices(each)
+        ]
+        self._loss_check = LossCheck(averager.losses.reader)
+        self._coupled = CoupledSamples()
+        chosen = min(parts.feeder.batch_size, parts.micro_batch_size or parts.feeder.batch_size)
+        self._lone = LoneSamples(parts.replica.modules, wanted=chosen == 1)
+        self._in_backward = False
+        self._begun = False
+        """Whether the script has begun to iterate its loader."""
+        self._commits = 0
+        self.epoch: int | None = None
+        """The epoch of the batches that the script iterated last, or that `line.epochs` began."""
+        self.stop_wanted = ""
+        """Why the script wants the run to end; empty if it does not."""
+        self.last_commit: Committed | None = None
+        self.rows = CarriedRows(parts.feeder.batch_size)
+        """Which rows of their batches loop bodies have, one after another."""
+
+    # ------------------------------------------------------------------ what schedules differ in
+
+    @abstractmethod
+    def _micro_batches(self, assigned: Assigned) -> Iterator[Any]:
+        """The loop's batches of one assignment; the loop body runs at each `yield`."""
+
+    @abstractmethod
+    def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
+        """Runs a step's last backward, and leaves the mean in `p.grad`.
+
+        `whole`: the only micro-batch's loss is a mean already.
+        """
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drops what was computed of a step that is void, or was left."""
+
+    @abstractmethod
+    def try_commit(self) -> bool:
+        """Returns whether the weights are to move; may wait for the others."""
+
+    @property
+    @abstractmethod
+    def committed(self) -> bool:
+        """Whether the last `optimizer.step()` committed the line's step."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether the last `optimizer.step()` moved this worker's weights."""
+        return self.committed
+
+    @property
+    def moves(self) -> int:
+        """Counts the steps that moved this worker's weights; schedulers follow it."""
+        return self._commits
+
+    @property
+    def left_over(self) -> int:
+        """Number of committed batches whose gradients wait for more of their accumulation."""
+        return 0
+
+    def accumulate(self, every: int) -> AbstractContextManager[None]:
+        """Around loop bodies: every `every`-th batch moves the weights.
+
+        Raises:
+            RuntimeError: gradients can't be accumulated on this schedule.
+        """
+        raise RuntimeError(
+            "line.accumulate adds up averaged gradients, and this line makes local steps "
+            "(--schedule local), which average none: make batch_size larger, and bound the memory "
+            "by line.prepare(..., micro_batch_size=n)"
+        )
+
+    @property
+    def in_body(self) -> bool:
+        """Whether the script has a batch that has not gone backward."""
+        return self._state is not None and self._state.waiting > 0
+
+    def gather(self, data: bytes) -> Rows | None:
+        """What all workers give in this loop body; None: this worker's rows are all there are.
+
+        They are so if it is alone, and in a step that is void.
+
+        Raises:
+            RuntimeError: the loop body has not all of this worker's samples, or no model that all
+                workers share.
+            ValueError: the model is too small to carry so many bytes.
+            LineHalted: the line stopped, and this worker raises.
+        """
+        raise RuntimeError(
+            "line.gather in a loop body is for a loss of all workers' samples, and this line makes "
+            "local steps (--schedule local), in which each worker has weights of its own: gather "
+            "between two steps, or use another schedule"
+        )
+
+    @property
+    @abstractmethod
+    def overflowed(self) -> bool:
+        """Whether the commit said that scaled gradients overflowed, so that no weight moves."""
+
+    @abstractmethod
+    def has_gradients(self) -> bool:
+        """Whether `p.grad` is what optimizers are to step by now; may wait for the commit."""
+
+    @abstractmethod
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer's step, which `try_commit` allowed, is done."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """The script leaves its loop: the models must hold the line's weights."""
+
+    @abstractmethod
+    def _before_work(self) -> None:
+        """The thread is about to wait for work, and may have to send the line's state meanwhile."""
+
+    def close(self) -> None:
+        """Gives the models back without hooks; a second call does nothing."""
+        self._averager.close()
+
+    # ------------------------------------------------------------------ the loader
+
+    def batches(self, between_steps: Callable[[], None]) -> Iterator[Any]:
+        """This worker's micro-batches of the current epoch, on its device.
+
+        `between_steps` is called whenever a step is over, before the next one is asked for.
+        """
+        if self._scaling is not None:
+            self._scaling.check_body()  # A script may have left one by an exception.
+        if not self._begun:
+            self._joined.check(self._member.installed_from)
+            self._begun = True
+        self.epoch = epoch = self._member.cursor.epoch
+        while not self._member.stop_reason and self._member.cursor.epoch == epoch:
+            self._before_work()
+            between_steps()
+            self._member.show("IDLE")
+            before = self._member.installed_from
+            try:
+                assigned = self._member.next_round()
+            except RunOver:
+                return
+            transfer = self._member.installed_from
+            if transfer is not None and transfer is not before:
+                # The donor had asked for this epoch's work, so its state is that of a script that
+                # has done what comes at the end of all epochs before. This loop goes on with the
+                # new epoch. If it ended here, the script would run the old epoch's end on the new
+                # state, and move its schedulers once more.
+                if transfer.cursor.epoch != epoch:
+                    log.warning(
+                        "the line went on to epoch %d without this worker, and the loop body of "
+                        "epoch %d has begun: its next batches are of epoch %d. line.epoch is right "
+                        "in it, and so is the next body's epoch",
+                        transfer.cursor.epoch,
+                        epoch,
+                        transfer.cursor.epoch,
+                    )
+                self.epoch = epoch = transfer.cursor.epoch
+            if assigned.epoch != epoch:
+                return  # A MARK ended the epoch; the next epoch's loop takes this round up.
+            yield from self._micro_batches(assigned)
+
+    def leave_epoch(self) -> None:
+        """Ends the current epoch, whose batches the script left early.
+
+        Raises:
+            RuntimeError: the script left between `line.backward(loss)` and `optimizer.step()`.
+            LineHalted, LineLost, RunOver: as when it asks for work.
+        """
+        state, self._state = self._state, None
+        if state is not None and state.phase is StepPhase.AVERAGED:
+            # The other workers may have committed the step: it can't be taken back.
+            raise step_was_not_called(state)
+        if self._scaling is not None:
+            self._scaling.check_body()
+        if state is not None and state.phase is StepPhase.ACCUMULATING and state.micro_batches:
+            log.warning(
+                "epoch %d was left in the middle of step %d: the %d micro-batches of it that went "
+                "backward are dropped",
+                state.assigned.epoch,
+                state.assigned.step,
+                state.micro_batches,
+            )
+        self._accumulated.drop()
+        self._forget()
+        self._averager.late.clear()
+        self._averager.clock.begin()
+        self._member.leave_epoch()
+
+    def _hand_over(self, state: StepState, batch: Any) -> Any:
+        """A micro-batch for the loop body, on the device; the clock runs from now on."""
+        moved = move_to(self._device, batch)
+        if state.borrowed:
+            self._averager.clock.borrow()
+        else:
+            self._averager.clock.take(state.waiting)
+        return moved
+
+    def _loaded(self, state: StepState, began: float) -> None:
+        """The loop has waited for a batch since `began`."""
+        now = time.perf_counter()
+        state.data_s += now - began
+        if (timeline := self._member.timeline) is not None:
+            timeline.span("data", began, now)
+
+    def _ends_epoch(self, assigned: Assigned) -> bool:
+        """Ends the epoch, for everybody, if its stream ended before the step's batch.
+
+        Without this the step would be committed, though nobody has a sample of it.
+        """
+        end = self._feeder.end_of(assigned.epoch)
+        if end is None or end > assigned.batch.start:
+            return False
+        # If the run is over, the loop ends by itself.
+        with suppress(RunOver):
+            self.leave_epoch()
+        return True
+
+    def _note_end(self, state: StepState) -> None:
+        """If the stream ended in this step, positions of its share have no sample."""
+        assigned = state.assigned
+        end = self._feeder.end_of(assigned.epoch)
+        if end is not None and end <= assigned.batch.stop:
+            state.end_of_data = True
+            state.samples = self._feeder.samples_of(assigned.epoch, assigned.positions)
+
+    def _share(
+        self, assigned: Assigned, epoch: int, positions: Ranges, batch: PositionRange
+    ) -> Share:
+        """A share that was assigned at a first attempt, in as many parts as the line wants."""
+        if not (assigned.micro_batches or self._in_parts):
+            return Share(epoch, positions, batch=batch)
+        samples = sum(map(len, positions))
+        part = -(-self._feeder.batch_size // assigned.world_size)
+        parts = -(-samples // part)
+        if positions == assigned.positions:  # Of shares to come the line has not said it yet.
+            parts = max(parts, min(assigned.micro_batches, samples))
+        return Share(epoch, positions, parts=max(1, parts), batch=batch)
+
+    def _filled(self, share: Share) -> list[Ranges]:
+        """The parts of a share that hold samples: of a batch sampler's positions not all do."""
+        parts = divide(share.ranges, share.parts) if len(share) else iter(())
+        return [part for part in parts if part and self._feeder.samples_of(share.epoch, part)]
+
+    def _samples_of(self, assigned: Assigned) -> int:
+        """How many samples this worker's share holds."""
+        # Of a later epoch a batch may have more samples than positions.
+        positions = sum(map(len, assigned.positions))
+        return min(self._feeder.samples_of(assigned.epoch, assigned.positions), positions)
+
+    def _upcoming(self, assigned: Assigned) -> Iterator[Share]:
+        """The shares of the steps to come, if roster, window and split stay as they are."""
+        size, window = self._feeder.epoch_size, assigned.window or self._feeder.batch_size
+        last = assigned.ahead_batch or assigned.batch
+        cursor = cursor_after(Cursor(assigned.epoch, last.start), last, size)
+        while True:
+            batch = next_batch(cursor, window, size)
+            shares = deal(batch, assigned.split, assigned.world_size)
+            yield self._share(assigned, cursor.epoch, shares[assigned.rank], batch)
+            cursor = cursor_after(cursor, batch, size)
+
+    # ------------------------------------------------------------------ backward
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        weight: float | None,
+        *,
+        correct: int | torch.Tensor | None = None,
+        graph: Graph = FREED,
+    ) -> None:
+        """Goes backward from a micro-batch's mean loss; the last one leaves the mean in `p.grad`.
+
+        Args:
+            loss: a scalar; scaled by the prepared GradScaler, or as it is.
+            weight: what it is the mean over; None: the samples.
+            correct: number of samples that the model got right; None: not counted.
+            graph: what becomes of autograd's graph.
+
+        Raises:
+            RuntimeError: there is no batch to go backward from.
+            ValueError: the weight is negative or not finite, more samples are right than there
+                are, the loss is no scalar, or a part of it is scaled.
+            LineHalted: the line stopped, and this worker raises.
+        """
+        state = self._state
+        if state is None or not state.waiting:
+            raise no_batch("line.backward(loss)", begun=self._begun)
+        given = self._weight(state, loss, weight)
+        if self._scaling is None:
+            self._loss_check.look_for_scale(loss)
+            reported = loss
+        else:
+            loss, reported = self._scaling.loss_scale.take(loss)
+        reader = self._averager.losses.reader
+        state.count(None if correct is None else reader.begin(torch.as_tensor(correct)))
+        # Only now, after all checks of the arguments: a call that was refused may be repeated.
+        factor, state.waiting = state.make_room(given), 0
+        self._accumulated.put_back(factor)
+        value = self._averager.losses.begin(reported, gated=given > 0)
+        # A loss that is still on its way from a GPU is looked at before anything moves; with a
+        # weight of 0 it has to be known now.
+        known = value.here or not (given or state.borrowed)
+        finite = not known or math.isfinite(value.number())
+        if given and not finite and not self._refuses_later(state, value.number()):
+            self._refuse_loss(state, value.number())
+            return
+        if not given and not finite and not state.borrowed:
+            # For example the mean over no target. Its weight is 0, but 0 times its gradient would
+            # be nan: so it does not go backward at all.
+            if self._waits_in_model:
+                raise no_batch_may_be_left_out()
+            if not state.last:
+                self._averager.clock.done()
+                state.micro_batches += 1
+                self._accumulated.hold()
+                return
+            if state.weight:
+                loss = self._accumulated.zero_loss()
+        if given:
+            state.add_loss(value, given)
+        # The only micro-batch of its step is a mean already. Otherwise the sum of the products is
+        # accumulated, each times its part of the share, and scaled to a mean when it is sent.
+        alone = state.kept is None or state.borrowed
+        whole = state.last and state.micro_batches == 0 and alone
+        state.micro_batches += 1
+        share = given / state.unit if given else 0.0
+        scalar = loss.reshape(()) if whole else loss.reshape(()) * share
+        scalar = graph.goes_back(scalar, self._accumulated)
+        self._in_backward = True
+        try:
+            if state.last:
+                self._complete(state, scalar, whole=whole)
+                self._loss_check.collect()  # All numbers of the step are here.
+            else:
+                scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+                self._averager.clock.done()
+                self._accumulated.hold()
+        finally:
+            self._in_backward = False
+
+    def refuse_rows(self, value: float) -> None:
+        """Halts the line, before a gather, for a row of this worker's that is not finite.
+
+        Everybody's loss would be, and nobody could say whose row it was.
+        """
+        state = self._state
+        assert state is not None
+        if not state.borrowed:
+            self._refuse_loss(state, value)
+
+    def _refuse_loss(self, state: StepState, loss: float) -> None:
+        """Halts the line for a loss that is not finite; the step is void."""
+        state.phase = StepPhase.VOID
+        self._forget()
+        self._drop()
+        self._averager.refuse_loss(loss)
+
+    def _drop(self) -> None:
+        """Drops the gradients of a void attempt; what the script does to weights now is undone."""
+        self._accumulated.drop()
+        self._moved.hold()
+
+    def _refuses_later(self, state: StepState, loss: float) -> bool:
+        """Whether a loss that is not finite goes backward, and the step is refused at its end."""
+        return False
+
+    def _weight(self, state: StepState, loss: torch.Tensor, weight: float | None) -> float:
+        """The weight of a micro-batch's loss; 0 for borrowed samples."""
+        if loss.numel() != 1:
+            raise ValueError(f"the loss must be a scalar, not of shape {tuple(loss.shape)}")
+        given = float(state.waiting if weight is None else weight)
+        if not (math.isfinite(given) and given >= 0):
+            raise ValueError(f"weight must be finite and at least 0, not {given}")
+        if state.gathered and given != state.waiting:
+            raise ValueError(
+                f"line.backward was given the weight {given:g}, and line.gather in this loop body "
+                f"has weighed this worker by its {state.waiting} samples: leave weight out"
+            )
+        if state.borrowed:
+            return 0.0
+        if state.gathered:  # The loss is of all workers' samples.
+            if state.assigned.world_size > 1:
+                self._coupled.look_at_gathered(loss)
+            return given
+        if state.assigned.world_size > 1:
+            self._coupled.look(loss, state.waiting)
+        if weight is None:
+            self._loss_check.look(loss, state.waiting)
+        return given
+
+    # ------------------------------------------------------------------ the optimizer
+
+    @property
+    def midway(self) -> bool:
+        """Whether a step was begun that is neither committed nor void."""
+        return self._state is not None and self._state.is_under_way
+
+    @property
+    def identity(self) -> StepIdentity:
+        """The step that the script computes now."""
+        world_size = self._state.assigned.world_size if self._state is not None else 0
+        return StepIdentity(self._commits, self._member.doubts, world_size)
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """What the line multiplies learning rates with in this step."""
+        return 1.0 if self._state is None else self._state.assigned.learning_rate_scale
+
+    def _refuse_early_step(self) -> None:
+        """Raises RuntimeError if the gradients are not what an optimizer's step needs."""
+        if self._in_backward:
+            raise RuntimeError(
+                "optimizer.step() was called inside backward, where gradients are this worker's "
+                "alone: call it once line.backward(loss) has returned"
+            )
+        if not self._begun and self._accumulated.there:
+            raise no_batch("optimizer.step()", begun=False)
+        self._averager.late.refuse(
+            "add up the losses and go backward once, line.backward(loss + other), before "
+            "optimizer.step()"
+        )

@@ -1,0 +1,349 @@
+"""The stepper: a step's life on this worker, from its assignment to its commit.
+
+Theory of operation. The gradients of each step are averaged (see `loop_steps` for what is common to
+all schedules). If the step is void, the gradient that was sent is kept (see `core.keeping`), and
+under the next assignment the loop computes only the positions that are new to this worker. If none
+are, the loop body runs all the same, on borrowed samples, and what was kept is sent again.
+
+A script that gathers in its loop body computes a loss of all workers' samples. Then nothing is kept
+of a void step, and each attempt is one loop body with the whole share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from andon.protocol.shards import subtract
+from andon_trainer.averaging.averaging import Averager
+from andon_trainer.averaging.step_gather import Given, Rows
+from andon_trainer.core.events import Assigned
+from andon_trainer.core.keeping import Kept
+from andon_trainer.data.feed import MicroBatch, Share
+from andon_trainer.schedules.accumulation import Accumulation
+from andon_trainer.schedules.loop_checks import HookedParameters, check_device, check_loop_body
+from andon_trainer.schedules.loop_steps import LoopParts, LoopSteps
+from andon_trainer.schedules.step_state import StepPhase, StepState
+from andon_trainer.script.gates import StepIdentity
+
+__all__ = ["Stepper", "StepperGate"]
+
+
+class Stepper(LoopSteps):
+    """Steps whose gradients are averaged, one exchange a step."""
+
+    _averager: Averager
+
+    def __init__(self, parts: LoopParts, averager: Averager) -> None:
+        """Stands between steps."""
+        super().__init__(parts, averager)
+        self._accumulation = Accumulation(parts.accumulated, parts.replica)
+        self._hooked = HookedParameters(parts.accumulated.named(), "line.backward(loss)")
+        self._moves = 0
+        self._kept: Kept | None = None
+        """This worker's gradient of a void step."""
+        self._usual = 0
+        """The most samples that a micro-batch of a first attempt had to hold."""
+        self._gathers = False
+        """Whether the script has gathered in a loop body, which then must have the whole share."""
+
+    def _forget(self) -> None:
+        self.pause()
+        self._accumulation.drop()
+        self._kept = None
+
+    def pause(self) -> None:
+        """Puts running statistics away; weights move on a commit only."""
+        self._averager.put_away()
+
+    def _before_work(self) -> None:
+        self.pause()
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Does nothing: the step is over for the line already."""
+
+    @property
+    def committed(self) -> bool:
+        """Whether the last `optimizer.step()` committed the step, or an accumulation's last."""
+        over = self._state is not None and self._state.phase is StepPhase.COMMITTED
+        return over and not self._accumulation.is_open
+
+    @property
+    def moves(self) -> int:
+        """Counts commits, of an accumulation its last one only."""
+        return self._moves
+
+    @property
+    def left_over(self) -> int:
+        """Number of committed batches whose gradients wait for more of their accumulation."""
+        return self._accumulation.batches
+
+    def accumulate(self, every: int) -> AbstractContextManager[None]:
+        """Around loop bodies: every `every`-th batch moves the weights."""
+        return self._accumulation.of(every)
+
+    def _micro_batches(self, assigned: Assigned) -> Iterator[Any]:
+        """The loop's batches of one assignment; the loop body runs at each `yield`."""
+        check_device(self._on_one_device, self._device)
+        if self._state is not None and self._state.phase is not StepPhase.COMMITTED:
+            self._accumulated.drop()  # A void attempt left gradients.
+        self._averager.late.clear()
+        self._averager.clock.begin()
+        self._state = state = self._begin(assigned)
+        self._averager.begin(kept=state.kept is not None)
+        share, began, seen = self._share_to_compute(state), time.perf_counter(), 0
+        positions = sum(len(each) for part in self._filled(share) for each in part)
+        batches = self._feeder.batches(share, lambda: self._upcoming(assigned))
+        # Whether there is anything to compute is not known before: a stream may end here.
+        first = next(batches, None) if positions else None
+        if first is None:
+            if self._ends_epoch(assigned):
+                return
+            state.borrowed = True
+            borrowed = self._feeder.borrow(assigned.epoch, assigned.batch.start)
+            first = MicroBatch(borrowed, positions, 1)
+        if state.kept is not None and not state.borrowed:
+            # The kept gradient, times its weight, is what the missing positions are added to.
+            self._averager.recall(state.kept.weight / state.unit)
+            self._accumulated.hold()
+        every = self._member.digest_every
+        if assigned.wants_digest or (every and self._member.step % every == 0):
+            state.digest = self._replica.weights(self._member.coordinator_can)
+        for micro_batch in itertools.chain((first,), batches):
+            self._loaded(state, began)
+            if state.borrowed:
+                self.rows.take_none(assigned.step)
+            else:
+                self.rows.take(assigned.step, share, seen, micro_batch)
+            seen += micro_batch.positions
+            state.waiting = micro_batch.samples
+            state.last = seen >= positions
+            was = self._written_by_line
+            self._moved.begin()
+            with self._lone.allowed(state.waiting):
+                yield self._hand_over(state, micro_batch.batch)
+            if state is not self._state:
+                return  # The script left the epoch, and resumed this generator afterwards.
+            settled = self.committed or was != self._written_by_line
+            self._moved.check(state.phase, committed=settled)
+            if state.phase is StepPhase.VOID:
+                return  # The next assignment has the positions that are left.
+            check_loop_body(state, self._scaling)
+            began = time.perf_counter()
+
+    @property
+    def _written_by_line(self) -> tuple[int, int]:
+        """Changes when a state may have come that replaced the weights."""
+        return id(self._member.installed_from), self._member.doubts
+
+    def _begin(self, assigned: Assigned) -> StepState:
+        """The step that an assignment begins, with what is kept of an earlier attempt."""
+        doubts = self._member.doubts
+        if self._kept is not None and not self._kept.serves(assigned, doubts):
+            self._kept = None
+        return StepState.begin(assigned, doubts, self._kept, self._samples_of(assigned))
+
+    def _share_to_compute(self, state: StepState) -> Share:
+        """The positions that are left to compute.
+
+        When a lost worker's positions were assigned again this may be more than usual. The
+        micro-batches are then no larger than usual: they must fit into the GPU's memory.
+        """
+        assigned, kept = state.assigned, state.kept
+        if kept is None and (self._gathers or not assigned.attempt):
+            share = self._share(assigned, assigned.epoch, assigned.positions, assigned.batch)
+            self._usual = -(-state.samples // share.parts)
+            return share
+        done = () if kept is None else kept.positions
+        # A newcomer's first share: a batch of a cadence is larger than the script's.
+        batch = min(len(assigned.batch), self._feeder.batch_size)
+        limit = self._usual or -(-batch // assigned.world_size)
+        left = subtract(assigned.positions, done)
+        return Share(assigned.epoch, left, limit, batch=assigned.batch)
+
+    def gather(self, data: bytes) -> Rows | None:
+        """See `LoopSteps`."""
+        state = self._state
+        assert state is not None
+        first, self._gathers, state.gathered = not self._gathers, True, True
+        if state.phase is StepPhase.VOID:
+            return None
+        if not state.last or state.micro_batches or state.kept is not None:
+            self._refuse_part(state, first=first)
+            return None
+        if state.assigned.world_size == 1:
+            return None
+        state.phase = StepPhase.VOID  # In case the wait raises.
+        mine = Given(b"", 0) if state.borrowed else Given(data, state.waiting)
+        found = self._averager.gather(mine)
+        if found is None:
+            return None
+        state.phase = StepPhase.ACCUMULATING
+        total = sum(each.weight for each in found)
+        return Rows(
+            given=[each.data for each in found],
+            rank=state.assigned.rank,
+            factor=total / mine.weight if mine.weight else 0.0,
+        )
+
+    def _refuse_part(self, state: StepState, *, first: bool) -> None:
+        """Refuses a gather of a part of the share; the line tries the step again if it may help.
+
+        Raises:
+            RuntimeError: the script, or the line's schedule, divides shares.
+        """
+        if not (first and state.assigned.attempt):
+            raise RuntimeError(
+                "line.gather in a loop body gathers each worker's whole share, and this body has "
+                "a part of it: leave micro_batch_size out of line.prepare, and give the line a "
+                "schedule without windows of several batches (--schedule every-step)"
+            )
+        # Positions of a lost worker came in parts, since nobody knew that the script gathers.
+        self._kept = None
+        state.phase = StepPhase.VOID
+        self._member.abandon("its script gathers in the loop body, which had a part of the share")
+
+    def _complete(self, state: StepState, scalar: torch.Tensor, *, whole: bool) -> None:
+        """Runs the step's last backward, averages and reports."""
+        self._accumulation.refuse_other_bodies()
+        # Whatever raises below (the script's own backward, a halt), the step is then over.
+        state.phase = StepPhase.VOID
+        self._kept = None
+        if self._is_divided(state, whole=whole):
+            self._hooked.look()
+        weighed = self._weigh(state, whole=whole)
+        if weighed is None:
+            self._drop()
+            return
+        weight, scale = weighed
+        if state.kept is not None and state.borrowed:
+            averaged = self._averager.resend(scalar, weight)
+        else:
+            averaged = self._averager.run(scalar, weight, scale)
+        state.overflow = state.overflow or self._averager.overflowed
+        # Before the result is looked at: it is in a void round that a kept gradient is needed.
+        if self._averager.intact and not state.gathered:
+            self._kept = state.keep()
+        if averaged is None:
+            self._drop()
+            return
+        state.collect()
+        state.averaged = averaged
+        ends = self._feeder.epoch_size == state.assigned.batch.stop
+        self._accumulation.take(averaged.total_weight, ends_epoch=ends)
+        state.phase = StepPhase.AVERAGED
+        self._note_end(state)
+        # All averages are here, so the last backward is over: reading the clock waits for nothing.
+        busy = self._averager.clock.read()
+        self._member.report(state.report(averaged, busy, self.stop_wanted))
+
+    def _is_divided(self, state: StepState, *, whole: bool) -> bool:
+        """Whether a backward sees a part of the step's samples only."""
+        return not whole or state.assigned.world_size > 1
+
+    def _weigh(self, state: StepState, *, whole: bool) -> tuple[float, float | None] | None:
+        """The weight of this worker's gradient, and the factor that makes its sum a mean.
+
+        Returns:
+            The factor is None if the gradient is a mean already. None: the step is void.
+        """
+        return state.weight, None if whole or not state.weight else state.unit / state.weight
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether scaled gradients overflowed, in the step or in the accumulation that it ended."""
+        state = self._state
+        return self._accumulation.overflowed or (state is not None and state.overflow)
+
+    def has_gradients(self) -> bool:
+        """Whether `p.grad` is the mean of a committed step; waits for the commit."""
+        self.try_commit()
+        return self.committed and self._has_mean
+
+    @property
+    def _has_mean(self) -> bool:
+        """Whether anybody had a weight, in the step or in the accumulation that it ended."""
+        state = self._state
+        return self._accumulation.has_mean or (state is not None and state.moves_weights)
+
+    def try_commit(self) -> bool:
+        """Waits for the current step's commit; returns whether the weights are to move.
+
+        They do not move if the step is incomplete or void, if its total weight is 0, or if the
+        scaled gradients of some worker overflowed. With several optimizers the first call waits,
+        and the others get the same answer.
+        """
+        state = self._state
+        self._refuse_early_step()
+        if state is not None and state.phase is StepPhase.AVERAGED:
+            state.phase = StepPhase.VOID  # In case the wait raises.
+            commit = self._member.await_commit()
+            if commit is None:
+                self._drop()
+                self._accumulation.drop()
+                return False
+            state.phase = StepPhase.COMMITTED
+            state.overflow = commit.overflow
+            self._commits += 1
+            self._accumulation.committed(overflow=commit.overflow)
+            # Not by an overflow: a script that spares its scheduler one (`if not line.overflowed`)
+            # must not find the scheduler moved in the next step's first loop body.
+            self._moves += not (self._accumulation.is_open or self.overflowed)
+            self._kept = None
+            self._averager.committed(overflow=commit.overflow)
+            self.last_commit = commit
+            if self._scaling is not None and not self._accumulation.is_open:
+                self._scaling.loss_scale.committed(overflow=self.overflowed)
+        return self.committed and self._has_mean and not self.overflowed
+
+
+class StepperGate:
+    """What gates ask: the stepper, or the answers of a worker that has not joined yet."""
+
+    def __init__(self) -> None:
+        """There is no stepper before the worker has joined."""
+        self.stepper: LoopSteps | None = None
+
+    @property
+    def committed(self) -> bool:
+        """Whether the last `optimizer.step()` moved the weights."""
+        return self.stepper is not None and self.stepper.moved
+
+    @property
+    def identity(self) -> StepIdentity:
+        """The step that the script computes now."""
+        return StepIdentity(0, 0, 0) if self.stepper is None else self.stepper.identity
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """What the line multiplies learning rates with in this step."""
+        return 1.0 if self.stepper is None else self.stepper.learning_rate_scale
+
+    def try_commit(self) -> bool:
+        """Waits for the current step's commit; returns whether the weights are to move."""
+        return self.stepper is not None and self.stepper.try_commit()
+
+    @property
+    def moves(self) -> int:
+        """Counts the steps that moved the weights."""
+        return 0 if self.stepper is None else self.stepper.moves
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the commit said that scaled gradients overflowed."""
+        return self.stepper is not None and self.stepper.overflowed
+
+    def has_gradients(self) -> bool:
+        """Whether `p.grad` is what optimizers are to step by now; may wait for the commit."""
+        return self.stepper is not None and self.stepper.has_gradients()
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has moved the weights."""
+        assert self.stepper is not None
+        self.stepper.stepped(optimizer)
