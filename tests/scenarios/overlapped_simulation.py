@@ -147,7 +147,6 @@ def _assigned(work: do.Assignment) -> Assigned:
         parent=work.parent,
         roster=work.roster,
         rank=work.rank,
-        world_size=len(work.roster),
         step=work.step,
         attempt=work.attempt,
         epoch=work.epoch,

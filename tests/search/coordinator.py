@@ -215,7 +215,6 @@ def heard(  # noqa: C901 (one case an effect)
                 parent=work.parent,
                 roster=work.roster,
                 rank=work.rank,
-                world_size=len(work.roster),
                 step=work.step,
                 attempt=work.attempt,
                 epoch=work.epoch,

@@ -114,7 +114,6 @@ def _round_of(record: Record) -> Assigned:
         parent=record.parent,
         roster=record.roster,
         rank=0,
-        world_size=len(record.roster),
         step=record.step,
         attempt=0,
         epoch=0,
@@ -153,7 +152,9 @@ def shrinking_roster(patch: Patch) -> None:
             rank = round_.roster.index(member.worker)
             core.round = round_ = replace(
                 round_,  # A new one, so that what it derives from its roster shrinks, too.
-                roster=round_.roster[:rank] + round_.roster[rank + 1 :],
+                terms=replace(
+                    round_.terms, roster=round_.roster[:rank] + round_.roster[rank + 1 :]
+                ),
                 streams=round_.streams[:rank] + round_.streams[rank + 1 :],
             )
             round_.ready.pop(member.worker, None)

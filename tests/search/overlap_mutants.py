@@ -49,9 +49,10 @@ def _cover(patch: Patch, when: Callable[[CoreState, PositionRange], bool]) -> No
     prepare = steps._prepare
 
     def prepared(core: CoreState, round_: StepRound) -> None:
-        ahead = round_.ahead_batch
+        ahead = round_.terms.ahead_batch
         if ahead is not None and when(core, ahead):
-            round_.batch = PositionRange(round_.batch.start, ahead.stop)
+            batch = PositionRange(round_.terms.batch.start, ahead.stop)
+            round_.terms = replace(round_.terms, batch=batch)
         prepare(core, round_)
 
     patch.setattr(steps, "_prepare", prepared)

@@ -25,12 +25,12 @@ def in_round(round_: StepRound, layout: Layout | None) -> LineDefect | None:
     digests = {
         worker: ready.digest
         for worker, ready in round_.in_rank_order
-        if ready.digest and ready.digest_head == round_.parent
+        if ready.digest and ready.digest_head == round_.terms.parent
     }
     prefixes = {worker: ready.digest_prefixes for worker, ready in round_.in_rank_order}
     hashed = {worker for worker, ready in round_.in_rank_order if ready.digest_base_hashed}
     return (
-        divergence(digests, round_.step - 1, prefixes, layout, hashed)
+        divergence(digests, round_.terms.step - 1, prefixes, layout, hashed)
         or _weights_differ(round_)
         or _loss_overflows(round_)
     )

@@ -333,7 +333,7 @@ def remove_reducer(core: CoreState, stream: int, why: str) -> None:
     if address is None:
         return
     round_ = core.round
-    if round_ is not None and any(share.address == address for share in round_.reducers):
+    if round_ is not None and any(share.address == address for share in round_.terms.reducers):
         core.void(f"the reducer at {address} {why}", pause=False)
     for transfer in core.transfers.through(address):
         # The transfer ends before its workers are released, which would cancel it otherwise and

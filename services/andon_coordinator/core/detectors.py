@@ -176,7 +176,7 @@ class Detectors:
         One worker's gradient comes first: it explains a spike of the whole line.
         """
         # Without weight there is no loss: all workers abstained.
-        if round_.step == self._accepted or round_.weight == 0:
+        if round_.terms.step == self._accepted or round_.weight == 0:
             return None
         return (
             self._judge_workers(round_)

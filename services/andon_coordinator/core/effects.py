@@ -14,10 +14,10 @@ from andon.protocol.layout import Layout
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
+from andon.protocol.rounds import RankTerms
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
-from andon.protocol.shards import Split
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.run_events import RunEvent
 
@@ -103,46 +103,12 @@ class JoinRefusal:
     theirs: str = ""
 
 
-_EQUAL = Split()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(RankTerms):
     """One worker's share of one step; see `andon.v1.ShardAssignment`."""
 
-    key: Key
-    parent: Key | None
-    roster: tuple[int, ...]
-    rank: int
-    step: int
-    attempt: int
-    epoch: int
-    positions: tuple[PositionRange, ...]
-    batch: PositionRange
-    ahead: tuple[PositionRange, ...] = ()
-    """What the worker computes while the round's exchange travels; no part of the record."""
-    ahead_batch: PositionRange | None = None
-    """What all workers compute ahead together; None: this round empties the pipe."""
-    ahead_micro_batches: int = 0
-    """How many local steps to make of `ahead`; 0: the worker decides."""
-    reducers: tuple[ReducerShare, ...] = ()
     ring_addresses: tuple[str, ...] = ()
     """Where each rank listens, if the line is a ring."""
-    writes_checkpoint: bool = False
-    checkpoint_step: int = 0
-    """The step of the last checkpoint."""
-    micro_batches: int = 0
-    """How many micro-batches, or local steps, to make of the positions; 0: the worker decides."""
-    split: Split = _EQUAL
-    """How the batch is divided among the ranks."""
-    window: int = 0
-    """Positions of a step, as long as nothing changes; 0: the run's global batch."""
-    learning_rate_scale: float = 1.0
-    """The worker's learning rate is multiplied with it in this step."""
-    copies_buffers: bool = False
-    """Whether all workers of the roster can bring rank 0's buffers to all."""
-    wants_digest: bool = False
-    """Whether its report must have the digest of the weights that the step starts from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ def lets_transfer(core: CoreState) -> bool:
 def stops_after(core: CoreState, round_: StepRound, stop: str) -> str:
     """Why the run is over after a complete round; empty as long as the pipe is not empty."""
     stop = core.stop_wanted or stop
-    if round_.ahead_batch is None:
+    if round_.terms.ahead_batch is None:
         return stop
     core.stop_wanted = stop
     return ""
@@ -79,7 +79,7 @@ def stops_after(core: CoreState, round_: StepRound, stop: str) -> str:
 
 def next_attempts(core: CoreState, round_: StepRound) -> AttemptCounts:
     """The counts of the step after a round's: its batch is what was computed ahead."""
-    if round_.ahead_batch is None:
+    if round_.terms.ahead_batch is None:
         return AttemptCounts()
     assigned = dict(zip(round_.roster, round_.ahead_shares, strict=True))
     return AttemptCounts(window=core.attempts.ahead_window, assigned=assigned)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from andon.protocol.capabilities import COPIED_BUFFERS, OVERFLOW
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
+from andon.protocol.rounds import RoundTerms
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import Ranges, Split, next_batch, reassign
 from andon_coordinator.core import departures, lost_state, overlap, standing, syncing
@@ -194,7 +195,7 @@ def _open_round(core: CoreState) -> None:
     _note_participants(core, workers)
     core.emit(*core.checkpoints.choose_writer(roster, chain.step))
     overlap.deal_ahead(core, batch, roster)
-    core.round = StepRound(
+    terms = RoundTerms(
         key=core.keys.draw(),
         parent=chain.head,
         step=chain.step + 1,
@@ -202,24 +203,27 @@ def _open_round(core: CoreState) -> None:
         epoch=chain.cursor.epoch,
         batch=batch,
         roster=workers,
-        streams=tuple(_stream(member) for member in roster),
-        shares=shares,
+        reducers=core.reducer_map,
+        checkpoint_step=core.checkpoints.step,
         split=split,
         window=window.size if window.size != plan.global_batch else 0,
-        micro_batches=window.micro_batches(shares),
-        learning_rate_scale=window.learning_rate_scale(len(batch), plan.global_batch),
-        opened_at=core.now,
-        reducers=core.reducer_map,
         ahead_batch=attempts.ahead_batch,
-        ahead_shares=tuple(attempts.ahead.values()),
-        ahead_micro_batches=overlap.micro_batches_ahead(core),
-        ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
-        writer=core.checkpoints.writer,
-        checkpoint_step=core.checkpoints.step,
+        learning_rate_scale=window.learning_rate_scale(len(batch), plan.global_batch),
         copies_buffers=all(COPIED_BUFFERS in each.request.capabilities for each in roster),
         wants_digest=len(workers) > 1
         and workers != core.asked_for_digests
         and not core.uncompared.isdisjoint(workers),
+    )
+    core.round = StepRound(
+        terms=terms,
+        streams=tuple(_stream(member) for member in roster),
+        shares=shares,
+        opened_at=core.now,
+        micro_batches=window.micro_batches(shares),
+        ahead_shares=tuple(attempts.ahead.values()),
+        ahead_micro_batches=overlap.micro_batches_ahead(core),
+        ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
+        writer=core.checkpoints.writer,
         lacks_overflow=next(
             (each.worker for each in roster if OVERFLOW not in each.request.capabilities), None
         ),

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from andon.protocol.records import Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
-from andon.protocol.shards import Ranges, Split
+from andon.protocol.rounds import RoundTerms
+from andon.protocol.shards import Ranges
 from andon_coordinator.core.effects import (
     Assign,
     Assignment,
@@ -30,43 +31,23 @@ __all__ = ["AttemptCounts", "PendingRecord", "StepRound"]
 
 @dataclass(slots=True, kw_only=True)
 class StepRound:
-    """An open round. `streams` and `shares` belong to `roster`; all three are in rank order."""
+    """An open round. `streams` and `shares` belong to the roster; all three are in rank order."""
 
-    key: Key
-    parent: Key
-    step: int
-    attempt: int
-    epoch: int
-    batch: PositionRange
-    roster: tuple[int, ...]
+    terms: RoundTerms
+    """What its members are told of it."""
     streams: tuple[int, ...]
     shares: tuple[Ranges, ...]
     opened_at: float
-    reducers: tuple[ReducerShare, ...]
-    ahead_batch: PositionRange | None = None
-    """What the members compute while the exchange travels; it is never in this round's record."""
+    micro_batches: tuple[int, ...] = ()
+    """How many micro-batches each rank is to make; empty: each as it likes."""
     ahead_shares: tuple[Ranges, ...] = ()
-    """Each rank's part of it; empty if there is none."""
+    """Each rank's part of what is computed ahead; empty if nothing is."""
     ahead_micro_batches: tuple[int, ...] = ()
     """How many local steps each rank is to make of its part; empty: each as it likes."""
     ring_addresses: tuple[str, ...] = ()
     """Where each rank listens, if the line is a ring."""
     writer: int | None = None
     """The worker that writes the checkpoint, if one is due after this step."""
-    checkpoint_step: int = 0
-    """The step of the last checkpoint."""
-    split: Split = field(default_factory=Split)
-    """How the batch is divided."""
-    window: int = 0
-    """Positions of a step, as long as nothing changes; 0: the run's global batch."""
-    micro_batches: tuple[int, ...] = ()
-    """How many micro-batches each rank is to make; empty: each as it likes."""
-    learning_rate_scale: float = 1.0
-    """What workers multiply their learning rates with."""
-    copies_buffers: bool = False
-    """Whether all workers of the roster can bring rank 0's buffers to all."""
-    wants_digest: bool = False
-    """Whether every member is to report the digest of the parent's weights."""
     lacks_overflow: int | None = None
     """The lowest rank's worker that can't skip a step whose gradients overflowed; None: all can."""
     ready: dict[int, Ready] = field(default_factory=dict)
@@ -77,6 +58,16 @@ class StepRound:
     def __post_init__(self) -> None:
         """Derives the ranks."""
         self.rank_of = {worker: rank for rank, worker in enumerate(self.roster)}
+
+    @property
+    def key(self) -> Key:
+        """The round's key."""
+        return self.terms.key
+
+    @property
+    def roster(self) -> tuple[int, ...]:
+        """Its members, in rank order."""
+        return self.terms.roster
 
     def has(self, worker: int, stream: int) -> bool:
         """Whether a worker takes part in this round, on this stream."""
@@ -154,12 +145,12 @@ class StepRound:
         corrects = [ready.correct for _, ready in self.in_rank_order]
         counted = [correct for correct in corrects if correct is not None]
         return StepResult(
-            epoch=self.epoch,
-            batch=self.batch,
+            epoch=self.terms.epoch,
+            batch=self.terms.batch,
             loss=self.loss,
             samples=sum(ready.samples for ready in self.ready.values()),
             weight=self.weight,
-            attempt=self.attempt,
+            attempt=self.terms.attempt,
             seconds=seconds,
             contributions=tuple(
                 StepContribution(
@@ -180,29 +171,15 @@ class StepRound:
         )
 
     def _assignment(self, rank: int, stream: int) -> Assign:
-        assignment = Assignment(
-            key=self.key,
-            parent=self.parent,
-            roster=self.roster,
+        assignment = Assignment.of(
+            self.terms,
             rank=rank,
-            step=self.step,
-            attempt=self.attempt,
-            epoch=self.epoch,
             positions=self.shares[rank],
-            batch=self.batch,
-            ahead=self.ahead_shares[rank] if self.ahead_shares else (),
-            ahead_batch=self.ahead_batch,
-            ahead_micro_batches=self.ahead_micro_batches[rank] if self.ahead_micro_batches else 0,
-            reducers=self.reducers,
-            ring_addresses=self.ring_addresses,
-            writes_checkpoint=self.roster[rank] == self.writer,
-            checkpoint_step=self.checkpoint_step,
             micro_batches=self.micro_batches[rank] if self.micro_batches else 0,
-            split=self.split,
-            window=self.window,
-            learning_rate_scale=self.learning_rate_scale,
-            copies_buffers=self.copies_buffers,
-            wants_digest=self.wants_digest,
+            ahead=self.ahead_shares[rank] if self.ahead_shares else (),
+            ahead_micro_batches=self.ahead_micro_batches[rank] if self.ahead_micro_batches else 0,
+            writes_checkpoint=self.roster[rank] == self.writer,
+            ring_addresses=self.ring_addresses,
         )
         return Assign(stream, assignment)
 

@@ -448,7 +448,7 @@ class CoreState:
             value=defect.value,
             message=defect.message,
             at_unix_s=self.wall,
-            epoch=None if round_ is None else round_.epoch,
-            positions=None if round_ is None else round_.batch,
+            epoch=None if round_ is None else round_.terms.epoch,
+            positions=None if round_ is None else round_.terms.batch,
             reported_by=defect.reported_by,
         )

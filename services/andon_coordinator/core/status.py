@@ -181,7 +181,7 @@ def _detail(core: CoreState, member: LineMember, now: float) -> str:
 
 def _reducers(core: CoreState) -> tuple[tuple[str, int], ...]:
     elements = dict.fromkeys(core.reducers.addresses, 0)
-    shares = core.round.reducers if core.round is not None else core.reducer_map
+    shares = core.round.terms.reducers if core.round is not None else core.reducer_map
     for share in shares:
         if share.address in elements:
             elements[share.address] += share.stop - share.start
@@ -220,7 +220,7 @@ def waiting_for(core: CoreState) -> str:
         return "the journal"
     if core.round is not None:
         missing = [each for each in core.round.roster if each not in core.round.ready]
-        return f"{_names(missing)} to finish step {core.round.step}"
+        return f"{_names(missing)} to finish step {core.round.terms.step}"
     if core.stop_reason:
         if live:
             return f"{_names([each.worker for each in live])} to leave"

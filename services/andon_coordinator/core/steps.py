@@ -89,7 +89,7 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
     member.leaves_epoch = event.leaves_epoch
     member.ring_address = event.ring_address
     if event.leaves_epoch and round_ is not None and member.worker in round_.rank_of:
-        why = f"worker {member.worker} left epoch {round_.epoch}"
+        why = f"worker {member.worker} left epoch {round_.terms.epoch}"
         if asked:
             core.void(why, pause=False)
         else:
@@ -266,17 +266,17 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     _note_compared(core, round_)
     assert core.plan is not None
     seconds = core.now - round_.opened_at
-    cursor = cursor_after(core.chain.cursor, round_.batch, core.plan.epoch_size)
+    cursor = cursor_after(core.chain.cursor, round_.terms.batch, core.plan.epoch_size)
     if round_.end_of_data and core.plan.epoch_size is None:
         cursor = Cursor(cursor.epoch + 1, 0)
-    stop = _stop_of_scripts(core, round_) or core.end_reached(round_.step, cursor)
+    stop = _stop_of_scripts(core, round_) or core.end_reached(round_.terms.step, cursor)
     stop = overlap.stops_after(core, round_, stop or (DRAINED if core.draining else ""))
     pacing = _learn(core, round_, seconds)
     record = Record(
         key=round_.key,
-        parent=round_.parent,
+        parent=round_.terms.parent,
         kind=RecordKind.STEP,
-        step=round_.step,
+        step=round_.terms.step,
         cursor=cursor,
         roster=round_.roster,
     )
@@ -302,12 +302,12 @@ def _note_compared(core: CoreState, round_: StepRound) -> None:
             worker
             for worker, report in round_.in_rank_order
             if report.digest
-            and report.digest_head == round_.parent
+            and report.digest_head == round_.terms.parent
             and report.digest_base_hashed is base_hashed
         }
         if len(kind) > 1:
             core.uncompared -= kind
-    if round_.wants_digest:
+    if round_.terms.wants_digest:
         core.asked_for_digests = round_.roster
 
 
@@ -334,7 +334,7 @@ def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:
         assert member is not None
         micro_batches = round_.micro_batches[rank] if round_.micro_batches else 0
         member.last_step = LastStep(
-            report.samples, seconds, report.timings, share / len(round_.batch), micro_batches
+            report.samples, seconds, report.timings, share / len(round_.terms.batch), micro_batches
         )
         # More than it was assigned would look like speed.
         computed = min(report.timings.computed, round_.positions_of(rank))

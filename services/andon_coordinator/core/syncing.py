@@ -146,7 +146,7 @@ def scalar_all_reduce_arrived(
     if round_ is not None and round_.has(member.worker, event.stream) and not member.wants_work:
         # Its round was opened by standing requests, and its script is not there yet. Those of the
         # others may be: they would give no number, and nobody would know. Now they ask for work.
-        why = f"worker {member.worker} averages a number before step {round_.step}"
+        why = f"worker {member.worker} averages a number before step {round_.terms.step}"
         core.withdraw(why)
     _give_number(core, member, event)
     # A worker that was just cut off for a bad weight has no stream any more.

@@ -18,13 +18,13 @@ from google.protobuf.message import Message
 
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
+from andon.wire.round_terms import terms_to_proto
 from andon_coordinator.core import effects
 from andon_coordinator.transport.outgoing import (
     CommitAndAssign,
     JoinAnswers,
     MessageEffect,
     message_to,
-    shared_assignment,
 )
 
 __all__ = ["Encoder", "serialized"]
@@ -79,7 +79,7 @@ class Encoder:
         work = effect.assignment
         # A round's key is never used for another one, and its assignments have one common part.
         if self._shared is None or self._shared[0] != work.key:
-            self._shared = work.key, shared_assignment(work).SerializeToString()
+            self._shared = work.key, terms_to_proto(work).SerializeToString()
         own = self._answers.own_assignment(work).SerializeToString()
         return self._shared[1] + own
 

@@ -15,6 +15,7 @@ from andon.protocol.run_settings import Liveness, Policy
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
 from andon.wire import conversion
+from andon.wire.round_terms import own_terms_to_proto, terms_to_proto
 from andon_coordinator.core import effects
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.events import StepTimings
@@ -28,7 +29,6 @@ __all__ = [
     "heartbeat_answer_to",
     "message_to",
     "same_for_people",
-    "shared_assignment",
     "status_to",
     "together",
     "worker_status_to",
@@ -98,13 +98,13 @@ class JoinAnswers:
 
     def assignment(self, effect: effects.Assign) -> pb.TrainResponse:
         """An assignment, whole."""
-        message = shared_assignment(effect.assignment)
+        message = terms_to_proto(effect.assignment)
         message.MergeFrom(self.own_assignment(effect.assignment))
         return pb.TrainResponse(shard_assignment=message)
 
     def own_assignment(self, work: effects.Assignment) -> pb.ShardAssignment:
         """What differs between the members of a round; on a ring, with the rank's neighbours."""
-        message = _own_assignment(work)
+        message = own_terms_to_proto(work)
         size = len(work.roster)
         if work.ring_addresses and size > 1:
             before, after = (work.rank - 1) % size, (work.rank + 1) % size
@@ -153,8 +153,8 @@ def message_to(effect: MessageEffect) -> pb.TrainResponse:
     """The message that an effect sends."""
     match effect:
         case effects.Assign():
-            message = shared_assignment(effect.assignment)
-            message.MergeFrom(_own_assignment(effect.assignment))
+            message = terms_to_proto(effect.assignment)
+            message.MergeFrom(own_terms_to_proto(effect.assignment))
             return pb.TrainResponse(shard_assignment=message)
         case CommitAndAssign(committed, assign):
             both = message_to(committed)
@@ -197,47 +197,6 @@ def heartbeat_answer_to(
     """The answer to a heartbeat, with the time as it leaves."""
     answer = pb.HeartbeatAnswer(sequence=effect.sequence, unix_time_s=unix_time_s)
     return pb.TrainResponse(heartbeat_answer=answer)
-
-
-def shared_assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
-    """What all members of a round are told of it."""
-    return pb.ShardAssignment(
-        key=conversion.key_to_proto(assignment.key),
-        parent=conversion.key_to_proto(assignment.parent),
-        roster=assignment.roster,
-        world_size=len(assignment.roster),
-        step=assignment.step,
-        attempt=assignment.attempt,
-        epoch=assignment.epoch,
-        batch=conversion.range_to_proto(assignment.batch),
-        reducers=conversion.shares_to_proto(assignment.reducers),
-        checkpoint_step=assignment.checkpoint_step,
-        targets=assignment.split.targets,
-        interleaved=assignment.split.interleaved,
-        window=assignment.window,
-        ahead_batch=(
-            None
-            if assignment.ahead_batch is None
-            else conversion.range_to_proto(assignment.ahead_batch)
-        ),
-        # 1 and 0 mean the same: the usual step stays as short as it was.
-        learning_rate_scale=(
-            0.0 if assignment.learning_rate_scale == 1.0 else assignment.learning_rate_scale
-        ),
-        copies_buffers=assignment.copies_buffers,
-        wants_digest=assignment.wants_digest,
-    )
-
-
-def _own_assignment(assignment: effects.Assignment) -> pb.ShardAssignment:
-    return pb.ShardAssignment(
-        rank=assignment.rank,
-        positions=[conversion.range_to_proto(positions) for positions in assignment.positions],
-        writes_checkpoint=assignment.writes_checkpoint,
-        micro_batches=assignment.micro_batches,
-        ahead=[conversion.range_to_proto(positions) for positions in assignment.ahead],
-        ahead_micro_batches=assignment.ahead_micro_batches,
-    )
 
 
 def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:

@@ -99,7 +99,6 @@ class RingLine:
             parent=None,
             roster=tuple(roster),
             rank=rank,
-            world_size=size,
             step=1,
             attempt=0,
             epoch=0,

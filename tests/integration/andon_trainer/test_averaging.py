@@ -177,7 +177,6 @@ class Pair:
                 parent=None,
                 roster=(0, 1),
                 rank=worker.rank,
-                world_size=2,
                 step=1,
                 attempt=0,
                 epoch=0,

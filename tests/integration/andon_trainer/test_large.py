@@ -96,7 +96,6 @@ def assigned_to(rank: int) -> Assigned:
         parent=None,
         roster=(0, 1),
         rank=rank,
-        world_size=2,
         step=1,
         attempt=0,
         epoch=0,

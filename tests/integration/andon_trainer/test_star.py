@@ -70,7 +70,6 @@ class Worker:
             parent=None,
             roster=tuple(range(self.size)),
             rank=self.rank,
-            world_size=self.size,
             step=1,
             attempt=0,
             epoch=0,

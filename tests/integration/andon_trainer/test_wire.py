@@ -61,7 +61,6 @@ class Worker:
             parent=None,
             roster=tuple(range(world_size)),
             rank=rank,
-            world_size=world_size,
             step=1,
             attempt=0,
             epoch=0,

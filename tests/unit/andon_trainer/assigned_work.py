@@ -17,7 +17,6 @@ def work(key: Key = KEY, parent: Key | None = HEAD) -> Assigned:
         parent=parent,
         roster=(0,),
         rank=0,
-        world_size=1,
         step=4,
         attempt=0,
         epoch=0,

@@ -261,7 +261,7 @@ class HostBench:
         assigned = replace(
             self.seat._work(ranges(*positions)),
             key=Key(1, 100 + self._rounds),
-            **{"epoch": 0, "world_size": 2, **other},
+            **{"epoch": 0, "roster": (0, 1), **other},
         )
         self.seat.assignments.append(assigned)
         self.seat.ends.append(end)

@@ -50,7 +50,6 @@ def assigned_to(rank: int, world_size: int, key: Key = KEY) -> Assigned:
         parent=None,
         roster=tuple(range(world_size)),
         rank=rank,
-        world_size=world_size,
         step=1,
         attempt=0,
         epoch=0,

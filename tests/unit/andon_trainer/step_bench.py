@@ -204,9 +204,8 @@ class ScriptedSeat:
         return Assigned(
             key=Key(1, 1000),
             parent=self.head,
-            roster=(0,),
+            roster=(0, 1, 2),
             rank=0,
-            world_size=3,
             step=self.step + 1,
             attempt=0,
             epoch=99,

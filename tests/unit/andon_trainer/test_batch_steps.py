@@ -97,7 +97,7 @@ def test_micro_batches_count_samples() -> None:
 
 def test_local_steps_are_made_of_the_parts_that_hold_samples() -> None:
     bench = LocalBench(feed=feeder_of())
-    bench.assign((18, 36), end="commit", world_size=2, batch=PositionRange(0, 36))
+    bench.assign((18, 36), end="commit", roster=(0, 1), batch=PositionRange(0, 36))
 
     bench.run()
 
@@ -108,7 +108,7 @@ def test_local_steps_are_made_of_the_parts_that_hold_samples() -> None:
 
 def test_a_window_without_samples_is_a_borrowed_one() -> None:
     bench = LocalBench(feed=feeder_of())
-    bench.assign((30, 36), end="commit", world_size=2, batch=PositionRange(24, 36))
+    bench.assign((30, 36), end="commit", roster=(0, 1), batch=PositionRange(24, 36))
 
     bench.run()
 

@@ -62,7 +62,7 @@ class Seat:
     """One worker's place: what rank 0 sends is in `wire`."""
 
     def __init__(self, rank: int, wire: dict[int, Bytes], **assigned: Any) -> None:
-        fields = {"roster": (0, 1), "rank": rank, "world_size": 2, "copies_buffers": True}
+        fields = {"roster": (0, 1), "rank": rank, "copies_buffers": True}
         self.assigned: Assigned | None = replace(work(), **{**fields, **assigned})
         self.exchange = self
         self.installed_from: object = None
@@ -229,9 +229,9 @@ def test_what_came_in_a_round_that_was_lost_is_not_what_a_worker_that_is_alone_c
 
 def test_a_window_that_is_sent_again_by_a_worker_that_is_alone_has_its_own_buffers() -> None:
     bench = LocalBench(middle=Memory(), buffers=True)
-    two: dict[str, Any] = {"roster": (0, 1), "rank": 1, "world_size": 2, "copies_buffers": True}
+    two: dict[str, Any] = {"roster": (0, 1), "rank": 1, "copies_buffers": True}
     bench.assign((0, 8), end="void at its end", **two)
-    bench.assign((0, 8), end="commit", attempt=1, roster=(1,), world_size=1)
+    bench.assign((0, 8), end="commit", attempt=1, roster=(1,))
 
     bench.run()
 
@@ -242,7 +242,7 @@ def test_a_window_that_is_sent_again_by_a_worker_that_is_alone_has_its_own_buffe
 def test_a_window_ahead_that_is_dropped_moves_buffers_once(world_size: int) -> None:
     bench, calm = (LocalBench(middle=Memory(), overlap=True, buffers=True) for _ in range(2))
     ahead: dict[str, Any] = {"ahead": ranges((8, 16)), "ahead_batch": PositionRange(8, 16)}
-    line: dict[str, Any] = {"world_size": world_size, "copies_buffers": True}
+    line: dict[str, Any] = {"roster": tuple(range(world_size)), "copies_buffers": True}
     for each in (bench, calm):
         each.assign((0, 8), end="commit", **ahead, **line)
         second = each.assign((8, 16), end="commit", **line)
@@ -323,10 +323,10 @@ def test_a_step_moves_buffers_once_however_often_it_is_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench, once = StepBench(middle=memories()), StepBench(middle=memories())
-    bench.assign((0, 4), end="void", world_size=1)
-    bench.assign((0, 4), end="void late", attempt=1, world_size=1)  # On borrowed samples.
-    bench.assign((0, 4), (8, 10), end="commit", attempt=2, world_size=1)  # And a lost worker's.
-    once.assign((0, 4), end="commit", world_size=1)
+    bench.assign((0, 4), end="void", roster=(0,))
+    bench.assign((0, 4), end="void late", attempt=1, roster=(0,))  # On borrowed samples.
+    bench.assign((0, 4), (8, 10), end="commit", attempt=2, roster=(0,))  # And a lost worker's.
+    once.assign((0, 4), end="commit", roster=(0,))
     at = bench.model.get_buffer("1.0.at")
     waiting: list[int] = []
     ask = bench.member.next_round
@@ -372,9 +372,9 @@ def test_samples_that_are_added_are_computed_with_the_buffers_that_the_others_ha
 def test_all_processes_of_a_host_hold_its_first_ones_buffers() -> None:
     model = nn.Sequential(nn.Linear(3, 5), memories(), nn.Linear(5, 1))
     bench = HostBench(model=model)
-    bench.assign((0, 8), end="void", world_size=1)
-    bench.assign((0, 8), attempt=1, world_size=1)
-    bench.assign((8, 20), world_size=1)
+    bench.assign((0, 8), end="void", roster=(0,))
+    bench.assign((0, 8), attempt=1, roster=(0,))
+    bench.assign((8, 20), roster=(0,))
 
     assert bench.run() == [None, None]
 
@@ -387,7 +387,7 @@ def test_all_processes_of_a_host_hold_its_first_ones_buffers() -> None:
 def test_what_a_hosts_scripts_write_between_steps_is_its_first_processs() -> None:
     bench = HostBench(model=nn.Sequential(nn.Linear(3, 5), Memory().eval(), nn.Linear(5, 1)))
     for start in (0, 8, 16):
-        bench.assign((start, start + 8), world_size=1)
+        bench.assign((start, start + 8), roster=(0,))
     leader, follower = bench.processes
     for process in bench.processes:
         commit = process.stepper.try_commit

@@ -154,7 +154,7 @@ def test_a_worker_that_has_all_samples_is_told_nothing(
     workers: int, caplog: pytest.LogCaptureFixture, *, warns: bool
 ) -> None:
     bench = StepBench()
-    bench.assign((0, SAMPLES), end="commit", world_size=workers)
+    bench.assign((0, SAMPLES), end="commit", roster=tuple(range(workers)))
 
     def coupled(_body: int, _loss: torch.Tensor) -> torch.Tensor:
         z = bench.model(bench.inputs[bench.computed[-1]])

@@ -348,7 +348,7 @@ def test_all_processes_catch_up_if_the_line_went_on_without_their_host(behind: b
 def test_running_statistics_are_the_leaders_after_each_commit() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
     bench = HostBench(model=model)
-    bench.assign((0, 8), world_size=1)
+    bench.assign((0, 8), roster=(0,))
 
     assert bench.run() == [None, None]
 

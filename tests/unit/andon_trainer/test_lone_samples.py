@@ -154,8 +154,8 @@ def test_a_compiled_model_takes_a_lone_sample_too(line: Line) -> None:
 
 def test_a_lost_workers_last_position_is_computed_beside_the_kept_gradient() -> None:
     bench = StepBench(middle=nn.BatchNorm1d(5))
-    bench.assign((0, 6), end="void", world_size=1)
-    bench.assign((0, 7), end="commit", attempt=1, world_size=1)
+    bench.assign((0, 6), end="void", roster=(0,))
+    bench.assign((0, 7), end="commit", attempt=1, roster=(0,))
 
     bench.run()
 

@@ -373,7 +373,7 @@ class OneOfTwo(SoloMember):
     """A place beside another worker, who gives nothing."""
 
     def next_round(self) -> Assigned:
-        return replace(super().next_round(), world_size=2)
+        return replace(super().next_round(), roster=(0, 1))
 
 
 def beside_another(model: nn.Module) -> ManualStepper:

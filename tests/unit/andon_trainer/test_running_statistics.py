@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -91,9 +92,7 @@ class Seat:
 
 
 def two_workers(rank: int) -> Assigned:
-    one = work()
-    fields: dict[str, Any] = {name: getattr(one, name) for name in one.__slots__}
-    return Assigned(**{**fields, "roster": (0, 1), "rank": rank, "world_size": 2})
+    return replace(work(), roster=(0, 1), rank=rank)
 
 
 def seated(model: nn.Sequential, **options: Any) -> tuple[Seat, MeanStatistics]:

@@ -61,7 +61,7 @@ class Seat:
 
     def __init__(self, reducer: Reducer, rank: int) -> None:
         one = work()
-        self.assigned: Assigned | None = replace(one, rank=rank, world_size=reducer.ranks)
+        self.assigned: Assigned | None = replace(one, rank=rank, roster=tuple(range(reducer.ranks)))
         self.exchange = self
         self.averages = [np.full(size, np.nan, np.float32) for size in SIZES]
         self.calls: list[Call] = []
@@ -288,7 +288,7 @@ def test_a_row_that_is_not_finite_halts_before_anybody_has_it(line: Line) -> Non
     net, _optimizer, loader = prepared(line)
     x, _y, _ = next(iter(loader))
     member: Any = line._member
-    member.assigned = replace(member.assigned, world_size=2)
+    member.assigned = replace(member.assigned, roster=(0, 1))
 
     with pytest.raises(LineHalted, match="nan"):
         line.gather(net(x * float("nan")))

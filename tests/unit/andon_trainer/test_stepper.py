@@ -240,7 +240,7 @@ def test_a_hook_is_told_of_only_if_its_gradient_is_a_part_of_the_batchs(
     bench = StepBench(micro=2 if case == "of its own micro-batches" else None)
     if case != "no hook":
         bench.model.get_parameter("2.weight").register_hook(torch.neg)  # type: ignore[no-untyped-call]  # torch's own
-    bench.assign((0, 4), end="commit", world_size=3 if case == "no hook" else 1)
+    bench.assign((0, 4), end="commit", roster=tuple(range(3 if case == "no hook" else 1)))
 
     bench.run()
 

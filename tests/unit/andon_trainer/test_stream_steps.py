@@ -119,7 +119,7 @@ def local_bench(size: int) -> LocalBench:
 
 def test_local_steps_end_with_the_stream() -> None:
     bench = local_bench(20)
-    bench.assign((0, 24), end="commit", world_size=1, batch=PositionRange(0, 24))
+    bench.assign((0, 24), end="commit", roster=(0,), batch=PositionRange(0, 24))
 
     bench.run()
 
@@ -131,7 +131,7 @@ def test_local_steps_end_with_the_stream() -> None:
 @pytest.mark.parametrize("size", [12, 8])
 def test_local_steps_beyond_the_end_are_not_made(size: int) -> None:
     bench = local_bench(size)
-    bench.assign((0, 24), end="commit", world_size=1, batch=PositionRange(0, 24))
+    bench.assign((0, 24), end="commit", roster=(0,), batch=PositionRange(0, 24))
 
     bench.run()
 
@@ -142,7 +142,7 @@ def test_local_steps_beyond_the_end_are_not_made(size: int) -> None:
 
 def test_a_window_beyond_the_end_is_borrowed_if_others_have_samples_of_it() -> None:
     bench = local_bench(14)
-    bench.assign((24, 36), end="commit", world_size=1, batch=PositionRange(12, 36))
+    bench.assign((24, 36), end="commit", roster=(0,), batch=PositionRange(12, 36))
 
     bench.run()
 
@@ -153,7 +153,7 @@ def test_a_window_beyond_the_end_is_borrowed_if_others_have_samples_of_it() -> N
 
 def test_a_window_of_which_nobody_has_a_sample_leaves_the_epoch() -> None:
     bench = local_bench(12)
-    bench.assign((12, 36), end="commit", world_size=1, batch=PositionRange(12, 36))
+    bench.assign((12, 36), end="commit", roster=(0,), batch=PositionRange(12, 36))
 
     bench.run()
 
@@ -163,8 +163,8 @@ def test_a_window_of_which_nobody_has_a_sample_leaves_the_epoch() -> None:
 
 def test_a_void_window_at_the_end_is_sent_again_and_not_computed_again() -> None:
     bench = local_bench(20)
-    bench.assign((0, 24), end="void", world_size=1, batch=PositionRange(0, 24))
-    bench.assign((0, 24), end="commit", attempt=1, world_size=1, batch=PositionRange(0, 24))
+    bench.assign((0, 24), end="void", roster=(0,), batch=PositionRange(0, 24))
+    bench.assign((0, 24), end="commit", attempt=1, roster=(0,), batch=PositionRange(0, 24))
 
     bench.run()
 

@@ -94,6 +94,7 @@ def test_an_assignment_says_what_to_compute_ahead_if_anything_is(
     message = pb.ShardAssignment(
         key=conversion.key_to_proto(KEY),
         parent=conversion.key_to_proto(RECORD.parent),
+        roster=[4],
         world_size=1,
         positions=[conversion.range_to_proto(PositionRange(0, 4))],
         batch=conversion.range_to_proto(PositionRange(0, 4)),

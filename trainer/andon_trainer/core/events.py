@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from andon.protocol.halts import HaltEvidence
-from andon.protocol.records import Cursor, Key, PositionRange, Record, accuracy_of
-from andon.protocol.reducers import ReducerShare
-from andon.protocol.shards import Split
+from andon.protocol.records import Cursor, Key, Record, accuracy_of
+from andon.protocol.rounds import RankTerms
 
 __all__ = [
     "Assigned",
@@ -39,49 +38,12 @@ class Neighbours:
     """The rank before must prove itself to this one with it."""
 
 
-_EQUAL = Split()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
+class Assigned(RankTerms):
     """This worker's share of one step; see `andon.v1.ShardAssignment`."""
 
-    key: Key
-    parent: Key | None
-    roster: tuple[int, ...]
-    rank: int
-    world_size: int
-    step: int
-    attempt: int
-    epoch: int
-    positions: tuple[PositionRange, ...]
-    batch: PositionRange
-    ahead: tuple[PositionRange, ...] = ()
-    """What to compute while the round's exchange travels; no part of its record."""
-    ahead_batch: PositionRange | None = None
-    """What all workers compute ahead together; None: nothing."""
-    ahead_micro_batches: int = 0
-    """How many local steps to make of `ahead`; 0: as the worker likes."""
-    reducers: tuple[ReducerShare, ...] = ()
-    """The map of reducers; empty: the one that the answer to Join had."""
     ring: Neighbours | None = None
     """Set if the line is a ring."""
-    writes_checkpoint: bool = False
-    """Whether this worker writes the checkpoint if one is due after this step."""
-    checkpoint_step: int = 0
-    """The step of the last checkpoint that the line knows of."""
-    micro_batches: int = 0
-    """How many micro-batches, or local steps, to make of the positions; 0: as the worker likes."""
-    split: Split = _EQUAL
-    """How the batch is divided among the ranks, as long as nothing changes."""
-    window: int = 0
-    """Positions of a step, as long as nothing changes; 0: the run's global batch."""
-    learning_rate_scale: float = 1.0
-    """The learning rate is multiplied with it in this step."""
-    copies_buffers: bool = False
-    """Whether all workers of the roster exchange the buffers that forward changed."""
-    wants_digest: bool = False
-    """Whether the line compares the weights that the step starts from, whatever its number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,7 +180,6 @@ class SoloMember:
             roster=(0,),
             rank=0,
             writes_checkpoint=True,
-            world_size=1,
             step=self.step + 1,
             attempt=0,
             epoch=self.cursor.epoch,

@@ -6,17 +6,16 @@ that this version does not know is refused.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import grpc
 
 from andon.protocol.limits import MAX_PACING_BYTES, clipped
 from andon.protocol.records import Key
-from andon.protocol.shards import Split
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
 from andon.wire import conversion, layouts
+from andon.wire.round_terms import terms_from_proto
 from andon.wire.statuses import details_of, is_final
 from andon_trainer.core import events
 from andon_trainer.core.effects import (
@@ -175,47 +174,8 @@ def _require_known(what: str, number: int, enum: Any) -> None:
 
 
 def _assigned(message: pb.ShardAssignment) -> events.Assigned:
-    try:
-        split = Split(tuple(message.targets), message.interleaved)
-        split.targets_of(message.world_size)
-    except ValueError as error:
-        raise conversion.WireError(f"ShardAssignment: {error}") from None
-    scale = message.learning_rate_scale or 1.0
-    if not 0 < scale < math.inf:
-        raise conversion.WireError(f"ShardAssignment: a learning_rate_scale of {scale}")
-    return events.Assigned(
-        key=conversion.key_from_proto(message.key),
-        parent=conversion.optional_key_from_proto(message.parent),
-        roster=tuple(message.roster),
-        rank=message.rank,
-        world_size=message.world_size,
-        step=message.step,
-        attempt=message.attempt,
-        epoch=message.epoch,
-        positions=tuple(conversion.range_from_proto(part) for part in message.positions),
-        batch=conversion.range_from_proto(message.batch),
-        reducers=conversion.shares_from_proto(message.reducers),
-        ring=_neighbours(message.ring) if message.HasField("ring") else None,
-        writes_checkpoint=(
-            message.writes_checkpoint
-            if message.HasField("writes_checkpoint")
-            else message.rank == 0
-        ),
-        checkpoint_step=message.checkpoint_step,
-        micro_batches=message.micro_batches,
-        split=split,
-        window=message.window,
-        ahead=tuple(conversion.range_from_proto(part) for part in message.ahead),
-        ahead_batch=(
-            conversion.range_from_proto(message.ahead_batch)
-            if message.HasField("ahead_batch")
-            else None
-        ),
-        ahead_micro_batches=message.ahead_micro_batches,
-        learning_rate_scale=scale,
-        copies_buffers=message.copies_buffers,
-        wants_digest=message.wants_digest,
-    )
+    ring = _neighbours(message.ring) if message.HasField("ring") else None
+    return events.Assigned.of(terms_from_proto(message), ring=ring)
 
 
 def _neighbours(message: ring_pb2.RingNeighbours) -> events.Neighbours:

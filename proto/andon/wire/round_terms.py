@@ -1,0 +1,131 @@
+"""The terms of a round as `ShardAssignment`, and back with every rule checked.
+
+A term that is a number, a truth value or a text has the same name in the message, and needs nothing
+here. The others are in `_CONVERTED`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from andon.protocol.records import PositionRange
+from andon.protocol.rounds import RankTerms, RoundTerms
+from andon.protocol.shards import Ranges, Split
+from andon.v1.coordinator_pb2 import ShardAssignment
+from andon.v1.record_pb2 import PositionRange as RangeMessage
+from andon.wire.conversion import (
+    key_from_proto,
+    key_to_proto,
+    optional_key_from_proto,
+    range_from_proto,
+    range_to_proto,
+    reading,
+    shares_from_proto,
+    shares_to_proto,
+)
+
+__all__ = ["own_terms_to_proto", "terms_from_proto", "terms_to_proto"]
+
+_TOLD_TO_ALL = tuple(each.name for each in fields(RoundTerms))
+_OWN = tuple(each.name for each in fields(RankTerms) if each.name not in _TOLD_TO_ALL)
+
+
+def terms_to_proto(terms: RoundTerms) -> ShardAssignment:
+    """What every member of a round is told of it."""
+    message = _message(terms, _TOLD_TO_ALL)
+    message.world_size = terms.world_size
+    return message
+
+
+def own_terms_to_proto(terms: RankTerms) -> ShardAssignment:
+    """One rank's part; merged with `terms_to_proto` it is the whole."""
+    return _message(terms, _OWN)
+
+
+def terms_from_proto(message: ShardAssignment) -> RankTerms:
+    """A round's terms, and one rank's part.
+
+    Raises:
+        WireError: a key or a range is invalid, the numbers of ranks differ, or the factor of the
+            learning rate is not a positive finite number.
+    """
+    with reading(message):
+        terms = RankTerms(
+            **{
+                name: _CONVERTED[name].read(message)
+                if name in _CONVERTED
+                else getattr(message, name)
+                for name in (*_TOLD_TO_ALL, *_OWN)
+            }
+        )
+        if message.world_size != terms.world_size:
+            raise ValueError(
+                f"a world_size of {message.world_size} for a roster of {terms.world_size}"
+            )
+        terms.split.targets_of(terms.world_size)
+        if not 0 < terms.learning_rate_scale < math.inf:
+            raise ValueError(f"a learning_rate_scale of {terms.learning_rate_scale}")
+        return terms
+
+
+def _message(terms: RoundTerms, names: Iterable[str]) -> ShardAssignment:
+    values: dict[str, Any] = {}
+    for name in names:
+        value = getattr(terms, name)
+        values |= _CONVERTED[name].write(value) if name in _CONVERTED else {name: value}
+    return ShardAssignment(**values)
+
+
+class _Conversion(NamedTuple):
+    """How one term is read from the message, and the message's fields that it is written as."""
+
+    read: Callable[[ShardAssignment], Any]
+    write: Callable[[Any], dict[str, Any]]
+
+
+def _ranges_from(messages: Iterable[RangeMessage]) -> Ranges:
+    return tuple(map(range_from_proto, messages))
+
+
+def _ranges_to(ranges: Iterable[PositionRange]) -> list[RangeMessage]:
+    return list(map(range_to_proto, ranges))
+
+
+_CONVERTED = {
+    "key": _Conversion(lambda m: key_from_proto(m.key), lambda v: {"key": key_to_proto(v)}),
+    "parent": _Conversion(
+        lambda m: optional_key_from_proto(m.parent), lambda v: {"parent": key_to_proto(v)}
+    ),
+    "roster": _Conversion(lambda m: tuple(m.roster), lambda v: {"roster": v}),
+    "batch": _Conversion(
+        lambda m: range_from_proto(m.batch), lambda v: {"batch": range_to_proto(v)}
+    ),
+    "ahead_batch": _Conversion(
+        lambda m: range_from_proto(m.ahead_batch) if m.HasField("ahead_batch") else None,
+        lambda v: {} if v is None else {"ahead_batch": range_to_proto(v)},
+    ),
+    "positions": _Conversion(
+        lambda m: _ranges_from(m.positions), lambda v: {"positions": _ranges_to(v)}
+    ),
+    "ahead": _Conversion(lambda m: _ranges_from(m.ahead), lambda v: {"ahead": _ranges_to(v)}),
+    "reducers": _Conversion(
+        lambda m: shares_from_proto(m.reducers), lambda v: {"reducers": shares_to_proto(v)}
+    ),
+    "split": _Conversion(
+        lambda m: Split(tuple(m.targets), m.interleaved),
+        lambda v: {"targets": v.targets, "interleaved": v.interleaved},
+    ),
+    # 1 and 0 mean the same: the usual step's message stays short.
+    "learning_rate_scale": _Conversion(
+        lambda m: m.learning_rate_scale or 1.0,
+        lambda v: {} if v == 1.0 else {"learning_rate_scale": v},
+    ),
+    # A coordinator of an earlier version does not say it: then rank 0 writes.
+    "writes_checkpoint": _Conversion(
+        lambda m: m.writes_checkpoint if m.HasField("writes_checkpoint") else m.rank == 0,
+        lambda v: {"writes_checkpoint": v},
+    ),
+}
