@@ -29,7 +29,7 @@ from andon.protocol.shards import cursor_after, next_batch, shard_of
 from andon_coordinator.core.effects import SaveRecord, SaveRun, StepContribution, StepResult
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.reader import JournalReader
-from andon_coordinator.transport.store import Store
+from andon_coordinator.transport.store import JournalStore
 from andon_server.book import RunBook, outcomes_of
 
 TERM = (1_800_000_000 << 32) + 12345
@@ -70,7 +70,7 @@ def _part(batch: PositionRange, rank: int, workers: int, loss: float) -> StepCon
 
 def write(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Writes the run; returns the time of a one-step transaction, and the total time."""
-    store = Store(path, "bench", sync="normal", clock=time.time)
+    store = JournalStore(path, "bench", sync="normal", clock=time.time)
     store.begin_term(TERM)
     parameter = Component("weight", (1024, 1024))
     layout = Layout((Block(BlockKind.OTHER, "block", (parameter,)),))
@@ -96,7 +96,7 @@ def write(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _save_together(store: Store, batch: list[SaveRecord]) -> None:
+def _save_together(store: JournalStore, batch: list[SaveRecord]) -> None:
     """Runs the store's own statements in one transaction, instead of one for each step."""
     own = store._own_transaction
     with own():
@@ -139,8 +139,8 @@ def read(path: Path, repeats: int) -> dict[str, float]:
 
 
 @contextmanager
-def _store(path: Path) -> Iterator[Store]:
-    store = Store(path, "bench", sync="normal", clock=time.time)
+def _store(path: Path) -> Iterator[JournalStore]:
+    store = JournalStore(path, "bench", sync="normal", clock=time.time)
     try:
         yield store
     finally:

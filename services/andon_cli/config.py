@@ -17,7 +17,7 @@ from andon.host.settings import (
     Address,
     Count,
     File,
-    Given,
+    GivenSettings,
     Whole,
     Workers,
     check,
@@ -118,7 +118,7 @@ _TOKENS = frozenset(
 )
 
 
-def run_config(given: Given[RunSettings], command: Sequence[str]) -> RunConfig:
+def run_config(given: GivenSettings[RunSettings], command: Sequence[str]) -> RunConfig:
     """What `andon run` is to do.
 
     Raises:
@@ -146,7 +146,7 @@ def run_config(given: Given[RunSettings], command: Sequence[str]) -> RunConfig:
     )
 
 
-def serve_config(given: Given[ServeConfig], _words: Sequence[str]) -> ServeConfig:
+def serve_config(given: GivenSettings[ServeConfig], _words: Sequence[str]) -> ServeConfig:
     """What `andon serve` is to serve.
 
     Raises:
@@ -171,7 +171,7 @@ def serve_config(given: Given[ServeConfig], _words: Sequence[str]) -> ServeConfi
     return replace(config, run_id=config.run_id or free_run_id())
 
 
-def _refuse_flags_of_the_line(given: Given[RunSettings]) -> tuple[str, ...]:
+def _refuse_flags_of_the_line(given: GivenSettings[RunSettings]) -> tuple[str, ...]:
     """Refuses flags that only a line served here would obey. Returns other sources of such."""
     refused = (shared_fields(given.settings).keys() - _OBEYED_BY_JOINERS) | _REFUSED_BY_JOINERS
     if source := given.sources.get(("report",)):
@@ -187,7 +187,7 @@ def _refuse_flags_of_the_line(given: Given[RunSettings]) -> tuple[str, ...]:
     return tuple(source for path, source in given.sources.items() if path[0] in refused)
 
 
-def _resumption(given: Given[RunSettings]) -> Resumption | None:
+def _resumption(given: GivenSettings[RunSettings]) -> Resumption | None:
     """What `--resume` goes on from."""
     if not given.settings.resume:
         return None

@@ -22,7 +22,7 @@ from andon.host.settings import (
     CommandSettings,
     File,
     Folder,
-    Given,
+    GivenSettings,
     Port,
     SharedDir,
     seconds,
@@ -174,7 +174,7 @@ class ShowConfig:
     """A step of it; None: the run as a whole."""
 
 
-def show_config(given: Given[ShowSettings], words: Sequence[str]) -> ShowConfig:
+def show_config(given: GivenSettings[ShowSettings], words: Sequence[str]) -> ShowConfig:
     """What `andon show` is to look up."""
     if len(words) > 2:
         raise UsageError("one run and one step at a time: andon show RUN [STEP]")
@@ -205,7 +205,7 @@ class ExportConfig:
     """The run under runs/, its folder or its journal; empty: the newest one."""
 
 
-def export_config(given: Given[ExportSettings], words: Sequence[str]) -> ExportConfig:
+def export_config(given: GivenSettings[ExportSettings], words: Sequence[str]) -> ExportConfig:
     """What `andon export` is to write."""
     if len(words) > 1:
         raise UsageError("one run at a time: andon export RUN")
@@ -264,7 +264,7 @@ class CertsConfig:
                 )
 
 
-def certs_config(given: Given[CertsSettings], hosts: Sequence[str]) -> CertsConfig:
+def certs_config(given: GivenSettings[CertsSettings], hosts: Sequence[str]) -> CertsConfig:
     """What `andon certs` is to make."""
     return CertsConfig(settings=given.settings, hosts=tuple(hosts))
 
@@ -291,7 +291,7 @@ class TokenConfig:
     """Who it is for; the name by which it can be withdrawn."""
 
 
-def token_config(given: Given[TokenSettings], names: Sequence[str]) -> TokenConfig:
+def token_config(given: GivenSettings[TokenSettings], names: Sequence[str]) -> TokenConfig:
     """What `andon token` is to make."""
     if len(names) != 1:
         raise UsageError("name one worker: andon token beta --token-file FILE")
@@ -323,6 +323,6 @@ class TraceConfig:
             raise UsageError("no trace: andon trace FILE ...")
 
 
-def trace_config(given: Given[TraceSettings], files: Sequence[str]) -> TraceConfig:
+def trace_config(given: GivenSettings[TraceSettings], files: Sequence[str]) -> TraceConfig:
     """What `andon trace` is to read."""
     return TraceConfig(settings=given.settings, files=tuple(map(Path, files)))

@@ -26,7 +26,7 @@ from cyclopts.exceptions import (
 )
 
 from andon.host.errors import UsageError
-from andon.host.settings import FieldPath, Given, flag_of
+from andon.host.settings import FieldPath, GivenSettings, flag_of
 from andon.protocol.records import Key
 from andon_cli.verbs import VERBS, imported
 
@@ -121,7 +121,7 @@ class SettingsFile:
 
 def read_schema(
     schema: type[_Schema], tokens: Sequence[str], environment: Mapping[str, str], verb: str = ""
-) -> Given[_Schema]:
+) -> GivenSettings[_Schema]:
     """Reads a schema from flags, environment, file and defaults.
 
     Args:
@@ -155,7 +155,7 @@ def read_schema(
         settings = app_of(schema, fill)(list(tokens), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise UsageError(_words(error)) from error
-    return Given(settings, sources)
+    return GivenSettings(settings, sources)
 
 
 def app_of(schema: Any, fill: Callable[..., None] | None = None) -> App:

@@ -25,9 +25,9 @@ from andon.host.private_files import open_private
 from andon.host.trace import (
     ClockSample,
     EventKind,
-    Part,
     TraceDamaged,
     TraceEvent,
+    TracePart,
     Track,
     is_part,
     parts_folder,
@@ -61,7 +61,7 @@ class ClockMap:
     """False: the coordinator was never asked, so this is the host's own time."""
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> ClockMap:
+    def of(cls, parts: Sequence[TracePart]) -> ClockMap:
         """The map for parts with the same clock."""
         samples = [sample for part in parts for sample in part.samples]
         if samples:
@@ -165,15 +165,15 @@ class Trace:
         draft.replace(path)
 
 
-def merge_parts(parts: Sequence[Part]) -> Trace:
+def merge_parts(parts: Sequence[TracePart]) -> Trace:
     """The parts of a run as one trace; empty if there are none."""
-    by_clock: dict[tuple[str, str, int], list[Part]] = {}
+    by_clock: dict[tuple[str, str, int], list[TracePart]] = {}
     for part in parts:
         header = part.header
         # An unknown clock is nobody else's.
         own = (header.host, header.process) if not header.clock else ("", 0)
         by_clock.setdefault((header.clock, *own), []).append(part)
-    placed: list[tuple[Part, ClockMap]] = []
+    placed: list[tuple[TracePart, ClockMap]] = []
     clocks: dict[str, str] = {}
     for members in by_clock.values():
         clock = ClockMap.of(members)
@@ -206,7 +206,7 @@ def read_traces(paths: Iterable[Path]) -> Trace:
         TraceUnreadable: a file is neither, or can't be read.
     """
     merged: list[Trace] = []
-    parts: list[Part] = []
+    parts: list[TracePart] = []
     for path in paths:
         try:
             if path.is_dir():
@@ -233,7 +233,7 @@ def merge_run(trace: Path, run_id: str) -> int:
         TraceUnreadable: a part, or the trace, can't be read or written.
     """
     folder = parts_folder(trace)
-    found: list[tuple[Path, Part]] = []
+    found: list[tuple[Path, TracePart]] = []
     for path in sorted(folder.glob("*.jsonl")):
         try:
             part = read_part(path)
@@ -292,7 +292,9 @@ def _in_order(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*(names[key] for key in sorted(names)), *rest]
 
 
-def _events_of(part: Part, clock: ClockMap, origin_us: int, number: int) -> list[dict[str, Any]]:
+def _events_of(
+    part: TracePart, clock: ClockMap, origin_us: int, number: int
+) -> list[dict[str, Any]]:
     header, worker = part.header, part.worker
     process = _STRANGERS + number if worker is None else _FIRST_PROCESS + worker
     who = f"process {header.process}" if worker is None else f"worker {worker}"

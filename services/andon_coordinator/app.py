@@ -20,7 +20,7 @@ from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core import events
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.status import LineSnapshot
-from andon_coordinator.telemetry import LineMetrics, RunFacts, Totals
+from andon_coordinator.telemetry import LineMetrics, ServedRun, Totals
 from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.outgoing import JoinAnswers, ServicePlaces
@@ -225,7 +225,7 @@ def build_coordinator(
             ),
             refusals,
             exchanges,
-            RunFacts(
+            ServedRun(
                 run_id=config.run_id,
                 topology=config.policy.topology,
                 encoding=config.policy.encoding,

@@ -19,7 +19,7 @@ from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import CallRefusal, FreeRound, ReducerObserver
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.telemetry import ReducerTelemetry
-from andon_reducer.transport.admission import Refused, SessionTokens
+from andon_reducer.transport.admission import CallRefused, SessionTokens
 from andon_reducer.transport.announced import Announced
 from andon_reducer.transport.arenas import Arenas
 from andon_reducer.transport.reduce import ReduceServicer
@@ -105,7 +105,7 @@ class ReducerApp:
         """Ends a call that fails with the status of a refusal."""
         try:
             return await call
-        except Refused as refused:
+        except CallRefused as refused:
             refusal = refused.refusal
         except grpc.aio.InternalError:
             # gRPC raises this if a message can't be written: the peer is gone.

@@ -21,7 +21,7 @@ from andon.protocol.run_settings import Liveness
 from andon_coordinator.app import server_options
 from andon_reducer import app as reducer_app
 from andon_reducer.app import ReducerApp, build_reducer
-from andon_reducer.transport.registration import Offer, RegistrationRefused, stay_registered
+from andon_reducer.transport.registration import ReducerOffer, RegistrationRefused, stay_registered
 from andon_server.process import Interrupts, greet, logging_to
 from andon_server.serving import (
     GRACE_S,
@@ -70,7 +70,7 @@ async def serve_reducer(config: ServeConfig) -> int:
             )
             text = json.dumps(announcement) if config.announce else greeting
             greet(text, needed=config.announce)
-            offer = Offer(
+            offer = ReducerOffer(
                 coordinator=config.coordinator,
                 address=address,
                 secret=secret,
@@ -85,7 +85,7 @@ async def serve_reducer(config: ServeConfig) -> int:
 
 
 async def _until_over(
-    config: ServeConfig, offer: Offer, reducer: ReducerApp, interrupts: Interrupts
+    config: ServeConfig, offer: ReducerOffer, reducer: ReducerApp, interrupts: Interrupts
 ) -> None:
     """Stays registered until a signal, or until the run ends if so configured."""
 

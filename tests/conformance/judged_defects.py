@@ -34,7 +34,7 @@ from andon_trainer.exchange.collector import Collector
 from andon_trainer.exchange.control import connection, control
 from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.control.heartbeats import Heartbeats
-from andon_trainer.exchange.control.transfer import Arrived
+from andon_trainer.exchange.control.transfer import PartialState
 from andon_trainer.exchange.star import reducer_path, star
 from andon_trainer.exchange.star.bulk_stream import BulkStream
 from andon_trainer.exchange.star.tcp import WorkerLanes
@@ -208,7 +208,7 @@ def _keep_stale_rounds_to_itself() -> None:
 
 
 def _install_anything() -> None:
-    _wrap(Arrived, "is_right", lambda _: property(lambda self: True))
+    _wrap(PartialState, "is_right", lambda _: property(lambda self: True))
 
 
 def _be_born_again() -> None:

@@ -21,7 +21,7 @@ from andon.protocol.run_settings import Policy, RunPlan
 from andon.tcp.framing import PREFIX_BYTES, prefixed, read_prefix
 from andon.tcp.proof import (
     PREAMBLE_BYTES,
-    Direction,
+    LaneDirection,
     LaneSession,
     NotAPreamble,
     answer_of,
@@ -245,7 +245,7 @@ def preambles(data: bytes) -> None:
         return
     right = preamble(session, nonce, claim.direction)
     assert is_claim(session, nonce, claim) == (claim.proof == right[-len(claim.proof) :])
-    for direction in Direction:
+    for direction in LaneDirection:
         answer = data[PREAMBLE_BYTES:]
         found = is_answer(session, nonce, direction, answer)
         assert found == (answer == answer_of(session, nonce, direction))

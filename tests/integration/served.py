@@ -30,7 +30,7 @@ from andon_coordinator.app import (
 from andon_coordinator.config import CoordinatorConfig, LineOptions
 from andon_reducer.app import ReducerApp, build_reducer
 from andon_reducer.config import ReducerConfig
-from andon_reducer.transport.registration import Offer, stay_registered
+from andon_reducer.transport.registration import ReducerOffer, stay_registered
 from andon_server.admission import Admission
 from andon_server.limits import Limits
 
@@ -106,7 +106,7 @@ async def with_reducer(folder: Path, *, separate: bool, **fields: Any) -> AsyncI
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     async with serving(config_in(folder, own_reducer=False, registers=True, **fields)) as served:
-        offer = Offer(coordinator=served.address, address=address, secret=SECRET)
+        offer = ReducerOffer(coordinator=served.address, address=address, secret=SECRET)
         staying = asyncio.create_task(
             stay_registered(
                 offer, reducer.announced, until_complete=False, tell=lambda _: told.set()

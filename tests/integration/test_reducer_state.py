@@ -18,7 +18,7 @@ from andon.protocol import tokens
 from andon.protocol.records import Key
 from andon.v1 import record_pb2, reducer_pb2
 from andon_reducer.config import ReducerConfig, ReducerLimits
-from andon_trainer.exchange.control.transfer import Arrived, Ticket, receive_state, send_state
+from andon_trainer.exchange.control.transfer import PartialState, Ticket, receive_state, send_state
 from integration.reducer_bench import RUN, SECRET, Reducer, connect, reason_of
 
 pytestmark = pytest.mark.integration
@@ -354,7 +354,7 @@ def test_a_worker_that_stops_waiting_for_a_transfer_gets_an_error(
         if sends:
             send_state(ticket, STATE, lambda *_: None, watched.put)
         else:
-            receive_state(ticket, Arrived(), lambda *_: None, watched.put)
+            receive_state(ticket, PartialState(), lambda *_: None, watched.put)
 
     with ThreadPoolExecutor(1) as threads:
         call = threads.submit(move)
@@ -383,7 +383,7 @@ BASE = STATE[-3 * PIECE // 2 :]
 def test_a_base_that_the_receiver_holds_does_not_come(
     reducer: Reducer, mine: bytes, kept: bytes, coming: int
 ) -> None:
-    arrived = Arrived()
+    arrived = PartialState()
     if kept:
         arrived.sha256 = hashlib.sha256(STATE).digest()
         arrived.add(kept)

@@ -19,7 +19,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_reducer.transport.admission import SessionTokens
 from andon_reducer.transport.announced import Announced
-from andon_reducer.transport.registration import Offer, RegistrationRefused, stay_registered
+from andon_reducer.transport.registration import ReducerOffer, RegistrationRefused, stay_registered
 from integration.served import (
     RUN,
     SECRET,
@@ -146,7 +146,7 @@ def test_of_two_reducers_at_one_address_the_older_gives_up(tmp_path: Path) -> No
     async def story() -> None:
         async with serving(config_in(tmp_path, registers=True)) as served:
             told: asyncio.Queue[str] = asyncio.Queue()
-            offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
+            offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
             staying = asyncio.create_task(
                 stay_registered(offer, announced(), until_complete=True, tell=told.put_nowait)
             )
@@ -219,7 +219,7 @@ def test_an_offer_that_can_not_be_is_refused_before_any_challenge(
 def test_a_line_without_registration_says_how_to_enable_it(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path)) as served:
-            offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
+            offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
 
             with pytest.raises(RegistrationRefused, match="--secret-file"):
                 await stay_registered(offer, announced(), until_complete=True, tell=lambda _: None)
@@ -232,7 +232,7 @@ def test_a_reducer_registers_again_with_the_next_coordinator(tmp_path: Path) -> 
         told: asyncio.Queue[str] = asyncio.Queue()
         config = config_in(tmp_path, registers=True)
         async with serving(config) as served:
-            offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
+            offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
             staying = asyncio.create_task(
                 stay_registered(offer, announced(), until_complete=True, tell=told.put_nowait)
             )
@@ -255,7 +255,7 @@ def test_a_run_that_is_over_dismisses_reducers(tmp_path: Path) -> None:
             await call.write(_proof(tokens.reducer_proof(SECRET, nonce, BETA)))
             answer = (await call.read()).WhichOneof("message")
             told = list[str]()
-            offer = Offer(coordinator=served.address, address=BETA, secret=SECRET)
+            offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
             await stay_registered(offer, announced(), until_complete=True, tell=told.append)
 
             assert (answer, told) == ("dismissed", [])

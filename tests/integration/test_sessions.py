@@ -17,7 +17,7 @@ from andon.protocol.records import Key
 from andon.testing import ScriptedWorker
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2, reducer_pb2
-from andon_reducer.transport.admission import Refused, SessionTokens
+from andon_reducer.transport.admission import CallRefused, SessionTokens
 from andon_reducer.transport.announced import Announced
 from integration.served import RUN, Served, first_round, refused, run, with_reducer
 
@@ -125,12 +125,12 @@ def test_what_overtakes_its_announcement_waits_for_it_and_not_for_ever() -> None
 
         await asyncio.gather(*early)
         announced.follow(RUN, patience_s=0.01)
-        with pytest.raises(Refused, match="opened no round"):
+        with pytest.raises(CallRefused, match="opened no round"):
             await announced.round_of(RUN, Key(7, 3))
-        with pytest.raises(Refused, match="begun no transfer"):
+        with pytest.raises(CallRefused, match="begun no transfer"):
             await announced.end_of(RUN, 6, session, lambda each: each.joiner)
         # The same worker, but not the session that was named: it joined again since.
-        with pytest.raises(Refused, match="not for worker 3 in this session"):
+        with pytest.raises(CallRefused, match="not for worker 3 in this session"):
             await announced.end_of(RUN, 5, Session(3, (7, 4)), lambda each: each.joiner)
 
     run(story())

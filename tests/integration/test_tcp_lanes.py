@@ -17,13 +17,13 @@ from andon.tcp.connecting import TcpUnavailable, connect
 from andon.tcp.connection import TcpConnection, TcpLost
 from andon.tcp.framing import Frame
 from andon.tcp.listening import MAX_UNPROVEN, OpenOffer, TcpListener
-from andon.tcp.proof import ANSWER_BYTES, Direction, LaneSession, preamble
-from andon.tcp.receiving import Reading, TcpReceiver
+from andon.tcp.proof import ANSWER_BYTES, LaneDirection, LaneSession, preamble
+from andon.tcp.receiving import FrameReader, TcpReceiver
 from andon.tcp.sending import TcpSender
 from andon.wire.fields import FrameError
 from unit.andon.certificates import certify
 
-SENDS, RECEIVES = Direction
+SENDS, RECEIVES = LaneDirection
 SESSION = LaneSession(b"token" * 8, "7f3a", 1)
 MAX_PAYLOAD = 2**20
 
@@ -33,7 +33,7 @@ class Joining(NamedTuple):
 
     listener: TcpListener
     offer: OpenOffer
-    joined: queue.SimpleQueue[tuple[Direction, TcpConnection]]
+    joined: queue.SimpleQueue[tuple[LaneDirection, TcpConnection]]
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def joining() -> Iterator[Joining]:
 
 
 def offered(listener: TcpListener, stack: ExitStack) -> Joining:
-    joined: queue.SimpleQueue[tuple[Direction, TcpConnection]] = queue.SimpleQueue()
+    joined: queue.SimpleQueue[tuple[LaneDirection, TcpConnection]] = queue.SimpleQueue()
 
-    def take(direction: Direction, connection: TcpConnection) -> None:
+    def take(direction: LaneDirection, connection: TcpConnection) -> None:
         stack.callback(connection.close)
         joined.put((direction, connection))
 
@@ -62,7 +62,7 @@ class Received:
     def __init__(self, connection: TcpConnection, stack: ExitStack) -> None:
         self.frames: queue.SimpleQueue[tuple[bytes, bytes]] = queue.SimpleQueue()
         self.ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        reading: Reading[bytes] = Reading(
+        reading: FrameReader[bytes] = FrameReader(
             parse=lambda head, size: bytes(head),
             place=lambda message, size: memoryview(bytearray(size)),
             received=lambda message, payload, size: self.frames.put((message, bytes(payload))),
@@ -214,7 +214,7 @@ def test_silent_connections_do_not_keep_others_out(joining: Joining) -> None:
 def test_an_error_that_nobody_expected_costs_one_connection(
     joining: Joining, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(direction: Direction, connection: TcpConnection) -> None:
+    def full(direction: LaneDirection, connection: TcpConnection) -> None:
         raise RuntimeError("can't start new thread")
 
     unlucky = joining.listener.offer(SESSION, full)

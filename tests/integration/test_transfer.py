@@ -17,7 +17,7 @@ from andon_reducer.config import ReducerConfig
 from andon_trainer.core.events import TransferAsked
 from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.control.transfer import (
-    Arrived,
+    PartialState,
     StateMover,
     Ticket,
     receive_state,
@@ -65,7 +65,7 @@ def nobody(_act: Callable[[], object] | None) -> None:
 
 
 def transfer(
-    threads: ThreadPoolExecutor, reducer: Reducer, cable: Cable, arrived: Arrived, number: int
+    threads: ThreadPoolExecutor, reducer: Reducer, cable: Cable, arrived: PartialState, number: int
 ) -> tuple[Future[None], Future[bytes]]:
     """Sends STATE to a receiver at the other end of the cable."""
     sender = ticket(f"127.0.0.1:{reducer.port}", 0, number)
@@ -79,7 +79,7 @@ def transfer(
 def test_state_that_was_cut_off_goes_on_where_it_was(
     reducer: Reducer, threads: ThreadPoolExecutor
 ) -> None:
-    arrived = Arrived()
+    arrived = PartialState()
     with Cable(reducer.port, carries_bytes=15 * MIB) as cable:
         sent, got = transfer(threads, reducer, cable, arrived, 1)
         assert isinstance(got.exception(PATIENCE_S), grpc.RpcError)
@@ -95,13 +95,13 @@ def test_state_that_was_cut_off_goes_on_where_it_was(
         sent.result(PATIENCE_S)
 
     assert cable.carried_bytes < len(STATE) - held + MIB
-    assert arrived == Arrived()
+    assert arrived == PartialState()
 
 
 def test_c_commit_001_what_came_of_another_state_is_thrown_away(
     reducer: Reducer, threads: ThreadPoolExecutor
 ) -> None:
-    arrived = Arrived(bytearray(b"of an older head"), b"\1" * 32)
+    arrived = PartialState(bytearray(b"of an older head"), b"\1" * 32)
 
     with Cable(reducer.port) as cable:
         sent, got = transfer(threads, reducer, cable, arrived, 1)
@@ -119,7 +119,7 @@ def test_progress_is_told_up_to_the_whole_at_both_ends(
         send_state, ticket(address, 0, 1), STATE, lambda *it: told["sent"].append(it), nobody
     )
     receiver = ticket(address, 1, 1)
-    receive_state(receiver, Arrived(), lambda *it: told["received"].append(it), nobody)
+    receive_state(receiver, PartialState(), lambda *it: told["received"].append(it), nobody)
     sent.result(PATIENCE_S)
 
     for steps in told.values():

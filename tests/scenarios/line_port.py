@@ -39,7 +39,7 @@ from andon_coordinator.transport.outgoing import (
     message_to,
     status_to,
 )
-from andon_coordinator.transport.store import Store
+from andon_coordinator.transport.store import JournalStore
 from scenarios.line_bench import LAYOUT
 
 __all__ = ["PLAN", "RUN", "Healthy", "Port", "held_bytes", "let_work"]
@@ -80,7 +80,7 @@ class Port:
         self.said: dict[int, deque[pb.TrainResponse]] = {}
         """What each open stream was told and did not read."""
         self._folder = TemporaryDirectory()
-        self._store: Store | None = None
+        self._store: JournalStore | None = None
         self._streams = 0
         self.start()
 
@@ -90,7 +90,7 @@ class Port:
         if self._store is not None:
             self._store.close()
         path = Path(self._folder.name) / "journal.sqlite"
-        self._store = Store(path, RUN, sync="normal", clock=self._wall)
+        self._store = JournalStore(path, RUN, sync="normal", clock=self._wall)
         history = self._store.history()
         term = make_term(history.greatest_term, self._wall(), 7)
         self._store.begin_term(term)

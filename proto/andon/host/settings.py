@@ -39,7 +39,7 @@ __all__ = [
     "FieldPath",
     "File",
     "Folder",
-    "Given",
+    "GivenSettings",
     "Place",
     "Port",
     "Seconds",
@@ -257,7 +257,7 @@ class Verb:
 
 
 @dataclass(frozen=True, slots=True)
-class Given(Generic[Schema]):
+class GivenSettings(Generic[Schema]):
     """A schema as it was read, and where its values came from."""
 
     settings: Schema

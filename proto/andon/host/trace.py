@@ -25,11 +25,11 @@ from andon.host.private_files import make_folder, open_private
 __all__ = [
     "ClockSample",
     "EventKind",
-    "Part",
     "PartHeader",
     "PartWriter",
     "TraceDamaged",
     "TraceEvent",
+    "TracePart",
     "Track",
     "WorkerKnown",
     "is_part",
@@ -116,7 +116,7 @@ Line = TraceEvent | ClockSample | WorkerKnown
 
 
 @dataclass(slots=True)
-class Part:
+class TracePart:
     """What a part holds."""
 
     header: PartHeader
@@ -187,14 +187,14 @@ def is_part(path: Path) -> bool:
         return file.read(len(_MAGIC) + 2) == f'{{"{_MAGIC}'.encode()
 
 
-def read_part(path: Path) -> Part:
+def read_part(path: Path) -> TracePart:
     """Reads a part as far as it is whole.
 
     Raises:
         TraceDamaged: it is no part of a trace, or of a version that is not known here.
         OSError: it can't be read.
     """
-    part: Part | None = None
+    part: TracePart | None = None
     with path.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
@@ -202,7 +202,7 @@ def read_part(path: Path) -> Part:
             try:
                 fields = json.loads(line)
                 if part is None:
-                    part = Part(_header(fields))
+                    part = TracePart(_header(fields))
                 else:
                     _take(part, fields)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -221,7 +221,7 @@ def _header(fields: dict[str, Any]) -> PartHeader:
     return header
 
 
-def _take(part: Part, fields: Mapping[str, Any]) -> None:
+def _take(part: TracePart, fields: Mapping[str, Any]) -> None:
     if "worker" in fields:
         _check(int, fields["worker"])
         part.worker = fields["worker"]

@@ -14,7 +14,7 @@ from andon.tcp.connection import TcpConnection, prepare
 from andon.tcp.proof import (
     ANSWER_BYTES,
     NONCE_BYTES,
-    Direction,
+    LaneDirection,
     LaneSession,
     is_answer,
     preamble,
@@ -34,7 +34,7 @@ def connect(
     host: str,
     offer: TcpOffer,
     session: LaneSession,
-    directions: tuple[Direction, ...],
+    directions: tuple[LaneDirection, ...],
     *,
     tls: Path | None = None,
     within_s: float = WITHIN_S,
@@ -94,7 +94,11 @@ def _opened(host: str, port: int, context: ssl.SSLContext | None, deadline: floa
 
 
 def _prove(
-    raw: socket.socket, session: LaneSession, nonce: bytes, direction: Direction, deadline: float
+    raw: socket.socket,
+    session: LaneSession,
+    nonce: bytes,
+    direction: LaneDirection,
+    deadline: float,
 ) -> None:
     raw.settimeout(_left(deadline))
     raw.sendall(preamble(session, nonce, direction))

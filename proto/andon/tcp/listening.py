@@ -36,7 +36,7 @@ from andon.tcp.proof import (
     NONCE_BYTES,
     PREAMBLE_BYTES,
     SHOWN_BYTES,
-    Direction,
+    LaneDirection,
     LaneSession,
     NotAPreamble,
     answer_of,
@@ -57,7 +57,7 @@ _BACKLOG = 128
 _BREATHER_S = 0.1
 """How long nothing is accepted when the process has no file descriptors left."""
 
-Joined = Callable[[Direction, TcpConnection], None]
+Joined = Callable[[LaneDirection, TcpConnection], None]
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class OpenOffer:
     session: LaneSession
     joined: Joined
     ends_at: float
-    directions: set[Direction]
+    directions: set[LaneDirection]
     """Those that nobody has taken up."""
 
 
@@ -126,7 +126,7 @@ class TcpListener:
         self,
         session: LaneSession,
         joined: Joined,
-        directions: frozenset[Direction] = frozenset(Direction),
+        directions: frozenset[LaneDirection] = frozenset(LaneDirection),
     ) -> OpenOffer | None:
         """Offers connections to one session. `joined` gets each one that proves itself.
 

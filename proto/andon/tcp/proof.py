@@ -19,7 +19,7 @@ __all__ = [
     "PREAMBLE_BYTES",
     "SHOWN_BYTES",
     "Claim",
-    "Direction",
+    "LaneDirection",
     "LaneSession",
     "NotAPreamble",
     "answer_of",
@@ -46,7 +46,7 @@ ANSWER_BYTES = 32
 _CLIENT, _SERVER = b"andon tcp.v1 client\0", b"andon tcp.v1 server\0"
 
 
-class Direction(enum.Enum):
+class LaneDirection(enum.Enum):
     """Which way a connection carries frames; values are those of the preamble's byte."""
 
     CLIENT_SENDS = 1
@@ -73,11 +73,11 @@ class Claim:
 
     shown: bytes
     """The first bytes of the offer's nonce."""
-    direction: Direction
+    direction: LaneDirection
     proof: bytes
 
 
-def preamble(session: LaneSession, nonce: bytes, direction: Direction) -> bytes:
+def preamble(session: LaneSession, nonce: bytes, direction: LaneDirection) -> bytes:
     """What a client sends first, to open one direction of an offer."""
     proof = _mac(_CLIENT, session, nonce, direction)
     return _PREAMBLE.pack(_MAGIC, nonce[:SHOWN_BYTES], direction.value, proof)
@@ -95,7 +95,7 @@ def read_preamble(data: bytes) -> Claim:
     if any(data[8 + SHOWN_BYTES + 1 : -32]):
         raise NotAPreamble("the seven bytes behind the direction are not zero")
     try:
-        return Claim(shown, Direction(direction), proof)
+        return Claim(shown, LaneDirection(direction), proof)
     except ValueError:
         raise NotAPreamble(f"{direction} is no direction") from None
 
@@ -106,17 +106,17 @@ def is_claim(session: LaneSession, nonce: bytes, claim: Claim) -> bool:
     return hmac.compare_digest(expected, claim.proof)
 
 
-def answer_of(session: LaneSession, nonce: bytes, direction: Direction) -> bytes:
+def answer_of(session: LaneSession, nonce: bytes, direction: LaneDirection) -> bytes:
     """The listener's answer: it shows the client that it reached the call's other end."""
     return _mac(_SERVER, session, nonce, direction)
 
 
-def is_answer(session: LaneSession, nonce: bytes, direction: Direction, answer: bytes) -> bool:
+def is_answer(session: LaneSession, nonce: bytes, direction: LaneDirection, answer: bytes) -> bool:
     """Whether the listener has the session's key; compared in constant time."""
     return hmac.compare_digest(answer_of(session, nonce, direction), answer)
 
 
-def _mac(purpose: bytes, session: LaneSession, nonce: bytes, direction: Direction) -> bytes:
+def _mac(purpose: bytes, session: LaneSession, nonce: bytes, direction: LaneDirection) -> bytes:
     run = session.run_id.encode()
     # The run's length goes before it, so that no two sessions have the same text.
     text = b"".join(

@@ -12,7 +12,7 @@ from andon.tcp.connection import TcpConnection
 from andon.tcp.framing import MAX_HEAD_BYTES, PREFIX_BYTES, read_prefix
 from andon.wire.fields import FrameError
 
-__all__ = ["Reading", "TcpReceiver"]
+__all__ = ["FrameReader", "TcpReceiver"]
 
 Message = TypeVar("Message")
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading(Generic[Message]):
+class FrameReader(Generic[Message]):
     """What is done with each frame. Everything runs on the receiving thread."""
 
     parse: Callable[[memoryview, int], Message]
@@ -49,7 +49,7 @@ class Reading(Generic[Message]):
 class TcpReceiver(Generic[Message]):
     """Receives frames in order."""
 
-    def __init__(self, connection: TcpConnection, reading: Reading[Message], name: str) -> None:
+    def __init__(self, connection: TcpConnection, reading: FrameReader[Message], name: str) -> None:
         """Starts the thread, called `name`."""
         self._connection = connection
         self._reading = reading

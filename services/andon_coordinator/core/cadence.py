@@ -123,7 +123,7 @@ class CadenceRules:
 
 
 @dataclass(slots=True)
-class Pace:
+class ProcessPace:
     """What is known of one process."""
 
     count: int
@@ -156,7 +156,7 @@ class Cadence:
         self.phase = Phase.PROBE
         self.reports = 0
         """Windows that were reported."""
-        self._paces: dict[PacedProcess, Pace] = {}
+        self._paces: dict[PacedProcess, ProcessPace] = {}
         self._roster: tuple[PacedProcess, ...] = ()
         self._exchanges: deque[float] = deque(maxlen=READINGS)
         self._proposal: int | None = None
@@ -265,7 +265,7 @@ class Cadence:
     ) -> None:
         """Goes on from what another coordinator saved; the last `roster` paces are the roster's."""
         self._paces = {
-            each.process: Pace(each.count, deque(each.readings, READINGS)) for each in saved
+            each.process: ProcessPace(each.count, deque(each.readings, READINGS)) for each in saved
         }
         self._roster = tuple(self._paces)[len(saved) - roster :]
         self.anchor = min(anchor, self._rules.max_anchor)
@@ -279,7 +279,7 @@ class Cadence:
 
     def _take_roster(self, roster: tuple[PacedProcess, ...]) -> None:
         for process in roster:
-            self._paces.setdefault(process, Pace(self.anchor))
+            self._paces.setdefault(process, ProcessPace(self.anchor))
         self._roster = roster
         if self.anchor_process not in roster:
             self.anchor_process = None
@@ -294,7 +294,7 @@ class Cadence:
         self._paces = {each: pace for each, pace in self._paces.items() if each in kept}
 
     @staticmethod
-    def _take(pace: Pace, seconds: float | None) -> None:
+    def _take(pace: ProcessPace, seconds: float | None) -> None:
         if seconds is not None:
             _append(pace.readings, seconds)
             pace.silent = 0
@@ -341,7 +341,7 @@ class Cadence:
                 self._paces[process], self.anchor * min(ratio, MOST_RATIO), free=free, exact=exact
             )
 
-    def _set_count(self, pace: Pace, value: float, *, free: bool, exact: bool) -> None:
+    def _set_count(self, pace: ProcessPace, value: float, *, free: bool, exact: bool) -> None:
         count, most = pace.count, self._rules.max_batch_diff
         if not exact and abs(value - count) <= 0.5 + DEAD_ZONE * count:
             return

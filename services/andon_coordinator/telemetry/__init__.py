@@ -2,6 +2,6 @@
 
 from andon_coordinator.telemetry.attempts import AttemptCause
 from andon_coordinator.telemetry.line import LineMetrics
-from andon_coordinator.telemetry.run import RunFacts, Totals
+from andon_coordinator.telemetry.run import ServedRun, Totals
 
-__all__ = ["AttemptCause", "LineMetrics", "RunFacts", "Totals"]
+__all__ = ["AttemptCause", "LineMetrics", "ServedRun", "Totals"]

@@ -21,9 +21,9 @@ from andon_coordinator.telemetry.attempts import AttemptMetrics
 from andon_coordinator.telemetry.logged import LoggedMetrics
 from andon_coordinator.telemetry.run import (
     HaltMetrics,
-    RunFacts,
     RunMetrics,
     ScheduleMetrics,
+    ServedRun,
     Totals,
 )
 from andon_coordinator.telemetry.steps import KeepingMetrics, StepMetrics
@@ -52,7 +52,7 @@ class LineMetrics:
         totals: Totals,
         refusals: RefusalCounter | None = None,
         exchanges: ExchangeDurations | None = None,
-        run: RunFacts | None = None,
+        run: ServedRun | None = None,
     ) -> None:
         """Registers the metrics. Labels with a closed set of values are all there from the start.
 
@@ -64,7 +64,7 @@ class LineMetrics:
                 each committed step's exchange too, since no reducer measures it.
             run: what the run is.
         """
-        run = run or RunFacts()
+        run = run or ServedRun()
         self._exchanges = exchanges
         self._is_ring = run.topology is Topology.RING
         self._pending: dict[Key, effects.SaveRecord] = {}

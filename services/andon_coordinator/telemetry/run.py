@@ -14,11 +14,11 @@ from andon.protocol.run_settings import Topology
 from andon_coordinator.core.effects import Assignment, LineState
 from andon_coordinator.core.status import LineSnapshot
 
-__all__ = ["HaltMetrics", "RunFacts", "RunMetrics", "ScheduleMetrics", "Totals"]
+__all__ = ["HaltMetrics", "RunMetrics", "ScheduleMetrics", "ServedRun", "Totals"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class ServedRun:
     """What does not change while a run is served."""
 
     run_id: str = ""
@@ -45,7 +45,7 @@ class Totals:
 class RunMetrics:
     """Which run this is, and what its line does."""
 
-    def __init__(self, registry: CollectorRegistry, run: RunFacts) -> None:
+    def __init__(self, registry: CollectorRegistry, run: ServedRun) -> None:
         """Registers the metrics; every state is there from the start."""
         self._run = run
         self._info = Info(
@@ -144,7 +144,7 @@ class HaltMetrics:
 class ScheduleMetrics:
     """What lies between two exchanges."""
 
-    def __init__(self, registry: CollectorRegistry, run: RunFacts) -> None:
+    def __init__(self, registry: CollectorRegistry, run: ServedRun) -> None:
         """Registers the metrics; no round was opened yet."""
         Gauge(
             "andon_local_steps",

@@ -41,8 +41,8 @@ from andon_coordinator.transport.store import (
     Counts,
     JournalError,
     JournalFenced,
+    JournalStore,
     JournalSync,
-    Store,
 )
 
 __all__ = [
@@ -94,7 +94,7 @@ class JournalLocked(JournalError):
 class Journal:
     """The journal of one run: locked while open, written by its own thread once started."""
 
-    def __init__(self, store: Store, lock: IO[str]) -> None:
+    def __init__(self, store: JournalStore, lock: IO[str]) -> None:
         """Takes an open store and its held lock; see `open`."""
         self._store = store
         self._lock = lock
@@ -135,7 +135,7 @@ class Journal:
         with ExitStack() as undo:
             lock = _locked(path)
             undo.callback(lock.close)
-            store = Store(path, run_id, sync=sync, clock=clock)
+            store = JournalStore(path, run_id, sync=sync, clock=clock)
             undo.callback(store.close)
             journal = cls(store, lock)
             undo.pop_all()
@@ -145,7 +145,7 @@ class Journal:
         """Makes `history` that of a line that continues from the record `key`; before `start`.
 
         Raises:
-            JournalError: there is no way on from it; see `Store.history_at`.
+            JournalError: there is no way on from it; see `JournalStore.history_at`.
         """
         self.history = self._store.history_at(key)
 

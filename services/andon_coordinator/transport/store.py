@@ -58,7 +58,14 @@ from andon_coordinator.transport.schema import (
     u64_text,
 )
 
-__all__ = ["Counts", "JournalError", "JournalFenced", "JournalSync", "Store", "recorded_plan"]
+__all__ = [
+    "Counts",
+    "JournalError",
+    "JournalFenced",
+    "JournalStore",
+    "JournalSync",
+    "recorded_plan",
+]
 
 JournalSync = Literal["normal", "full"]
 """`normal` survives the death of any process, `full` also a power failure."""
@@ -94,7 +101,7 @@ def recorded_plan(journal: Path, text: str) -> RunPlan:
         raise JournalError(f"the journal {journal} can't be read: {error}") from error
 
 
-class Store:
+class JournalStore:
     """The database of one run, open for writing."""
 
     def __init__(

@@ -11,10 +11,10 @@ from andon.protocol.announcements import Serial, Session
 from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import CallRefusal
 
-__all__ = ["CallLimit", "Refused", "SessionTokens"]
+__all__ = ["CallLimit", "CallRefused", "SessionTokens"]
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """A call may not go on: carries the refusal up to where the call ends."""
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -45,18 +45,19 @@ class SessionTokens:
             The token's serial; its term is that of the coordinator that gave the token.
 
         Raises:
-            Refused: the token is not its, is of an older join than one that was seen, or revoked.
+            CallRefused: the token is not its, is of an older join than one that was seen, or is
+                revoked.
         """
         serial = tokens.session_serial(self._secret, run_id, worker, token)
         if serial is None:
             text = f"the session token is not worker {worker}'s: join again"
-            raise Refused(Reason.TOKEN, text)
+            raise CallRefused(Reason.TOKEN, text)
         newest = self._newest.get((run_id, worker))
         if newest is not None and serial < newest:
             text = f"worker {worker} joined again since this session token was made: join again"
-            raise Refused(Reason.TOKEN, text)
+            raise CallRefused(Reason.TOKEN, text)
         if serial < self._revoked.get((run_id, worker), serial):
-            raise Refused(Reason.TOKEN, f"an operator dropped worker {worker}")
+            raise CallRefused(Reason.TOKEN, f"an operator dropped worker {worker}")
         # Stored only after all checks: a forged token must not replace the right one.
         self._newest[run_id, worker] = serial
         return serial
@@ -81,7 +82,7 @@ class CallLimit:
         """Counts a call while it is entered.
 
         Raises:
-            Refused: the worker has as many as it may.
+            CallRefused: the worker has as many as it may.
         """
         caller = run_id, worker
         if self._open[caller] >= self._limit:
@@ -89,7 +90,7 @@ class CallLimit:
                 f"worker {worker} has {self._limit} {self._what} here, which is the limit: the "
                 "operator may raise --max-streams-per-worker"
             )
-            raise Refused(Reason.TOO_MANY_STREAMS, text)
+            raise CallRefused(Reason.TOO_MANY_STREAMS, text)
         self._open[caller] += 1
         try:
             yield

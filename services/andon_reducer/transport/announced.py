@@ -31,7 +31,7 @@ from andon.protocol.limits import MAX_WORKERS
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon_reducer.core.effects import CallRefusal
-from andon_reducer.transport.admission import Refused, SessionTokens
+from andon_reducer.transport.admission import CallRefused, SessionTokens
 
 __all__ = ["Announced", "TransferEnd"]
 
@@ -111,7 +111,7 @@ class Announced:
         """What a worker opens, while it is open; `refuse` ends it when its session is revoked.
 
         Raises:
-            Refused: the token is not its, or opens nothing any more.
+            CallRefused: the token is not its, or opens nothing any more.
         """
         serial = self._tokens.admit(run_id, worker, token)
         opened, it = self._open.setdefault((run_id, worker), {}), object()
@@ -132,7 +132,7 @@ class Announced:
         """Returns once messages of this key may be passed on.
 
         Raises:
-            Refused: no round of this key, or of a greater one, is announced in time.
+            CallRefused: no round of this key, or of a greater one, is announced in time.
         """
         if await self._until(run_id, lambda run: run.has_opened(key)):
             return
@@ -140,7 +140,7 @@ class Announced:
             f"the coordinator has opened no round with the key {key.term}/{key.round}, or with a "
             "greater one: send what belongs to an assignment"
         )
-        raise Refused(Reason.INVALID_MESSAGE, text)
+        raise CallRefused(Reason.INVALID_MESSAGE, text)
 
     async def end_of(
         self, run_id: str, transfer_id: int, caller: Session, named: TransferEnd
@@ -148,19 +148,19 @@ class Announced:
         """Returns once it is certain that the caller is the named end of a transfer.
 
         Raises:
-            Refused: it is another worker, or another session of the worker; or no such transfer is
-                announced in time.
+            CallRefused: it is another worker, or another session of the worker; or no such transfer
+                is announced in time.
         """
         if not await self._until(run_id, lambda run: transfer_id in run.transfers):
             text = f"the coordinator has begun no transfer {transfer_id}: wait for StateTransfer"
-            raise Refused(Reason.TOKEN, text)
+            raise CallRefused(Reason.TOKEN, text)
         run = self._runs.get(run_id)
         if run is not None and named(run.transfers[transfer_id]) != caller:
             text = (
                 f"this end of transfer {transfer_id} is not for worker {caller.worker} in this "
                 "session: the coordinator named another"
             )
-            raise Refused(Reason.TOKEN, text)
+            raise CallRefused(Reason.TOKEN, text)
 
     async def _until(self, run_id: str, known: Callable[[_Run], bool]) -> bool:
         """Waits until something is known of a run; True too if nothing is announced of it."""

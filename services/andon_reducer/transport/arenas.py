@@ -49,7 +49,7 @@ from andon.protocol.messages import (
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
-from andon_reducer.transport.admission import Refused
+from andon_reducer.transport.admission import CallRefused
 
 __all__ = ["ArenaFile", "Arenas", "AveragesMemory", "StreamMemory", "sweep"]
 
@@ -168,14 +168,14 @@ class StreamMemory:
         """Takes the worker's proof that it has mapped both files, and unlinks its own.
 
         Raises:
-            Refused: it proves nothing, or came before.
+            CallRefused: it proves nothing, or came before.
         """
         given = proof.contributions_nonce + proof.averages_nonce
         if self.mapped or not hmac.compare_digest(
             given, self._contributions.nonce + self.averages.file.nonce
         ):
             text = "this does not prove that the shared memory is mapped: do not map it, send bytes"
-            raise Refused(Reason.INVALID_MESSAGE, text)
+            raise CallRefused(Reason.INVALID_MESSAGE, text)
         self.mapped = True
         self._contributions.unlink()
         self.averages.unlink_if_mapped()
@@ -184,7 +184,7 @@ class StreamMemory:
         """A contribution with the bytes of its slice as its payload.
 
         Raises:
-            Refused: the slice is not where its block lies, or is older than one before it.
+            CallRefused: the slice is not where its block lies, or is older than one before it.
         """
         claimed = gradient.slice
         assert claimed is not None, "only slices are resolved"
@@ -201,7 +201,7 @@ class StreamMemory:
             # A slice has no checksum: shared memory leaves the host by no wire.
             payload = self._view[at : at + claimed.length]
             return replace(gradient, payload=payload, crc32c=None)
-        raise Refused(Reason.INVALID_MESSAGE, text)
+        raise CallRefused(Reason.INVALID_MESSAGE, text)
 
     def close(self) -> None:
         """Unlinks what no other stream needs.

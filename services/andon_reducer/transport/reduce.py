@@ -74,7 +74,7 @@ from andon_reducer.core.events import (
 from andon_reducer.core.jobs import Job
 from andon_reducer.core.mean import fresh
 from andon_reducer.core.rounds import Rounds
-from andon_reducer.transport.admission import CallLimit, Refused
+from andon_reducer.transport.admission import CallLimit, CallRefused
 from andon_reducer.transport.announced import Announced
 from andon_reducer.transport.arenas import Arenas, StreamMemory
 from andon_reducer.transport.averaging import AveragingThreads, Delivery, fault_of_failed
@@ -135,15 +135,15 @@ class ReduceServicer:
         """One call of ReportLanes.
 
         Raises:
-            Refused: it ends with an error.
+            CallRefused: it ends with an error.
         """
         try:
             nonce = read_asked(data)
         except FrameError as error:
-            raise Refused(Reason.INVALID_MESSAGE, str(error)) from None
+            raise CallRefused(Reason.INVALID_MESSAGE, str(error)) from None
         report = self._offers.report(nonce)
         if report is None:
-            raise Refused(Reason.TOKEN, "no open stream has an offer of lanes with this nonce")
+            raise CallRefused(Reason.TOKEN, "no open stream has an offer of lanes with this nonce")
         return frame_report(report)
 
     @property
@@ -160,7 +160,7 @@ class ReduceServicer:
         """One call of Reduce, to its end.
 
         Raises:
-            Refused: it ends with an error.
+            CallRefused: it ends with an error.
         """
         stream = ReduceStream(next(self._numbers), context)
         messages = stream.messages()
@@ -190,7 +190,7 @@ class ReduceServicer:
         # entered, and this one is not.
         if self._closing:
             self._unshare(stream)
-            raise Refused(Reason.SERVICE_LEAVING, "the reducer is going away")
+            raise CallRefused(Reason.SERVICE_LEAVING, "the reducer is going away")
         # Sent here, and not implicitly with the first message: a refusal may cancel that write, and
         # a call whose metadata is half sent can't be ended with a status.
         try:
@@ -224,7 +224,7 @@ class ReduceServicer:
                     text = (
                         f"the worker ended its stream {self._opening_s:g} s ago, and does not read"
                     )
-                    raise Refused(Reason.PEER_GONE, text)
+                    raise CallRefused(Reason.PEER_GONE, text)
         finally:
             # Called again, in case the call was cancelled during the waits above.
             self._leave(stream)
@@ -235,7 +235,7 @@ class ReduceServicer:
             self._take_back(stream)
         if stream.refusal.done():
             refusal = stream.refusal.result()
-            raise Refused(refusal.reason, refusal.message)
+            raise CallRefused(refusal.reason, refusal.message)
         writer.result()
 
     async def close(self) -> None:
@@ -254,11 +254,11 @@ class ReduceServicer:
             opening = parse_request(data)
         except TimeoutError:
             text = f"the stream was not opened within {self._opening_s:g} s"
-            raise Refused(Reason.INVALID_MESSAGE, text) from None
+            raise CallRefused(Reason.INVALID_MESSAGE, text) from None
         except FrameError as error:
-            raise Refused(Reason.INVALID_MESSAGE, str(error)) from None
+            raise CallRefused(Reason.INVALID_MESSAGE, str(error)) from None
         if not isinstance(opening, OpenRound):
-            raise Refused(Reason.INVALID_MESSAGE, "the first message is not OpenRound")
+            raise CallRefused(Reason.INVALID_MESSAGE, "the first message is not OpenRound")
         return opening
 
     def _enter(self, stream: ReduceStream, opening: OpenRound, memory: StreamMemory | str) -> None:
@@ -334,7 +334,7 @@ class ReduceServicer:
             except FrameError as error:
                 stream.refuse(CallRefusal(Reason.INVALID_MESSAGE, str(error)))
                 return
-            except Refused as refused:
+            except CallRefused as refused:
                 stream.refuse(refused.refusal)
                 return
 
@@ -350,7 +350,7 @@ class ReduceServicer:
                 self._take(stream, request)
                 # The name would keep the payload alive while this waits.
                 del request
-        except Refused as refused:
+        except CallRefused as refused:
             stream.refuse(refused.refusal)
 
     async def _until_announced(self, stream: ReduceStream, request: Request) -> None:
@@ -360,7 +360,7 @@ class ReduceServicer:
         see a key that a worker made up.
 
         Raises:
-            Refused: there is no such round.
+            CallRefused: there is no such round.
         """
         if not isinstance(request, BlockGradient | Abstain):
             return
@@ -373,7 +373,7 @@ class ReduceServicer:
         """One message of a worker.
 
         Raises:
-            Refused: the stream must end with it.
+            CallRefused: the stream must end with it.
         """
         match request:
             case BlockGradient(slice=None):
@@ -389,7 +389,7 @@ class ReduceServicer:
                 self._receive(MemoryMapped(stream.number))
             case OpenRound():
                 text = "OpenRound may only be the first message of a stream"
-                raise Refused(Reason.INVALID_MESSAGE, text)
+                raise CallRefused(Reason.INVALID_MESSAGE, text)
 
     def _receive(self, event: Event) -> None:
         for effect in self._rounds.receive(event, time.monotonic()):
@@ -484,7 +484,7 @@ class ReduceServicer:
 def _memory_of(stream: ReduceStream) -> StreamMemory:
     if stream.memory is None:
         text = "the stream uses shared memory, though none was offered: send bytes"
-        raise Refused(Reason.INVALID_MESSAGE, text)
+        raise CallRefused(Reason.INVALID_MESSAGE, text)
     return stream.memory
 
 
@@ -492,11 +492,11 @@ def _as_agreed(stream: ReduceStream, gradient: BlockGradient) -> BlockGradient:
     """A chunk of bytes with a checksum if the stream was opened so, else without.
 
     Raises:
-        Refused: it has none.
+        CallRefused: it has none.
     """
     if not stream.checked:
         return gradient if gradient.crc32c is None else replace(gradient, crc32c=None)
     if gradient.crc32c is None:
         text = f"a chunk without crc32c on a stream that was opened with {checksums.CAPABILITY}"
-        raise Refused(Reason.INVALID_MESSAGE, text)
+        raise CallRefused(Reason.INVALID_MESSAGE, text)
     return gradient

@@ -29,7 +29,7 @@ from andon.wire.announcements import announcement_from
 from andon.wire.statuses import details_of, is_final
 from andon_reducer.transport.announced import Announced
 
-__all__ = ["CLIENT", "Offer", "RegistrationRefused", "stay_registered"]
+__all__ = ["CLIENT", "ReducerOffer", "RegistrationRefused", "stay_registered"]
 
 _FIRST_WAIT_S = 0.1
 _GROWTH = 1.5
@@ -58,7 +58,7 @@ class RegistrationRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class ReducerOffer:
     """What a reducer offers, and to which coordinator."""
 
     coordinator: str
@@ -76,7 +76,7 @@ class Offer:
 
 
 async def stay_registered(
-    offer: Offer, announced: Announced, *, until_complete: bool, tell: Callable[[str], None]
+    offer: ReducerOffer, announced: Announced, *, until_complete: bool, tell: Callable[[str], None]
 ) -> None:
     """Registers, and registers again whenever the stream ends.
 
@@ -129,7 +129,7 @@ def _is_hopeless(error: grpc.aio.AioRpcError) -> bool:
     return is_final(error) or details_of(error).reason is Reason.REJOIN_NEEDED
 
 
-async def _why(offer: Offer, error: grpc.aio.AioRpcError | TlsError, *, final: bool) -> str:
+async def _why(offer: ReducerOffer, error: grpc.aio.AioRpcError | TlsError, *, final: bool) -> str:
     """Why a stream ended, if trying again may help.
 
     A problem with certificates is `final` for a reducer that was never on the map. One that was
@@ -153,7 +153,9 @@ async def _why(offer: Offer, error: grpc.aio.AioRpcError | TlsError, *, final: b
     return trouble or why
 
 
-async def _register(offer: Offer, announced: Announced, accepted: Callable[[str], None]) -> None:
+async def _register(
+    offer: ReducerOffer, announced: Announced, accepted: Callable[[str], None]
+) -> None:
     """One stream, to its end. Returns normally only if the run is over.
 
     What the coordinator announces on it goes to `announced`.

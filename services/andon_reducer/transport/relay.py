@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import CallRefusal
-from andon_reducer.transport.admission import Refused
+from andon_reducer.transport.admission import CallRefused
 
-__all__ = ["Header", "Relay", "RelayTransfer", "TransferId", "Wanted"]
+__all__ = ["Header", "Relay", "RelayTransfer", "TransferId", "WantedState"]
 
 TransferId = tuple[str, int]
 """Run and transfer."""
@@ -30,7 +30,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedState:
     """What the receiver asks for: the state of `head`.
 
     After an interruption it already holds the first `offset` bytes of a state with `sha256`. It may
@@ -70,7 +70,7 @@ class RelayTransfer:
     patience_s: float
     header: Header | None = None
     """Set once the sender is there."""
-    wanted: Wanted | None = None
+    wanted: WantedState | None = None
     """Set once the receiver is there."""
     failure: CallRefusal | None = None
     done: bool = False
@@ -82,7 +82,7 @@ class RelayTransfer:
         """Waits until both ends are there. Returns the header, and the bytes to send.
 
         Raises:
-            Refused: the ends are of different heads, or one is gone, or did not come in time.
+            CallRefused: the ends are of different heads, or one is gone, or did not come in time.
         """
         # Limited, since the other end may never hear of the transfer, and an end that waits here
         # gets no other message.
@@ -91,12 +91,12 @@ class RelayTransfer:
                 await self._until(lambda: self.header is not None and self.wanted is not None)
         except TimeoutError:
             text = f"the other end of the transfer did not come within {self.patience_s:g} s"
-            raise Refused(Reason.PEER_GONE, text) from None
+            raise CallRefused(Reason.PEER_GONE, text) from None
         assert self.header is not None, "waited for"
         assert self.wanted is not None, "waited for"
         if self.header.head != self.wanted.head:
             text = "the two ends of the transfer are of different heads"
-            raise Refused(Reason.PEER_GONE, text)
+            raise CallRefused(Reason.PEER_GONE, text)
         stop = self.header.size_bytes - self.wanted.left_out_of(self.header)
         return self.header, range(self.wanted.start_in(self.header), stop)
 
@@ -104,7 +104,7 @@ class RelayTransfer:
         """Passes a piece on as soon as there is room; None after the last.
 
         Raises:
-            Refused: the receiver is gone.
+            CallRefused: the receiver is gone.
         """
         await self._until(lambda: len(self._pieces) < self.max_pieces)
         self._pieces.append(piece)
@@ -114,7 +114,7 @@ class RelayTransfer:
         """The next piece, or None after the last.
 
         Raises:
-            Refused: the sender is gone.
+            CallRefused: the sender is gone.
         """
         await self._until(lambda: bool(self._pieces))
         piece = self._pieces.popleft()
@@ -125,7 +125,7 @@ class RelayTransfer:
         """Waits until the receiver took everything.
 
         Raises:
-            Refused: it is gone.
+            CallRefused: it is gone.
         """
         await self._until(lambda: self.done)
 
@@ -133,7 +133,7 @@ class RelayTransfer:
         """Waits until the transfer fails.
 
         Raises:
-            Refused: it failed.
+            CallRefused: it failed.
         """
         await self._until(lambda: False)
 
@@ -158,7 +158,7 @@ class RelayTransfer:
     async def _until(self, condition: Callable[[], bool]) -> None:
         while True:
             if self.failure is not None:
-                raise Refused(self.failure.reason, self.failure.message)
+                raise CallRefused(self.failure.reason, self.failure.message)
             if condition():
                 return
             # No change can be missed: nothing else runs between the check above and the wait. One
@@ -181,24 +181,24 @@ class Relay:
         """The transfer, now that its sender is here.
 
         Raises:
-            Refused: it has a sender.
+            CallRefused: it has a sender.
         """
         transfer = self._transfer(id_)
         if transfer.header is not None:
-            raise Refused(Reason.INVALID_MESSAGE, f"transfer {id_[1]} has a sender already")
+            raise CallRefused(Reason.INVALID_MESSAGE, f"transfer {id_[1]} has a sender already")
         transfer.header = header
         transfer.changed()
         return transfer
 
-    def receive(self, id_: TransferId, wanted: Wanted) -> RelayTransfer:
+    def receive(self, id_: TransferId, wanted: WantedState) -> RelayTransfer:
         """The transfer, now that its receiver is here.
 
         Raises:
-            Refused: it has a receiver.
+            CallRefused: it has a receiver.
         """
         transfer = self._transfer(id_)
         if transfer.wanted is not None:
-            raise Refused(Reason.INVALID_MESSAGE, f"transfer {id_[1]} has a receiver already")
+            raise CallRefused(Reason.INVALID_MESSAGE, f"transfer {id_[1]} has a receiver already")
         transfer.wanted = wanted
         transfer.changed()
         return transfer

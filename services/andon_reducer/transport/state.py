@@ -22,10 +22,10 @@ from andon.v1 import reducer_pb2
 from andon.wire.fields import FrameError, read_fields
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core.effects import CallRefusal, Direction, ReducerObserver
-from andon_reducer.transport.admission import CallLimit, Refused
+from andon_reducer.transport.admission import CallLimit, CallRefused
 from andon_reducer.transport.announced import Announced
 from andon_reducer.transport.reduce_stream import Context
-from andon_reducer.transport.relay import Header, Relay, RelayTransfer, Wanted
+from andon_reducer.transport.relay import Header, Relay, RelayTransfer, WantedState
 
 __all__ = ["StateServicer"]
 
@@ -58,25 +58,25 @@ class StateServicer:
         """One call of PutState.
 
         Raises:
-            Refused: it ends with an error.
+            CallRefused: it ends with an error.
         """
         pieces = _pieces(context)
         try:
             data = await asyncio.wait_for(anext(pieces, None), self._opening_s)
         except TimeoutError:
             text = f"the state's first piece did not come within {self._opening_s:g} s"
-            raise Refused(Reason.INVALID_MESSAGE, text) from None
+            raise CallRefused(Reason.INVALID_MESSAGE, text) from None
         if data is None:
-            raise Refused(Reason.INVALID_MESSAGE, "a state has at least its first piece")
+            raise CallRefused(Reason.INVALID_MESSAGE, "a state has at least its first piece")
         first = _parse_put(data)
         if first.payload:
-            raise Refused(Reason.INVALID_MESSAGE, "the first piece has no payload")
+            raise CallRefused(Reason.INVALID_MESSAGE, "the first piece has no payload")
         if len(first.sha256) != _SHA256_BYTES:
             text = f"a SHA-256 is {_SHA256_BYTES} bytes, not {len(first.sha256)}"
-            raise Refused(Reason.INVALID_MESSAGE, text)
+            raise CallRefused(Reason.INVALID_MESSAGE, text)
         if first.base_bytes > first.size_bytes:
             text = f"a base of {first.base_bytes} bytes, in a state of {first.size_bytes}"
-            raise Refused(Reason.INVALID_MESSAGE, text)
+            raise CallRefused(Reason.INVALID_MESSAGE, text)
         end = _CallersEnd()
         # Nothing is held for a caller before its token is verified: one small message was read.
         with self._admitted(first, end) as session:
@@ -122,12 +122,12 @@ class StateServicer:
         """One call of GetState.
 
         Raises:
-            Refused: it ends with an error.
+            CallRefused: it ends with an error.
         """
         try:
             request = reducer_pb2.GetStateRequest.FromString(data)
         except DecodeError:
-            raise Refused(Reason.INVALID_MESSAGE, "not a GetStateRequest") from None
+            raise CallRefused(Reason.INVALID_MESSAGE, "not a GetStateRequest") from None
         end = _CallersEnd()
         with self._admitted(request, end) as session:
             await self._announced.end_of(
@@ -142,13 +142,13 @@ class StateServicer:
         """The session of a caller that shows its token; its call counts while this is entered.
 
         Raises:
-            Refused: the token opens nothing, the caller has as many calls as it may, or the reducer
-                is going away.
+            CallRefused: the token opens nothing, the caller has as many calls as it may, or the
+                reducer is going away.
         """
         run_id, worker = first.run_id, first.worker
         with self._announced.session(run_id, worker, first.session_token, end.refuse) as session:
             if self._closing:
-                raise Refused(Reason.SERVICE_LEAVING, "the reducer is going away")
+                raise CallRefused(Reason.SERVICE_LEAVING, "the reducer is going away")
             with self._ends.count(run_id, worker):
                 yield session
 
@@ -156,7 +156,7 @@ class StateServicer:
         self, request: reducer_pb2.GetStateRequest, context: Context, end: _CallersEnd
     ) -> None:
         head = request.head.term, request.head.round
-        wanted = Wanted(head, request.offset, request.sha256, request.base_sha256)
+        wanted = WantedState(head, request.offset, request.sha256, request.base_sha256)
         end.check()
         transfer = self._relay.receive((request.run_id, request.transfer_id), wanted)
         end.transfer = transfer
@@ -186,7 +186,7 @@ class StateServicer:
                 f"{moved / 1e6 / seconds:.2f} MB/s: too slow, the line goes on without it"
             )
             transfer.fail(Reason.PEER_GONE, text)
-            raise Refused(Reason.PEER_GONE, text) from None
+            raise CallRefused(Reason.PEER_GONE, text) from None
         finally:
             self._relay.leave(transfer, "receiver")
 
@@ -222,7 +222,7 @@ class StateServicer:
             self._observer.moved(Direction.UP, len(data))
             await transfer.put(piece)
         if left:
-            raise Refused(Reason.INVALID_MESSAGE, f"the state ended {left} bytes early")
+            raise CallRefused(Reason.INVALID_MESSAGE, f"the state ended {left} bytes early")
         await transfer.put(None)
         # The call succeeds only once the receiver has everything: the sender reports a success.
         await transfer.taken()
@@ -245,7 +245,7 @@ class _CallersEnd:
     def check(self) -> None:
         """Refuses a call whose session was revoked while it waited."""
         if self._refusal is not None:
-            raise Refused(self._refusal.reason, self._refusal.message)
+            raise CallRefused(self._refusal.reason, self._refusal.message)
 
 
 async def _pieces(context: Context) -> AsyncIterator[bytes]:
@@ -257,7 +257,7 @@ def _parse_put(data: bytes) -> reducer_pb2.PutStateRequest:
     try:
         return reducer_pb2.PutStateRequest.FromString(data)
     except DecodeError:
-        raise Refused(Reason.INVALID_MESSAGE, "not a PutStateRequest") from None
+        raise CallRefused(Reason.INVALID_MESSAGE, "not a PutStateRequest") from None
 
 
 def _read_piece(data: bytes) -> tuple[int, bytes]:
@@ -265,7 +265,7 @@ def _read_piece(data: bytes) -> tuple[int, bytes]:
     try:
         fields = list(read_fields(memoryview(data)))
     except FrameError as error:
-        raise Refused(Reason.INVALID_MESSAGE, str(error)) from None
+        raise CallRefused(Reason.INVALID_MESSAGE, str(error)) from None
     if len(fields) == 1 and fields[0][0] == _PAYLOAD and isinstance(fields[0][2], memoryview):
         return fields[0][2].nbytes, data
     # Several fields, or an unknown one: readable, but not the same bytes in both directions.
@@ -279,5 +279,5 @@ def _piece(payload: bytes) -> bytes:
 
 def _counted(left: int, size_bytes: int) -> int:
     if size_bytes > left:
-        raise Refused(Reason.INVALID_MESSAGE, "the state is longer than its size_bytes")
+        raise CallRefused(Reason.INVALID_MESSAGE, "the state is longer than its size_bytes")
     return left - size_bytes

@@ -24,8 +24,8 @@ from andon.protocol.reasons import Reason
 from andon.tcp.connection import TcpConnection, TcpLost
 from andon.tcp.framing import Frame, FrameTooLarge
 from andon.tcp.listening import OpenOffer, TcpListener
-from andon.tcp.proof import Direction, LaneSession
-from andon.tcp.receiving import Reading, TcpReceiver
+from andon.tcp.proof import LaneDirection, LaneSession
+from andon.tcp.receiving import FrameReader, TcpReceiver
 from andon.tcp.sending import TcpSender
 from andon.wire.fields import FrameError
 from andon.wire.frames import parse_request_head, with_payload
@@ -34,13 +34,13 @@ from andon_reducer.core.effects import CallRefusal
 from andon_reducer.transport.buffers import Buffers
 from andon_reducer.transport.loop_calls import LoopCalls
 
-__all__ = ["FRAMES_AHEAD", "Arrived", "LaneOffers", "StreamLanes"]
+__all__ = ["FRAMES_AHEAD", "LaneOffers", "LaneRequest", "StreamLanes"]
 
 FRAMES_AHEAD = 2
 """How many frames of a stream may wait for the event loop."""
 
 
-class Arrived(NamedTuple):
+class LaneRequest(NamedTuple):
     """One message that came over a lane, and the bytes of its frame."""
 
     request: Request
@@ -71,10 +71,10 @@ class StreamLanes:
         self._max_payload_bytes = max_payload_bytes
         self._room = threading.Semaphore(FRAMES_AHEAD)
         self._closing = False
-        self._connections: dict[Direction, TcpConnection] = {}
+        self._connections: dict[LaneDirection, TcpConnection] = {}
         self._receiver: TcpReceiver[Request] | None = None
         self._sender: TcpSender | None = None
-        self._arrived: deque[Arrived] = deque()
+        self._arrived: deque[LaneRequest] = deque()
         self._ended = False
         """Whether the worker sends no more."""
         self._came = asyncio.Event()
@@ -98,7 +98,7 @@ class StreamLanes:
             return LaneReport(0, reading=False, sent_bytes=0)
         return LaneReport(receiver.received_bytes, receiver.reading, sender.sent_bytes)
 
-    async def requests(self) -> AsyncIterator[Arrived]:
+    async def requests(self) -> AsyncIterator[LaneRequest]:
         """What the worker sends, until it sends no more."""
         while True:
             while not self._arrived:
@@ -133,27 +133,27 @@ class StreamLanes:
             connection.end()
             connection.close()
 
-    def _joined(self, direction: Direction, connection: TcpConnection) -> None:
+    def _joined(self, direction: LaneDirection, connection: TcpConnection) -> None:
         """Runs on the accepting thread."""
         if not self._calls.call(self._join, direction, connection):
             connection.close()
 
-    def _join(self, direction: Direction, connection: TcpConnection) -> None:
+    def _join(self, direction: LaneDirection, connection: TcpConnection) -> None:
         if self._closing:
             connection.close()
             return
         self._connections[direction] = connection
-        if len(self._connections) < len(Direction):
+        if len(self._connections) < len(LaneDirection):
             return
-        reading: Reading[Request] = Reading(
+        reading: FrameReader[Request] = FrameReader(
             parse=self._parse,
             place=lambda _, size: self._buffers.lend(size),
             received=self._received,
             ended=partial(self._calls.call, self._end),
             max_payload_bytes=self._max_payload_bytes,
         )
-        up = self._connections.pop(Direction.CLIENT_SENDS)
-        down = self._connections.pop(Direction.CLIENT_RECEIVES)
+        up = self._connections.pop(LaneDirection.CLIENT_SENDS)
+        down = self._connections.pop(LaneDirection.CLIENT_RECEIVES)
         try:
             # The sender first: an answer may be due as soon as something is received.
             self._sender = TcpSender(down, self._lost, "andon-lane-out")
@@ -174,13 +174,13 @@ class StreamLanes:
 
     def _received(self, request: Request, payload: memoryview, size: int) -> None:
         """Runs on the receiving thread."""
-        self._calls.call(self._take, Arrived(with_payload(request, payload), size))
+        self._calls.call(self._take, LaneRequest(with_payload(request, payload), size))
 
     def _lost(self, why: str) -> None:
         """Runs on the sending thread."""
         self._calls.call(self._end, ConnectionError(why))
 
-    def _take(self, arrived: Arrived) -> None:
+    def _take(self, arrived: LaneRequest) -> None:
         self.in_use = True
         self._arrived.append(arrived)
         self._came.set()

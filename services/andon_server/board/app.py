@@ -24,7 +24,7 @@ from andon.protocol.halts import HaltAnswer
 from andon.protocol.reasons import Reason
 from andon_coordinator.transport.errors import LineError
 from andon_server.board.feed import BoardFeed, LineNow
-from andon_server.board.gate import BoardGate, Refused, Visitor
+from andon_server.board.gate import BoardGate, RequestRefused, Visitor
 from andon_server.board.history import MAX_POINTS, HistoryBusy, RunHistory, UnknownRun
 from andon_server.board.pages import Pages
 from andon_server.board.stream import EventStream, Viewers
@@ -134,7 +134,7 @@ class BoardApp:
         """Answers one request."""
         try:
             return self._answer(environ, start_response)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             body: dict[str, Any] = {"error": str(refusal)}
             if refusal.needs_login:
                 body |= {"needs_login": True}
@@ -159,7 +159,7 @@ class BoardApp:
         if method == "POST":
             return self._post(name, environ, start_response)
         if method != "GET":
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.METHOD_NOT_ALLOWED, f"{method[:16]} is not known here: use GET or POST"
             )
         visitor = self._gate.admit(environ)
@@ -171,10 +171,10 @@ class BoardApp:
         self, path: str, method: str, environ: WSGIEnvironment, start_response: StartResponse
     ) -> Iterable[bytes]:
         if method not in ("GET", "HEAD"):
-            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "pages are read with GET")
+            raise RequestRefused(HTTPStatus.METHOD_NOT_ALLOWED, "pages are read with GET")
         page = self._pages.page(path)
         if page is None:
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.NOT_FOUND,
                 "there is no such page: the board is at /, metrics are at /metrics and /sd",
             )
@@ -199,20 +199,20 @@ class BoardApp:
                 case ["runs", run_id, "curves"]:
                     return self._history.curves(run_id, _points_of(environ))
         except UnknownRun as unknown:
-            raise Refused(HTTPStatus.NOT_FOUND, str(unknown)) from unknown
-        raise Refused(HTTPStatus.NOT_FOUND, "the board's API has no such part")
+            raise RequestRefused(HTTPStatus.NOT_FOUND, str(unknown)) from unknown
+        raise RequestRefused(HTTPStatus.NOT_FOUND, "the board's API has no such part")
 
     def _state(self, visitor: Visitor) -> dict[str, Any]:
         now = self._feed.now
         if now is None:
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the line is starting: ask again in a moment"
             )
         return now.view() | _rights(visitor.may_operate, visitor.needs_login)
 
     def _live(self, visitor: Visitor, start_response: StartResponse) -> Iterable[bytes]:
         if self._closing.is_set() or not self._viewers.enter():
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 f"{self._viewers.most} viewers watch this board already: close one of them",
             )
@@ -245,7 +245,7 @@ class BoardApp:
             cookie = self._gate.log_out(environ)
             return _json(start_response, HTTPStatus.OK, {"ok": True}, cookie=cookie)
         if name not in self._posts:
-            raise Refused(HTTPStatus.NOT_FOUND, "the board's API has no such part")
+            raise RequestRefused(HTTPStatus.NOT_FOUND, "the board's API has no such part")
         visitor = self._gate.admit(environ)
         self._gate.check_operator(visitor)
         try:
@@ -253,9 +253,9 @@ class BoardApp:
         except LineError as error:
             leaving = error.reason is Reason.SERVICE_LEAVING
             status = HTTPStatus.SERVICE_UNAVAILABLE if leaving else HTTPStatus.CONFLICT
-            raise Refused(status, str(error)) from error
+            raise RequestRefused(status, str(error)) from error
         except TimeoutError as error:
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "the service is busy, and may still do it: look at the line's state before you "
                 "try again",
@@ -296,12 +296,12 @@ def _check_intent(environ: WSGIEnvironment) -> None:
     """Refuses what a page of another site could send without asking this service first."""
     kind = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refused(
+        raise RequestRefused(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "the board takes JSON: send Content-Type: application/json",
         )
     if environ.get("HTTP_X_ANDON_BOARD") != "1":
-        raise Refused(
+        raise RequestRefused(
             HTTPStatus.FORBIDDEN, "what changes the line needs the header X-Andon-Board: 1"
         )
 
@@ -309,9 +309,9 @@ def _check_intent(environ: WSGIEnvironment) -> None:
 def _body_of(environ: WSGIEnvironment) -> dict[str, Any]:
     length = environ.get("CONTENT_LENGTH", "")
     if not (length.isascii() and length.isdigit()):
-        raise Refused(HTTPStatus.LENGTH_REQUIRED, "the request needs a Content-Length")
+        raise RequestRefused(HTTPStatus.LENGTH_REQUIRED, "the request needs a Content-Length")
     if len(length) > 9 or int(length) > _MAX_BODY:
-        raise Refused(
+        raise RequestRefused(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {_MAX_BODY} bytes"
         )
     data = environ["wsgi.input"].read(int(length))
@@ -353,8 +353,8 @@ def _points_of(environ: WSGIEnvironment) -> int:
     return int(text)
 
 
-def _bad(message: str) -> Refused:
-    return Refused(HTTPStatus.BAD_REQUEST, message)
+def _bad(message: str) -> RequestRefused:
+    return RequestRefused(HTTPStatus.BAD_REQUEST, message)
 
 
 def _json(

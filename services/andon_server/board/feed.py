@@ -23,7 +23,7 @@ from andon_coordinator.core import effects, events
 from andon_coordinator.core.status import LineSnapshot
 from andon_server.board.view import event_view, state_view
 
-__all__ = ["BoardFeed", "Happening", "LineNow"]
+__all__ = ["BoardFeed", "FeedItem", "LineNow"]
 
 _KEPT = 16384
 """Items that are kept: enough for seconds, however many scalars a step has."""
@@ -32,7 +32,7 @@ _PACE_OVER = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class FeedItem:
     """An item of the feed: what kind it is, and its JSON."""
 
     number: int
@@ -67,7 +67,7 @@ class BoardFeed:
         self._pending: dict[Key, effects.SaveRecord] = {}
         self._committed_at: float | None = None
         self._gaps: deque[float] = deque(maxlen=_PACE_OVER)
-        self._ring: list[Happening | None] = [None] * kept
+        self._ring: list[FeedItem | None] = [None] * kept
         self.newest = 0
         """The number of the last item; 0: there is none."""
         self.now: LineNow | None = None
@@ -103,10 +103,10 @@ class BoardFeed:
             at_unix_s=self._wall(),
         )
 
-    def since(self, number: int) -> list[Happening] | None:
+    def since(self, number: int) -> list[FeedItem] | None:
         """What happened after the item with this number; None if some of it is lost."""
         newest = self.newest
-        found: list[Happening] = []
+        found: list[FeedItem] = []
         for wanted in range(number + 1, newest + 1):
             item = self._ring[wanted % len(self._ring)]
             if item is None or item.number != wanted:
@@ -116,7 +116,7 @@ class BoardFeed:
 
     def _put(self, kind: str, value: Any) -> None:
         number = self.newest + 1
-        self._ring[number % len(self._ring)] = Happening(number, kind, value)
+        self._ring[number % len(self._ring)] = FeedItem(number, kind, value)
         self.newest = number
 
     def _committed(self, key: Key, now: float) -> None:

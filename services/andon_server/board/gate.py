@@ -46,7 +46,7 @@ from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.errors import LineError
 from andon_server.board.attempts import MOST_WRONG, Attempts
 
-__all__ = ["BoardGate", "Refused", "Visitor"]
+__all__ = ["BoardGate", "RequestRefused", "Visitor"]
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ _LONGEST_COOKIES = 8192
 """Characters of a request's cookies. This board's is 60 long; others of the host come along."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not answered: its status, and a sentence with the remedy."""
 
     def __init__(self, status: HTTPStatus, message: str, *, needs_login: bool = False) -> None:
@@ -122,20 +122,20 @@ class BoardGate:
         """Checks where a request comes from, whatever it asks for.
 
         Raises:
-            Refused: another site sent it, it is not encrypted, or nobody may look.
+            RequestRefused: another site sent it, it is not encrypted, or nobody may look.
         """
         host = environ.get("HTTP_HOST", "")
         if self._beyond:
             self._check_beyond(environ)
         elif name_of(host) not in self._names:
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.FORBIDDEN,
                 f"this board is not at {host[:100]!r}: open it as http://127.0.0.1 or "
                 "http://localhost, with its port",
             )
         origin = environ.get("HTTP_ORIGIN")
         if origin is not None and not _is_own(origin, host, environ):
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.FORBIDDEN,
                 f"a page of {origin[:100]!r} sent this, not the board's own: open the board itself",
             )
@@ -148,7 +148,7 @@ class BoardGate:
         """The visitor who sent a request that was checked.
 
         Raises:
-            Refused: the request shows no token that lets one look.
+            RequestRefused: the request shows no token that lets one look.
         """
         bearer = self._bearer(environ)
         shown = bearer or self._of_session(environ)
@@ -160,7 +160,7 @@ class BoardGate:
             if bearer:
                 self._note_wrong(environ)
             self._count(error.reason)
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.UNAUTHORIZED,
                 "this board asks for a token: log in with the run's token, the viewers' or a "
                 "worker's own to look, or with the operators' to answer as well (the files of "
@@ -179,11 +179,11 @@ class BoardGate:
         """Lets operators pass.
 
         Raises:
-            Refused: the visitor may only look.
+            RequestRefused: the visitor may only look.
         """
         if not visitor.may_operate:
             self._count(Reason.OPERATOR_TOKEN)
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.FORBIDDEN,
                 "this line's operators have a token: log in with it (the file of "
                 "--operator-token-file), or ask an operator",
@@ -194,15 +194,15 @@ class BoardGate:
         """Begins a session for somebody who shows a token. Returns the Set-Cookie header.
 
         Raises:
-            Refused: it is none of the line's tokens.
+            RequestRefused: it is none of the line's tokens.
         """
         shown = token.strip().encode()
         if not self._has_tokens:
-            raise Refused(HTTPStatus.CONFLICT, "this board asks for no token: just look")
+            raise RequestRefused(HTTPStatus.CONFLICT, "this board asks for no token: just look")
         if not self._knows(shown):
             self._note_wrong(environ)
             self._count(Reason.TOKEN)
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.UNAUTHORIZED,
                 "that is none of this line's tokens (the run's, the operators', the viewers', a "
                 "worker's own): copy the content of the file that --token-file, "
@@ -228,14 +228,14 @@ class BoardGate:
 
     def _check_beyond(self, environ: WSGIEnvironment) -> None:
         if not self._has_tokens:
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.FORBIDDEN,
                 "this service listens beyond this host and has no tokens, so its board shows "
                 "nothing to anybody: start it with --token-file (and --operator-token-file for "
                 "those who may answer), or with --bind 127.0.0.1",
             )
         if self.wants_encryption(environ):
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.FORBIDDEN,
                 "beyond its host this board answers over TLS only: open it with https://",
             )
@@ -258,7 +258,7 @@ class BoardGate:
         """Counts a wrong token.
 
         Raises:
-            Refused: so many came from its address that this one is not even answered.
+            RequestRefused: so many came from its address that this one is not even answered.
         """
         address, is_told = environ.get("REMOTE_ADDR", ""), False
         with self._lock:
@@ -266,7 +266,7 @@ class BoardGate:
             if wait_s <= 0:
                 is_told = self._attempts.note(address, self._now())
         if wait_s > 0:
-            raise Refused(
+            raise RequestRefused(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"{MOST_WRONG} wrong tokens came from your address: try again in {wait_s:.0f} s",
                 needs_login=True,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from andon.host.strict_json import strict_json
-from andon_server.board.feed import BoardFeed, Happening, LineNow
+from andon_server.board.feed import BoardFeed, FeedItem, LineNow
 
 __all__ = ["EventStream", "Viewers"]
 
@@ -109,7 +109,7 @@ def message(event: str, data: str) -> str:
     return f"event: {event}\ndata: {data}\n\n"
 
 
-def _messages(items: list[Happening]) -> str:
+def _messages(items: list[FeedItem]) -> str:
     points: list[Any] = [item.value for item in items if item.kind == "point"]
     scalars: list[Any] = [item.value for item in items if item.kind == "scalar"]
     text = "".join(

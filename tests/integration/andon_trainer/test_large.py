@@ -24,7 +24,7 @@ from andon.wire import checksums
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Floats
 from andon_trainer.core.events import Assigned, AveragesComplete
-from andon_trainer.exchange.control.transfer import Arrived, Ticket, receive_state, send_state
+from andon_trainer.exchange.control.transfer import PartialState, Ticket, receive_state, send_state
 from andon_trainer.exchange.path import Inbox
 from andon_trainer.exchange.star.bulk_stream import ReducerAccess
 from andon_trainer.exchange.star.star import StarExchange
@@ -172,7 +172,7 @@ def test_a_state_above_2_gib_arrives_whole(reducer: Reducer) -> None:
     )
     sender.start()
 
-    arrived = receive_state(tickets[1], Arrived(), lambda *_: None, lambda _: None)
+    arrived = receive_state(tickets[1], PartialState(), lambda *_: None, lambda _: None)
 
     sender.join(PATIENCE_S)
     assert len(arrived) == len(state)

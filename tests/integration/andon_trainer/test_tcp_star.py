@@ -24,7 +24,7 @@ from andon.protocol.reducers import partition
 from andon.tcp.connecting import connect
 from andon.tcp.connection import TcpConnection
 from andon.tcp.framing import prefixed
-from andon.tcp.proof import CAPABILITY, Direction, LaneSession
+from andon.tcp.proof import CAPABILITY, LaneDirection, LaneSession
 from andon.tcp.sending import TcpSender
 from andon.wire import checksums
 from andon.wire.frames import split_request
@@ -391,7 +391,7 @@ class Joined:
         assert opened.tcp is not None
         self.offer = opened.tcp
         session = LaneSession(token, RUN, 0)
-        up, self.down = connect("127.0.0.1", opened.tcp, session, tuple(Direction))
+        up, self.down = connect("127.0.0.1", opened.tcp, session, tuple(LaneDirection))
         stack.callback(self.down.close)
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.sender = TcpSender(up, self.lost.put, "test-out")

@@ -14,7 +14,7 @@ from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.protocol.messages import OpenRound, RoundOpened, SharedMemoryMapped
 from andon.tcp.framing import PREFIX_BYTES, prefixed, read_prefix
 from andon.tcp.proof import (
-    Direction,
+    LaneDirection,
     LaneSession,
     answer_of,
     is_answer,
@@ -89,7 +89,7 @@ def test_a_frame_has_the_bytes_of_the_message_on_grpc() -> None:
 def test_andons_preambles_and_answers_are_the_vectors(vector: dict[str, Any]) -> None:
     key, nonce = bytes.fromhex(vector["key"]), bytes.fromhex(vector["nonce"])
     session = LaneSession(key, vector["run_id"], vector["worker"])
-    direction = Direction(vector["direction"])
+    direction = LaneDirection(vector["direction"])
     data, answer = bytes.fromhex(vector["preamble"]), bytes.fromhex(vector["answer"])
 
     assert preamble(session, nonce, direction) == data

@@ -19,7 +19,7 @@ from andon_coordinator.core.effects import (
 )
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
-from andon_coordinator.transport.store import Store
+from andon_coordinator.transport.store import JournalStore
 
 __all__ = ["DIGESTS", "TERM", "Book"]
 
@@ -34,7 +34,7 @@ class Book:
         self, path: Path, run_id: str = "7f3a", *, at: float = 100.0, term: int = TERM
     ) -> None:
         self._now = at
-        self._store = Store(path, run_id, sync="normal", clock=self._clock)
+        self._store = JournalStore(path, run_id, sync="normal", clock=self._clock)
         self._store.begin_term(term)
 
     def _clock(self) -> float:

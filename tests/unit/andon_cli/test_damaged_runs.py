@@ -18,7 +18,7 @@ from andon.host.errors import ExitCode
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon_cli.app import main
 from andon_coordinator.core.run_events import RunEventKind
-from andon_coordinator.transport.store import JournalError, Store
+from andon_coordinator.transport.store import JournalError, JournalStore
 from andon_server.runs import JOURNAL
 from unit.andon_cli.books import Book
 
@@ -172,7 +172,7 @@ def test_a_service_refuses_a_journal_whose_rows_never_end(runs: Path) -> None:
     endless("run")(journal)
 
     with pytest.raises(JournalError, match="'run' is no table"):
-        Store(journal, "bad", sync="normal", clock=lambda: 0.0)
+        JournalStore(journal, "bad", sync="normal", clock=lambda: 0.0)
 
 
 def test_what_a_terminal_cant_show_is_escaped(

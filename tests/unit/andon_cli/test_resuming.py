@@ -24,7 +24,7 @@ from andon_coordinator.core.effects import (
     StepResult,
 )
 from andon_coordinator.core.events import LeaveReason
-from andon_coordinator.transport.store import Store
+from andon_coordinator.transport.store import JournalStore
 from andon_server.book import RunBook
 from andon_server.folder_search import search_folder
 from andon_server.resuming import find_resumption, search_history
@@ -69,7 +69,7 @@ def checkpoint(run_dir: Path, step: int, head: Key) -> Path:
 
 def roll_back(run_dir: Path, step: int) -> None:
     """The run is resumed after `step`."""
-    store = Store(run_dir / "journal.sqlite", "7f3a", sync="normal", clock=lambda: 1000.0)
+    store = JournalStore(run_dir / "journal.sqlite", "7f3a", sync="normal", clock=lambda: 1000.0)
     store.begin_term(LATER)
     mark = Record(
         Key(LATER, 1), Key(TERM, step + 1), RecordKind.MARK, step, Cursor(0, 4 * step), ()
@@ -259,7 +259,7 @@ def test_who_left_before_the_run_was_resumed_does_not_count_for_its_end(run_dir:
 
 def test_who_was_lost_before_the_last_step_does_not_make_a_run_incomplete(run_dir: Path) -> None:
     journal = run_dir / "journal.sqlite"
-    store = Store(journal, "7f3a", sync="normal", clock=lambda: 500.0)
+    store = JournalStore(journal, "7f3a", sync="normal", clock=lambda: 500.0)
     store.begin_term(LATER)
     alone = Record(Key(LATER, 1), Key(TERM, 6), RecordKind.STEP, 6, Cursor(0, 24), (0,))
     batch = PositionRange(20, 24)

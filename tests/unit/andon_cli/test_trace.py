@@ -12,10 +12,10 @@ import pytest
 from andon.host.trace import (
     ClockSample,
     EventKind,
-    Part,
     PartHeader,
     PartWriter,
     TraceEvent,
+    TracePart,
     Track,
     WorkerKnown,
 )
@@ -41,12 +41,12 @@ def span(name: str, begin: int, end: int, track: Track = Track.SCRIPT, **args: A
 
 def part(
     worker: int, host: str, ahead_us: int, *events: TraceEvent, clock: str = "", error_us: int = 100
-) -> Part:
+) -> TracePart:
     """A part of a worker whose clock shows `ahead_us` more than microseconds since the start."""
     shifted = [replace(each, at_us=each.at_us + ahead_us) for each in events]
     sample = ClockSample(ahead_us, BEGAN, error_us)
     head = header(host, clock=clock, at_us=ahead_us, process=worker)
-    return Part(head, worker, [sample], shifted)
+    return TracePart(head, worker, [sample], shifted)
 
 
 def placed(trace: Trace, name: str) -> list[tuple[int, int]]:
@@ -79,7 +79,7 @@ def test_the_answer_that_came_back_fastest_counts() -> None:
         ClockSample(2_000_000, BEGAN + 2_000_400, 500),
     ]
 
-    clock = ClockMap.of([Part(header("alpha"), 0, samples)])
+    clock = ClockMap.of([TracePart(header("alpha"), 0, samples)])
 
     assert clock.unix_us(0) == BEGAN
     assert clock.unix_us(9_000_000) == BEGAN + 9_000_000
@@ -92,7 +92,7 @@ def test_a_clock_that_drifts_is_followed() -> None:
         ClockSample(at, BEGAN + at - at // 1_000_000, 5) for at in (0, 30_000_000, 60_000_000)
     ]
 
-    clock = ClockMap.of([Part(header("alpha"), 0, samples)])
+    clock = ClockMap.of([TracePart(header("alpha"), 0, samples)])
 
     assert clock.unix_us(15_000_000) == BEGAN + 15_000_000 - 15
     assert clock.unix_us(45_000_000) == BEGAN + 45_000_000 - 45
@@ -106,7 +106,7 @@ def test_two_bad_answers_at_the_edge_of_a_window_do_not_turn_time_back() -> None
         ClockSample(60_000_002, BEGAN + 95_000_000, 30_000_000),
     ]
 
-    clock = ClockMap.of([Part(header("alpha"), 0, samples)])
+    clock = ClockMap.of([TracePart(header("alpha"), 0, samples)])
 
     moments = [clock.unix_us(at) for at in range(29_999_000, 30_001_000)]
     assert moments == sorted(moments)
@@ -152,7 +152,7 @@ def a_step(number: int, at: int, *, outcome: str = "committed") -> list[TraceEve
     ]
 
 
-def a_run() -> list[Part]:
+def a_run() -> list[TracePart]:
     counter = TraceEvent(
         kind=EventKind.COUNTER,
         name="memory",

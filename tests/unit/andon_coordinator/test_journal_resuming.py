@@ -10,16 +10,16 @@ import pytest
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.effects import SaveRecord, StepContribution, StepResult
 from andon_coordinator.transport.reader import JournalReader
-from andon_coordinator.transport.store import JournalError, Store
+from andon_coordinator.transport.store import JournalError, JournalStore
 
 TERM = 2**32
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[Store]:
+def store(path: Path) -> Iterator[JournalStore]:
     """A journal of four steps of four positions each."""
     path.parent.mkdir(parents=True)
-    store = Store(path, "7f3a", sync="normal", clock=lambda: 100.0)
+    store = JournalStore(path, "7f3a", sync="normal", clock=lambda: 100.0)
     store.begin_term(TERM)
     store.save_record(
         SaveRecord(Record(Key(TERM, 1), None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,)))
@@ -30,7 +30,7 @@ def store(path: Path) -> Iterator[Store]:
     store.close()
 
 
-def save_step(store: Store, key: Key, parent: Key, step: int) -> None:
+def save_step(store: JournalStore, key: Key, parent: Key, step: int) -> None:
     batch = PositionRange(4 * step - 4, 4 * step)
     part = StepContribution(
         worker=0, rank=0, positions=(batch,), samples=4, weight=4.0, loss_sum=4.0
@@ -50,13 +50,13 @@ def save_step(store: Store, key: Key, parent: Key, step: int) -> None:
     store.save_record(SaveRecord(record, result))
 
 
-def roll_back(store: Store, term: int, to: Key, step: int) -> None:
+def roll_back(store: JournalStore, term: int, to: Key, step: int) -> None:
     store.begin_term(term)
     mark = Record(Key(term, 1), to, RecordKind.MARK, step, Cursor(0, 4 * step), ())
     store.save_record(SaveRecord(mark, rolls_back=True))
 
 
-def test_a_line_goes_on_from_the_record_that_was_chosen(store: Store) -> None:
+def test_a_line_goes_on_from_the_record_that_was_chosen(store: JournalStore) -> None:
     history = store.history_at(Key(TERM, 3))
 
     assert history.roll_back
@@ -67,11 +67,11 @@ def test_a_line_goes_on_from_the_record_that_was_chosen(store: Store) -> None:
     assert history.abandoned == Key(TERM, 5)
 
 
-def test_the_last_record_is_rolled_back_to_like_any_other(store: Store) -> None:
+def test_the_last_record_is_rolled_back_to_like_any_other(store: JournalStore) -> None:
     assert store.history_at(Key(TERM, 5)).roll_back
 
 
-def test_a_record_that_only_workers_know_is_left_to_their_reports(store: Store) -> None:
+def test_a_record_that_only_workers_know_is_left_to_their_reports(store: JournalStore) -> None:
     history = store.history_at(Key(2 * TERM, 9))
 
     assert not history.roll_back
@@ -80,7 +80,7 @@ def test_a_record_that_only_workers_know_is_left_to_their_reports(store: Store) 
 
 
 def test_an_empty_journal_leaves_the_head_to_the_workers(tmp_path: Path) -> None:
-    store = Store(tmp_path / "other.sqlite", "7f3a", sync="normal", clock=lambda: 1.0)
+    store = JournalStore(tmp_path / "other.sqlite", "7f3a", sync="normal", clock=lambda: 1.0)
 
     history = store.history_at(Key(TERM, 3))
     store.close()
@@ -88,12 +88,12 @@ def test_an_empty_journal_leaves_the_head_to_the_workers(tmp_path: Path) -> None
     assert (history.head, history.roll_back) == (None, False)
 
 
-def test_a_record_of_another_history_is_refused(store: Store) -> None:
+def test_a_record_of_another_history_is_refused(store: JournalStore) -> None:
     with pytest.raises(JournalError, match="the checkpoint is of another run"):
         store.history_at(Key(TERM - 1, 3))
 
 
-def test_a_record_that_was_rolled_back_is_refused(store: Store) -> None:
+def test_a_record_that_was_rolled_back_is_refused(store: JournalStore) -> None:
     roll_back(store, 2 * TERM, Key(TERM, 3), 2)
 
     with pytest.raises(JournalError, match="was rolled back when the run was resumed earlier"):
@@ -101,7 +101,7 @@ def test_a_record_that_was_rolled_back_is_refused(store: Store) -> None:
 
 
 def test_f_dp_002_the_ledger_of_a_run_that_was_rolled_back_is_exact(
-    store: Store, path: Path
+    store: JournalStore, path: Path
 ) -> None:
     roll_back(store, 2 * TERM, Key(TERM, 3), 2)
     save_step(store, Key(2 * TERM, 2), Key(2 * TERM, 1), 3)
@@ -116,7 +116,7 @@ def test_f_dp_002_the_ledger_of_a_run_that_was_rolled_back_is_exact(
     assert Key(TERM, 4) not in keys
 
 
-def test_the_newest_of_several_heads_that_is_in_the_history_is_found(store: Store) -> None:
+def test_the_newest_of_several_heads_that_is_in_the_history_is_found(store: JournalStore) -> None:
     unknown = Key(TERM, 99)
 
     found = store.find_ancestor((unknown, Key(TERM, 4), Key(TERM, 2)))
@@ -126,7 +126,7 @@ def test_the_newest_of_several_heads_that_is_in_the_history_is_found(store: Stor
     assert store.find_ancestor((unknown,)) is None
 
 
-def test_a_head_that_was_rolled_back_is_not_found_and_an_older_one_is(store: Store) -> None:
+def test_a_head_that_was_rolled_back_is_not_found_and_an_older_one_is(store: JournalStore) -> None:
     roll_back(store, 2 * TERM, Key(TERM, 3), 2)
 
     assert store.find_ancestor((Key(TERM, 4),)) is None
@@ -137,7 +137,7 @@ def test_a_head_that_was_rolled_back_is_not_found_and_an_older_one_is(store: Sto
 
 
 def test_f_dp_002_the_ledger_is_exact_after_a_line_went_back_twice(
-    store: Store, path: Path
+    store: JournalStore, path: Path
 ) -> None:
     roll_back(store, 2 * TERM, Key(TERM, 4), 3)
     save_step(store, Key(2 * TERM, 2), Key(2 * TERM, 1), 4)
@@ -150,7 +150,7 @@ def test_f_dp_002_the_ledger_is_exact_after_a_line_went_back_twice(
     assert store.history().abandoned == Key(2 * TERM, 2)
 
 
-def test_what_was_rolled_back_is_remembered_by_the_next_coordinator(store: Store) -> None:
+def test_what_was_rolled_back_is_remembered_by_the_next_coordinator(store: JournalStore) -> None:
     roll_back(store, 2 * TERM, Key(TERM, 3), 2)
 
     history = store.history()

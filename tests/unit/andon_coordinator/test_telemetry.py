@@ -20,7 +20,7 @@ from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.status import LineSnapshot
-from andon_coordinator.telemetry import AttemptCause, LineMetrics, RunFacts, Totals
+from andon_coordinator.telemetry import AttemptCause, LineMetrics, ServedRun, Totals
 
 FIRST, SECOND = Key(1, 1), Key(1, 2)
 PLAN = RunPlan(global_batch=4, dataset_size=8)
@@ -40,7 +40,7 @@ class Metered:
         self.registry = CollectorRegistry()
         exchanges = ExchangeDurations(self.registry) if timed else None
         topology = Topology.RING if timed else Topology.STAR
-        run = RunFacts(run_id="7f3a", topology=topology)
+        run = ServedRun(run_id="7f3a", topology=topology)
         self.metrics = LineMetrics(
             self.registry,
             totals or Totals(),

@@ -6,7 +6,7 @@ import pytest
 
 from andon.protocol import tokens
 from andon.protocol.reasons import Reason
-from andon_reducer.transport.admission import CallLimit, Refused, SessionTokens
+from andon_reducer.transport.admission import CallLimit, CallRefused, SessionTokens
 
 SECRET, RUN = b"secret of the tests", "7f3a"
 
@@ -30,7 +30,7 @@ def test_a_token_of_a_dead_predecessor_opens_nothing_once_another_has_the_slot(
     sessions.admit(RUN, 1, token(1, 5, 3))
     sessions.admit(RUN, 1, token(1, *newer))
 
-    with pytest.raises(Refused, match="joined again since") as caught:
+    with pytest.raises(CallRefused, match="joined again since") as caught:
         sessions.admit(RUN, 1, token(1, 5, 3))
 
     assert caught.value.refusal.reason is Reason.TOKEN
@@ -47,7 +47,7 @@ def test_tokens_of_other_slots_and_runs_are_separate() -> None:
 def test_a_forged_token_does_not_push_the_right_one_out() -> None:
     sessions = SessionTokens(SECRET)
     forged = tokens.session_token(b"another secret of tests", RUN, 1, (9, 9))
-    with pytest.raises(Refused, match="is not worker 1's"):
+    with pytest.raises(CallRefused, match="is not worker 1's"):
         sessions.admit(RUN, 1, forged)
 
     sessions.admit(RUN, 1, token(1, 5, 3))
@@ -58,7 +58,7 @@ def test_a_worker_above_its_limit_is_refused_and_others_are_not() -> None:
 
     with limit.count("run", 0):
         with (
-            pytest.raises(Refused, match="worker 0 has 1 streams") as caught,
+            pytest.raises(CallRefused, match="worker 0 has 1 streams") as caught,
             limit.count("run", 0),
         ):
             pass

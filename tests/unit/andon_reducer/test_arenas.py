@@ -24,7 +24,7 @@ from andon.protocol.messages import (
 )
 from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
-from andon_reducer.transport.admission import Refused
+from andon_reducer.transport.admission import CallRefused
 from andon_reducer.transport.arenas import ArenaFile, Arenas, StreamMemory, sweep
 from andon_reducer.transport.averaging import Delivery
 
@@ -181,14 +181,14 @@ def test_a_forged_slice_is_refused(tmp_path: Path, forged: BlockGradient) -> Non
     memory.prove(proof(tmp_path, memory))
     memory.resolve(gradient(0, 0, 4, at=PLACES.starts[0], generation=3))
 
-    with pytest.raises(Refused, match=r"slice|does not lie"):
+    with pytest.raises(CallRefused, match=r"slice|does not lie"):
         memory.resolve(forged)
 
 
 def test_a_slice_before_the_proof_is_refused(tmp_path: Path) -> None:
     memory = opened(Arenas(tmp_path), opening(tmp_path))
 
-    with pytest.raises(Refused, match="was not mapped"):
+    with pytest.raises(CallRefused, match="was not mapped"):
         memory.resolve(gradient(0, 0, 4, at=PLACES.starts[0]))
 
 
@@ -196,7 +196,7 @@ def test_a_slice_before_the_proof_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_nonce_proves_nothing(tmp_path: Path, nonces: tuple[bytes, bytes]) -> None:
     memory = opened(Arenas(tmp_path), opening(tmp_path))
 
-    with pytest.raises(Refused, match="does not prove"):
+    with pytest.raises(CallRefused, match="does not prove"):
         memory.prove(SharedMemoryMapped(*nonces))
 
     assert not memory.mapped

@@ -34,7 +34,7 @@ from andon_reducer.core.round import MAX_REMEMBERED_BYTES, ReducerRound
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.core.stream import StreamState
 from andon_reducer.telemetry import ReducerTelemetry
-from andon_reducer.transport.admission import Refused, SessionTokens
+from andon_reducer.transport.admission import CallRefused, SessionTokens
 from andon_reducer.transport.announced import Announced
 from andon_reducer.transport.averaging import Delivery
 from andon_reducer.transport.relay import Relay
@@ -308,7 +308,7 @@ def test_no_readable_piece_of_a_state_ends_the_relay_or_fills_its_memory(
         ]
         ends = await asyncio.gather(*calls, return_exceptions=True)
         assert not right or ends == [None, None]
-        assert all(end is None or isinstance(end, Refused) for end in ends), ends
+        assert all(end is None or isinstance(end, CallRefused) for end in ends), ends
         assert held_bytes(relay) < 2**14
 
     asyncio.run(story())

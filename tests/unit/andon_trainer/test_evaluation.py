@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from andon.protocol.records import Key
-from andon_trainer.data.evaluation import Coverage, Place, Splitting
+from andon_trainer.data.evaluation import Coverage, EvaluationShare, Splitting
 from andon_trainer.state import rng
 
 SIZE = 23
@@ -46,7 +46,7 @@ class Shuffled(Sampler[int]):
 
 
 def split_loader(loader: DataLoader[Any], rank: int, workers: int) -> Iterator[Any]:
-    _, batches = Splitting(CPU).split(loader, Place(rank, workers), seed=7)
+    _, batches = Splitting(CPU).split(loader, EvaluationShare(rank, workers), seed=7)
     return batches
 
 
@@ -153,7 +153,7 @@ def test_persistent_processes_stay_from_one_evaluation_to_the_next_until_the_end
     loader = loader_of(num_workers=1, persistent_workers=True)
 
     def evaluated(rank: int) -> tuple[list[int], set[int]]:
-        _, batches = splitting.split(loader, Place(rank, 2), seed=7)
+        _, batches = splitting.split(loader, EvaluationShare(rank, 2), seed=7)
         pairs = [pair for batch in batches for pair in batch]
         return [index for index, _ in pairs], {process for _, process in pairs}
 
@@ -174,7 +174,7 @@ def test_a_mean_that_lacks_a_lost_workers_samples_names_them_once(
     coverage = Coverage()
 
     assert not coverage.lacks(1)  # nothing was shared out
-    assert coverage.place(2, 3, ROUND) == Place(2, 3)
+    assert coverage.place(2, 3, ROUND) == EvaluationShare(2, 3)
     coverage.divided(SIZE)
     assert not coverage.lacks(3)
     assert coverage.lacks(2)
@@ -194,4 +194,4 @@ def test_the_workers_that_are_left_divide_everything_until_there_is_a_new_roster
     again, complete = coverage.place(2, 3, ROUND), not coverage.lacks(2)
     later = coverage.place(1, 3, Key(1, 8))
 
-    assert (again, complete, later) == (Place(1, 2), True, Place(1, 3))
+    assert (again, complete, later) == (EvaluationShare(1, 2), True, EvaluationShare(1, 3))

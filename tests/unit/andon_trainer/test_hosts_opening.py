@@ -18,7 +18,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line
 from andon_trainer.config import LineConfig
-from andon_trainer.data.evaluation import Place, Splitting
+from andon_trainer.data.evaluation import EvaluationShare, Splitting
 from andon_trainer.errors import HostLost
 from andon_trainer.hosts.calls import answer_in_host
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, group_of, switch_off
@@ -167,7 +167,7 @@ def test_an_answer_is_for_all_processes_and_so_is_a_failure() -> None:
 def test_an_evaluation_is_divided_among_hosts_and_then_inside_each() -> None:
 
     loader = DataLoader(data(), 4)
-    places = [Place(0, 2, part, 3) for part in range(3)] + [Place(1, 2)]
+    places = [EvaluationShare(0, 2, part, 3) for part in range(3)] + [EvaluationShare(1, 2)]
 
     seen = [
         int(row)

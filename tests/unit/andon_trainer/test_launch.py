@@ -21,7 +21,7 @@ from andon_server.settings import ServeConfig
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import JoinRefused
 from andon_trainer.launchers import LaunchStore
-from andon_trainer.process.launch import Launch
+from andon_trainer.process.launch import WorkerLaunch
 from andon_trainer.process.launched_service import (
     Served,
     command_of,
@@ -90,7 +90,7 @@ def test_several_hosts_without_certificates_or_consent_are_refused_and_nobody_wa
 
 def located(config: LineConfig, store: Callable[[LaunchStore], HashStore]) -> LineConfig:
     """As the first line of a process, whose others have all asked by now."""
-    return Launch(config, store, count(1), linger_s=0).locate(config)
+    return WorkerLaunch(config, store, count(1), linger_s=0).locate(config)
 
 
 def no_store(_launch: LaunchStore) -> HashStore:
@@ -153,7 +153,7 @@ def test_a_job_id_names_the_folder_where_an_earlier_start_left_its_run(
 
 def test_a_worker_with_an_address_or_of_no_launch_asks_nobody() -> None:
     for config in (LineConfig(), LineConfig(address="a:1", launch=SEVERAL)):
-        assert Launch(config, no_store).locate(config) == config
+        assert WorkerLaunch(config, no_store).locate(config) == config
 
 
 class _Slow:
@@ -179,7 +179,7 @@ def test_rank_0_outwaits_its_service_and_tells_the_late_that_the_run_is_over(
     done: bool,
 ) -> None:
     store, service = HashStore(), _Slow()
-    launch = Launch(LineConfig())
+    launch = WorkerLaunch(LineConfig())
     launch._service = service  # type: ignore[assignment]  # What `end` needs of a process.
     launch._tell_late = lambda: tell_late(store, "andon/1", {"refused": "over"})
 

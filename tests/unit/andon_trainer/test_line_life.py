@@ -22,7 +22,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.member import FollowerMember
 from andon_trainer.line.worker import Worker
-from andon_trainer.process.launch import Launch
+from andon_trainer.process.launch import WorkerLaunch
 from andon_trainer.process.launched_service import Served, over
 from unit.andon_trainer.host_bench import thread_groups
 from unit.andon_trainer.solo import BATCH, data, model
@@ -295,10 +295,10 @@ def test_that_a_run_is_over_is_no_success_where_this_process_trained_it(
         follow_to_the_end(each)
     later = Worker(LineConfig(address="localhost:2"), torch.device("cpu"))
 
-    def locate(_launch: Launch, _config: LineConfig) -> LineConfig:
+    def locate(_launch: WorkerLaunch, _config: LineConfig) -> LineConfig:
         raise JoinRefused("complete", over(Served(port=1, run_id=run_id, run_dir="runs/it")))
 
-    monkeypatch.setattr(Launch, "locate", locate)
+    monkeypatch.setattr(WorkerLaunch, "locate", locate)
     with pytest.raises(JoinRefused, match=f"run {run_id} ") as refused:
         later.begin()
 

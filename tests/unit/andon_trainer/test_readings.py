@@ -9,7 +9,7 @@ from andon_trainer.averaging.readings import (
     DeviceReader,
     HostReader,
     LossReadings,
-    Reading,
+    PendingNumbers,
     make_reader,
 )
 from unit.andon_trainer.stand_in import DEVICE, Waits
@@ -43,7 +43,7 @@ def test_on_the_host_a_number_is_there_at_once_and_stays_as_it_was() -> None:
 
 def test_a_number_that_is_on_its_way_is_waited_for_once_and_only_when_asked_for() -> None:
     log: list[str] = []
-    reading = Reading(torch.tensor(3.0), Event(log))
+    reading = PendingNumbers(torch.tensor(3.0), Event(log))
 
     before = reading.here, list(log)
     numbers = [reading.number(), reading.number()]
@@ -107,5 +107,5 @@ class Late:
     def __init__(self, numbers: list[float]) -> None:
         self._numbers = iter(numbers)
 
-    def begin(self, _tensor: torch.Tensor) -> Reading:
-        return Reading(torch.tensor(next(self._numbers)), Event([]))
+    def begin(self, _tensor: torch.Tensor) -> PendingNumbers:
+        return PendingNumbers(torch.tensor(next(self._numbers)), Event([]))

@@ -15,7 +15,7 @@ from andon.wire.frames import frame_pass, parse_pass
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.core.ring_landing import Arrived
-from andon_trainer.core.ring_mean import Violation
+from andon_trainer.core.ring_mean import RingViolation
 from unit.andon_trainer.ring_bench import KEY, Floats, Ring
 
 FLOAT32 = Policy(chunk_elements=3)
@@ -145,7 +145,7 @@ def test_a_chunk_that_was_changed_on_its_way_is_traced_to_its_link(who: str) -> 
 def test_a_chunk_without_a_checksum_is_refused_once_all_said_that_they_make_them() -> None:
     ring, message = begun(checked=[True] * 3), chunk()
 
-    with pytest.raises(Violation, match="without a checksum"):
+    with pytest.raises(RingViolation, match="without a checksum"):
         ring.rounds[2].receive(Arrived(message, b"", 0))
 
 
@@ -242,7 +242,7 @@ FORBIDDEN: dict[str, Callable[[], RingHeader | RingChunk]] = {
 def test_c_wire_002_what_can_not_be_is_refused(what: str) -> None:
     message = FORBIDDEN[what]()
 
-    with pytest.raises(Violation):
+    with pytest.raises(RingViolation):
         begun().rounds[2].receive(Arrived(message, b"", 0))
 
 
@@ -250,7 +250,7 @@ def test_a_chunk_that_comes_twice_is_refused() -> None:
     round_, message = begun().rounds[2], chunk()
     round_.receive(Arrived(message, b"", 0))
 
-    with pytest.raises(Violation, match="came before"):
+    with pytest.raises(RingViolation, match="came before"):
         round_.receive(Arrived(message, b"", 0))
 
 
@@ -259,5 +259,5 @@ def test_a_chunk_before_all_terms_is_refused() -> None:
     ring.rounds[2].begin()
     message = chunk()
 
-    with pytest.raises(Violation, match="before the headers"):
+    with pytest.raises(RingViolation, match="before the headers"):
         ring.rounds[2].receive(Arrived(message, b"", 0))

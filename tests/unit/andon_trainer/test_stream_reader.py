@@ -14,7 +14,7 @@ import torch
 
 from andon.protocol.records import PositionRange
 from andon_trainer.data import stream_reader
-from andon_trainer.data.stream_reader import Piece, StreamReader, Wanted, copy_of
+from andon_trainer.data.stream_reader import StreamPiece, StreamReader, Wanted, copy_of
 from unit.andon_trainer.streams import Counting, Sized, Skipping
 
 
@@ -28,7 +28,7 @@ def reader_of(stream: Any, **other: Any) -> StreamReader:
     return StreamReader(stream, seed=7, **{"size": None, **other})
 
 
-def items(piece: Piece) -> list[Any]:
+def items(piece: StreamPiece) -> list[Any]:
     return piece.items
 
 
@@ -52,9 +52,9 @@ def test_the_end_is_met_within_a_piece_and_known_from_then_on() -> None:
     stream = Counting(6)
     reader = reader_of(stream)
 
-    assert reader.__getitems__(wanted((2, 4))) == Piece([2, 3], None)
-    assert reader.__getitems__(wanted((4, 8))) == Piece([4, 5], 6)
-    assert reader.__getitems__(wanted((8, 12))) == Piece([], 6)
+    assert reader.__getitems__(wanted((2, 4))) == StreamPiece([2, 3], None)
+    assert reader.__getitems__(wanted((4, 8))) == StreamPiece([4, 5], 6)
+    assert reader.__getitems__(wanted((8, 12))) == StreamPiece([], 6)
     assert stream.begun == 1
 
 
@@ -132,8 +132,8 @@ def test_a_worker_that_comes_late_skips_in_the_datasets_own_way() -> None:
 def test_a_skip_beyond_the_end_gives_a_bound_that_shrinks_when_less_is_tried() -> None:
     reader = reader_of(Skipping(10))
 
-    assert reader.__getitems__(wanted((30, 32))) == Piece([], 30)
-    assert reader.__getitems__(wanted((8, 14))) == Piece([8, 9], 10)
+    assert reader.__getitems__(wanted((30, 32))) == StreamPiece([], 30)
+    assert reader.__getitems__(wanted((8, 14))) == StreamPiece([8, 9], 10)
 
 
 class OwnIterator:
@@ -220,10 +220,10 @@ def test_only_whole_batches_of_an_epoch_of_unknown_length_exist() -> None:
     stream = Counting(10)
     reader = reader_of(stream, whole=4)
 
-    assert reader.__getitems__(wanted((0, 2), following=2)) == Piece([0, 1], None)
+    assert reader.__getitems__(wanted((0, 2), following=2)) == StreamPiece([0, 1], None)
     assert stream.read == 4
-    assert reader.__getitems__(wanted((6, 8))) == Piece([6, 7], None)
-    assert reader.__getitems__(wanted((8, 10))) == Piece([], 8)
+    assert reader.__getitems__(wanted((6, 8))) == StreamPiece([6, 7], None)
+    assert reader.__getitems__(wanted((8, 10))) == StreamPiece([], 8)
     assert stream.begun == 1
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import Line, LineHalted
-from andon_trainer.averaging.readings import DeviceReader, HostReader, Reader, Reading
+from andon_trainer.averaging.readings import DeviceReader, HostReader, PendingNumbers, Reader
 from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.model.guards import AccumulatedGradients
@@ -122,8 +122,8 @@ class Late:
     def __init__(self) -> None:
         self._waits = Waits()
 
-    def begin(self, tensor: torch.Tensor) -> Reading:
-        return Reading(tensor.detach().clone(), self._waits.event())
+    def begin(self, tensor: torch.Tensor) -> PendingNumbers:
+        return PendingNumbers(tensor.detach().clone(), self._waits.event())
 
 
 def script(

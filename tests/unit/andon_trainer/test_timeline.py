@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from andon.host.trace import EventKind, Part, Track, read_part
+from andon.host.trace import EventKind, TracePart, Track, read_part
 from andon_trainer import Line, timeline
 from andon_trainer.averaging.compute_clock import ComputeClock, HostStopwatch
 from andon_trainer.averaging.staging import HostStaging, TracedStaging
@@ -18,12 +18,12 @@ from unit.andon_trainer.solo import BATCH, SAMPLES, prepared
 from unit.andon_trainer.step_bench import StepBench
 
 
-def part_of(trace: Path) -> Part:
+def part_of(trace: Path) -> TracePart:
     (path,) = trace.with_name(f"{trace.name}.parts").iterdir()
     return read_part(path)
 
 
-def recorded(trace: Path, act: Callable[[Timeline], None], **more: Any) -> Part:
+def recorded(trace: Path, act: Callable[[Timeline], None], **more: Any) -> TracePart:
     """What `act` leaves in the part."""
     line = Timeline(trace, run_id="7f3a", **more)
     act(line)
@@ -32,7 +32,7 @@ def recorded(trace: Path, act: Callable[[Timeline], None], **more: Any) -> Part:
     return part_of(trace)
 
 
-def spans(part: Part, track: Track = Track.SCRIPT) -> list[str]:
+def spans(part: TracePart, track: Track = Track.SCRIPT) -> list[str]:
     return [
         each.name for each in part.events if each.kind is EventKind.SPAN and each.track is track
     ]

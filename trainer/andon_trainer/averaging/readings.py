@@ -17,10 +17,10 @@ import torch
 
 from andon_trainer.averaging.compute_clock import DeviceEvent
 
-__all__ = ["DeviceReader", "HostReader", "LossReadings", "Reader", "Reading", "make_reader"]
+__all__ = ["DeviceReader", "HostReader", "LossReadings", "PendingNumbers", "Reader", "make_reader"]
 
 
-class Reading:
+class PendingNumbers:
     """The numbers of one small tensor."""
 
     __slots__ = ("_done", "_host", "_numbers")
@@ -61,16 +61,16 @@ class Reading:
 class Reader(Protocol):
     """Begins readings."""
 
-    def begin(self, tensor: torch.Tensor) -> Reading:
+    def begin(self, tensor: torch.Tensor) -> PendingNumbers:
         """Begins to read a tensor as it is now, whatever is done to it later."""
 
 
 class HostReader:
     """Reads at once, and waits for the device if the tensor is on one."""
 
-    def begin(self, tensor: torch.Tensor) -> Reading:
+    def begin(self, tensor: torch.Tensor) -> PendingNumbers:
         """Reads."""
-        return Reading(tensor.detach())
+        return PendingNumbers(tensor.detach())
 
 
 class DeviceReader:
@@ -83,16 +83,16 @@ class DeviceReader:
         self._make_event = make_event
         self._current_stream = current_stream
 
-    def begin(self, tensor: torch.Tensor) -> Reading:
+    def begin(self, tensor: torch.Tensor) -> PendingNumbers:
         """Queues the copy. A tensor that is on the host is read at once."""
         if tensor.device.type == "cpu":
-            return Reading(tensor.detach())
+            return PendingNumbers(tensor.detach())
         # Torch gives the copy pinned memory of its own, which it does not use again before the
         # copy is done. So it is truly asynchronous.
         host = tensor.detach().to("cpu", non_blocking=True)
         done = self._make_event()
         done.record(self._current_stream(tensor.device))
-        return Reading(host, done)
+        return PendingNumbers(host, done)
 
 
 def make_reader(device: torch.device) -> Reader:
@@ -111,9 +111,9 @@ class LossReadings:
     def __init__(self, reader: Reader) -> None:
         """None is under way."""
         self.reader = reader
-        self._under_way: list[Reading] = []
+        self._under_way: list[PendingNumbers] = []
 
-    def begin(self, loss: torch.Tensor, *, gated: bool) -> Reading:
+    def begin(self, loss: torch.Tensor, *, gated: bool) -> PendingNumbers:
         """Begins to read a loss; `gated`: `first_not_finite` looks at it, if it is not here yet."""
         reading = self.reader.begin(loss)
         if gated and not reading.here:

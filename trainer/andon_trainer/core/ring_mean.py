@@ -47,13 +47,13 @@ from andon_trainer.core.values import (
     rounded,
 )
 
-__all__ = ["Faulty", "Forward", "RingEffect", "RingMean", "Send", "Violation"]
+__all__ = ["Faulty", "Forward", "RingEffect", "RingMean", "RingViolation", "Send"]
 
 _At = tuple[int, int]
 """A segment's block and first element."""
 
 
-class Violation(Exception):
+class RingViolation(Exception):
     """The rank before this one broke the protocol."""
 
 
@@ -198,11 +198,11 @@ class RingMean:
         """Takes a chunk from the rank before.
 
         Raises:
-            Violation: it does not fit the exchange.
+            RingViolation: it does not fit the exchange.
         """
         segment = self._missing.get((chunk.block, chunk.offset))
         if segment is None or segment.count != chunk.count:
-            raise Violation(
+            raise RingViolation(
                 f"{chunk.count} elements of block {chunk.block} from {chunk.offset} on, which are "
                 "no segment of it or are averaged already"
             )
@@ -238,7 +238,7 @@ class RingMean:
     ) -> list[RingEffect]:
         at = (chunk.block, chunk.offset)
         if at in self._taken or (chunk.stage, chunk.encoding) != self._expected(segment):
-            raise Violation(
+            raise RingViolation(
                 f"a {chunk.stage.name.lower()} of block {chunk.block}, element {chunk.offset}, in "
                 f"{chunk.encoding.label}, which can't come here or came before"
             )
@@ -345,7 +345,7 @@ class RingMean:
         # A mean that this rank has not contributed to yet can't be one.
         owes = self.shares.factors[self._rank] is not None and segment.block not in self._own
         if chunk.encoding is not self._answer or owner == self._rank or owes:
-            raise Violation(f"an average of block {chunk.block} that can't be")
+            raise RingViolation(f"an average of block {chunk.block} that can't be")
         if arrived.landing is None:
             self.landings.withdraw(chunk)
             self._place(segment)[:] = decode(chunk.payload, chunk.encoding, chunk.count)

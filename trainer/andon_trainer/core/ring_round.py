@@ -23,7 +23,7 @@ from andon.wire.checksums import is_intact
 from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import Assigned, AveragesComplete
 from andon_trainer.core.ring_landing import Arrived, Landing, Landings
-from andon_trainer.core.ring_mean import Faulty, Forward, RingEffect, RingMean, Send, Violation
+from andon_trainer.core.ring_mean import Faulty, Forward, RingEffect, RingMean, RingViolation, Send
 
 __all__ = ["RingRound"]
 
@@ -120,12 +120,12 @@ class RingRound:
         """Takes a header or a chunk from the rank before.
 
         Raises:
-            Violation: it breaks the protocol.
+            RingViolation: it breaks the protocol.
         """
         message = arrived.message
         assert not isinstance(message, EnterRound)
         if message.sequence != self.call.sequence:
-            raise Violation(
+            raise RingViolation(
                 f"exchange {message.sequence} in the midst of exchange {self.call.sequence}"
             )
         if isinstance(message, RingHeader):
@@ -163,7 +163,9 @@ class RingRound:
 
     def _receive_header(self, header: RingHeader, arrived: Arrived) -> list[RingEffect]:
         if header.rank >= self._size or header.rank in self._headers:
-            raise Violation(f"a second header of rank {header.rank}, or of no rank of the round")
+            raise RingViolation(
+                f"a second header of rank {header.rank}, or of no rank of the round"
+            )
         # The rank after this one made it: its way around ends here.
         goes_on = header.rank != (self._rank + 1) % self._size
         passed: list[RingEffect] = [Forward(arrived)] if goes_on else []
@@ -215,14 +217,14 @@ class RingRound:
 
     def _receive_chunk(self, chunk: RingChunk, arrived: Arrived) -> list[RingEffect]:
         if not self._agreed:
-            raise Violation("a chunk before the headers of all ranks")
+            raise RingViolation("a chunk before the headers of all ranks")
         # Before anything is done with it, and also if it is only passed on: otherwise the fault
         # would be found further along, and the wrong link would be blamed.
         self._require_intact(chunk, arrived.landing)
         if chunk.stage is RingStage.BROADCAST:
             return self._receive_data(chunk, arrived)
         if self._mean is None:
-            raise Violation("numbers in an exchange that has none")
+            raise RingViolation("numbers in an exchange that has none")
         return self._mean.receive(chunk, arrived)
 
     def _require_intact(self, chunk: RingChunk, landing: Landing | None) -> None:
@@ -232,7 +234,7 @@ class RingRound:
         if chunk.crc32c is None:
             # Allowed if some rank can't make checksums, and a chunk is passed on as it was made.
             if all(header.crc32c for header in self._headers.values()):
-                raise Violation("a chunk without a checksum, though all ranks make them")
+                raise RingViolation("a chunk without a checksum, though all ranks make them")
             return
         # What has landed was summed up on the way.
         intact = is_intact(chunk) if landing is None else chunk.crc32c == landing.crc32c
@@ -268,11 +270,11 @@ class RingRound:
         """Stores bytes of rank 0 and passes them on."""
         into = self.call.data
         if into is None:
-            raise Violation("bytes in an exchange that is no broadcast")
+            raise RingViolation("bytes in an exchange that is no broadcast")
         offset = into.size - self._missing_data
         where = (chunk.offset, chunk.encoding)
         if where != (offset, Encoding.UINT8) or not 0 < chunk.count <= self._missing_data:
-            raise Violation(f"{chunk.count} bytes at {chunk.offset} of a broadcast")
+            raise RingViolation(f"{chunk.count} bytes at {chunk.offset} of a broadcast")
         self._missing_data -= chunk.count
         # The bytes go all the way around. Back at rank 0 they prove that every rank has them.
         if self._rank == 0:

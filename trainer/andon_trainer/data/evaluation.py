@@ -31,13 +31,13 @@ from andon.protocol.shards import shard_of
 from andon_trainer.data.draws import draw_once
 from andon_trainer.data.loader import loading_options, move_to
 
-__all__ = ["Coverage", "Place", "Splitting"]
+__all__ = ["Coverage", "EvaluationShare", "Splitting"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EvaluationShare:
     """Which of how many shares is this worker's."""
 
     number: int
@@ -63,12 +63,12 @@ class Coverage:
         self._left: tuple[int, ...] = ()
         """The ranks of that roster which are left."""
 
-    def place(self, rank: int, world_size: int, round_: Key | None) -> Place:
+    def place(self, rank: int, world_size: int, round_: Key | None) -> EvaluationShare:
         """This worker's place among those that are left of a round's roster."""
         self.complete = True
         known = round_ is not None and round_ == self._round and rank in self._left
         self._ranks = self._left if known else tuple(range(world_size))
-        return Place(self._ranks.index(rank), len(self._ranks))
+        return EvaluationShare(self._ranks.index(rank), len(self._ranks))
 
     def divided(self, units: int | None) -> None:
         """Notes what a loader's split divided."""
@@ -126,7 +126,7 @@ class Splitting:
         )
 
     def split(
-        self, loader: DataLoader[Any], place: Place, *, seed: int
+        self, loader: DataLoader[Any], place: EvaluationShare, *, seed: int
     ) -> tuple[int | None, Iterator[Any]]:
         """A share of what a loader loads, loaded in the same way.
 
@@ -189,7 +189,7 @@ class Splitting:
         units.batches = mine
         return local
 
-    def _every_nth(self, loader: DataLoader[Any], place: Place) -> Iterator[Any]:
+    def _every_nth(self, loader: DataLoader[Any], place: EvaluationShare) -> Iterator[Any]:
         """Reads a whole stream and keeps every n-th batch: a stream has no indices to divide."""
         for number, batch in enumerate(loader):
             turn, worker = divmod(number, place.workers)

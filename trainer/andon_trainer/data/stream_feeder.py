@@ -28,7 +28,7 @@ from andon_trainer.data.feed import Feeder, MicroBatch, Share, count_loop_bodies
 from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.data.loader import processes_stay
 from andon_trainer.data.stream_digest import StreamRefused
-from andon_trainer.data.stream_loading import Probe, Requests, Source, rebuild
+from andon_trainer.data.stream_loading import Probe, Requests, StreamSource, rebuild
 from andon_trainer.data.stream_reader import Wanted, copy_of
 from andon_trainer.data.streams import is_stream, length_of, refuse_stream_loader
 from andon_trainer.state import rng
@@ -77,7 +77,7 @@ class StreamFeeder:
         self._micro_batch_size = micro_batch_size
         only_whole = loader.drop_last and size is None
         self._whole = self.batch_size if only_whole else 1
-        self._source = Source(loader.dataset, seed=seed, size=size, whole=self._whole)
+        self._source = StreamSource(loader.dataset, seed=seed, size=size, whole=self._whole)
         self._requests = Requests(self._wanted)
         self._collate = loader.collate_fn
         self._parallel = loader.num_workers > 0

@@ -19,9 +19,9 @@ from andon_trainer.data.dataset_epochs import EpochCalls, set_changes
 from andon_trainer.data.feed import Share
 from andon_trainer.data.loader import loading_options
 from andon_trainer.data.stream_digest import stream_digest
-from andon_trainer.data.stream_reader import Piece, StreamReader, Wanted, copy_of
+from andon_trainer.data.stream_reader import StreamPiece, StreamReader, Wanted, copy_of
 
-__all__ = ["Probe", "Requests", "Source", "rebuild"]
+__all__ = ["Probe", "Requests", "StreamSource", "rebuild"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Probe:
     calls: EpochCalls
 
 
-class Source(StreamReader):
+class StreamSource(StreamReader):
     """The reader behind the DataLoader: it also looks at the stream before training."""
 
     def __init__(self, stream: Any, *, seed: int, size: int | None, whole: int = 1) -> None:
@@ -44,7 +44,7 @@ class Source(StreamReader):
         """The changes that were made in this process."""
 
     def __getitems__(self, wanted: Wanted | Probe) -> Any:
-        """What was asked for: a `Piece`, or the digest."""
+        """What was asked for: a `StreamPiece`, or the digest."""
         if isinstance(wanted, Probe):
             read = partial(self.first_anew, calls=wanted.calls)
             return stream_digest(self.stream, wanted.header, read)
@@ -78,7 +78,7 @@ class _Collate:
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate
 
-    def __call__(self, read: Piece | str) -> tuple[Any, int, int | None] | str:
+    def __call__(self, read: StreamPiece | str) -> tuple[Any, int, int | None] | str:
         if isinstance(read, str):
             return read
         # No script's function expects an empty list.
@@ -132,7 +132,7 @@ class Requests(Sampler[Any]):
 
 
 def rebuild(
-    loader: DataLoader[Any], source: Source, requests: Requests, seed: int
+    loader: DataLoader[Any], source: StreamSource, requests: Requests, seed: int
 ) -> DataLoader[Any]:
     """The script's loader over a reader, with a loading process that stays."""
     options = loading_options(loader)

@@ -40,7 +40,7 @@ from andon_trainer.data.digest import nested_datasets
 from andon_trainer.data.randomness import seed_generators
 from andon_trainer.state import rng
 
-__all__ = ["Piece", "StreamReader", "Wanted", "copy_of"]
+__all__ = ["StreamPiece", "StreamReader", "Wanted", "copy_of"]
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamPiece:
     """The items of a micro-batch; fewer than were wanted if the stream ended."""
 
     items: list[Any]
@@ -118,7 +118,7 @@ class StreamReader(Dataset[Any]):
         """The random generators as the stream left them; None: it was not begun."""
         self._warned = False
 
-    def __getitems__(self, wanted: Wanted) -> Piece:
+    def __getitems__(self, wanted: Wanted) -> StreamPiece:
         """The items at some positions, as far as there are any.
 
         Leaves the random generators of this process seeded with `wanted.seed`.
@@ -144,7 +144,7 @@ class StreamReader(Dataset[Any]):
                 if wanted.following is not None:
                     self._exists(wanted.following)
         seed_generators(wanted.seed)
-        return Piece(items, self._bound)
+        return StreamPiece(items, self._bound)
 
     def first(self, count: int, *, skip: int = 0, calls: EpochCalls) -> list[Any]:
         """The first items of epoch 0 after `skip` of them, for a look at the stream."""

@@ -32,7 +32,7 @@ from andon_trainer.averaging.step_gather import Given
 from andon_trainer.averaging.tap import GradientTap, dense_gradient
 from andon_trainer.core.events import TransferAsked
 from andon_trainer.exchange.path import lent_by
-from andon_trainer.hosts.calls import BACKWARD, Refused, failing_together, meet, told_by_leader
+from andon_trainer.hosts.calls import BACKWARD, RefusedLoss, failing_together, meet, told_by_leader
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.sums import HostSums
 from andon_trainer.model.guards import LateGradients
@@ -163,7 +163,7 @@ class LeaderAverager(LineAverager):
 
     def refuse_loss(self, value: float) -> None:
         """Reports this process's loss, and waits for the halt that follows."""
-        self.halt(first_refused(meet(self._group, BACKWARD, Refused(value))))
+        self.halt(first_refused(meet(self._group, BACKWARD, RefusedLoss(value))))
 
     def halt(self, value: float) -> None:
         """Reports a loss of this host, and waits for the halt that follows."""
@@ -262,7 +262,7 @@ class FollowerAverager:
 
     def refuse_loss(self, value: float) -> None:
         """Has this process's loss reported, and waits for the halt that follows."""
-        self.halt(first_refused(meet(self._group, BACKWARD, Refused(value))))
+        self.halt(first_refused(meet(self._group, BACKWARD, RefusedLoss(value))))
 
     def halt(self, value: float) -> None:
         """Waits for the halt that the leader waits for."""
@@ -342,7 +342,7 @@ class FollowerAverager:
 
 def first_refused(called: Sequence[Any]) -> float:
     """The loss of the first process whose loss is not finite."""
-    return next(each.given.value for each in called if isinstance(each.given, Refused))
+    return next(each.given.value for each in called if isinstance(each.given, RefusedLoss))
 
 
 @contextmanager

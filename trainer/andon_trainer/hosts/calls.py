@@ -26,7 +26,7 @@ from andon_trainer.termination import Terminated
 __all__ = [
     "BACKWARD",
     "Failure",
-    "Refused",
+    "RefusedLoss",
     "answer_in_host",
     "failing_together",
     "meet",
@@ -83,7 +83,7 @@ _LOST: dict[str, type[LineLost]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedLoss:
     """A process's loss that is not finite."""
 
     value: float

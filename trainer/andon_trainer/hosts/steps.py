@@ -27,7 +27,7 @@ from andon_trainer.averaging.step_gather import Rows
 from andon_trainer.core.events import Assigned
 from andon_trainer.data.feed import Share
 from andon_trainer.hosts.averaging import Agreed, FollowerAverager, LeaderAverager
-from andon_trainer.hosts.calls import BACKWARD, Refused, meet, refuse_other_weights
+from andon_trainer.hosts.calls import BACKWARD, RefusedLoss, meet, refuse_other_weights
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.step_state import StepState
@@ -122,7 +122,7 @@ class HostStepper(Stepper):
         """The host's weight, and this process's factor; None if the line halted meanwhile."""
         state.collect()
         own = state.weight
-        part: _Part | Refused = _Part(
+        part: _Part | RefusedLoss = _Part(
             weight=own,
             loss_sum=state.loss_sum,
             correct=state.correct,
@@ -132,10 +132,10 @@ class HostStepper(Stepper):
             digest=state.digest.sha256,
         )
         if state.refused is not None:
-            part = Refused(state.refused)
+            part = RefusedLoss(state.refused)
         given = [each.given for each in meet(self._group, BACKWARD, part)]
         for each in given:
-            if isinstance(each, Refused):
+            if isinstance(each, RefusedLoss):
                 self._averager.halt(each.value)
                 return None
         parts: list[_Part] = given

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from andon.protocol.order import splitmix64
-from andon_trainer.data.evaluation import Place
+from andon_trainer.data.evaluation import EvaluationShare
 from andon_trainer.data.feed import Feeder, ShardFeeder, whole_epoch
 from andon_trainer.data.loader import LineLoader, move_to
 from andon_trainer.errors import RunOver
@@ -345,7 +345,9 @@ class TrainingLoop(LineProperties):
                 feeder.refuse_other_length()
             except ValueError:
                 # Nobody has to agree on a length any more, and the feeder knows the old one.
-                return self._splitting.split(given, Place(0, 1), seed=splitmix64(self.seed))[1]
+                return self._splitting.split(
+                    given, EvaluationShare(0, 1), seed=splitmix64(self.seed)
+                )[1]
         return whole_epoch(feeder, self._last_epoch)
 
     @property

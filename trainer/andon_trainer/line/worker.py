@@ -32,7 +32,7 @@ from andon_trainer.place.member import RunMember, SoloMember
 from andon_trainer.place.membership import Membership
 from andon_trainer.process.device import counters_of, describe, gpu_of
 from andon_trainer.process.exits import is_interactive, watch_exit
-from andon_trainer.process.launch import Launch
+from andon_trainer.process.launch import WorkerLaunch
 from andon_trainer.state.checkpoints import WorkerCheckpoints
 from andon_trainer.state.replica import Replica
 from andon_trainer.telemetry import Telemetry
@@ -64,7 +64,7 @@ class Worker:
         """Its place on the line, or alone; None before it has joined."""
         self.crash: BaseException | None = None
         """What ended the script; None if it came to its end, as far as is known."""
-        self._launch = Launch(config)
+        self._launch = WorkerLaunch(config)
         self._run: RunPlan | None = None
         self._telemetry: Telemetry | None = None
         self._timeline: Timeline | None = None
@@ -105,7 +105,7 @@ class Worker:
 
         Raises:
             CheckpointRefused: it is damaged, or of other models or optimizers.
-            JoinRefused, LineLost: see `Launch.locate`.
+            JoinRefused, LineLost: see `WorkerLaunch.locate`.
         """
         config, host = self.config, self.host
         with _no_success():

@@ -33,7 +33,7 @@ from andon_trainer.launchers import LaunchStore
 from andon_trainer.process.launched_service import Served, over, serve, to_go_on_with
 from andon_trainer.process.tickets import Answering, Store, ask, tell_late
 
-__all__ = ["Launch", "open_store"]
+__all__ = ["WorkerLaunch", "open_store"]
 
 _PATIENCE_S = 1800
 """How long the processes of a launch wait for each other; PyTorch's own limit."""
@@ -69,7 +69,7 @@ def open_store(launch: LaunchStore) -> Store:
     return store
 
 
-class Launch:
+class WorkerLaunch:
     """One worker's part in its launch. Used by one thread."""
 
     def __init__(

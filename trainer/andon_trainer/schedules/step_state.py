@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.compute_clock import Busy
-from andon_trainer.averaging.readings import Reading
+from andon_trainer.averaging.readings import PendingNumbers
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
 from andon_trainer.core.reports import NO_DIGEST, Digest, StepReport, Timings
@@ -62,9 +62,9 @@ class StepState:
     """Sum of their losses, each times its weight."""
     correct: int | None = 0
     """Samples that the model got right; None once a micro-batch did not say."""
-    _losses: list[tuple[Reading, float]] = field(default_factory=list)
+    _losses: list[tuple[PendingNumbers, float]] = field(default_factory=list)
     """Losses on their way, with their weights: not in `loss_sum` yet."""
-    _counts: list[tuple[Reading, int]] = field(default_factory=list)
+    _counts: list[tuple[PendingNumbers, int]] = field(default_factory=list)
     """Numbers of right samples on their way, each with its micro-batch's samples."""
     unit: float = 0.0
     """A power of two, at least `weight`: micro-batches are accumulated times their weight in it.
@@ -123,14 +123,14 @@ class StepState:
         before, self.unit = self.unit, _power_of_two(max(total, whole))
         return before / self.unit if before else 1.0
 
-    def add_loss(self, loss: Reading, weight: float) -> None:
+    def add_loss(self, loss: PendingNumbers, weight: float) -> None:
         """Adds a micro-batch's loss and its weight."""
         self.weight += weight
         self._losses.append((loss, weight))
         if loss.here:
             self._add_losses()
 
-    def count(self, correct: Reading | None) -> None:
+    def count(self, correct: PendingNumbers | None) -> None:
         """Adds how many samples of a micro-batch the model got right.
 
         Raises:

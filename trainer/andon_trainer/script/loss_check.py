@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from andon_trainer.averaging.readings import HostReader, Reader, Reading
+from andon_trainer.averaging.readings import HostReader, PendingNumbers, Reader
 from andon_trainer.script.loss_terms import Term, scale_of, scales_of, terms_of
 from andon_trainer.script.script_checks import refuse_unknown_scaler
 
@@ -76,13 +76,13 @@ class LossCheck:
     def __init__(self, reader: Reader | None = None) -> None:
         """Has seen no loss; `reader` brings what a graph holds on a GPU to the host."""
         self._reader = reader or HostReader()
-        self._means: list[tuple[Reading, int]] = []
+        self._means: list[tuple[PendingNumbers, int]] = []
         """Of means over targets: what they were divided by, on its way, and their targets."""
-        self._divisors: list[tuple[Reading, Reading | None, _Counted]] = []
+        self._divisors: list[tuple[PendingNumbers, PendingNumbers | None, _Counted]] = []
         """What terms were divided by, and how many values of a sum count, on their way."""
-        self._weights: list[tuple[Reading, bool]] = []
+        self._weights: list[tuple[PendingNumbers, bool]] = []
         """The sum of the weights of a weighted sum, on its way, and whether it is all of a loss."""
-        self._factors: list[Reading] = []
+        self._factors: list[PendingNumbers] = []
         """What losses were multiplied by, perhaps by a GradScaler; on their way."""
         self._histories: dict[tuple[object, ...], dict[int, _Seen]] = {}
         """Of each term of the script's loss, by the number of samples."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from andon.tcp.proof import (
     ANSWER_BYTES,
     PREAMBLE_BYTES,
-    Direction,
+    LaneDirection,
     LaneSession,
     NotAPreamble,
     answer_of,
@@ -26,7 +26,7 @@ from unit.andon.strategies import BOUNDED
 
 SESSION = LaneSession(b"k" * 48, "7f3a", 3)
 NONCE = bytes(range(32))
-SENDS, RECEIVES = Direction
+SENDS, RECEIVES = LaneDirection
 
 
 def test_a_preamble_has_the_bytes_of_the_protocol() -> None:

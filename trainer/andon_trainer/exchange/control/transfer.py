@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 __all__ = [
-    "Arrived",
+    "PartialState",
     "State",
     "StateMover",
     "SyncProgress",
@@ -97,7 +97,7 @@ class SyncProgress:
 
 
 @dataclass(slots=True)
-class Arrived:
+class PartialState:
     """The part of a state that has arrived, over one transfer or several."""
 
     data: bytearray = field(default_factory=bytearray)
@@ -177,7 +177,7 @@ def send_state(
 
 
 def receive_state(
-    ticket: Ticket, arrived: Arrived, progress: Progress, watch: Watch, base: bytes = b""
+    ticket: Ticket, arrived: PartialState, progress: Progress, watch: Watch, base: bytes = b""
 ) -> bytes:
     """Receives the state that the other end sends, and verifies it.
 
@@ -231,7 +231,7 @@ def receive_state(
     return bytes(state)
 
 
-def _continue(arrived: Arrived, first: pb.GetStateResponse) -> None:
+def _continue(arrived: PartialState, first: pb.GetStateResponse) -> None:
     """Keeps what came before, if the state is the same; else starts over."""
     if first.sha256 != arrived.sha256 or first.offset != len(arrived.data):
         arrived.clear()
@@ -264,7 +264,7 @@ class StateMover:
         """Moves `state` over the connection `link`."""
         self._link = link
         self._state = state
-        self._arrived = Arrived()
+        self._arrived = PartialState()
 
     def move(self, asked: TransferAsked) -> str:
         """Sends or receives the state; returns why that failed, or "" if it did not."""

@@ -32,8 +32,8 @@ from andon.protocol.records import Key
 from andon.tcp.connection import TcpConnection
 from andon.tcp.framing import PREFIX_BYTES
 from andon.tcp.listening import OpenOffer, TcpListener
-from andon.tcp.proof import CAPABILITY, Direction, LaneSession
-from andon.tcp.receiving import Reading, TcpReceiver
+from andon.tcp.proof import CAPABILITY, LaneDirection, LaneSession
+from andon.tcp.receiving import FrameReader, TcpReceiver
 from andon.v1 import reducer_pb2
 from andon.v1 import ring_pb2 as pb
 from andon.wire import conversion
@@ -209,7 +209,7 @@ class _Lane:
         self._landing: Landing | None = None
         self._room = np.empty(PIECE_BYTES, dtype=np.uint8).data
         """For sums, which are added piece by piece."""
-        reading = Reading(
+        reading = FrameReader(
             parse=self._parse,
             place=self._place,
             received=self._received,
@@ -392,12 +392,14 @@ class RingListener:
         if (WANTED_METADATA, CAPABILITY) not in context.invocation_metadata():
             return None
 
-        def joined(_direction: Direction, connection: TcpConnection) -> None:
+        def joined(_direction: LaneDirection, connection: TcpConnection) -> None:
             stream.join(connection, self)
 
         offer = None
         if self.lanes is not None:
-            offer = self.lanes.offer(LaneSession(b""), joined, frozenset({Direction.CLIENT_SENDS}))
+            offer = self.lanes.offer(
+                LaneSession(b""), joined, frozenset({LaneDirection.CLIENT_SENDS})
+            )
         if offer is None:
             context.send_initial_metadata(())  # So that it need not wait to learn that.
             return None

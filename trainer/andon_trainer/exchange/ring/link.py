@@ -32,7 +32,7 @@ from andon.protocol.messages import LaneReport, PassMessage, RingChunk, TcpOffer
 from andon.protocol.records import Key
 from andon.tcp.connecting import WITHIN_S, TcpUnavailable, connect
 from andon.tcp.framing import Frame
-from andon.tcp.proof import CAPABILITY, Direction, LaneSession
+from andon.tcp.proof import CAPABILITY, LaneDirection, LaneSession
 from andon.tcp.sending import TcpSender
 from andon.v1 import reducer_pb2, ring_pb2
 from andon.wire import conversion
@@ -239,7 +239,7 @@ class RingLink:
                     host_of(self.address),
                     offer,
                     LaneSession(b""),
-                    (Direction.CLIENT_SENDS,),
+                    (LaneDirection.CLIENT_SENDS,),
                     tls=self._tls,
                     within_s=max(0.1, deadline - time.monotonic()),
                 )

@@ -21,7 +21,7 @@ from andon.protocol.records import Key
 from andon.tcp.framing import Frame
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.core.ring_landing import Arrived, Carrier, checked_own
-from andon_trainer.core.ring_mean import Forward, RingEffect, Send, Violation
+from andon_trainer.core.ring_mean import Forward, RingEffect, RingViolation, Send
 from andon_trainer.core.ring_round import RingRound
 from andon_trainer.exchange.path import Inbox
 from andon_trainer.exchange.ring.incoming import Incoming, PassEnded, PassReceived
@@ -229,7 +229,7 @@ class RingStation:
         self.received_bytes += arrived.size
         try:
             self._do(round_.receive(arrived))
-        except Violation as violation:
+        except RingViolation as violation:
             self._blame(stream, str(violation))
         self._give_back()
 

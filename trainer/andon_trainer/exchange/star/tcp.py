@@ -16,8 +16,8 @@ from andon.host.tls import host_of
 from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.protocol.messages import OpenRound, Request, Response, TcpOffer
 from andon.tcp.connecting import TcpUnavailable, connect
-from andon.tcp.proof import Direction, LaneSession
-from andon.tcp.receiving import Reading, TcpReceiver
+from andon.tcp.proof import LaneDirection, LaneSession
+from andon.tcp.receiving import FrameReader, TcpReceiver
 from andon.tcp.sending import TcpSender
 from andon.wire.fields import FrameError
 from andon.wire.frames import parse_response_head, split_request, with_payload
@@ -74,7 +74,7 @@ class WorkerLanes:
         """
         close_in_children(f":{offer.port}")
         session = LaneSession(opening.session_token, opening.run_id, opening.worker)
-        both = Direction.CLIENT_SENDS, Direction.CLIENT_RECEIVES
+        both = LaneDirection.CLIENT_SENDS, LaneDirection.CLIENT_RECEIVES
         up, down = connect(host_of(address), offer, session, both, tls=tls)
         self._events = events
         self._checksums = checksums
@@ -82,7 +82,7 @@ class WorkerLanes:
         """Whether the payload that is being read goes to its place."""
         self._scratch = memoryview(b"")
         """For payloads that have no place. Of the receiving thread alone."""
-        reading: Reading[Response] = Reading(
+        reading: FrameReader[Response] = FrameReader(
             parse=parse_response_head,
             place=self._place,
             received=self._received,
