@@ -23,8 +23,9 @@ from andon.protocol.reducers import partition
 from andon.protocol.run_settings import Policy
 from andon.tcp.proof import CAPABILITY as TCP
 from andon_reducer.config import ReducerConfig
-from andon_trainer.averaging.averaging import Averaged, LineAverager
+from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.collectives import LineCollectives
+from andon_trainer.averaging.line_averaging import LineAverager
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed, TransferAsked
 from andon_trainer.exchange.path import Exchange, Inbox

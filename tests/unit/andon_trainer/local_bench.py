@@ -15,9 +15,7 @@ from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
 from andon_trainer.averaging.changes import ChangeExchange, outer_optimizer
-from andon_trainer.averaging.copied_buffers import StepBuffers
 from andon_trainer.averaging.loss_scale import LossScale
-from andon_trainer.averaging.running_statistics import MeanStatistics
 from andon_trainer.core.calls import Call
 from andon_trainer.core.computed import Computed
 from andon_trainer.core.events import Assigned, Committed
@@ -146,13 +144,11 @@ class LocalBench:
             scaling=scaling,
         )
         member = cast(Membership, self.member)
-        statistics = MeanStatistics(member, plan, [self.model])
         self.stepper = LocalStepper(
             parts,
             self.member,
-            ChangeExchange(member, plan, device),
+            ChangeExchange(member, plan, device, [self.model] if buffers else []),
             OuterStep(optimizer=self.outer, moving=nullcontext, max_grad_norm=max_grad_norm),
-            StepBuffers(member, statistics, [self.model]) if buffers else None,
         )
         audit = Audit([self.model], [self.optimizer])
         audit.open(plan)

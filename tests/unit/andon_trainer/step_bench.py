@@ -16,7 +16,7 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.scalars import Scalar
-from andon_trainer.averaging.averaging import LineAverager
+from andon_trainer.averaging.line_averaging import LineAverager
 from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked

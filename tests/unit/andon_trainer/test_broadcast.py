@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from andon_trainer.averaging.broadcast import HEAD_BYTES, RunningStatistics
-from andon_trainer.core.calls import Call
+from andon_trainer.averaging.broadcast import RunningStatistics
+from andon_trainer.core.calls import Bytes
+from unit.andon_trainer.ring_bench import layout_of
+from unit.andon_trainer.seat import Seat
 
 
 def net(rank: int) -> nn.Module:
@@ -19,41 +21,28 @@ def net(rank: int) -> nn.Module:
     return made
 
 
-def arrive(source: Call, there: Call) -> None:
-    assert source.data is not None
-    assert there.data is not None
-    assert bytes(there.data[:HEAD_BYTES]) == bytes(source.data[:HEAD_BYTES])
-    there.data[:] = source.data
-
-
-def test_every_worker_takes_over_rank_0s_and_leaves_other_buffers_alone() -> None:
+@pytest.mark.parametrize("committed", [True, False])
+def test_every_worker_takes_over_rank_0s_of_a_committed_step_and_leaves_other_buffers_alone(
+    *, committed: bool
+) -> None:
     first, second = net(0), net(1)
-    ours, theirs = RunningStatistics([first]), RunningStatistics([second])
     before = {name: buffer.clone() for name, buffer in second.named_buffers()}
-    source, there = ours.call(source=True, sequence=1), theirs.call(source=False, sequence=1)
-    arrive(source, there)
+    layout, wire = layout_of([3]), dict[int, Bytes]()
+    seats = Seat(layout, 0), Seat(layout, 1)
+    both = [RunningStatistics([each]) for each in (first, second)]
+    for seat, statistics in zip(seats, both, strict=True):
+        seat.wire = wire
+        assert statistics.exchange(seat.averaging)
     assert all(torch.equal(buffer, before[name]) for name, buffer in second.named_buffers())
 
-    ours.load_arrived()
-    theirs.load_arrived()
+    for statistics in both:
+        if not committed:
+            statistics.drop()
+        statistics.load_arrived()
 
     for name, buffer in second.named_buffers():
-        assert torch.equal(buffer, before[name] if name == "table" else first.get_buffer(name))
-
-
-def test_what_came_with_a_void_step_is_not_taken_over() -> None:
-    first, second = net(0), net(1)
-    theirs = RunningStatistics([second])
-    before = {name: buffer.clone() for name, buffer in second.named_buffers()}
-    arrive(
-        RunningStatistics([first]).call(source=True, sequence=1),
-        theirs.call(source=False, sequence=1),
-    )
-
-    theirs.drop()
-    theirs.load_arrived()
-
-    assert all(torch.equal(buffer, before[name]) for name, buffer in second.named_buffers())
+        ours = committed and name != "table"
+        assert torch.equal(buffer, first.get_buffer(name) if ours else before[name])
 
 
 @pytest.mark.parametrize(

@@ -423,9 +423,17 @@ def by_hand(encoding: Encoding) -> tuple[nn.Linear, LineCollectives, ManualSeat]
     return model, LineCollectives(cast(Membership, seat), plan, torch.device("cpu")), seat
 
 
-def give(model: nn.Linear, collectives: LineCollectives, flat: Floats, sequence: int = 0) -> None:
+def give(
+    model: nn.Linear, collectives: LineCollectives, flat: Floats, *, again: bool = False
+) -> None:
+    """Gives gradients in a round of its own, or `again` in the same one."""
     model.weight.grad = torch.from_numpy(flat.copy()).view(1, -1)
-    call = Call(name="all_reduce_gradients", sequence=sequence, blocks=range(1))
+    assigned = collectives._member.assigned
+    assert assigned is not None
+    if not again:
+        key = replace(assigned.key, round=assigned.key.round + 1)
+        cast(Any, collectives._member).assigned = replace(assigned, key=key)
+    call = Call(name="all_reduce_gradients", blocks=range(1))
     assert collectives.run(call, 1.0) is not None
 
 
@@ -450,7 +458,7 @@ def test_a_block_that_is_exchanged_twice_in_a_manual_step_carries_on_within_it()
     first, second = gradients(40, 1), gradients(40, 2)
 
     give(model, collectives, first)
-    give(model, collectives, second, sequence=1)
+    give(model, collectives, second, again=True)
 
     same(sent_in(seat), [first, second + lost_of(first, encoding)])
     collectives.close()

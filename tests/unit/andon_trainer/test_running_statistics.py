@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +12,13 @@ import torch
 from torch import nn
 
 from andon.protocol.encoding import Encoding
-from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
 from andon_trainer.averaging.block_numbers import rooms_for
 from andon_trainer.averaging.running_statistics import MeanStatistics
-from andon_trainer.core.calls import Call
-from andon_trainer.core.events import Assigned, AveragesComplete, TransferAsked
-from andon_trainer.model.layout import ModelPlan, plan_model
-from andon_trainer.place.membership import Membership
+from andon_trainer.core.events import TransferAsked
+from andon_trainer.model.layout import plan_model
 from unit.andon_trainer.assigned_work import work
+from unit.andon_trainer.seat import Seat
 
 Floats = npt.NDArray[np.float32]
 
@@ -48,57 +45,19 @@ def statistics_of(model: nn.Sequential) -> torch.Tensor:
     return torch.cat([layer.running_mean, layer.running_var])
 
 
-class Seat:
+class HalfSeat(Seat):
     """A place beside one other worker of the same weight, whose change is half of this one's."""
 
-    def __init__(self, plan: ModelPlan, *, rank: int = 0, void_at: int | None = None) -> None:
-        self.policy = Policy(average_buffers=True)
-        self.installed_from: TransferAsked | None = None
-        self.assigned: Assigned | None = two_workers(rank)
-        self.averages = [np.zeros(block.elements, np.float32) for block in plan.layout.blocks]
-        self.exchange = self
-        self.refused = False
-        self.calls: list[tuple[Call, float]] = []
-        self.submitted: dict[int, Floats] = {}
-        self.void_at = void_at
-        self.held = False
-
-    def begin(self, weight: float, call: Call) -> bool:
-        self.calls.append((call, weight))
-        self.submitted = {}
-        return True
-
-    def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> None:
-        assert not keeps_loss, "running statistics have no residual"
-        self.submitted[block] = flat
-
-    def submit_data(self) -> None:
-        """Rank 0's integers are here."""
-
-    def abstain(self) -> None:
-        """The other worker's half is the mean."""
-
-    def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
-        if self.void_at == len(self.calls):
-            return None
+    def answer(self) -> None:
         for block, flat in self.submitted.items():
             self.averages[block][:] = 0.75 * flat
-        self.held = last
-        return AveragesComplete(Key(7, 2), 2.0, 2)
-
-    def hold(self) -> bool:
-        self.held = True
-        return True
 
 
-def two_workers(rank: int) -> Assigned:
-    return replace(work(), roster=(0, 1), rank=rank)
-
-
-def seated(model: nn.Sequential, **options: Any) -> tuple[Seat, MeanStatistics]:
-    plan = plan_model([model])
-    seat = Seat(plan, **options)
-    return seat, MeanStatistics(cast(Membership, seat), plan, [model])
+def seated(model: nn.Module, *, void_at: int | None = None) -> tuple[HalfSeat, MeanStatistics]:
+    seat = HalfSeat(plan_model([model]).layout)
+    seat.policy = Policy(average_buffers=True)
+    seat.void_at = void_at
+    return seat, MeanStatistics(seat.averaging, [model])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +93,7 @@ def test_a_commit_moves_floats_by_the_mean_of_the_changes_and_not_before() -> No
 
     assert torch.equal(before, mine)
     assert torch.allclose(statistics_of(model), start + 0.75 * (mine - start))
-    assert [(call.sequence, weight) for call, weight in seat.calls] == [(1, 3.0), (2, 1.0)]
+    assert [(call.sequence, weight) for call, weight in seat.calls] == [(0, 3.0), (1, 1.0)]
     assert [call.data is None for call, _ in seat.calls] == [True, False]
     assert seat.held
 
@@ -170,7 +129,7 @@ def test_what_has_no_room_in_all_blocks_together_travels_in_several_exchanges() 
     assert statistics.exchange(1.0)
     statistics.apply()
 
-    assert [call.sequence for call, _ in seat.calls] == list(range(1, 11))
+    assert [call.sequence for call, _ in seat.calls] == list(range(10))
     assert torch.allclose(statistics_of(model), start + 0.75 * (mine - start))
 
 

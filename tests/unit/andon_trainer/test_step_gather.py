@@ -16,12 +16,11 @@ import torch
 from andon_trainer import Line, LineHalted
 from andon_trainer.averaging.step_gather import Given, Rows, StepGather
 from andon_trainer.core.calls import Call
-from andon_trainer.core.events import Assigned
 from andon_trainer.hosts.steps import HostStepper
 from andon_trainer.line.gathering import pack
-from andon_trainer.place.membership import Membership
-from unit.andon_trainer.assigned_work import work
 from unit.andon_trainer.local_bench import LocalBench
+from unit.andon_trainer.ring_bench import layout_of
+from unit.andon_trainer.seat import Seat
 from unit.andon_trainer.solo import prepared
 from unit.andon_trainer.step_bench import BATCH, StepBench
 
@@ -56,51 +55,30 @@ class Reducer:
         return zeros
 
 
-class Seat:
+class RankSeat(Seat):
     """One rank's place."""
 
     def __init__(self, reducer: Reducer, rank: int) -> None:
-        one = work()
-        self.assigned: Assigned | None = replace(one, rank=rank, roster=tuple(range(reducer.ranks)))
-        self.exchange = self
-        self.averages = [np.full(size, np.nan, np.float32) for size in SIZES]
-        self.calls: list[Call] = []
+        super().__init__(layout_of(SIZES), rank, reducer.ranks)
         self._reducer, self._rank = reducer, rank
-        self._blocks: dict[int, Floats] = {}
 
-    def begin(self, weight: float, call: Call) -> bool:
-        self.calls.append(call)
-        self._blocks = {}
-        return True
-
-    def submit(self, block: int, flat: Floats) -> None:
-        self._blocks[block] = flat
-
-    def submit_data(self) -> None:
-        """Everybody's head is the same."""
-
-    def abstain(self) -> None:
-        """Rank 0 sends the head."""
-
-    def await_averages(self, *, last: bool) -> bool:
-        assert not last
-        for block, mean in self._reducer.mean(self._rank, self._blocks).items():
+    def answer(self) -> None:
+        for block, mean in self._reducer.mean(self._rank, self.submitted).items():
             self.averages[block][:] = mean
-        return True
 
 
 def test_the_bytes_of_all_ranks_arrive_exactly_however_small_the_model_is() -> None:
     given = [Given(bytes(range(256)), 3), Given(b"", 0), Given(b"\xff" * 61, 70_000)]
     reducer = Reducer(len(given))
-    seats = [Seat(reducer, rank) for rank in range(len(given))]
+    seats = [RankSeat(reducer, rank) for rank in range(len(given))]
 
     with ThreadPoolExecutor(len(given)) as pool:
-        gathers = [StepGather(cast(Membership, seat), SIZES) for seat in seats]
+        gathers = [StepGather(seat.averaging) for seat in seats]
         found = list(pool.map(lambda gather, each: gather.run(each), gathers, given))
 
     assert found == [given] * 3
-    calls = seats[0].calls
-    assert [call.sequence for call in calls] == list(range(gathers[0].calls))
+    calls = [call for call, _ in seats[0].calls]
+    assert [call.sequence for call in calls] == list(range(len(calls)))
     assert [call.data is not None for call in calls] == [True, *(False for _ in calls[1:])]
     assert all(call.exact for call in calls[1:])
 
@@ -181,25 +159,22 @@ def test_a_first_gather_in_a_part_of_a_lost_workers_positions_has_the_step_tried
 
 def test_gradients_and_buffers_follow_what_was_gathered_in_a_round() -> None:
     bench = StepBench(middle=torch.nn.BatchNorm1d(5))
-    begun = []
-
-    def exchange(weight: float, first: int) -> bool:
-        begun.append(first)
-        return True
+    averaging = bench.averager._averaging
 
     def gather(_body: int, loss: torch.Tensor) -> torch.Tensor:
-        bench.averager._gather.calls = 3
+        for _ in range(3):
+            opened = averaging.open(0.0, Call(name="line.gather"))
+            assert opened is not None
+            assert opened.finish(last=False) is not None
         return loss
 
-    buffers: Any = bench.averager._buffers
-    buffers.exchange = exchange
     bench.spoil = gather
-    bench.assign((0, 4), end="commit")
+    bench.assign((0, 4), end="commit", roster=(0, 1))
     bench.run()
 
-    (call,) = bench.member.calls
-    assert call is not None
-    assert (call.sequence, len(call.blocks), begun) == (3, len(bench.sent[0]), [4])
+    found = [(call.name, call.sequence) for call in bench.member.calls if call is not None]
+    gathered = [("line.gather", number) for number in range(3)]
+    assert found == [*gathered, ("line.backward", 3), ("running statistics", 4)]
 
 
 @pytest.mark.parametrize(

@@ -1,52 +1,46 @@
-"""Averaging in a prepared script: from a loss to gradients that are the mean over all workers.
+"""Averaging: the exchanges of a round, each of which is opened, filled and finished.
 
-This is where a gradient enters the line, block by block while backward runs, and where the mean
-comes back into `p.grad`. `LineAverager` exchanges; a worker that is alone has a `SoloAverager`.
-
-The line may limit the norm of what each worker sends. The norm is known only after backward, so no
-block leaves before: the limit costs the time by which exchange and backward overlap, and up to two
-passes over the staging buffers. A gradient is limited where it lies. One that is kept is therefore
-sent again as it was, and put back into `p.grad` without the factor, so that no gradient is ever
-limited twice. If the line only wants to know the norm, blocks leave during backward as ever.
+Whatever a worker gives to the others goes through here: gradients while backward runs, the change
+of a window, a script's own calls, and the buffers and numbers that follow them in the same round.
+Workers pair their exchanges by a number that counts them, so one object counts.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
-from torch import nn
-
-from andon.protocol.capabilities import OVERFLOW
-from andon.protocol.halts import describe_value
-from andon_trainer.averaging.compute_clock import ComputeClock, make_clock
-from andon_trainer.averaging.copied_buffers import StepBuffers
-from andon_trainer.averaging.feedback import ErrorFeedback
-from andon_trainer.averaging.loss_scale import LossScale
-from andon_trainer.averaging.norms import l2_norm, limiting_factor, sum_of_squares
-from andon_trainer.averaging.readings import HostReader, LossReadings
-from andon_trainer.averaging.running_statistics import (
-    FIRST,
-    MeanStatistics,
-    RankZeroStatistics,
-    StepStatistics,
-)
-from andon_trainer.averaging.staging import Factor, Staging, make_staging
-from andon_trainer.averaging.step_gather import Given, StepGather
-from andon_trainer.averaging.tap import GradientTap
-from andon_trainer.core.calls import Call
+from andon.protocol.layout import Layout
+from andon.protocol.records import Key
+from andon_trainer.averaging.feedback import ErrorFeedback, FeedbackMember
+from andon_trainer.averaging.norms import l2_norm
+from andon_trainer.core.calls import Call, Floats
+from andon_trainer.core.events import Assigned, AveragesComplete
 from andon_trainer.core.reports import Timings
-from andon_trainer.core.values import first_not_finite
-from andon_trainer.exchange.path import lent_by
-from andon_trainer.model.guards import LateGradients
-from andon_trainer.model.layout import ModelPlan
-from andon_trainer.place.membership import Membership
+from andon_trainer.exchange.path import Exchange
 
-__all__ = ["Averaged", "Averager", "LineAverager", "staged_with"]
+__all__ = ["Averaged", "Averages", "Averaging", "AveragingMember", "OpenExchange"]
+
+_GRADIENTS = "line.backward"
+
+
+class AveragingMember(FeedbackMember, Protocol):
+    """What averaging asks of a worker's place on the line."""
+
+    @property
+    def assigned(self) -> Assigned | None:
+        """The present round."""
+
+    def begin(self, weight: float, call: Call | None = None) -> bool:
+        """Begins an exchange of the round; False if the round is void."""
+
+    def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
+        """Waits for its averages; None if the round is void."""
+
+    def hold(self) -> bool:
+        """Notes that no exchange of the round is missing; False if it is void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,312 +60,158 @@ class Averaged:
     """When the last backward was over, by `time.perf_counter`."""
 
 
-class Averager(Protocol):
-    """Runs a step's last backward and puts the mean over all workers into `p.grad`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averages:
+    """What came of an exchange. Times are by `time.perf_counter`."""
 
-    late: LateGradients
-    """Gradients that were added to the mean."""
-    clock: ComputeClock
-    """Times forward and backward of each attempt."""
-    losses: LossReadings
-    """The losses of the step's micro-batches, on their way to the host."""
+    blocks: Sequence[Floats]
+    """Of all blocks of the layout; those that were not exchanged hold anything.
 
-    overflowed: bool
-    """Whether the scaled gradients of the last run overflowed, and the loss scale tolerates it."""
+    Valid until the next exchange of the round is opened, which may use the memory again.
+    """
+    total_weight: float
+    world_size: int
+    sent_at: float
+    """When the first block left, or `filled_at` if this worker gave nothing."""
+    filled_at: float
+    """When this worker had given all, and began to wait."""
+    came_at: float
+    """When the averages were here."""
 
-    @property
-    def intact(self) -> bool:
-        """Whether the buffers hold this worker's gradient of the last run, whole and finite."""
-
-    def begin(self, *, kept: bool) -> None:
-        """An attempt of a step begins; `kept`: the intact gradient will be a part of it."""
-
-    def put_away(self) -> None:
-        """The worker waits between two attempts: the models must hold the line's state."""
-
-    def refuse_loss(self, value: float) -> None:
-        """Halts the line: this worker's loss is not finite."""
-
-    def gather(self, given: Given) -> list[Given] | None:
-        """What all ranks give before their gradients, by rank; None if the round is void.
-
-        Raises:
-            ValueError: the model is too small to carry so many bytes.
-            LineHalted: the line stopped, and this worker raises.
-        """
-
-    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
-        """Runs backward and averages; None if the round is void (`p.grad` is no mean then).
-
-        Args:
-            loss: a scalar to go backward from; scaled, if the script has a scaler.
-            weight: this worker's weight in the mean; with 0 it contributes nothing.
-            scale: factor for its accumulated gradients; None: they are a mean already.
-
-        Raises:
-            LineHalted: the line stopped, and this worker raises.
-        """
-
-    def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
-        """Sends the intact gradient to another round; None if that is void too.
-
-        Args:
-            loss: a scalar to go backward from; its gradients are not used.
-            weight: as in `run`.
-
-        Raises:
-            LineHalted: the line stopped, and this worker raises.
-        """
-
-    def recall(self, weight: float) -> None:
-        """Puts the intact gradient, times its weight, into `p.grad`, for more to be added."""
-
-    def committed(self, *, overflow: bool = False) -> None:
-        """The step whose mean is in `p.grad` is committed; after an `overflow` no weight moves."""
-
-    def close(self) -> None:
-        """Removes the hooks from the parameters; a second call does nothing."""
+    def averaged(
+        self, norm: float | None, own_norm: float | None, *, more_s: float = 0.0
+    ) -> Averaged:
+        """The result, as the line is told of it; `more_s`: what exchanges after this one took."""
+        done = self.came_at + more_s
+        return Averaged(
+            self.total_weight,
+            self.world_size,
+            Timings(exchange_s=done - self.sent_at, wait_s=done - self.filled_at),
+            gradient_norm=norm,
+            own_gradient_norm=own_norm,
+            computed_at=self.filled_at,
+        )
 
 
-class LineAverager:
-    """Averages over the line, block by block while backward runs."""
-
-    _in_order = False
-    """Whether blocks must be staged in the layout's order."""
+class OpenExchange:
+    """An exchange that was opened, and is not finished."""
 
     def __init__(
-        self,
-        member: Membership,
-        plan: ModelPlan,
-        device: torch.device,
-        modules: Sequence[nn.Module],
-        loss_scale: LossScale | None = None,
+        self, member: AveragingMember, exchange: Exchange, feedback: ErrorFeedback, weight: float
     ) -> None:
-        """Puts hooks on the parameters; the buffers of `modules` follow the gradients.
-
-        `loss_scale`: the scale of gradients in `p.grad`; they travel without it.
-        """
+        """`exchange` is the one that was begun."""
+        self.gives = weight > 0
+        """Whether the others wait for this worker's blocks."""
+        self.exchange = exchange
         self._member = member
-        self._loss_scale = loss_scale if loss_scale is not None and loss_scale.enabled else None
-        self.overflowed = False
-        self._plan = plan
-        self._modules = modules
-        self._buffers = StepBuffers(member, self._make_statistics(), modules)
-        self.late = LateGradients(plan, watch=False)
-        self.clock = make_clock(device, member.timeline)
-        self.losses = LossReadings(HostReader())
-        staging = self._make_staging(plan, device)
-        self._tap = GradientTap(plan, device, staging, self.late, in_order=self._in_order)
-        self._feedback = ErrorFeedback(member, plan.layout)
-        self._gather = StepGather(member, [block.elements for block in plan.layout.blocks])
-        self._whole = False
-        """Whether the buffers hold all of this worker's last gradient."""
-        self._squares: float | None = None
-        """Sum of the squares of the blocks delivered so far; None: nobody wants to know."""
-        self._own_norm: float | None = None
-        """The norm of the gradient in the buffers, before it was limited."""
-        self._limited_by = 1.0
-        """The factor that is in the buffers."""
+        self._feedback = feedback
 
-    def _make_staging(self, plan: ModelPlan, device: torch.device) -> Staging:
-        member = self._member
-        return make_staging(
-            plan, device, lambda block: lent_by(member.exchange, block), member.timeline
-        )
+    def submit(self, block: int, flat: Floats) -> None:
+        """Gives a block of gradients, with what the encoding lost of it before.
 
-    @property
-    def intact(self) -> bool:
-        """See `Averager`: a bad value may be found long after it was sent."""
-        return self._whole and not self._member.exchange.refused
-
-    def begin(self, *, kept: bool) -> None:
-        """Notes the buffers that the step begins with."""
-        averages = isinstance(self._buffers.statistics, MeanStatistics)
-        if self._member.policy.average_buffers != averages:
-            self._buffers.statistics = self._make_statistics()  # The coordinator began anew.
-        self._gather.begin()
-        if kept:
-            self._buffers.add()
-        else:
-            self._buffers.begin()
-
-    def put_away(self) -> None:
-        """Sets the buffers back to the line's."""
-        self._buffers.put_away()
-
-    def _make_statistics(self) -> StepStatistics:
-        if self._member.policy.average_buffers:
-            return MeanStatistics(self._member, self._plan, self._modules)
-        return RankZeroStatistics(self._member, self._modules)
-
-    def refuse_loss(self, value: float) -> None:
-        """Reports the loss, and waits for the halt that follows."""
-        self._member.refuse_loss(describe_value(value))
-
-    def gather(self, given: Given) -> list[Given] | None:
-        """See `Averager`; the others are waited for."""
-        self.clock.pause()
-        self._member.show("EXCHANGING", "line.gather")
-        found = self._gather.run(given)
-        self._member.show("COMPUTING")
-        self.clock.resume()
-        return found
-
-    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
-        """Sends each block as soon as backward has made it, or all at its end if there is a limit.
-
-        Returns with the mean in place.
+        `flat` must not change until the exchange is finished.
         """
-        self._whole = self.overflowed = False
-        self._own_norm = None
-        return self._average(weight, lambda: self._compute(loss, weight, scale))
+        self._feedback.submit(block, flat)
 
-    def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
-        """Sends the buffers as they are, block by block; then runs a backward for nothing."""
-        assert self.intact
-        return self._average(weight, lambda: self._send_again(loss))
+    def submit_numbers(self, block: int, flat: Floats) -> None:
+        """Gives a block of numbers that are no gradients: nothing was lost of them before."""
+        self.exchange.submit(block, flat)
 
-    def recall(self, weight: float) -> None:
-        """Multiplies on the device; the next backward's hooks send the sum."""
-        assert self.intact
-        # The sum's mean is limited as a whole.
-        self._tap.recall(weight / self._limited_by, self._factor)
+    def finish(self, *, last: bool) -> Averages | None:
+        """Waits for the averages; `last`: no other exchange of the round follows.
 
-    def committed(self, *, overflow: bool = False) -> None:
-        """Sets the buffers that came with the mean; residuals move."""
-        self._buffers.apply()
-        self._feedback.committed(moves_weights=not overflow)
+        Returns:
+            None if the round is void.
 
-    def close(self) -> None:
-        """Removes the hooks from the parameters; a second call does nothing."""
-        self._tap.close()
-        self.late.close()
-
-    def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
-        self._buffers.drop()
-        follow = self._buffers.follow
-        self.clock.pause()  # Opening a round may wait for the network.
-        # What the script gathered were the round's first exchanges.
-        number, blocks = self._gather.calls, range(len(self._plan.parameters))
-        call = Call(name="line.backward", sequence=number, blocks=blocks) if number else None
-        if not self._member.begin(weight, call):
-            return None
-        # After `begin`, which may replace the exchange when reducers changed.
-        exchange = self._member.exchange
-        self._feedback.begin()
-        self._member.show("COMPUTING")
-        self.clock.resume()
-        send()
-        computed = time.perf_counter()
-        self._member.show("EXCHANGING")
-        complete = self._member.await_averages(last=not follow)
+        Raises:
+            LineHalted: the line stopped, and this worker raises.
+        """
+        filled = time.perf_counter()
+        complete = self._member.await_averages(last=last)
         if complete is None:
             return None
-        done = time.perf_counter()
-        # Before the statistics are exchanged, which may reuse the memory of the averages.
-        factor = self._factor
-        for block, average in enumerate(exchange.averages):
-            self._tap.write_back(block, torch.from_numpy(average), factor)
-        self.late.averaged(range(len(self._plan.parameters)))
-        self._member.show("COMMITTING")
-        first = exchange.first_sent or computed  # Of the gradients.
-        norm = l2_norm(exchange.averages) if self._member.policy.gradient_norm else None
-        began = time.perf_counter()
-        if follow and not self._buffers.exchange(weight, number + FIRST):
-            return None
-        done += time.perf_counter() - began  # What lies between is no exchange.
-        timings = Timings(exchange_s=done - first, wait_s=done - computed)
-        return Averaged(
-            complete.total_weight,
-            complete.world_size,
-            timings,
-            gradient_norm=norm,
-            own_gradient_norm=self._own_norm,
-            computed_at=computed,
+        first = self.exchange.first_sent
+        return Averages(
+            blocks=self.exchange.averages,
+            total_weight=complete.total_weight,
+            world_size=complete.world_size,
+            sent_at=filled if first is None else first,
+            filled_at=filled,
+            came_at=time.perf_counter(),
         )
 
+
+class Averaging:
+    """One worker's exchanges, round after round. Used by one thread.
+
+    In each round every worker opens the same exchanges in the same order.
+    """
+
+    def __init__(self, member: AveragingMember, layout: Layout) -> None:
+        """Opens nothing yet."""
+        self.member = member
+        self.sizes = [block.elements for block in layout.blocks]
+        """Elements of each block."""
+        self._feedback = ErrorFeedback(member, layout)
+        self._round: Key | None = None
+        self._opened = 0
+        """Exchanges of that round that were opened: the number of the next one."""
+
     @property
-    def _factor(self) -> torch.Tensor | None:
-        """What the averages are multiplied with in `p.grad`."""
-        return None if self._loss_scale is None else self._loss_scale.factor
+    def alone(self) -> bool:
+        """Whether there is no other worker in the present round."""
+        assigned = self.member.assigned
+        return assigned is None or assigned.world_size == 1
 
-    def _compute(self, loss: torch.Tensor, weight: float, scale: float | None) -> None:
-        if weight == 0.0:
-            # Told before backward, so that the others need not wait for it. The script still gets
-            # its backward: hooks and graph are as in any other step.
-            self._member.exchange.abstain()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-            self.clock.done()
-            return
-        policy = self._member.policy
-        limit = policy.max_grad_norm
-        self._limited_by = 1.0
-        self._squares = 0.0 if limit is not None or policy.own_gradient_norm else None
-        deliver = self._measure_and_send if limit is None else self._measure
-        self._tap.arm(deliver, staged_with(self._loss_scale, scale), loss)
-        try:
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-            self.clock.done()  # Before `finish`, which waits for copies and blocks to leave.
-            self._tap.finish()
-            if self._squares is not None:
-                self._own_norm = math.sqrt(self._squares)
-            if limit is not None:
-                self._send_limited(limit)
-        except BaseException:
-            # Some blocks may have been sent already: no other worker may average them.
-            self._tap.disarm()
-            self._member.abandon("backward raised")
-            raise
-        self._whole = True
-        self._buffers.keep()
+    @property
+    def rank(self) -> int:
+        """This worker's rank in the present round."""
+        assert self.member.assigned is not None
+        return self.member.assigned.rank
 
-    def _send_limited(self, limit: float) -> None:
-        assert self._own_norm is not None
-        factor = limiting_factor(self._own_norm, limit)
-        if factor is not None:
-            self._tap.rescale(factor)
-            self._limited_by = factor
-        self._tap.deliver_again(self._send)
+    def open(self, weight: float, call: Call | None = None) -> OpenExchange | None:
+        """Opens the round's next exchange.
 
-    def _send_again(self, loss: torch.Tensor) -> None:
-        self._tap.deliver_again(self._send)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
-        self.clock.done()
-        self._buffers.take_out()  # Forward has moved them by the borrowed samples.
+        Args:
+            weight: this worker's; with 0 it gives nothing, and the averages still come.
+            call: what is exchanged; its number is set here. None: the gradients of all blocks.
 
-    # While backward runs, these are called on autograd's threads: one at a time, in order.
-
-    def _send(self, block: int, flat: torch.Tensor) -> None:
-        self._feedback.submit(block, flat.numpy())
-
-    def _measure(self, _block: int, flat: torch.Tensor) -> None:
-        if self._loss_scale is not None:
-            self._look_for_overflow(flat, self._loss_scale)
-        if self._squares is not None:
-            self._squares += sum_of_squares(flat.numpy())
-
-    def _look_for_overflow(self, flat: torch.Tensor, loss_scale: LossScale) -> None:
-        """Zeroes a block with a value that is not finite, if the loss scale tolerates that.
-
-        A finite value that the encoding can't hold is no overflow of the scale: gradients travel
-        without it.
+        Returns:
+            None if the round is void.
         """
-        if first_not_finite(flat.numpy()) is None:
-            return
-        # Without the capability no worker would be told to skip the step: it is a defect, then.
-        told = OVERFLOW in self._member.coordinator_can
-        if self.overflowed or (told and loss_scale.tolerates()):
-            flat.zero_()
-            self.overflowed = True
+        assert self.member.assigned is not None
+        if self.member.assigned.key != self._round:
+            self._round, self._opened = self.member.assigned.key, 0
+        number = self._opened
+        if call is not None:
+            call = replace(call, sequence=number)
+        elif number:
+            call = Call(name=_GRADIENTS, sequence=number, blocks=range(len(self.sizes)))
+        if not self.member.begin(weight, call):
+            return None
+        # Only now: `begin` replaces the exchange if the map of reducers changed.
+        exchange = self.member.exchange
+        self._opened += 1
+        if not number:
+            # Also if this worker gives nothing. What was lost of an attempt before must not be what
+            # this round's commit makes the residual.
+            self._feedback.begin()
+        # At once: the others need not wait until this worker's backward is over.
+        if not weight:
+            exchange.abstain()
+        elif call is not None and call.data is not None:
+            exchange.submit_data()
+        return OpenExchange(self.member, exchange, self._feedback, weight)
 
-    def _measure_and_send(self, block: int, flat: torch.Tensor) -> None:
-        self._measure(block, flat)
-        self._send(block, flat)
+    def broadcast(self, call: Call, *, last: bool) -> bool:
+        """Makes the call's bytes rank 0's; False if the round is void."""
+        opened = self.open(float(self.rank == 0), call)
+        return opened is not None and opened.finish(last=last) is not None
 
+    def norm(self, blocks: Sequence[Floats]) -> float | None:
+        """The L2 norm of averages; None if there are none, or the line does not ask for it."""
+        return l2_norm(blocks) if blocks and self.member.policy.gradient_norm else None
 
-def staged_with(loss_scale: LossScale | None, scale: float | None) -> Factor | None:
-    """What gradients are multiplied with on their way to the line, where the loss is scaled."""
-    if loss_scale is None:
-        return scale
-    inverse = loss_scale.inverse
-    return inverse if scale is None else inverse * scale
+    def committed(self, *, moves_weights: bool = True) -> None:
+        """The round is committed: what the encoding lost of it is sent with the next."""
+        self._feedback.committed(moves_weights=moves_weights)

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from andon_trainer.averaging.averaging import Averaging
 from andon_trainer.core.calls import Call, Floats
 from andon_trainer.exchange.path import Exchange, lent_by
-from andon_trainer.place.membership import Membership
 
 __all__ = ["BlockNumbers", "rooms_for"]
 
@@ -24,10 +24,10 @@ __all__ = ["BlockNumbers", "rooms_for"]
 class BlockNumbers:
     """Exchanges numbers in the place of gradients. Used by one thread."""
 
-    def __init__(self, member: Membership, sizes: Sequence[int]) -> None:
-        """`sizes` are those of all blocks, in elements."""
-        self._member = member
-        self.sizes = sizes
+    def __init__(self, averaging: Averaging) -> None:
+        """`averaging` is that of the round's other exchanges."""
+        self._averaging = averaging
+        self.sizes = averaging.sizes
 
     def share(
         self, call: Call, weight: float, mine: Floats, mean: Floats, *, last: bool = False
@@ -41,20 +41,19 @@ class BlockNumbers:
             mean: what all give, on average; as long as `mine`.
             last: whether this is the round's last exchange.
         """
-        if not self._member.begin(weight, call):
+        opened = self._averaging.open(weight, call)
+        if opened is None:
             return False
-        exchange = self._member.exchange
-        with _memory_kept(exchange, call.blocks if weight else range(0)):
-            if not weight:
-                exchange.abstain()
-            for block, part in self._pieces(call.blocks, mine) if weight else ():
+        with _memory_kept(opened.exchange, call.blocks if opened.gives else range(0)):
+            for block, part in self._pieces(call.blocks, mine) if opened.gives else ():
                 flat = np.zeros(self.sizes[block], dtype=np.float32)
                 flat[: part.size] = part
-                exchange.submit(block, flat)
-            if self._member.await_averages(last=last) is None:
-                return False
+                opened.submit_numbers(block, flat)
+            averages = opened.finish(last=last)
+        if averages is None:
+            return False
         for block, part in self._pieces(call.blocks, mean):
-            part[:] = exchange.averages[block][: part.size]
+            part[:] = averages.blocks[block][: part.size]
         return True
 
     def _pieces(self, blocks: range, numbers: Floats) -> Iterator[tuple[int, Floats]]:

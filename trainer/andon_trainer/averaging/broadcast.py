@@ -22,11 +22,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from andon_trainer.averaging.averaging import Averaging
 from andon_trainer.core.calls import Bytes, Call
 from andon_trainer.model.wrappers import named_modules
 
 __all__ = ["HEAD_BYTES", "NormBuffers", "RunningStatistics", "pack", "unpack"]
 
+_NAME = "running statistics"
 HEAD_BYTES = 32
 """Length of the digest at the beginning of a broadcast."""
 
@@ -150,10 +152,18 @@ class RunningStatistics:
         """Whether there are any."""
         return bool(self._buffers)
 
-    def call(self, *, source: bool, sequence: int) -> Call:
-        """The exchange that brings rank 0's; `source`: this worker is rank 0 and fills it."""
-        self._arrived = data = pack("running statistics", self._buffers.read(), filled=source)
-        return Call(name="running statistics", sequence=sequence, data=data, head_bytes=HEAD_BYTES)
+    def exchange(
+        self, averaging: Averaging, made: Mapping[str, torch.Tensor] | None = None
+    ) -> bool:
+        """Brings rank 0's here, in the last exchange of the round; False if the round is void.
+
+        `made`: what the step made of them, by dtype; None: what they are now.
+        """
+        source, values = averaging.rank == 0, self._buffers.read()
+        if made is not None:
+            values = {name: made[name] for name in values}
+        self._arrived = data = pack(_NAME, values, filled=source)
+        return averaging.broadcast(Call(name=_NAME, data=data, head_bytes=HEAD_BYTES), last=True)
 
     def load_arrived(self) -> None:
         """Loads what came with the step. Call it once the step is committed, and not before.

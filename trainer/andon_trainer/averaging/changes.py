@@ -12,59 +12,29 @@ Little", arXiv:1805.09767.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 from andon.protocol.halts import describe_value
 from andon.protocol.schedules import OuterOptimizer
-from andon_trainer.averaging.averaging import Averaged
+from andon_trainer.averaging.averaging import Averaged, Averaging, OpenExchange
 from andon_trainer.averaging.compute_clock import make_clock
-from andon_trainer.averaging.feedback import ErrorFeedback
+from andon_trainer.averaging.copied_buffers import WindowBuffers
 from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.averaging.missing import MissingGradients
 from andon_trainer.averaging.norms import l2_norm
 from andon_trainer.averaging.readings import HostReader, LossReadings
 from andon_trainer.averaging.staging import make_staging
 from andon_trainer.averaging.tap import put_average
-from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.model.guards import LateGradients
 from andon_trainer.model.layout import ModelPlan
 from andon_trainer.place.membership import Membership
 
-__all__ = ["ChangeExchange", "WindowStatistics", "outer_optimizer"]
-
-
-class WindowStatistics(Protocol):
-    """The buffers of models, which no optimizer moves."""
-
-    def begin(self, *, ahead: bool = False) -> None:
-        """Notes the values at the window's start; `ahead`: a part of it is computed already."""
-
-    def end_window(self) -> None:
-        """Notes the values at the window's end: the next window's steps follow."""
-
-    def borrow(self) -> None:
-        """A forward of borrowed samples follows, which `give_back` ends: it moves no buffer."""
-
-    def give_back(self) -> None:
-        """See `borrow`."""
-
-    def exchange(self, weight: float) -> bool:
-        """Exchanges them in the present round; False if the round is void."""
-
-    def apply(self) -> None:
-        """The window is committed: sets what came."""
-
-    def drop(self) -> None:
-        """Forgets what came: the round is void."""
-
-    def go_back(self) -> None:
-        """The window is computed again: forgets what came, and what it did to buffers."""
+__all__ = ["ChangeExchange", "outer_optimizer"]
 
 
 def outer_optimizer(plan: ModelPlan, outer: OuterOptimizer) -> torch.optim.SGD:
@@ -78,15 +48,24 @@ def outer_optimizer(plan: ModelPlan, outer: OuterOptimizer) -> torch.optim.SGD:
 class ChangeExchange:
     """Exchanges one worker's changes of the weights. Used by one thread."""
 
-    def __init__(self, member: Membership, plan: ModelPlan, device: torch.device) -> None:
-        """Allocates nothing yet."""
+    def __init__(
+        self,
+        member: Membership,
+        plan: ModelPlan,
+        device: torch.device,
+        modules: Sequence[nn.Module] = (),
+    ) -> None:
+        """Allocates nothing yet; the buffers of `modules` follow the changes."""
         self._member = member
+        self._averaging = Averaging(member, plan.layout)
+        self._open: OpenExchange | None = None
+        self.buffers = WindowBuffers(self._averaging, modules)
+        """Those of the models, which no optimizer moves."""
         self._plan = plan
         self._staging = make_staging(
             plan, device, lambda block: lent_by(member.exchange, block), member.timeline
         )
         self._missing = MissingGradients(plan)
-        self._feedback = ErrorFeedback(member, plan.layout)
         # Gradients are this worker's own, so none of them can be late.
         self.late = LateGradients(plan, watch=False)
         self.clock = make_clock(device, member.timeline)
@@ -185,31 +164,25 @@ class ChangeExchange:
             False if the round is void.
         """
         self._own_norm = None
-        if not self._member.begin(weight):
+        self._open = opened = self._averaging.open(weight)
+        if opened is None:
             return False
-        # Also if this worker gives nothing: what was lost of a change that was sent before, and
-        # dropped, must not be what this round's commit promotes.
-        self._feedback.begin()
-        # After `begin`, which may replace the exchange when reducers changed.
-        exchange = self._member.exchange
-        if weight == 0.0:
-            exchange.abstain()
+        if not opened.gives:
             return True
         if not self._staged:
             self._stage(changes)
         blocks = [self._staging.collect(block).numpy() for block in self._blocks]
         for block, flat in enumerate(blocks):
-            self._feedback.submit(block, flat)
+            opened.submit(block, flat)
         if self._member.policy.own_gradient_norm:
             self._own_norm = l2_norm(blocks)
         return True
 
-    def receive(self, weight: float, statistics: WindowStatistics | None) -> Averaged | None:
+    def receive(self, weight: float) -> Averaged | None:
         """Waits for the mean of all changes, and leaves it in `p.grad`.
 
         Args:
             weight: as it was sent.
-            statistics: what else is averaged in the round.
 
         Returns:
             The averaging; None if the round is void.
@@ -217,16 +190,17 @@ class ChangeExchange:
         Raises:
             LineHalted: the line stopped, and this worker raises.
         """
-        computed, exchange = time.perf_counter(), self._member.exchange
+        opened = self._open
+        assert opened is not None
         self._member.show("EXCHANGING")
-        complete = self._member.await_averages(last=statistics is None)
-        if complete is None:
+        follow = self.buffers.follow
+        averages = opened.finish(last=not follow)
+        if averages is None:
             # A value that must not be sent is found in these buffers: they are of no use.
-            self._staged = self._staged and not exchange.refused
+            self._staged = self._staged and not opened.exchange.refused
             return None
-        done, first = time.perf_counter(), exchange.first_sent or computed
-        # Before the statistics are exchanged, which may reuse the memory of the averages.
-        for block, average in enumerate(exchange.averages):
+        # Before the buffers are exchanged, which may use the memory of the averages.
+        for block, average in enumerate(averages.blocks):
             put_average(
                 self._staging,
                 block,
@@ -234,22 +208,15 @@ class ChangeExchange:
                 torch.from_numpy(average),
                 self._missing,
             )
-        norm = l2_norm(exchange.averages) if self._member.policy.gradient_norm else None
+        norm = self._averaging.norm(averages.blocks)
         self._member.show("COMMITTING")
-        if statistics is not None and not statistics.exchange(weight):
+        if follow and not self.buffers.exchange(weight):
             return None
-        return Averaged(
-            total_weight=complete.total_weight,
-            world_size=complete.world_size,
-            timings=Timings(exchange_s=done - first, wait_s=done - computed),
-            gradient_norm=norm,
-            own_gradient_norm=self._own_norm,
-            computed_at=computed,
-        )
+        return averages.averaged(norm, self._own_norm)
 
     def committed(self) -> None:
         """The window is committed: what the encoding lost of its change is sent with the next."""
-        self._feedback.committed()
+        self._averaging.committed()
 
     @property
     def _blocks(self) -> range:

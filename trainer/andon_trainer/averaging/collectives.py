@@ -12,8 +12,7 @@ from typing import Protocol
 
 import torch
 
-from andon_trainer.averaging.averaging import Averaged
-from andon_trainer.averaging.feedback import ErrorFeedback
+from andon_trainer.averaging.averaging import Averaged, Averaging, OpenExchange
 from andon_trainer.averaging.missing import MissingGradients
 from andon_trainer.averaging.norms import l2_norm, limiting_factor
 from andon_trainer.averaging.solo_averaging import SoloAverager
@@ -67,11 +66,11 @@ class LineCollectives:
             plan, device, lambda block: lent_by(member.exchange, block), member.timeline
         )
         self._missing = MissingGradients(plan)
-        self._feedback = ErrorFeedback(member, plan.layout)
+        self._averaging = Averaging(member, plan.layout)
 
     def committed(self) -> None:
         """Residuals move."""
-        self._feedback.committed()
+        self._averaging.committed()
 
     def close(self) -> None:
         """Ends the watch for late gradients, and lets go of lent memory."""
@@ -81,42 +80,33 @@ class LineCollectives:
     def run(self, call: Call, weight: float) -> Averaged | None:
         """Sends, waits for the answer and puts it in place."""
         began = time.perf_counter()
-        if not self._member.begin(weight, call):
+        opened = self._averaging.open(weight, call)
+        if opened is None:
             return None
-        # After `begin`, which may replace the exchange when reducers changed.
-        exchange = self._member.exchange
-        if not call.sequence:
-            self._feedback.begin()
         self._member.show("EXCHANGING", call.name)
-        own_norm: float | None = None
-        if not weight:
-            exchange.abstain()
-        elif call.data is not None:
-            exchange.submit_data()
-        else:
-            own_norm = self._send(call.blocks)
-        complete = self._member.await_averages(last=False)
-        if complete is None:
+        own_norm = self._send(opened, call.blocks) if opened.gives else None
+        # `should_commit` says that no call follows, which nobody knows before.
+        averages = opened.finish(last=False)
+        if averages is None:
             return None
         for block in call.blocks:
-            average = torch.from_numpy(exchange.averages[block])
+            average = torch.from_numpy(averages.blocks[block])
             parameters = self._plan.parameters[block]
             put_average(self._staging, block, parameters, average, self._missing)
         self._member.show("COMPUTING")
         timings = Timings(exchange_s=time.perf_counter() - began)
         if self._member.timeline is not None:
             self._member.timeline.span(call.name, began)
-        averages = [exchange.averages[block] for block in call.blocks]
-        norm = l2_norm(averages) if averages and self._member.policy.gradient_norm else None
+        norm = self._averaging.norm([averages.blocks[block] for block in call.blocks])
         return Averaged(
-            complete.total_weight,
-            complete.world_size,
+            averages.total_weight,
+            averages.world_size,
             timings,
             gradient_norm=norm,
             own_gradient_norm=own_norm,
         )
 
-    def _send(self, blocks: range) -> float | None:
+    def _send(self, opened: OpenExchange, blocks: range) -> float | None:
         """Sends the gradients of some blocks; returns their norm if the line asks for it."""
         # All copies to the host are begun before the first is waited for, so that they overlap.
         for block in blocks:
@@ -124,7 +114,7 @@ class LineCollectives:
             self._staging.begin(block, gradients, None)
         policy = self._member.policy
         norm, factor = None, None
-        if policy.max_grad_norm is not None or policy.own_gradient_norm:
+        if blocks and (policy.max_grad_norm is not None or policy.own_gradient_norm):
             norm = l2_norm(self._staging.collect(block).numpy() for block in blocks)
         if norm is not None and policy.max_grad_norm is not None:
             factor = limiting_factor(norm, policy.max_grad_norm)
@@ -133,7 +123,7 @@ class LineCollectives:
             if factor is not None:
                 flat.mul_(factor)
             self._missing.mark_present(block, flat, self._plan.parameters[block])
-            self._feedback.submit(block, flat.numpy())
+            opened.submit(block, flat.numpy())
         return norm
 
 

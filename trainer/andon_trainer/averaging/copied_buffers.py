@@ -30,19 +30,14 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from andon_trainer.averaging.averaging import Averaging
 from andon_trainer.averaging.broadcast import HEAD_BYTES, NormBuffers, pack, unpack
 from andon_trainer.averaging.held_buffers import Held, PlainBuffers
-from andon_trainer.averaging.running_statistics import (
-    FIRST,
-    StepStatistics,
-    broadcast,
-    is_alone,
-)
+from andon_trainer.averaging.running_statistics import MeanStatistics, StepStatistics
 from andon_trainer.core.calls import Bytes, Call
 from andon_trainer.core.events import Assigned, TransferAsked
-from andon_trainer.place.membership import Membership
 
-__all__ = ["CopiedBuffers", "StepBuffers", "script_buffers"]
+__all__ = ["CopiedBuffers", "StepBuffers", "WindowBuffers", "script_buffers"]
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +62,10 @@ class _Arrived:
 class CopiedBuffers:
     """The buffers of some modules that are no running statistics. Used by one thread."""
 
-    def __init__(self, member: Membership, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, averaging: Averaging, modules: Sequence[nn.Module]) -> None:
         """Finds them."""
-        self._member = member
+        self._averaging = averaging
+        self._member = averaging.member
         self._buffers = script_buffers(modules)
         self.held = Held(self._buffers)
         self._line: dict[str, torch.Tensor] = {}
@@ -88,7 +84,7 @@ class CopiedBuffers:
     def follow(self) -> bool:
         """Whether the present round has an exchange of them."""
         assigned = self._member.assigned
-        if not self._buffers or is_alone(self._member):
+        if not self._buffers or self._averaging.alone:
             return False
         return assigned is not None and assigned.copies_buffers
 
@@ -114,19 +110,14 @@ class CopiedBuffers:
         self._buffers.check()
         self.held.keep()
 
-    def exchange(self, first: int, *, last: bool) -> int | None:
-        """Asks rank 0 what it has changed, and for that.
+    def exchange(self, *, last: bool) -> bool:
+        """Asks rank 0 what it has changed, and for that; False if the round is void.
 
-        Args:
-            first: the number of the first exchange.
-            last: whether no other exchange of the round follows.
-
-        Returns:
-            How many exchanges were made; None if the round is void.
+        `last`: no other exchange of the round follows.
         """
         self._buffers.check()
         if not self.follow:
-            return 0
+            return True
         assigned, names, now = self._member.assigned, self._buffers.names, self._now()
         assert assigned is not None
         self._changed = self._buffers.changed(self._line, now)
@@ -137,26 +128,26 @@ class CopiedBuffers:
         flags = torch.tensor([name in sent for name in names], dtype=torch.uint8)
         head = f"{_NAME}\n{self._buffers.outline}"
         data = pack(head, {"changed": flags}, filled=source)
-        if not self._broadcast(data, first, last=False):
-            return None
+        if not self._broadcast(data, last=False):
+            return False
         unpack(data, {"changed": flags})
         moved = [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
         self._arrived = _Arrived(assigned, moved, None)
         if not moved:
-            return 1 if not last or self._member.hold() else None
+            return not last or self._member.hold()
         self._tell(self._changed if source else moved, aloud=source)
         tensors = {name: now.get(name, self._buffers.blank(name)) for name in moved}
         data = pack(head, tensors, filled=source)
-        if not self._broadcast(data, first + 1, last=last):
-            return None
+        if not self._broadcast(data, last=last):
+            return False
         self._arrived = _Arrived(assigned, moved, data)
-        return 2
+        return True
 
     def apply(self) -> None:
         """The step is committed: sets what came, and puts back what rank 0 did not change."""
         arrived, self._arrived = self._arrived, None
         if arrived is None:
-            if not (self._warned or is_alone(self._member)):
+            if not (self._warned or self._averaging.alone):
                 self._warn()
             self._line, self._roster = self.held.kept or self._buffers.read(), ()
         else:
@@ -185,9 +176,9 @@ class CopiedBuffers:
         """Forgets what came: the round is void, or a new one begins."""
         self._arrived = None
 
-    def _broadcast(self, data: Bytes, sequence: int, *, last: bool) -> bool:
-        call = Call(name=_NAME, sequence=sequence, data=data, head_bytes=HEAD_BYTES)
-        return broadcast(self._member, call, last=last)
+    def _broadcast(self, data: Bytes, *, last: bool) -> bool:
+        call = Call(name=_NAME, data=data, head_bytes=HEAD_BYTES)
+        return self._averaging.broadcast(call, last=last)
 
     def _tell(self, moved: list[str], *, aloud: bool) -> None:
         """Says once what is copied; one worker of the line does, `aloud`."""
@@ -216,26 +207,22 @@ class StepBuffers:
     """All buffers of a worker's models: running statistics, and those that are copied."""
 
     def __init__(
-        self, member: Membership, statistics: StepStatistics, modules: Sequence[nn.Module]
+        self, averaging: Averaging, statistics: StepStatistics, modules: Sequence[nn.Module]
     ) -> None:
         """Finds the others beside `statistics`."""
-        self._member = member
+        self._member = averaging.member
         self.statistics = statistics
-        self.copied = CopiedBuffers(member, modules)
-        self._lent = [Held(NormBuffers(modules)), Held(script_buffers(modules))]
+        self.copied = CopiedBuffers(averaging, modules)
 
     @property
     def follow(self) -> bool:
         """Whether the present round has exchanges of buffers."""
         return self.statistics.follow or self.copied.follow
 
-    def begin(self, *, ahead: bool = False) -> None:
-        """A step's first attempt begins, or one of which nothing is kept.
-
-        `ahead`: of a window, and a part of it is computed already.
-        """
+    def begin(self) -> None:
+        """A step's first attempt begins, or one of which nothing is kept."""
         self.statistics.begin()
-        self.copied.begin(ahead=ahead)
+        self.copied.begin()
 
     def add(self) -> None:
         """An attempt begins that sends the kept gradient again, or adds samples to it."""
@@ -247,8 +234,57 @@ class StepBuffers:
         self.statistics.keep()
         self.copied.keep()
 
+    def take_out(self) -> None:
+        """The kept gradient is sent again, and with it what `keep` kept."""
+        self.statistics.take_out()
+        self.copied.held.take_out()
+
+    def put_away(self) -> None:
+        """The worker waits between two attempts: the models get the line's values."""
+        self.statistics.put_away()
+        self.copied.held.put_away()
+
+    def exchange(self, weight: float) -> bool:
+        """Makes the round's last exchanges; False if the round is void."""
+        # What came in another round, which was not committed, must not be what this one sets,
+        # though nothing may come in it.
+        self.drop()
+        follow, more = self.copied.follow, self.statistics.follow
+        if not self.copied.exchange(last=not more):
+            return False
+        if more:
+            return self.statistics.exchange(weight)
+        return follow or self._member.hold()
+
+    def apply(self) -> None:
+        """The step is committed: sets what came. A void step must not move them."""
+        self.statistics.apply()
+        self.copied.apply()
+
+    def drop(self) -> None:
+        """Forgets what came: the round is void, or a new one begins."""
+        self.statistics.drop()
+        self.copied.drop()
+
+
+class WindowBuffers(StepBuffers):
+    """Those of a worker that makes local steps, perhaps some ahead of the exchange."""
+
+    statistics: MeanStatistics
+
+    def __init__(self, averaging: Averaging, modules: Sequence[nn.Module]) -> None:
+        """Finds them. Each worker has moved its statistics by samples of its own: their mean."""
+        super().__init__(averaging, MeanStatistics(averaging, modules), modules)
+        self._lent = [Held(NormBuffers(modules)), Held(script_buffers(modules))]
+
+    def begin_ahead(self) -> None:
+        """A window begins that was computed ahead in part; the models hold the line's values."""
+        self.copied.begin(ahead=True)
+        self.statistics.begin_ahead()
+
     def end_window(self) -> None:
         """The window's steps are made: what forward makes of buffers now belongs to the next."""
+        self.statistics.end_window()
         self.copied.held.note()
 
     def borrow(self) -> None:
@@ -261,41 +297,7 @@ class StepBuffers:
         for each in self._lent:
             each.put_away()
 
-    def take_out(self) -> None:
-        """The kept gradient is sent again, and with it what `keep` kept."""
-        self.statistics.take_out()
-        self.copied.held.take_out()
-
-    def put_away(self) -> None:
-        """The worker waits between two attempts: the models get the line's values."""
-        self.statistics.put_away()
-        self.copied.held.put_away()
-
     def go_back(self) -> None:
         """What was computed does not count, and the weights are what they were."""
-        self.statistics.drop()
-        self.copied.drop()
-        self.copied.held.put_away()
-
-    def exchange(self, weight: float, first: int = FIRST) -> bool:
-        """Makes the round's last exchanges, from number `first` on; False if the round is void."""
-        # What came in another round, which was not committed, must not be what this one sets,
-        # though nothing may come in it.
         self.drop()
-        more = self.statistics.follow
-        made = self.copied.exchange(first, last=not more)
-        if made is None:
-            return False
-        if more:
-            return self.statistics.exchange(weight, first + made)
-        return bool(made) or self._member.hold()
-
-    def apply(self) -> None:
-        """The step is committed: sets what came. A void step must not move them."""
-        self.statistics.apply()
-        self.copied.apply()
-
-    def drop(self) -> None:
-        """Forgets what came: the round is void, or a new one begins."""
-        self.statistics.drop()
-        self.copied.drop()
+        self.copied.held.put_away()

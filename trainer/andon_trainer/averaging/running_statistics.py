@@ -3,17 +3,21 @@
 Theory of operation. Each worker's forward moves its own running means and variances by its own
 samples. After each commit they must be the same on all workers. There are two ways.
 
-*Rank 0's* follow the gradients as a broadcast, exchange 1 of the round (decision 21). The state
+*Rank 0's* follow the gradients as a broadcast (decision 21). The state
 that a step began with plays no part.
 
 *The mean* is that of each worker's change, weighted as the gradients are: all workers begin a step
 with the same values, and set them to `start - mean(start - now)` when it is committed. The protocol
 has no exchange of its own for it. The changes, as float32, are laid one after another into the
-layout's blocks, filled up with zeros, and travel as a gradient does: exchange 1, and more if all
+layout's blocks, filled up with zeros, and travel as a gradient does, in several exchanges if all
 blocks together have too little room. Under int8 and int4 they travel as float32: a layer that
 changes little beside the others of its strip would be rounded to no change at all, in each step.
 Integers, such as the number of batches, can't be averaged: they are rank 0's, by a broadcast that
 follows.
+
+On local steps with overlap, forward has moved the statistics for the window ahead when they are
+exchanged. What is sent is the change until the window's end. The commit sets the line's values, and
+what forward did ahead is added to them, so that it can be dropped.
 
 A step that is void leaves no trace. What a worker's forward made of its statistics is put away with
 its gradient while the worker waits, so that a newcomer gets the line's values, and is taken out
@@ -32,28 +36,19 @@ import torch
 from torch import nn
 
 from andon.protocol.encoding import Encoding
+from andon_trainer.averaging.averaging import Averaging
 from andon_trainer.averaging.block_numbers import BlockNumbers, rooms_for
 from andon_trainer.averaging.broadcast import NormBuffers, RunningStatistics
 from andon_trainer.averaging.held_buffers import Held
 from andon_trainer.core.calls import Call, Floats
 from andon_trainer.core.events import TransferAsked
 from andon_trainer.core.values import bad_value_of
-from andon_trainer.model.layout import ModelPlan
-from andon_trainer.place.membership import Membership
 
-__all__ = [
-    "FIRST",
-    "MeanStatistics",
-    "RankZeroStatistics",
-    "StepStatistics",
-    "broadcast",
-    "is_alone",
-]
+__all__ = ["MeanStatistics", "RankZeroStatistics", "StepStatistics"]
 
 log = logging.getLogger(__name__)
 
 _NAME = "running statistics"
-FIRST = 1  # The gradients are exchange number 0 of the round, unless the script gathers in it.
 
 
 class StepStatistics(Protocol):
@@ -78,8 +73,8 @@ class StepStatistics(Protocol):
     def put_away(self) -> None:
         """The worker waits between two attempts: the models get the line's values."""
 
-    def exchange(self, weight: float, first: int = FIRST) -> bool:
-        """Makes the round's last exchanges, from number `first` on; False if the round is void."""
+    def exchange(self, weight: float) -> bool:
+        """Makes the round's last exchanges; False if the round is void."""
 
     def apply(self) -> None:
         """The step is committed: sets what came. A void step must not move them."""
@@ -88,48 +83,28 @@ class StepStatistics(Protocol):
         """Forgets what came: the round is void, or a new one begins."""
 
 
-class RankZeroStatistics:
-    """All workers take over rank 0's."""
+class RankZeroStatistics(Held):
+    """All workers take over rank 0's. Used by one thread."""
 
-    def __init__(self, member: Membership, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, averaging: Averaging, modules: Sequence[nn.Module]) -> None:
         """Finds the layers of `modules`."""
-        self._member = member
+        super().__init__(NormBuffers(modules))
+        self._averaging = averaging
         self._statistics = RunningStatistics(modules)
-        self._held = Held(NormBuffers(modules))
 
     @property
     def follow(self) -> bool:
         """See `StepStatistics`."""
-        return bool(self._statistics) and not is_alone(self._member)
+        return bool(self._statistics) and not self._averaging.alone
 
-    def begin(self) -> None:
+    def exchange(self, weight: float) -> bool:
         """See `StepStatistics`."""
-        self._held.begin()
-
-    def keep(self) -> None:
-        """See `StepStatistics`."""
-        self._held.keep()
-
-    def add(self) -> None:
-        """See `StepStatistics`."""
-        self._held.add()
-
-    def take_out(self) -> None:
-        """See `StepStatistics`."""
-        self._held.take_out()
-
-    def put_away(self) -> None:
-        """See `StepStatistics`."""
-        self._held.put_away()
-
-    def exchange(self, weight: float, first: int = FIRST) -> bool:
-        """See `StepStatistics`."""
-        return _broadcast(self._member, self._statistics, first)
+        return self._statistics.exchange(self._averaging)
 
     def apply(self) -> None:
         """See `StepStatistics`."""
         self._statistics.load_arrived()
-        self._held.close()
+        self.close()
 
     def drop(self) -> None:
         """See `StepStatistics`."""
@@ -139,15 +114,20 @@ class RankZeroStatistics:
 class MeanStatistics:
     """All workers take over the mean of all workers'. Used by one thread."""
 
-    def __init__(self, member: Membership, plan: ModelPlan, modules: Sequence[nn.Module]) -> None:
-        """Finds the layers of `modules`; `plan` has the blocks that the changes travel in."""
-        self._member = member
-        self._numbers = BlockNumbers(member, [block.elements for block in plan.layout.blocks])
+    def __init__(self, averaging: Averaging, modules: Sequence[nn.Module]) -> None:
+        """Finds the layers of `modules`."""
+        self._averaging = averaging
+        self._member = averaging.member
+        self._numbers = BlockNumbers(averaging)
         self._buffers = NormBuffers(modules)
         self._integers = RunningStatistics(modules, integers=True)
         self._start: dict[str, torch.Tensor] | None = None
         """The line's values, which are the same bits on all workers."""
         self._kept: dict[str, torch.Tensor] | None = None
+        self._ended: dict[str, torch.Tensor] | None = None
+        """What a window's end made of them, once forward may go on ahead of it."""
+        self._ahead: dict[str, torch.Tensor] = {}
+        """What forward added to them since then, as of the commit."""
         self._installed: TransferAsked | None = None
         """The transfer that brought the state which `_start` was read from."""
         self._open = False
@@ -158,7 +138,7 @@ class MeanStatistics:
     @property
     def follow(self) -> bool:
         """See `StepStatistics`."""
-        return bool(self._buffers) and not is_alone(self._member)
+        return bool(self._buffers) and not self._averaging.alone
 
     def begin(self) -> None:
         """A step or a window begins: the line's values are the ones that its change starts from.
@@ -169,7 +149,21 @@ class MeanStatistics:
         installed = self._member.installed_from
         if self._start is None or installed is not self._installed:
             self._installed, self._start = installed, self._buffers.read()
-        self._kept, self._open = None, True
+        self._kept, self._ended, self._open = None, None, True
+
+    def begin_ahead(self) -> None:
+        """The window that was computed ahead begins: the models hold the line's values.
+
+        What forward did ahead is added to these.
+        """
+        ahead = self._ahead
+        self.begin()
+        now = self._buffers.read()
+        self._buffers.write({name: now[name] + moved for name, moved in ahead.items()})
+
+    def end_window(self) -> None:
+        """The window's steps are made: what forward does now belongs to the next."""
+        self._ended = self._buffers.read()
 
     def keep(self) -> None:
         """See `StepStatistics`."""
@@ -191,7 +185,7 @@ class MeanStatistics:
             self._buffers.write(self._start)
         self._open = False
 
-    def exchange(self, weight: float, first: int = FIRST) -> bool:
+    def exchange(self, weight: float) -> bool:
         """Sends this worker's change, weighted; with weight 0 it only receives.
 
         Returns:
@@ -210,12 +204,12 @@ class MeanStatistics:
         rooms = list(rooms_for(sizes, change.size))
         ends = accumulate((sum(sizes[room.start : room.stop]) for room in rooms), initial=0)
         for number, (room, start) in enumerate(zip(rooms, ends, strict=False)):
-            call = Call(name=_NAME, sequence=first + number, blocks=room, exact=self._exact)
+            call = Call(name=_NAME, blocks=room, exact=self._exact)
             last = not more and number == len(rooms) - 1
             parts = change[start:], mean[start:]
             if not self._numbers.share(call, weight, *parts, last=last):
                 return False
-        if more and not _broadcast(self._member, self._integers, first + len(rooms)):
+        if more and not self._integers.exchange(self._averaging, self._made()):
             return False
         self._mean = mean
         return True
@@ -223,6 +217,10 @@ class MeanStatistics:
     def apply(self) -> None:
         """Sets the mean, and rank 0's integers; if none came, this worker is the whole line."""
         mean, self._mean = self._mean, None
+        now, made = self._buffers.read(), self._made()
+        self._ahead = {name: now[name] - values for name, values in made.items()}
+        if self._ended is not None:
+            self._buffers.write(made)
         if mean is not None:
             assert self._start is not None
             at, after = 0, {}
@@ -235,7 +233,12 @@ class MeanStatistics:
             # The mean is rounded: it may be greater than a variance that became almost 0.
             self._buffers.keep_variances_positive()
             self._integers.load_arrived()
-        self._start, self._kept, self._open = self._buffers.read(), None, False
+        self._start, self._kept, self._ended = self._buffers.read(), None, None
+        self._open = False
+
+    def _made(self) -> dict[str, torch.Tensor]:
+        """What the step, or the window, made of them."""
+        return self._buffers.read() if self._ended is None else self._ended
 
     @property
     def _exact(self) -> bool:
@@ -252,7 +255,7 @@ class MeanStatistics:
         if self._start is None:
             self.begin()
         assert self._start is not None
-        now, start = _floats(self._buffers.read()), _floats(self._start)
+        now, start = _floats(self._made()), _floats(self._start)
         parts = [
             (start[name].to(wide) - values.to(wide)).float()
             for name, values in now.items()
@@ -286,28 +289,3 @@ class MeanStatistics:
 
 def _floats(flat: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: values for name, values in flat.items() if values.dtype.is_floating_point}
-
-
-def is_alone(member: Membership) -> bool:
-    """Whether there is no other worker in the present round."""
-    return member.assigned is None or member.assigned.world_size == 1
-
-
-def broadcast(member: Membership, call: Call, *, last: bool = True) -> bool:
-    """Brings rank 0's bytes to all workers; False if the round is void."""
-    assert member.assigned is not None
-    source = member.assigned.rank == 0
-    if not member.begin(float(source), call):
-        return False
-    if source:
-        member.exchange.submit_data()
-    else:
-        member.exchange.abstain()
-    return member.await_averages(last=last) is not None
-
-
-def _broadcast(member: Membership, statistics: RunningStatistics, sequence: int) -> bool:
-    """Brings rank 0's statistics to all workers; False if the round is void."""
-    assert member.assigned is not None
-    source = member.assigned.rank == 0
-    return broadcast(member, statistics.call(source=source, sequence=sequence))

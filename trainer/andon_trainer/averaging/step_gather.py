@@ -27,11 +27,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from andon_trainer.averaging.averaging import Averaging
 from andon_trainer.averaging.block_numbers import BlockNumbers, rooms_for
 from andon_trainer.averaging.broadcast import HEAD_BYTES, pack
-from andon_trainer.averaging.running_statistics import broadcast
 from andon_trainer.core.calls import Call
-from andon_trainer.place.membership import Membership
 
 __all__ = ["Given", "OwnRows", "Rows", "StepGather"]
 
@@ -83,16 +82,10 @@ class Rows:
 class StepGather:
     """The gathers of a round. Used by one thread."""
 
-    def __init__(self, member: Membership, sizes: Sequence[int]) -> None:
-        """Has made none; `sizes` are those of the layout's blocks, in elements."""
-        self._member = member
-        self._numbers = BlockNumbers(member, sizes)
-        self.calls = 0
-        """The exchanges that were made in the present round: the number of the next one."""
-
-    def begin(self) -> None:
-        """A round begins."""
-        self.calls = 0
+    def __init__(self, averaging: Averaging) -> None:
+        """`averaging` is that of the gradients, which follow."""
+        self._averaging = averaging
+        self._numbers = BlockNumbers(averaging)
 
     def run(self, given: Given) -> list[Given] | None:
         """What all ranks give, by rank; None if the round is void.
@@ -101,11 +94,11 @@ class StepGather:
             ValueError: the model's blocks are too small for so many bytes.
             LineHalted: the line stopped, and this worker raises.
         """
-        assigned = self._member.assigned
+        assigned = self._averaging.member.assigned
         assert assigned is not None
         data = pack(_NAME, {}, filled=True)
-        call = Call(name=_NAME, sequence=self._next(), data=data, head_bytes=HEAD_BYTES)
-        if not broadcast(self._member, call, last=False):
+        call = Call(name=_NAME, data=data, head_bytes=HEAD_BYTES)
+        if not self._averaging.broadcast(call, last=False):
             return None
         head, ranks = _HEAD.pack(len(given.data), given.weight), assigned.world_size
         heads = self._share(head, [_HEAD.size] * ranks, assigned.rank)
@@ -144,13 +137,9 @@ class StepGather:
         mean, at = np.empty_like(whole), 0
         for blocks in rooms_for(sizes, whole.size):
             # Exact: the encoding of gradients may round, and its residuals are not these numbers'.
-            call = Call(name=_NAME, sequence=self._next(), blocks=blocks, exact=True)
+            call = Call(name=_NAME, blocks=blocks, exact=True)
             if not self._numbers.share(call, 1.0, whole[at:], mean[at:]):
                 return None
             at += sum(sizes[blocks.start : blocks.stop])
         # Each has lost a few units in the last of 24 binary places, and needs 16 of them.
         return np.rint(mean.astype(np.float64) * ranks).astype("<u2")
-
-    def _next(self) -> int:
-        self.calls += 1
-        return self.calls - 1

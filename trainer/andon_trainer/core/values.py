@@ -159,10 +159,6 @@ def add_product(
     return None
 
 
-def _as_float32(share: float) -> float:
-    return float(np.float32(share))
-
-
 def _sum_of_products(
     out: Floats, vectors: tuple[Floats, Floats], factors: tuple[float, float]
 ) -> bool:

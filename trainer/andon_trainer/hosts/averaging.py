@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from andon_trainer.averaging.averaging import Averaged, LineAverager, staged_with
+from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.broadcast import NormBuffers
 from andon_trainer.averaging.compute_clock import make_clock
 from andon_trainer.averaging.copied_buffers import script_buffers
 from andon_trainer.averaging.held_buffers import Held
+from andon_trainer.averaging.line_averaging import LineAverager, staged_with
 from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.averaging.readings import HostReader, LossReadings
 from andon_trainer.averaging.staging import Staging

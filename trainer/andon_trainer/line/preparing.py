@@ -12,12 +12,10 @@ from andon.protocol.schedules import (
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
 )
-from andon_trainer.averaging.averaging import LineAverager
 from andon_trainer.averaging.changes import ChangeExchange, outer_optimizer
 from andon_trainer.averaging.collectives import LineCollectives, SoloCollectives
-from andon_trainer.averaging.copied_buffers import StepBuffers
+from andon_trainer.averaging.line_averaging import LineAverager
 from andon_trainer.averaging.loss_scale import LossScale
-from andon_trainer.averaging.running_statistics import MeanStatistics
 from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.data.feed import Feeder
 from andon_trainer.data.stream_feeder import feeder_for
@@ -222,13 +220,12 @@ class Preparing(TrainingLoop, ManualSteps):
         return LocalStepper(
             parts,
             member,
-            ChangeExchange(member, plan, self.device),
+            ChangeExchange(member, plan, self.device, modules),
             OuterStep(
                 optimizer=outer,
                 moving=self._audit.moving,
                 max_grad_norm=member.policy.max_grad_norm,
             ),
-            StepBuffers(member, MeanStatistics(member, plan, modules), modules),
         )
 
     def _join_for_manual_steps(self, modules: tuple[nn.Module, ...]) -> None:

@@ -38,7 +38,7 @@ from torch.optim import Optimizer
 
 from andon.protocol.shards import Ranges, subtract
 from andon_trainer.averaging.averaging import Averaged
-from andon_trainer.averaging.changes import ChangeExchange, WindowStatistics
+from andon_trainer.averaging.changes import ChangeExchange
 from andon_trainer.core.computed import Computed
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import NO_DIGEST, Digest, Timings
@@ -136,13 +136,12 @@ class LocalStepper(LoopSteps):
         member: LocalMember,
         changes: ChangeExchange,
         outer: OuterStep,
-        statistics: WindowStatistics | None,
     ) -> None:
         """Stands between windows."""
         super().__init__(parts, changes)
         self._local = member
         self._outer = outer
-        self._statistics = statistics
+        self._buffers = changes.buffers
         self._held = HeldState(parts.replica, parts.device)
         self._inner_ahead: InnerState | None = None
         """The inner state when the pile ahead was begun."""
@@ -194,8 +193,7 @@ class LocalStepper(LoopSteps):
         self._change = self._before = self._inner_ahead = None
         self._touched = False
         self._averager.renew()
-        if self._statistics is not None:
-            self._statistics.go_back()
+        self._buffers.go_back()
 
     # ------------------------------------------------------------------ a window
 
@@ -251,8 +249,7 @@ class LocalStepper(LoopSteps):
             self._go_back()  # A local step was left half made.
         self._held.take()
         self._averager.renew()
-        if self._statistics is not None:
-            self._statistics.begin()
+        self._buffers.begin()
         self._digest = self._head_digest(wanted=wants_digest)
 
     def _head_digest(self, *, wanted: bool = False) -> Digest:
@@ -347,8 +344,7 @@ class LocalStepper(LoopSteps):
         state = self._state = StepState.begin(assigned, round_.state.doubts, None)
         state.borrowed = state.last = True
         state.waiting = 1
-        if self._statistics is not None:
-            self._statistics.borrow()
+        self._buffers.borrow()
         self._moved.begin()
         batch = self._feeder.borrow(assigned.epoch, assigned.batch.start)
         with self._lone.allowed(state.waiting):
@@ -364,8 +360,7 @@ class LocalStepper(LoopSteps):
         self._averager.clock.done()
         if state.borrowed:
             self._accumulated.drop()
-            if self._statistics is not None:
-                self._statistics.give_back()
+            self._buffers.give_back()
             state.averaged = Averaged(0.0, 1, Timings())
             state.phase = StepPhase.AVERAGED
             return
@@ -455,8 +450,7 @@ class LocalStepper(LoopSteps):
                     key: start[key].float() - part.detach().float()
                     for key, part in self._parameters()
                 }
-            if self._statistics is not None:
-                self._statistics.end_window()
+            self._buffers.end_window()
         round_.void = not self._averager.send(self._due.weight, self._change)
 
     def _finish(self, round_: _Round) -> None:
@@ -470,7 +464,7 @@ class LocalStepper(LoopSteps):
         state = round_.state
         state.weight, state.loss_sum = self._due.weight, self._due.loss_sum
         state.correct = self._due.correct
-        averaged = self._averager.receive(self._due.weight, self._statistics)
+        averaged = self._averager.receive(self._due.weight)
         commit = None
         if averaged is not None:
             state.averaged = averaged
@@ -480,8 +474,7 @@ class LocalStepper(LoopSteps):
             commit = self._member.await_commit()
         if averaged is None or commit is None:
             self._clear_gradients()
-            if self._statistics is not None:
-                self._statistics.drop()
+            self._buffers.drop()
             return
         self._averager.committed()
         self._apply(moves=averaged.total_weight > 0)
@@ -515,8 +508,7 @@ class LocalStepper(LoopSteps):
             with self._outer.moving():
                 self._outer.optimizer.step()
         self._clear_gradients()
-        if self._statistics is not None:
-            self._statistics.apply()
+        self._buffers.apply()
         self._due, self._ahead = self._ahead, _Sums()
         self._averager.renew()
         self._digest = self._head_digest()
@@ -525,8 +517,7 @@ class LocalStepper(LoopSteps):
             return  # The next window begins with what the models hold.
         self._held.take(self._inner_ahead)
         self._inner_ahead = None
-        if self._statistics is not None:
-            self._statistics.begin(ahead=True)
+        self._buffers.begin_ahead()
         with torch.no_grad():
             for key, part in self._parameters():
                 # In float32, whatever the parameter's type.

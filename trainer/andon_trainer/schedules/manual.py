@@ -165,7 +165,7 @@ class ManualStepper:
                 step.lost = True
             if step.assigned.world_size > 1:
                 self._hooked.look(part for block in blocks for part in self._plan.parameters[block])
-            call = Call(name="all_reduce_gradients", sequence=step.calls, blocks=blocks)
+            call = Call(name="all_reduce_gradients", blocks=blocks)
             averaged = self._exchange(step, call, weight)
         if averaged is not None:
             self._collectives.late.averaged(blocks)
@@ -193,7 +193,7 @@ class ManualStepper:
             step = self._begin()
             source = step.assigned.rank == 0
             data = pack(name, tensors, filled=source)
-            call = Call(name=name, sequence=step.calls, data=data, head_bytes=HEAD_BYTES)
+            call = Call(name=name, data=data, head_bytes=HEAD_BYTES)
             averaged = self._exchange(step, call, 1.0 if source else 0.0)
         if averaged is not None and not source:
             unpack(data, tensors)
@@ -206,7 +206,7 @@ class ManualStepper:
         """
         with self._called():
             step = self._begin()
-            self._exchange(step, Call(name="barrier", sequence=step.calls), 0.0)
+            self._exchange(step, Call(name="barrier"), 0.0)
 
     def should_commit(self) -> bool:
         """Whether the step is committed, the same on every worker.

@@ -21,7 +21,7 @@ import torch
 from torch.optim import Optimizer
 
 from andon.protocol.shards import subtract
-from andon_trainer.averaging.averaging import Averager
+from andon_trainer.averaging.line_averaging import Averager
 from andon_trainer.averaging.step_gather import Given, Rows
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
