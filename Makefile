@@ -22,6 +22,8 @@ PROTO_INSTALLED := .venv-proto/.installed
 FUZZ_BIN := .venv-fuzz/bin
 FUZZ_INSTALLED := .venv-fuzz/.installed
 FUZZ_SECONDS ?= 60
+MUTANTS_BIN := .venv-mutants/bin
+MUTANTS_INSTALLED := .venv-mutants/.installed
 CORE = .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py \
 	checks.py journal.py security.py checksums.py overhead.py telemetry.py)
@@ -30,7 +32,7 @@ TLS := -f docker-compose.tls.yml
 UNWATCHED := andon trainer
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-core browser containers screenshots check docs dist settings metrics dashboards bench gpu proto vectors clients clean soak rehearse fuzz
+.PHONY: help install demo test test-core browser containers screenshots check docs dist settings metrics dashboards bench gpu proto vectors clients clean soak rehearse fuzz mutants
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
 .PHONY: check-containers check-docs
 
@@ -72,6 +74,12 @@ $(FUZZ_INSTALLED): pyproject.toml
 	$(call environment,.venv-fuzz)
 	$(FUZZ_BIN)/python -m pip install --quiet --upgrade pip
 	$(FUZZ_BIN)/python -m pip install --quiet -c constraints.txt -e . -e conformance hypothesis --group fuzz
+	@touch $@
+
+$(MUTANTS_INSTALLED): pyproject.toml
+	$(call environment,.venv-mutants)
+	$(MUTANTS_BIN)/python -m pip install --quiet --upgrade pip
+	$(MUTANTS_BIN)/python -m pip install --quiet -c constraints.txt --group mutants
 	@touch $@
 
 demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
@@ -198,6 +206,10 @@ soak: $(INSTALLED)  ## random tests, storms of faults, conformance, attacks, upg
 fuzz: $(FUZZ_INSTALLED)  ## coverage-guided fuzzing of each parser, for FUZZ_SECONDS=60 each
 	$(FUZZ_BIN)/python tests/fuzz/campaign.py $(FUZZ_SECONDS) $(ARGS)
 
+# The mutants are made in an environment of their own, and tested in .venv.
+mutants: $(INSTALLED) $(MUTANTS_INSTALLED)  ## puts 200 small defects into the code, and says which the tests find; takes an hour
+	$(MUTANTS_BIN)/python tests/mutants/campaign.py $(ARGS)
+
 rehearse: $(INSTALLED)  ## runs the images' commands in clean environments, without Docker; takes minutes
 	$(BIN)/python docker/rehearse.py $(ARGS)
 
@@ -213,6 +225,6 @@ bench: $(INSTALLED)  ## the benchmarks, one after another
 	@test -n '$(BENCHMARKS)' || echo 'There are no benchmarks yet.'
 
 clean:  ## removes the environments and caches; runs/ stays
-	rm -rf .venv .venv-proto .venv-fuzz .venv-3.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build site \
+	rm -rf .venv .venv-proto .venv-fuzz .venv-mutants .venv-3.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build site \
 		clients/*/build clients/node/node_modules
 	find proto services trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
