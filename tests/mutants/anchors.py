@@ -189,11 +189,14 @@ def choose(changes: Sequence[Change], count: int, seed: str) -> list[Change]:
 
 
 _Name = Callable[[Change], object]
-# From the whole name to what still is one after a function or its file got another name.
+# From the whole name to what is left of it after the file, the class or the function got another.
 _NAMES: tuple[_Name, ...] = (
     lambda it: (it.file, it.function, it.operator, it.statement),
     lambda it: (it.function, it.operator, it.statement),
     lambda it: (it.function.rpartition(".")[2], it.operator, it.statement),
+)
+# Much code may have these names, so they count only where one change has them.
+_WEAK_NAMES: tuple[_Name, ...] = (
     lambda it: (it.file, it.operator, it.statement),
     lambda it: (it.operator, it.statement),
     lambda it: (it.file, it.function, it.operator, it.place),
@@ -206,13 +209,14 @@ def find(lost: Change, changes: Sequence[Change]) -> Change | None:
 
     A statement that was worded anew is found by its place among those of its function.
     """
-    for name in _NAMES:
+    for name in (*_NAMES, *_WEAK_NAMES):
         alike = [each for each in changes if name(each) == name(lost)]
-        files = {each.path for each in alike}
-        if len(files) > 1:  # Of files of one name the one in the folder that is most alike.
-            parts = set(lost.path.split("/"))
-            path = max(sorted(files), key=lambda each: len(parts & set(each.split("/"))))
-            alike = [each for each in alike if each.path == path]
-        if alike:
-            return next((each for each in alike if each.nth == lost.nth), alike[-1])
+        if not alike or (name in _WEAK_NAMES and len(alike) > 1):
+            continue
+        parts = set(lost.path.split("/"))  # Of several files the one whose folder is most alike.
+        path = max(
+            {each.path for each in alike}, key=lambda it: (len(parts & set(it.split("/"))), it)
+        )
+        alike = [each for each in alike if each.path == path]
+        return next((each for each in alike if each.nth == lost.nth), alike[-1])
     return None

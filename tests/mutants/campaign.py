@@ -192,8 +192,9 @@ def compare(before: dict[str, Any], now: dict[str, Any]) -> bool:
             if earlier["killed"] and not mutant["killed"]:
                 sound = False
                 what = "SURVIVES" if mutant["found"] else "NOT FOUND"
-                _say(f"  {what}: {earlier['path']} {earlier['function']} {earlier['operator']}")
-                _say(f"    {earlier['statement']}\n    killed before by {earlier['killer']}")
+                _say(f"  {what}: {mutant['path']} {mutant['function']} {mutant['operator']}")
+                _say(f"    was: {earlier['statement']}\n    is: {mutant['statement']}")
+                _say(f"    killed before by {earlier['killer']}")
     return sound
 
 

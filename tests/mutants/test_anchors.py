@@ -113,6 +113,13 @@ def test_of_equal_changes_the_one_in_the_folder_most_alike_is_found() -> None:
     assert found == elsewhere[1]
 
 
+def test_a_common_statement_is_not_looked_for_elsewhere() -> None:
+    lost = replace(changes(SOURCE)[1], function="Round.empty")
+
+    assert lost.statement == "return count < 2"
+    assert find(lost, changes(SOURCE)) is None
+
+
 def test_a_change_whose_code_is_gone_is_not_found() -> None:
     lost = replace(changes(SOURCE)[0], function="Round.empty", statement="if count < 7:")
 
