@@ -141,7 +141,8 @@ def tests_for(change: Change, room: Room, tree: Tree, killer: str) -> list[str]:
     """The file of the test that found it last time, those named like the module, then the list."""
     stem = Path(change.path).stem.strip("_")
     last = [killer.partition("::")[0]] if killer.startswith("tests/") else []
-    named = [f"{folder}/**/test_*{stem}*.py" for folder in room.folders]
+    names = (stem, *room.more.get(stem, ()))
+    named = [f"{folder}/**/test_*{name}*.py" for name in names for folder in room.folders]
     return list(dict.fromkeys(tree.files([*last, *named, *room.tests])))
 
 

@@ -7,7 +7,7 @@ move; a pattern may match nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["ROOMS", "Room"]
 
@@ -26,6 +26,8 @@ class Room:
     folders: tuple[str, ...]
     """Their tests are tried if named like the module; all of them, if a kill would be lost."""
     tests: tuple[str, ...]
+    more: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of modules that no test is named like: the names of tests."""
 
 
 def _tests(folder: str, names: str) -> tuple[str, ...]:
@@ -82,6 +84,7 @@ ROOMS = {
             "copied_buffers step_gather compute_clock own_norm scaled_rounds stepper replica hosts "
             "local_steps batch_steps coupled_samples manual",
         ),
+        more={"solo_averaging": ("line_backward",), "loss_scale": ("scaling",)},
     ),
     "schedules and gates": Room(
         mutants=25,
@@ -92,6 +95,7 @@ ROOMS = {
             "stepper local_steps batch_steps stream_steps coupled_samples scaled_rounds loss_check "
             "own_norm gates_rates prepared lone_samples gates accumulation",
         ),
+        more={"loop_steps": ("line_backward",), "step_state": ("line_backward",)},
     ),
     "stores": Room(
         mutants=20,
