@@ -93,7 +93,7 @@ ROOMS = {
         tests=_tests(
             _TRAINER,
             "stepper local_steps batch_steps stream_steps coupled_samples scaled_rounds loss_check "
-            "own_norm gates_rates prepared lone_samples gates accumulation",
+            "own_norm gates_rates prepared",
         ),
         more={"loop_steps": ("line_backward",), "step_state": ("line_backward",)},
     ),
@@ -117,11 +117,10 @@ ROOMS = {
         tests=(
             *_tests(
                 "tests/unit/andon_coordinator",
-                "journal journal_harm journal_ledger journal_logbook journal_resuming "
-                "journal_start transport_log",
+                "journal journal_harm journal_ledger journal_logbook journal_resuming",
             ),
             "tests/unit/andon_server/test_runs.py",
-            *_tests(_TRAINER, "state checkpoint_files replica replica_format rng base"),
+            *_tests(_TRAINER, "state checkpoint_files replica replica_format rng"),
         ),
     ),
     "protocol": Room(
@@ -129,7 +128,8 @@ ROOMS = {
         code=("proto/andon/protocol/*.py",),
         folders=("tests/unit/andon",),
         tests=(
-            "tests/unit/andon/protocol/test_*.py",
+            *_tests("tests/unit/andon/protocol", "halts limits records reducers ring run_settings"),
+            *_tests("tests/unit/andon/protocol", "scalars shards tokens layout strips encoding"),
             "tests/unit/andon/test_conformance*.py",
         ),
     ),
