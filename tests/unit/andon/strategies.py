@@ -19,10 +19,15 @@ from andon.protocol.messages import (
     BlockFaultKind,
     BlockGradient,
     CorruptChunk,
+    EnterRound,
     OpenRound,
     Operation,
+    PassMessage,
     Request,
     Response,
+    RingChunk,
+    RingHeader,
+    RingStage,
     RoundAborted,
     RoundOpened,
     SharedMemoryMapped,
@@ -244,4 +249,37 @@ responses: st.SearchStrategy[Response] = st.one_of(
     ),
     st.builds(StaleRound, keys, keys),
     st.builds(RoundAborted, keys, texts, st.none() | st.builds(CorruptChunk, u32, u32, u64)),
+)
+
+
+@st.composite
+def ring_chunks(draw: st.DrawFn) -> RingChunk:
+    encoding, count, payload = draw(payloads().filter(lambda drawn: drawn[1] > 0))
+    return RingChunk(
+        key=draw(keys),
+        stage=draw(st.sampled_from(RingStage)),
+        block=draw(u32),
+        offset=draw(u64),
+        count=count,
+        payload=payload,
+        encoding=encoding,
+        sequence=draw(u32),
+    )
+
+
+passes: st.SearchStrategy[PassMessage] = st.one_of(
+    st.builds(EnterRound, key=keys, rank=u32, world_size=u32, token=st.binary(max_size=40)),
+    st.builds(
+        RingHeader,
+        key=keys,
+        rank=u32,
+        weight=st.floats(allow_nan=False),
+        sequence=u32,
+        operation=st.none() | st.sampled_from(Operation),
+        first_block=u32,
+        stop_block=u32,
+        data_bytes=u64,
+        data_head=st.binary(max_size=40),
+    ),
+    ring_chunks(),
 )

@@ -31,6 +31,7 @@ from andon_reducer.core.jobs import reduce_chunk
 from andon_reducer.core.rounds import Rounds
 from vectors.floats import BFLOAT16, FLOAT16, FLOAT32
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
 FOLDER = Path(__file__).resolve().parents[3] / "conformance"
 
 
@@ -120,22 +121,6 @@ def test_c_ddp_001_an_average_is_the_vector_s_in_any_order_of_arrival(
     assert answer.total_weight == case["answer"]["total_weight"]
     assert answer.contributors == case["answer"]["contributors"]
     assert answer.encoding.name == case["answer_encoding"]
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in cases("averages") if "WEIGHTED" in case["operation"]], ids=ids
-)
-def test_an_average_is_the_vector_s_without_the_part_in_c(
-    case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("andon_reducer.core.mean.fused", None)
-    monkeypatch.setattr("andon.protocol.encoding.fused", None)
-    reducing = Reducing()
-
-    for rank, request in enumerate(requests_of(case)):
-        reducing.take(rank, rank, request)
-
-    assert reducing.answers[0][1].payload.hex() == case["answer"]["payload"]
 
 
 @pytest.mark.parametrize("case", cases("faults"), ids=ids)

@@ -1,4 +1,7 @@
-"""Shards: disjoint, complete, fair; every position of an epoch once."""
+"""Shards: disjoint, complete, fair; every position of an epoch once.
+
+Examples are in `conformance/shares.json`, and tested with it (`test_conformance`).
+"""
 
 from __future__ import annotations
 
@@ -52,19 +55,6 @@ def test_c_shard_001_shares_differ_by_at_most_one_position(length: int, world_si
 
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
-
-
-def test_c_shard_001_the_first_ranks_take_what_does_not_divide() -> None:
-    assert shares(PositionRange(10, 20), 4) == [
-        PositionRange(10, 13),
-        PositionRange(13, 16),
-        PositionRange(16, 18),
-        PositionRange(18, 20),
-    ]
-
-
-def test_c_shard_001_a_batch_smaller_than_the_roster_leaves_ranks_without_samples() -> None:
-    assert [len(share) for share in shares(PositionRange(5, 7), 4)] == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
@@ -202,27 +192,6 @@ def test_a_batch_that_was_never_assigned_is_divided_in_plain_shards(
     assert assigned == tuple(merged([share]) for share in shares(batch, world_size))
 
 
-def test_a_lost_shard_is_assigned_in_runs_that_are_merged_with_their_neighbours() -> None:
-    first, last = PositionRange(0, 4), PositionRange(8, 12)
-
-    assert reassign(PositionRange(0, 12), [(first,), (last,)]) == (
-        (PositionRange(0, 6),),
-        (PositionRange(6, 12),),
-    )
-
-
-def test_a_newcomer_takes_lost_positions_before_a_survivor_does() -> None:
-    survivor = (PositionRange(0, 4),)
-
-    assert reassign(PositionRange(0, 7), [survivor, ()]) == (survivor, (PositionRange(4, 7),))
-
-
-def test_if_nobody_was_lost_the_shards_stay_the_same() -> None:
-    kept = [(PositionRange(0, 2), PositionRange(5, 6)), (PositionRange(2, 5),), ()]
-
-    assert reassign(PositionRange(0, 6), kept) == tuple(kept)
-
-
 @pytest.mark.parametrize(
     "kept",
     [
@@ -257,38 +226,6 @@ def test_a_stream_of_unknown_length_ends_before_its_positions_are_too_large_to_k
 
 def sizes_of(assigned: tuple[Ranges, ...]) -> list[int]:
     return [sum(map(len, share)) for share in assigned]
-
-
-@pytest.mark.parametrize(
-    ("targets", "batch", "expected"),
-    [
-        ((50, 50), 10, [5, 5]),
-        ((50, 50), 11, [6, 5]),
-        ((50, 50), 3, [2, 1]),
-        ((7, 3), 10, [7, 3]),
-        ((3, 1), 8, [6, 2]),
-        ((20, 1, 1), 4, [2, 1, 1]),  # Nobody is left out.
-        ((1, 5, 3), 1, [0, 1, 0]),  # Fewer positions than ranks: the greatest targets get them.
-        ((1, 5, 3), 2, [0, 1, 1]),
-        ((1, 1, 1), 10, [4, 3, 3]),
-    ],
-)
-def test_c_shard_001_shares_are_in_proportion_to_targets(
-    targets: tuple[int, ...], batch: int, expected: list[int]
-) -> None:
-    for interleaved in (False, True):
-        split = Split(targets, interleaved)
-
-        assert sizes_of(deal(PositionRange(9, 9 + batch), split, len(targets))) == expected
-
-
-def test_c_shard_001_an_interleaved_split_gives_neighbouring_positions_to_different_ranks() -> None:
-    taken = [
-        [p for part in share for p in range(part.start, part.stop)]
-        for share in deal(PositionRange(0, 10), Split((), interleaved=True), 3)
-    ]
-
-    assert taken == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
 
 
 @st.composite

@@ -1,4 +1,8 @@
-"""Encodings with a scale for each strip, against the conformance suite's reference."""
+"""Encodings with a scale for each strip, against the conformance suite's reference.
+
+Ties, signs, scales and what is not finite are in `conformance/strips.json`, and tested with it
+(`test_conformance_strips`).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,6 @@ from unit.andon.strategies import BOUNDED
 pytestmark = pytest.mark.usefixtures("arithmetic")
 
 STRIPPED = [Encoding.INT8_BLOCK, Encoding.INT4_BLOCK]
-LOWEST = {Encoding.INT8_BLOCK: -128, Encoding.INT4_BLOCK: -8}
 both = pytest.mark.parametrize("encoding", STRIPPED, ids=["int8", "int4"])
 
 any_bits = st.lists(
@@ -83,17 +86,6 @@ def test_any_payload_decodes_as_the_reference_says(encoding: Encoding, data: st.
 
 
 @both
-def test_ties_are_rounded_to_even(encoding: Encoding) -> None:
-    greatest = float(-LOWEST[encoding] - 1)
-
-    payload = encode(floats(greatest, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5), encoding)
-
-    scales, codes = parts_of(payload, encoding, 7)
-    assert scales == [1.0]
-    assert codes[:7] == [int(greatest), 0, 2, 2, 0, -2, -2]
-
-
-@both
 @BOUNDED
 @given(values=any_bits)
 def test_what_was_decoded_is_encoded_to_the_same_bytes(
@@ -105,56 +97,6 @@ def test_what_was_decoded_is_encoded_to_the_same_bytes(
 
     assert bytes(encode(decoded, encoding)) == bytes(payload)
     assert decode(payload, encoding, len(values)).tobytes() == decoded.tobytes()
-
-
-@both
-def test_each_strip_has_a_scale_of_its_own(encoding: Encoding) -> None:
-    strip = 128 if encoding is Encoding.INT8_BLOCK else 32
-    greatest = float(-LOWEST[encoding] - 1)
-    values = np.concatenate([np.full(strip, greatest), np.full(3, 4 * greatest)])
-
-    payload = encode(values.astype(np.float32), encoding)
-
-    assert parts_of(payload, encoding, values.size)[0] == [1.0, 4.0]
-
-
-@both
-def test_a_strip_too_small_for_a_scale_is_zeros(encoding: Encoding) -> None:
-    least = (-LOWEST[encoding] - 1) * 2.0**-126
-
-    assert decode(encode(floats(least), encoding), encoding, 1).tolist() == [least]
-    zeros = decode(encode(floats(least * 0.999, -least * 0.999), encoding), encoding, 2)
-    assert zeros.tobytes() == bytes(8)
-
-
-@both
-def test_minus_zero_stays_and_nothing_else_becomes_it(encoding: Encoding) -> None:
-    values = floats(-0.0, 0.0, 5.0, -1e-9, 1e-9)
-
-    decoded = decode(encode(values, encoding), encoding, 5)
-
-    assert np.signbit(decoded).tolist() == [True, False, False, False, False]
-    assert decoded[[0, 1, 3, 4]].tolist() == [0.0, 0.0, 0.0, 0.0]
-    alone = decode(encode(floats(-0.0, -0.0), encoding), encoding, 2)
-    assert alone.tobytes() == floats(-0.0, -0.0).tobytes()
-
-
-@both
-@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_nan_once_decoded_and_nothing_beside_it(
-    encoding: Encoding, bad: float
-) -> None:
-    values = np.ones(300, np.float32)
-    values[[5, 299]] = bad
-
-    payload = encode(values, encoding)
-
-    decoded = decode(payload, encoding, 300)
-    assert np.flatnonzero(~np.isfinite(decoded)).tolist() == [5, 299]
-    scales, codes = parts_of(payload, encoding, 300)
-    assert struct.pack("<f", scales[0]) == b"\x00\x00\xc0\x7f"
-    assert (codes[5], codes[6]) == (LOWEST[encoding], 1)
-    assert bytes(payload) == reference.encode(values.tolist(), encoding)
 
 
 @both
