@@ -16,6 +16,7 @@ from andon_coordinator.core.settings import History
 from andon_coordinator.transport.journal import (
     Journal,
 )
+from scenarios import line_values
 
 TERM = 2**63 + 5  # beyond SQLite's integers
 PLAN = RunPlan(global_batch=4, dataset_size=10, seed=2**64 - 1, total_epochs=2)
@@ -27,18 +28,12 @@ LAYOUT = Layout(
 )
 INITIAL = Record(Key(TERM, 1), None, RecordKind.INITIAL, 0, Cursor(0, 0), (0,))
 STEP = Record(Key(TERM, 4), INITIAL.key, RecordKind.STEP, 1, Cursor(0, 4), (0, 2))
-RESULT = effects.StepResult(
-    epoch=0,
-    batch=PositionRange(0, 4),
+RESULT = line_values.result(
     loss=0.1,
-    samples=4,
-    weight=4.0,
     attempt=2,
     seconds=0.25,
     contributions=(
-        effects.StepContribution(
-            worker=0,
-            rank=0,
+        line_values.contribution(
             positions=(PositionRange(0, 2), PositionRange(3, 4)),
             samples=3,
             weight=3.0,

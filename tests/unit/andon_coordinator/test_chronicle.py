@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.protocol.layout import Layout
-from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon.protocol.run_settings import RunPlan
+from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.chronicle import Chronicle
 from andon_coordinator.core.effects import LineState
+from scenarios import line_values
 
-PLAN = RunPlan(global_batch=4, dataset_size=8)
 TICK = events.TimePassed()
 
 
@@ -39,38 +37,15 @@ class Telling:
 
 
 def joined(incarnation: int) -> tuple[events.WorkerJoined, effects.AcceptJoin]:
-    request = events.JoinRequest(
-        run_id="7f3a",
-        incarnation=incarnation,
-        layout=Layout(()),
-        plan=PLAN,
-        node_id="alpha",
-        devices=(events.Device("cuda", "NVIDIA L4"),),
+    request = line_values.joining(
+        incarnation=incarnation, node_id="alpha", devices=(events.Device("cuda", "NVIDIA L4"),)
     )
-    accepted = effects.AcceptJoin(
-        stream=5,
-        worker=1,
-        plan=PLAN,
-        join_status=effects.JoinStatus.FRESH,
-        head=None,
-        step=3,
-        halt=None,
-    )
+    accepted = line_values.accepted(step=3)
     return events.WorkerJoined(5, request), accepted
 
 
 def assignment(key: Key, attempt: int) -> effects.Assignment:
-    return effects.Assignment(
-        key=key,
-        parent=None,
-        roster=(0,),
-        rank=0,
-        step=4,
-        attempt=attempt,
-        epoch=0,
-        positions=(),
-        batch=PositionRange(0, 4),
-    )
+    return line_values.assignment(key=key, roster=(0,), step=4, attempt=attempt)
 
 
 def halt(number: int = 1) -> HaltEvidence:
@@ -143,17 +118,7 @@ def test_a_halt_and_its_answer_belong_to_the_step_that_was_stopped() -> None:
 def test_an_overflow_is_told_once_its_step_is_durable() -> None:
     telling = Telling()
     record = Record(Key(1, 2), None, RecordKind.STEP, 4, Cursor(0, 4), (0,))
-    result = effects.StepResult(
-        epoch=0,
-        batch=PositionRange(0, 4),
-        loss=1.0,
-        samples=4,
-        weight=4.0,
-        attempt=0,
-        seconds=0.1,
-        contributions=(),
-        overflow=True,
-    )
+    result = line_values.result(seconds=0.1, overflow=True)
 
     assert telling.told(TICK, effects.SaveRecord(record, result)) == []
     assert telling.told(events.RecordSaved(record.key)) == [

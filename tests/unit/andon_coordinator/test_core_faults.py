@@ -1,12 +1,16 @@
 """The core under random faults: what must hold whatever dies, and that the run still ends.
 
-The last tests lose reducers, too: no step may hold what a lost reducer averaged.
+Every kind of line meets them: one whose launcher numbers the workers and one that numbers them
+itself, one that divides work by speed, one of overlapped windows, and one whose reducers come and
+go. No step may hold what a lost reducer averaged.
 """
 
 from __future__ import annotations
 
 import os
+from functools import cache
 from itertools import pairwise
+from typing import TypeVar
 
 import pytest
 
@@ -18,181 +22,86 @@ from scenarios.paced_simulation import PacedSimulation
 from scenarios.reduced_simulation import ReducedSimulation
 from scenarios.unnumbered_simulation import UnnumberedSimulation
 
-_SEEDS = range(int(os.environ.get("ANDON_SEEDS", "40")))
-_REDUCER_SEEDS = range(len(_SEEDS) // 2)
+SEEDS = range(int(os.environ.get("ANDON_SEEDS", "40")))
+FEWER = range(len(SEEDS) // 2)
+WORTH = list(FEWER)[:10]
+"""The seeds of which it is asked what they met."""
+LINES = [
+    *((Simulation, seed) for seed in SEEDS),
+    *(
+        (kind, seed)
+        for kind in (
+            UnnumberedSimulation, PacedSimulation, OverlappedSimulation, ReducedSimulation
+        )
+        for seed in FEWER
+    ),
+]  # fmt: skip
+_Kind = TypeVar("_Kind", bound=Simulation)
 
 
-def positions_of(ended: Simulation) -> list[tuple[int, int]]:
-    """Epoch and position of everything that a run committed or skipped, in order."""
-    seen: list[tuple[int, int]] = []
-    for record, result in ended.history:
-        if result is not None:
-            parts = sorted(part for each in result.contributions for part in each.positions)
-            assert sum(len(part) for part in parts) == len(result.batch)
-            seen += [(result.epoch, p) for part in parts for p in range(part.start, part.stop)]
-        elif record.kind is RecordKind.MARK:
-            skip = ended.skips[record.key]
-            positions = range(skip.positions.start, skip.positions.stop)
-            seen += [(skip.epoch, p) for p in positions]
-    return seen
-
-
-def each_once(ended: Simulation) -> list[tuple[int, int]]:
-    """As many positions as the run took, each once."""
-    size = ended.bench.plan.dataset_size
-    assert size is not None
-    return [divmod(index, size) for index in range(len(positions_of(ended)))]
-
-
-@pytest.fixture(scope="module", params=_SEEDS, ids="seed={}".format)
-def ended(request: pytest.FixtureRequest) -> Simulation:
+@cache
+def ended(kind: type[_Kind], seed: int) -> _Kind:
     """A run that met random faults and then ended; every state on the way was checked."""
-    simulation = Simulation(request.param)
+    simulation = kind(seed)
     simulation.run(actions=1500)
     simulation.finish()
     return simulation
 
 
-def test_f_dp_002_every_position_is_committed_once_or_skipped_through_any_faults(
-    ended: Simulation,
+def positions_of(simulation: Simulation) -> list[tuple[int, int]]:
+    """Epoch and position of everything that a run committed or skipped, in order."""
+    seen: list[tuple[int, int]] = []
+    for record, result in simulation.history:
+        if result is not None:
+            parts = sorted(part for each in result.contributions for part in each.positions)
+            assert sum(len(part) for part in parts) == len(result.batch)
+            seen += [(result.epoch, p) for part in parts for p in range(part.start, part.stop)]
+        elif record.kind is RecordKind.MARK:
+            skip = simulation.skips[record.key]
+            positions = range(skip.positions.start, skip.positions.stop)
+            seen += [(skip.epoch, p) for p in positions]
+    return seen
+
+
+@pytest.mark.parametrize(("kind", "seed"), LINES)
+def test_f_dp_002_c_commit_001_a_line_ends_with_one_history_of_every_position_through_any_faults(
+    kind: type[Simulation], seed: int
 ) -> None:
-    assert positions_of(ended) == each_once(ended)
+    simulation = ended(kind, seed)
 
+    simulation.check()
 
-def test_c_commit_001_workers_of_one_head_hold_one_history_through_any_faults(
-    ended: Simulation,
-) -> None:
-    last = ended.history[-1][0].key
-    final = [each.weights for each in ended.processes if each.head == last]
-
-    ended.check()
-
-    assert ended.bench.line.state is LineState.COMPLETE
+    assert simulation.bench.line.state is LineState.COMPLETE
+    size, positions = simulation.bench.plan.dataset_size, positions_of(simulation)
+    assert size is not None
+    assert positions == [divmod(index, size) for index in range(len(positions))], "each once"
+    last = simulation.history[-1][0].key
+    final = [each.weights for each in simulation.processes if each.head == last]
     assert final
     assert all(weights == final[0] for weights in final)
-
-
-def test_c_commit_001_the_journal_is_one_chain_of_growing_keys(ended: Simulation) -> None:
-    records = [record for record, _ in ended.history]
-
+    records = [record for record, _ in simulation.history]
     assert records[0].kind is RecordKind.INITIAL
     for parent, record in pairwise(records):
         assert record.parent == parent.key
         assert record.key > parent.key
         assert record.step == parent.step + (record.kind is RecordKind.STEP)
-    assert sum(record.kind is RecordKind.STEP for record in records) == 12
+    steps = sum(record.kind is RecordKind.STEP for record in records)
+    assert steps == simulation.bench.settings.policy.max_steps
 
 
-def test_the_simulation_met_every_kind_of_fault() -> None:
-    """The driver is worth something: over all seeds, every kind of history occurs."""
-    kinds = set()
-    voids = terms = 0
-    for seed in list(_SEEDS)[:10]:
-        simulation = Simulation(seed)
-        simulation.run(actions=1500)
-        records = [record for record, _ in simulation.history]
-        kinds |= {record.kind for record in records}
-        voids += len(simulation.rosters) - sum(each.kind is RecordKind.STEP for each in records)
-        terms += simulation.bench.journal.term >> 32
+def test_the_simulations_are_worth_something_since_all_that_they_are_for_happens() -> None:
+    usual = [ended(Simulation, seed) for seed in WORTH]
+    records = [[record for record, _ in each.history] for each in usual]
+    steps = sum(record.kind is RecordKind.STEP for each in records for record in each)
+    overlapped = [ended(OverlappedSimulation, seed) for seed in WORTH]
+    reduced = [ended(ReducedSimulation, seed) for seed in WORTH]
 
-    assert kinds == set(RecordKind)
-    assert voids > 20
-    assert terms > 20
-
-
-@pytest.mark.parametrize("seed", _REDUCER_SEEDS)
-def test_c_commit_001_reducers_come_and_go_and_the_run_still_ends_with_whole_steps(
-    seed: int,
-) -> None:
-    simulation = ReducedSimulation(seed)
-
-    simulation.run(actions=1500)
-    simulation.finish()
-
-    assert simulation.bench.line.state is LineState.COMPLETE
-    steps = [record for record, _ in simulation.history if record.kind is RecordKind.STEP]
-    assert len(steps) == 12
-
-
-@pytest.mark.parametrize("seed", _REDUCER_SEEDS)
-def test_f_dp_002_where_the_line_gives_the_slots_every_position_is_committed_once_too(
-    seed: int,
-) -> None:
-    simulation = UnnumberedSimulation(seed)
-
-    simulation.run(actions=1500)
-    simulation.finish()
-
-    assert simulation.bench.line.state is LineState.COMPLETE
-    assert positions_of(simulation) == each_once(simulation)
-
-
-def test_the_simulation_had_workers_whose_slot_a_newcomer_got() -> None:
-    moved = 0
-    for seed in list(_REDUCER_SEEDS)[:10]:
-        simulation = UnnumberedSimulation(seed)
-        simulation.run(actions=1500)
-        moved += simulation.moved
-
-    assert moved > 5
-
-
-@pytest.mark.parametrize("seed", _REDUCER_SEEDS)
-def test_f_dp_002_with_work_divided_by_speed_every_position_is_committed_once_through_any_faults(
-    seed: int,
-) -> None:
-    simulation = PacedSimulation(seed)
-
-    simulation.run(actions=1500)
-    simulation.finish()
-
-    assert simulation.bench.line.state is LineState.COMPLETE
-    assert positions_of(simulation) == each_once(simulation)
-
-
-def test_the_simulation_had_windows_of_many_sizes() -> None:
-    sizes: set[int] = set()
-    for seed in list(_REDUCER_SEEDS)[:10]:
-        simulation = PacedSimulation(seed)
-        simulation.run(actions=1500)
-        sizes |= simulation.sizes
-
-    assert len(sizes) > 10
-
-
-@pytest.mark.parametrize("seed", _REDUCER_SEEDS)
-def test_f_dp_002_with_overlap_every_average_is_of_its_records_positions_through_any_faults(
-    seed: int,
-) -> None:
-    simulation = OverlappedSimulation(seed)
-
-    simulation.run(actions=1500)
-    simulation.finish()
-
-    assert simulation.bench.line.state is LineState.COMPLETE
-    steps = [record for record, _ in simulation.history if record.kind is RecordKind.STEP]
-    assert len(steps) == 12
-
-
-def test_the_simulation_kept_and_dropped_what_was_computed_ahead() -> None:
-    kept = dropped = 0
-    for seed in list(_REDUCER_SEEDS)[:10]:
-        simulation = OverlappedSimulation(seed)
-        simulation.run(actions=1500)
-        kept += simulation.kept
-        dropped += simulation.dropped
-
-    assert kept > 100
-    assert dropped > 0
-
-
-def test_the_simulation_lost_reducers_during_rounds() -> None:
-    losses = broken = 0
-    for seed in list(_REDUCER_SEEDS)[:10]:
-        simulation = ReducedSimulation(seed)
-        simulation.run(actions=1500)
-        losses += simulation.losses
-        broken += len(simulation.broken)
-
-    assert losses > 20
-    assert broken > 5
+    assert {record.kind for each in records for record in each} == set(RecordKind)
+    assert sum(len(each.rosters) for each in usual) - steps > 20, "void rounds"
+    assert sum(each.bench.journal.term >> 32 for each in usual) > 20, "coordinators"
+    assert sum(ended(UnnumberedSimulation, seed).moved for seed in WORTH) > 5, "other slots"
+    assert len(set().union(*(ended(PacedSimulation, seed).sizes for seed in WORTH))) > 10
+    assert sum(each.kept for each in overlapped) > 100
+    assert sum(each.dropped for each in overlapped) > 0
+    assert sum(each.losses for each in reduced) > 20
+    assert sum(len(each.broken) for each in reduced) > 5

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TypeVar
 
 import pytest
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, Key, Record, RecordKind
-from andon.protocol.run_settings import Policy, RunPlan
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.line import LineCore
@@ -87,22 +85,6 @@ def test_f_dp_001_all_workers_start_from_one_workers_weights() -> None:
     assert {bench.peers[stream].head for stream in streams} == {found.key}
 
 
-def test_f_dp_001_digests_of_one_head_that_differ_halt_before_the_record() -> None:
-    bench = _bench()
-    streams = _bootstrapped(bench)
-    _assigned(bench, streams)
-    head = bench.peers[streams[0]].head
-
-    for stream, digest in zip(streams, (b"a" * 32, b"b" * 32), strict=True):
-        report = replace(bench.ready(stream), digest=digest, digest_head=head)
-        effects = bench.send(on.WorkerReady(stream, report))
-
-    halt = _only(effects, do.SaveHalt).evidence
-    assert halt.reason is HaltReason.REPLICA_DIVERGENCE
-    assert halt.worker is None
-    assert not bench.journal.pending_records
-
-
 def _step(bench: Bench, streams: list[int], reporting: int) -> list[bool]:
     """A step in which so many report a digest; who was asked for one."""
     _assigned(bench, streams)
@@ -176,131 +158,6 @@ def test_c_shard_001_shares_are_disjoint_and_complete(workers: int) -> None:
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_c_shard_001_a_dataset_smaller_than_the_line_is_refused_by_name() -> None:
-    bench = _bench(workers=3, dataset=2)
-
-    _, effects = bench.join("w0", bench.request(0, 0))
-
-    refusal = _only(effects, do.RefuseJoin).refusal
-    assert refusal.reason is Reason.DATASET_TOO_SMALL
-    assert refusal.component == "dataset_size"
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_f_dp_003_a_loss_that_is_not_finite_halts_and_names_the_worker(value: float) -> None:
-    bench = _bench()
-    streams = _bootstrapped(bench)
-    _assigned(bench, streams)
-
-    report = replace(bench.ready(streams[1]), loss_sum=value)
-    effects = bench.send(on.WorkerReady(streams[1], report))
-
-    told = [each.evidence for each in effects if isinstance(each, do.SendHalt)]
-    assert len(told) == 2
-    assert {(each.reason, each.worker) for each in told} == {(HaltReason.NON_FINITE_LOSS, 1)}
-
-
-def test_f_dp_003_losses_whose_sum_overflows_do_not_commit() -> None:
-    bench = _bench()
-    streams = _bootstrapped(bench)
-    _assigned(bench, streams)
-
-    for stream in streams:
-        report = replace(bench.ready(stream), loss_sum=1.7e308)
-        effects = bench.send(on.WorkerReady(stream, report))
-
-    assert _only(effects, do.SaveHalt).evidence.reason is HaltReason.NON_FINITE_LOSS
-    assert not bench.journal.pending_records
-
-
-@pytest.mark.parametrize("block", [4, 2**40])
-def test_f_dp_003_a_fault_in_a_block_that_does_not_exist_still_halts(block: int) -> None:
-    bench = _bench()
-    streams = _bootstrapped(bench)
-    key = _assigned(bench, streams)[0].key
-
-    seen = on.Fault(kind=on.FaultKind.NON_FINITE_GRADIENT, key=key, rank=9, block=block)
-    effects = bench.send(on.FaultReported(streams[0], seen))
-
-    halt = _only(effects, do.SaveHalt).evidence
-    assert (halt.worker, halt.block, halt.parameter) == (None, block, "")
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        (on.FaultKind.NON_FINITE_GRADIENT, HaltReason.NON_FINITE_GRADIENT),
-        (on.FaultKind.NON_FINITE_LOSS, HaltReason.NON_FINITE_LOSS),
-        (on.FaultKind.ENCODING_OVERFLOW, HaltReason.ENCODING_OVERFLOW),
-        (on.FaultKind.NON_FINITE_AVERAGE, HaltReason.NON_FINITE_AVERAGE),
-        (on.FaultKind.PROTOCOL, HaltReason.PROTOCOL_VIOLATION),
-    ],
-)
-def test_f_dp_003_every_defect_that_a_worker_reports_halts_everybody(
-    kind: on.FaultKind, reason: HaltReason
-) -> None:
-    bench = _bench()
-    streams = _bootstrapped(bench)
-    key = _assigned(bench, streams)[0].key
-
-    effects = bench.send(on.FaultReported(streams[0], on.Fault(kind=kind, key=key)))
-
-    told = {each.stream: each.evidence for each in effects if isinstance(each, do.SendHalt)}
-    assert set(told) == set(streams)
-    assert {(each.reason, each.key) for each in told.values()} == {(reason, key)}
-
-
-def test_c_commit_001_nothing_is_announced_before_it_is_durable() -> None:
-    bench = _bench()
-    streams = _bootstrapped(bench)
-    _assigned(bench, streams)
-
-    before = [each for s in streams for each in bench.send(on.WorkerReady(s, bench.ready(s)))]
-    after = bench.send(on.RecordSaved(bench.journal.save_record()))
-
-    assert not any(isinstance(each, do.SendCommitted) for each in before)
-    assert [each.stream for each in after if isinstance(each, do.SendCommitted)] == streams
-
-
-def test_c_commit_001_one_report_short_of_the_roster_commits_nothing() -> None:
-    bench = _bench(workers=3)
-    streams = _bootstrapped(bench)
-    _assigned(bench, streams)
-
-    for stream in [streams[0], streams[1], streams[1]]:
-        bench.send(on.WorkerReady(stream, bench.ready(stream)))
-
-    assert not bench.journal.pending_records
-
-
-def test_c_ddp_001_the_loss_is_the_mean_by_weight() -> None:
-    bench = _bench(batch=5)
-    streams = _bootstrapped(bench)
-    _assigned(bench, streams)
-
-    for stream, loss in zip(streams, (1.0, 3.5), strict=True):
-        bench.send(on.WorkerReady(stream, bench.ready(stream, loss=loss)))
-
-    result = bench.journal.pending_records[0].result
-    assert result is not None
-    assert result.loss == (3 * 1.0 + 2 * 3.5) / 5
-    assert [part.weight for part in result.contributions] == [3.0, 2.0]
-
-
-def test_a_step_in_which_all_abstain_is_committed_with_loss_zero() -> None:
-    bench = _bench()
-    streams = _bootstrapped(bench)
-    _assigned(bench, streams)
-
-    for stream in streams:
-        report = replace(bench.ready(stream, weight=0.0), total_weight=0.0)
-        bench.send(on.WorkerReady(stream, report))
-
-    result = bench.journal.pending_records[0].result
-    assert result is not None
-    assert (result.loss, result.weight, result.contributors) == (0.0, 0.0, 0)
-
-
 def test_correct_counts_add_up_only_if_all_workers_report_them() -> None:
     bench = _bench()
     streams = _bootstrapped(bench)
@@ -338,43 +195,11 @@ def test_the_first_end_of_a_stream_of_samples_ends_the_epoch_for_all() -> None:
     assert bench.journal.pending_records[0].record.cursor == Cursor(1, 0)
 
 
-def test_a_worker_that_asks_after_the_last_step_is_told_that_the_run_is_over() -> None:
-    bench = _bench(workers=1)
-    bench.settings = replace(bench.settings, policy=Policy(max_steps=1))
-    bench.line = LineCore(
-        bench.settings, term=bench.journal.term, history=History(), random_bits=lambda: 0
-    )
-    streams = _bootstrapped(bench)
-    _assigned(bench, streams)
-    bench.send(on.WorkerReady(streams[0], bench.ready(streams[0])))
-    bench.send(on.RecordSaved(bench.journal.save_record()))
-
-    effects = bench.send(on.WorkRequested(streams[0], bench.peers[streams[0]].head))
-
-    assert _only(effects, do.SendShutdown).stream == streams[0]
-
-
 def test_events_of_an_unknown_stream_have_no_effect() -> None:
     bench = _bench()
 
     assert bench.send(on.HeartbeatArrived(77, 1)) == []
     assert bench.send(on.WorkerStreamEnded(77)) == []
-
-
-def test_a_line_with_a_head_goes_on_after_the_recovery_window() -> None:
-    bench = _bench()
-    bench.settings = replace(bench.settings, min_workers=1, recovery_window_s=2.0)
-    streams = _bootstrapped(bench)
-    request = bench.rejoin(streams[0], 0, 0)
-    bench.restart()
-    stream, _ = bench.join("w0", request)
-    bench.send(on.WorkRequested(stream, request.head))
-    assert bench.line.status(bench.now).waiting_for == "2 workers, 1 of them here"
-
-    bench.now = 2.0
-    effects = bench.send(on.HeartbeatArrived(stream, 1))
-
-    assert _only(effects, do.Assign).assignment.roster == (0,)
 
 
 def test_a_halt_that_is_newer_than_the_head_stays_without_a_journal_as_its_workers_claim() -> None:
@@ -402,16 +227,6 @@ def test_a_halt_that_a_later_head_shows_to_be_answered_is_closed() -> None:
 
     assert bench.line.state is not do.LineState.HALTED
     assert bench.line.status(0.0).head == later
-
-
-def test_an_open_halt_of_the_journal_keeps_a_new_coordinator_halted() -> None:
-    bench = _bench()
-    _bootstrapped(bench)
-    bench.send(on.CordPulled("why not"))
-
-    bench.restart()
-
-    assert bench.line.state is do.LineState.HALTED
 
 
 def test_a_term_below_the_journals_is_refused() -> None:
@@ -497,17 +312,6 @@ def test_who_waits_least_holds_the_line_up_if_others_wait_much_longer(
     assert holds_up(waits) == late
 
 
-def test_the_other_end_of_a_lost_workers_transfer_joins_again() -> None:
-    bench = _bench()
-    donor, joiner = (bench.join(f"w{each}", bench.request(each, each))[0] for each in range(2))
-    bench.send(on.RecordSaved(bench.journal.save_record()))
-    bench.send(on.WorkRequested(donor, bench.peers[donor].head))
-
-    effects = bench.send(on.WorkerStreamEnded(donor))
-
-    assert _only(effects, do.CloseStream).stream == joiner
-
-
 def test_newcomers_are_taken_until_the_line_is_drained_also_while_it_is_halted() -> None:
     bench = _bench()
     _assigned(bench, _bootstrapped(bench))
@@ -518,75 +322,6 @@ def test_newcomers_are_taken_until_the_line_is_drained_also_while_it_is_halted()
         taken.append(bench.line.takes_newcomers)
 
     assert taken == [True, True, False]
-
-
-def test_min_workers_still_holds_after_workers_were_dropped() -> None:
-    bench = _bench(workers=4)
-    bench.settings = replace(bench.settings, min_workers=2)
-    bench.restart(journal_kept=False)
-    streams = _bootstrapped(bench)
-    bench.send(on.CordPulled("worker 3 is odd"))
-    bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=3))
-
-    for stream in streams[1:3]:
-        bench.send(on.WorkerStreamEnded(stream, gone=True))
-
-    assert bench.line.state is do.LineState.FORMING
-    assert bench.send(on.WorkRequested(streams[0], bench.peers[streams[0]].head)) == []
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_dropping_a_worker_beyond_the_expected_ones_lowers_no_expectation(
-    *, restarted: bool
-) -> None:
-    bench = _bench(workers=2)
-    bench.settings = replace(bench.settings, max_workers=4)
-    bench.restart(journal_kept=False)
-    _bootstrapped(bench)
-    others = [bench.join(f"w{each}", bench.request(each, each))[0] for each in (2, 3)]
-    for stream in others:
-        transfer = bench.peers[stream].transfer
-        assert transfer is not None
-        bench.peers[stream].head = transfer.head
-        bench.send(on.StateReported(stream, transfer.transfer_id, transfer.head))
-    assert _assigned(bench, list(bench.peers))
-    for stream in bench.peers:
-        bench.send(on.WorkerReady(stream, bench.ready(stream)))
-    bench.send(on.RecordSaved(bench.journal.save_record()))
-    bench.send(on.CordPulled("worker 3 is odd"))
-    bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=3))
-    back = [bench.rejoin(stream, each, each) for each, stream in enumerate(list(bench.peers)[:3])]
-
-    if restarted:
-        bench.restart()
-        streams = [bench.join("w0", back[0])[0]]
-    else:
-        streams = list(bench.peers)[:3]
-        for stream in streams[1:]:
-            bench.send(on.WorkerStreamEnded(stream, gone=True))
-
-    bench.send(on.WorkRequested(streams[0], bench.peers[streams[0]].head))
-    assert bench.line.state is do.LineState.FORMING
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_dropped_worker_joins_no_slot_again_and_another_process_may(*, restarted: bool) -> None:
-    bench = _bench(workers=3)
-    streams = _bootstrapped(bench)
-    bench.send(on.CordPulled("worker 1 is odd"))
-    bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=1))
-    back = bench.rejoin(streams[0], 0, 0)
-    if restarted:
-        bench.restart()
-        bench.join("w0", back)
-
-    for slot in (1, 2, None):
-        _, done = bench.join("w1", bench.request(slot, 1))
-        refusal = _only(done, do.RefuseJoin).refusal
-        assert refusal.reason is Reason.DROPPED
-        assert "an operator dropped this process" in refusal.message
-    _, done = bench.join("another", bench.request(1, 7))
-    assert _only(done, do.AcceptJoin).worker == 1
 
 
 def test_a_dropped_workers_own_token_is_barred_with_it() -> None:
@@ -601,33 +336,3 @@ def test_a_dropped_workers_own_token_is_barred_with_it() -> None:
     _, done = bench.join("gamma", replace(named, incarnation=6))
 
     assert "the worker that the token 'gamma' is for" in _only(done, do.RefuseJoin).refusal.message
-
-
-def test_dropping_a_worker_lets_a_line_that_needs_everybody_go_on_with_one_fewer() -> None:
-    bench = _bench(workers=2)
-    _bootstrapped(bench)
-    bench.send(on.CordPulled("worker 1 is odd"))
-    effects = bench.send(on.HaltCleared(1, HaltAnswer.DROP, worker=1))
-
-    assert _only(effects, do.Assign).assignment.roster == (0,)
-
-
-def test_after_the_last_step_a_worker_may_be_away_for_a_lease_and_no_longer() -> None:
-    bench = _bench()
-    bench.settings = replace(bench.settings, policy=Policy(max_steps=1))
-    bench.restart(journal_kept=False)
-    streams = _bootstrapped(bench)
-    _assigned(bench, streams)
-    for stream in streams:
-        bench.send(on.WorkerReady(stream, bench.ready(stream)))
-    bench.send(on.RecordSaved(bench.journal.save_record()))
-    bench.send(on.WorkerLeft(streams[0], on.LeaveReason.COMPLETE))
-    bench.send(on.WorkerStreamEnded(streams[1]))
-
-    lease_s = bench.settings.liveness.lease_s
-    states = []
-    for bench.now in (lease_s - 0.1, lease_s):
-        bench.send(on.TimePassed())
-        states.append(bench.line.state)
-
-    assert states == [do.LineState.RUNNING, do.LineState.COMPLETE]

@@ -17,6 +17,7 @@ from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import event_from
 from andon_coordinator.transport.outgoing import JoinAnswers
+from scenarios import line_values
 from scenarios.line_bench import Bench
 
 SECRET, RUN, KEY = b"secret", "7f3a", Key(7 << 32, 9)
@@ -66,14 +67,10 @@ def test_a_standing_request_without_a_ring_address_halts_a_ring() -> None:
 
 def assignment(rank: int, roster: tuple[int, ...], addresses: tuple[str, ...]) -> pb.TrainResponse:
     answers = JoinAnswers(run_id=RUN, secret=SECRET, policy=Policy(), liveness=Liveness())
-    work = do.Assignment(
+    work = line_values.assignment(
         key=KEY,
-        parent=None,
         roster=roster,
         rank=rank,
-        step=1,
-        attempt=0,
-        epoch=0,
         positions=(PositionRange(0, 1),),
         batch=PositionRange(0, 3),
         ring_addresses=addresses,

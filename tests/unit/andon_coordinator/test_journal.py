@@ -28,6 +28,7 @@ from andon_coordinator.transport.journal import (
 )
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.schema import key_blob, key_of
+from scenarios import line_values
 from unit.andon_coordinator.journal_bench import (
     HALT,
     INITIAL,
@@ -126,16 +127,7 @@ def test_departures_give_the_digests(path: Path) -> None:
 
 
 def test_loss_that_is_not_a_number_is_read_back_as_one(path: Path) -> None:
-    lossless = effects.StepResult(
-        epoch=0,
-        batch=PositionRange(0, 4),
-        loss=math.nan,
-        samples=0,
-        weight=0.0,
-        attempt=0,
-        seconds=0.0,
-        contributions=(),
-    )
+    lossless = line_values.result(loss=math.nan, samples=0, weight=0.0, seconds=0.0)
     with Writing(path) as writing:
         writing.save(effects.SaveRecord(STEP, lossless))
 

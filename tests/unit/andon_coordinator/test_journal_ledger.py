@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon_coordinator.core.effects import Skip, StepContribution, StepResult
+from andon_coordinator.core.effects import Skip, StepContribution
 from andon_coordinator.transport.reader import JournalEntry, LedgerFault, chain_of, faults_of
+from scenarios import line_values
 
 SIZE = 10
 
@@ -27,13 +28,12 @@ def step(
         (0, 1),
     )
     parts = ((start, stop),) if shares is None else shares
-    result = StepResult(
+    result = line_values.result(
         epoch=epoch,
         batch=PositionRange(start, stop),
         loss=0.0,
         samples=stop - start,
         weight=1.0,
-        attempt=0,
         seconds=0.0,
         contributions=tuple(
             StepContribution(

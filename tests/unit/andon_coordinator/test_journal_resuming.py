@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon_coordinator.core.effects import SaveRecord, StepContribution, StepResult
+from andon_coordinator.core.effects import SaveRecord
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError, JournalStore
+from scenarios import line_values
 
 TERM = 2**32
 
@@ -32,19 +33,9 @@ def store(path: Path) -> Iterator[JournalStore]:
 
 def save_step(store: JournalStore, key: Key, parent: Key, step: int) -> None:
     batch = PositionRange(4 * step - 4, 4 * step)
-    part = StepContribution(
-        worker=0, rank=0, positions=(batch,), samples=4, weight=4.0, loss_sum=4.0
-    )
-    result = StepResult(
-        epoch=0,
-        batch=batch,
-        loss=1.0,
-        samples=4,
-        weight=4.0,
-        attempt=0,
-        seconds=1.0,
-        contributions=(part,),
-        stop_reason="steps" if step == 4 else "",
+    part = line_values.contribution(positions=(batch,))
+    result = line_values.result(
+        batch=batch, contributions=(part,), stop_reason="steps" if step == 4 else ""
     )
     record = Record(key, parent, RecordKind.STEP, step, Cursor(0, 4 * step), (0,))
     store.save_record(SaveRecord(record, result))

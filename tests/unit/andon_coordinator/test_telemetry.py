@@ -21,6 +21,7 @@ from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.telemetry import AttemptCause, LineMetrics, ServedRun, Totals
+from scenarios import line_values
 
 FIRST, SECOND = Key(1, 1), Key(1, 2)
 PLAN = RunPlan(global_batch=4, dataset_size=8)
@@ -56,32 +57,14 @@ class Metered:
 
     def join(self, stream: int, worker: int) -> None:
         request = events.JoinRequest(run_id="7f3a", incarnation=1, layout=Layout(()), plan=PLAN)
-        accept = effects.AcceptJoin(
-            stream=stream,
-            worker=worker,
-            plan=PLAN,
-            join_status=effects.JoinStatus.FRESH,
-            head=None,
-            step=0,
-            halt=None,
-        )
+        accept = line_values.accepted(stream=stream, worker=worker)
         self.see(events.WorkerJoined(stream, request), accept)
 
     def assign(self, key: Key, attempt: int, at: float = 0.0) -> None:
         assignments = [
             effects.Assign(
                 stream,
-                effects.Assignment(
-                    key=key,
-                    parent=None,
-                    roster=(0, 1),
-                    rank=rank,
-                    step=1,
-                    attempt=attempt,
-                    epoch=0,
-                    positions=(),
-                    batch=PositionRange(0, 4),
-                ),
+                line_values.assignment(key=key, rank=rank, attempt=attempt),
             )
             for rank, stream in enumerate((10, 11))
         ]
@@ -96,31 +79,14 @@ class Metered:
         waited_s: float = 0.0,
         exchanged_s: float = 0.0,
     ) -> None:
-        ready = events.Ready(
-            key=key,
-            loss_sum=2.0,
-            weight=2.0,
-            samples=2,
-            total_weight=4.0,
-            world_size=2,
-            timings=events.StepTimings(wait_s=waited_s, exchange_s=exchanged_s),
+        ready = line_values.ready(
+            key=key, timings=events.StepTimings(wait_s=waited_s, exchange_s=exchanged_s)
         )
         self.see(events.WorkerReady(stream, ready), *done, at=at)
 
 
 def step(key: Key, correct: int | None = None, *, overflow: bool = False) -> effects.SaveRecord:
-    result = effects.StepResult(
-        epoch=0,
-        batch=PositionRange(0, 4),
-        loss=1.5,
-        samples=4,
-        weight=4.0,
-        attempt=0,
-        seconds=0.3,
-        contributions=(),
-        correct=correct,
-        overflow=overflow,
-    )
+    result = line_values.result(loss=1.5, seconds=0.3, correct=correct, overflow=overflow)
     return effects.SaveRecord(Record(key, None, RecordKind.STEP, 1, Cursor(0, 4), (0, 1)), result)
 
 
@@ -328,9 +294,7 @@ def live_status(*workers: int) -> LineSnapshot:
     settings = LineSettings(run_id="7f3a", expect_workers=most, min_workers=1, max_workers=most)
     line = LineCore(settings, term=1, history=History(), random_bits=lambda: 0)
     for worker in workers:
-        request = events.JoinRequest(
-            run_id="7f3a", incarnation=worker + 1, layout=Layout(()), plan=PLAN
-        )
+        request = line_values.joining(incarnation=worker + 1)
         line.receive(events.WorkerJoined(10 + worker, request), 0.0)
     return line.status(0.0)
 
@@ -463,15 +427,9 @@ def test_the_run_is_named_with_the_schedule_that_it_has_now() -> None:
 def test_a_window_and_what_is_computed_ahead_of_it_are_shown() -> None:
     metered = Metered()
     assert metered.value("andon_learning_rate_scale") == 1
-    assignment = effects.Assignment(
+    assignment = line_values.assignment(
         key=FIRST,
-        parent=None,
         roster=(0,),
-        rank=0,
-        step=1,
-        attempt=0,
-        epoch=0,
-        positions=(),
         batch=PositionRange(0, 64),
         ahead_batch=PositionRange(64, 96),
         learning_rate_scale=2.0,

@@ -11,7 +11,7 @@ import pytest
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.limits import COUNT_LIMIT
 from andon.protocol.reasons import Reason
-from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import Scalar
 from andon.testing import small_layout
@@ -21,13 +21,13 @@ from andon.wire import conversion, layouts
 from andon_coordinator.core import events
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import event_from, join_from
+from scenarios import line_values
 
 KEY = Key(2**64 - 1, 7)
 HEAD = Key(9, 3)
 KEY_PB = conversion.key_to_proto(KEY)
 HEAD_PB = conversion.key_to_proto(HEAD)
 PLAN = RunPlan(global_batch=4)
-RECORD = Record(KEY, HEAD, RecordKind.STEP, 3, Cursor(1, 4), (0, 1))
 EVIDENCE = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3)
 
 
@@ -73,11 +73,10 @@ def test_c_wire_002_join_request_has_every_field_of_the_message() -> None:
         )
     )
 
-    assert request == events.JoinRequest(
-        run_id="7f3a",
+    assert request == line_values.joining(
+        plan=PLAN,
         incarnation=2**64 - 1,
         layout=small_layout(),
-        plan=PLAN,
         node_id="alpha",
         launch_slot=0,
         devices=(events.Device("cuda", "H200", 5),),
@@ -138,13 +137,9 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
             ),
             events.WorkerReady(
                 5,
-                events.Ready(
+                line_values.ready(
                     key=KEY,
                     loss_sum=1.5,
-                    weight=2.0,
-                    samples=2,
-                    total_weight=4.0,
-                    world_size=2,
                     correct=0,
                     timings=events.StepTimings(compute_s=1, exchange_s=2, wait_s=3, data_s=4),
                     digest=b"d" * 32,

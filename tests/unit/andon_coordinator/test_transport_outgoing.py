@@ -10,7 +10,6 @@ import pytest
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
-from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
@@ -25,12 +24,12 @@ from andon_coordinator.transport.outgoing import (
     together,
     worker_status_to,
 )
+from scenarios import line_values
 
 KEY = Key(2**64 - 1, 7)
 HEAD = Key(9, 3)
 KEY_PB = conversion.key_to_proto(KEY)
 HEAD_PB = conversion.key_to_proto(HEAD)
-PLAN = RunPlan(global_batch=4)
 RECORD = Record(KEY, HEAD, RecordKind.STEP, 3, Cursor(1, 4), (0, 1))
 EVIDENCE = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3)
 
@@ -41,13 +40,11 @@ EFFECTS: list[tuple[MessageEffect, pb.TrainResponse]] = [
             effects.SendCommitted(5, RECORD, None),
             effects.Assign(
                 5,
-                effects.Assignment(
+                line_values.assignment(
                     key=HEAD,
                     parent=KEY,
-                    roster=(0, 1),
                     rank=1,
                     step=4,
-                    attempt=0,
                     epoch=1,
                     positions=(PositionRange(6, 8),),
                     batch=PositionRange(4, 8),
@@ -75,7 +72,7 @@ EFFECTS: list[tuple[MessageEffect, pb.TrainResponse]] = [
     (
         effects.Assign(
             5,
-            effects.Assignment(
+            line_values.assignment(
                 key=KEY,
                 parent=HEAD,
                 roster=(0, 3),
@@ -84,7 +81,6 @@ EFFECTS: list[tuple[MessageEffect, pb.TrainResponse]] = [
                 attempt=2,
                 epoch=1,
                 positions=(PositionRange(2, 4),),
-                batch=PositionRange(0, 4),
                 ahead=(PositionRange(6, 8),),
                 ahead_batch=PositionRange(4, 8),
                 ahead_micro_batches=2,
@@ -115,22 +111,11 @@ EFFECTS: list[tuple[MessageEffect, pb.TrainResponse]] = [
         effects.SendCommitted(
             5,
             RECORD,
-            effects.StepResult(
-                epoch=0,
-                batch=PositionRange(0, 4),
+            line_values.result(
                 loss=0.5,
-                samples=4,
-                weight=4.0,
-                attempt=0,
-                seconds=1.0,
                 contributions=tuple(
-                    effects.StepContribution(
-                        worker=worker,
-                        rank=worker,
-                        positions=(),
-                        samples=4,
-                        weight=weight,
-                        loss_sum=2.0,
+                    line_values.contribution(
+                        worker=worker, rank=worker, positions=(), weight=weight, loss_sum=2.0
                     )
                     for worker, weight in enumerate((4.0, 0.0))
                 ),
@@ -241,15 +226,12 @@ def test_a_workers_status_has_the_times_of_its_last_step_once_there_was_one() ->
 
 
 def _next_of(stream: int, parent: Key = KEY) -> effects.Assign:
-    work = effects.Assignment(
+    work = line_values.assignment(
         key=Key(2**64 - 1, 8),
         parent=parent,
-        roster=(0, 1),
         rank=stream - 5,
         step=4,
-        attempt=0,
         epoch=1,
-        positions=(),
         batch=PositionRange(4, 8),
     )
     return effects.Assign(stream, work)

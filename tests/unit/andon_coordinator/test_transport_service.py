@@ -14,6 +14,7 @@ from andon.testing import small_layout
 from andon_coordinator.core.events import JoinRequest
 from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.errors import LineError
+from scenarios import line_values
 
 RUN, OPERATOR = b"token of the run", b"token of operators"
 
@@ -101,12 +102,8 @@ def worker(name: str, expires_s: int = 0, run: bytes = RUN) -> bytes:
 
 
 def joining(access: AccessControl, token: bytes) -> JoinRequest:
-    request = JoinRequest(
-        run_id="r",
-        incarnation=1,
-        layout=small_layout(),
-        plan=RunPlan(global_batch=1, dataset_size=4),
-        token=token,
+    request = line_values.joining(
+        run_id="r", layout=small_layout(), plan=RunPlan(global_batch=1, dataset_size=4), token=token
     )
     return access.admitted(request)
 

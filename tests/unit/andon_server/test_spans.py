@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_server.spans import LineSpans, spans_wanted
+from scenarios import line_values
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel: pip install 'andon[otel]'")
 
@@ -43,10 +44,7 @@ class Watched:
         shares = [
             effects.Assign(
                 stream,
-                effects.Assignment(
-                    key=key, parent=None, roster=(0, 1), rank=rank, step=step, attempt=attempt,
-                    epoch=0, positions=(), batch=PositionRange(0, 4),
-                ),
+                line_values.assignment(key=key, rank=rank, step=step, attempt=attempt),
             )
             for rank, stream in enumerate((10, 11))
         ]  # fmt: skip
@@ -55,20 +53,14 @@ class Watched:
 
     def ready(self, key: Key, exchange_s: float, after_s: float) -> None:
         timings = events.StepTimings(exchange_s=exchange_s)
-        ready = events.Ready(
-            key=key, loss_sum=2.0, weight=2.0, samples=2, total_weight=4.0, world_size=2,
-            timings=timings,
-        )  # fmt: skip
+        ready = line_values.ready(key=key, timings=timings)  # fmt: skip
         self.see(events.WorkerReady(10, ready), after_s=after_s)
 
     def save(self, key: Key, step: int, after_s: float = 0.0) -> None:
         record = Record(
             key=key, parent=None, kind=RecordKind.STEP, step=step, cursor=Cursor(0, 4), roster=(0,)
         )
-        result = effects.StepResult(
-            epoch=0, batch=PositionRange(0, 4), loss=0.5, samples=4, weight=4.0, attempt=0,
-            seconds=1.0, contributions=(),
-        )  # fmt: skip
+        result = line_values.result(loss=0.5)  # fmt: skip
         self.see(events.TimePassed(), effects.SaveRecord(record, result), after_s=after_s)
         self.see(events.RecordSaved(key), after_s=0.25)
 
@@ -158,10 +150,7 @@ def test_a_record_that_could_not_be_written_is_no_commit() -> None:
     record = Record(
         key=key, parent=None, kind=RecordKind.STEP, step=1, cursor=Cursor(0, 4), roster=(0,)
     )
-    result = effects.StepResult(
-        epoch=0, batch=PositionRange(0, 4), loss=0.5, samples=4, weight=4.0, attempt=0,
-        seconds=1.0, contributions=(),
-    )  # fmt: skip
+    result = line_values.result(loss=0.5)  # fmt: skip
 
     line.see(events.TimePassed(), effects.SaveRecord(record, result))
     line.see(events.JournalFailed("full"))

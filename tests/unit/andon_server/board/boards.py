@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects, events
@@ -24,6 +23,7 @@ from andon_server.board.feed import BoardFeed
 from andon_server.board.gate import BoardGate
 from andon_server.board.history import RunHistory
 from andon_server.runs import JOURNAL
+from scenarios import line_values
 from unit.andon_cli.books import Book
 
 __all__ = ["OPERATORS", "RUN", "Answer", "Board", "MakeBoard", "commit", "line_of", "nan_halt"]
@@ -36,10 +36,8 @@ def line_of(workers: int = 0) -> LineSnapshot:
     settings = LineSettings(run_id="7f3a", expect_workers=workers + 1)
     core = LineCore(settings, term=1, history=History(), random_bits=lambda: 0)
     for slot in range(workers):
-        request = events.JoinRequest(
-            run_id="7f3a",
+        request = line_values.joining(
             incarnation=slot + 1,
-            layout=Layout(()),
             plan=RunPlan(global_batch=4, dataset_size=8),
             node_id=f"host-{slot}",
             launch_slot=slot,
@@ -52,10 +50,7 @@ def line_of(workers: int = 0) -> LineSnapshot:
 def commit(feed: BoardFeed, step: int, loss: float = 1.5, *, at: float = 0.0) -> None:
     """A step that is committed and durable."""
     key = Key(1, step)
-    result = effects.StepResult(
-        epoch=0, batch=PositionRange(0, 4), loss=loss, samples=4, weight=4.0, attempt=0,
-        seconds=0.5, contributions=(), correct=3, gradient_norm=2.0,
-    )  # fmt: skip
+    result = line_values.result(loss=loss, seconds=0.5, correct=3, gradient_norm=2.0)  # fmt: skip
     record = Record(key, None, RecordKind.STEP, step, Cursor(0, 4), (0, 1))
     feed.observe(events.TimePassed(), [effects.SaveRecord(record, result)], at)
     feed.observe(events.RecordSaved(key), [], at)
