@@ -25,6 +25,7 @@ import numpy as np
 from andon.protocol.records import Key, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.shards import shard_of
+from andon_coordinator.core.effects import StepResult
 from andon_coordinator.transport.reader import JournalEntry, JournalReader
 from chaos.model import Floats, LineState, Task, weighted_mean
 from chaos.replay import Replay
@@ -57,6 +58,21 @@ class Verdict:
     def entry(self, step: int) -> JournalEntry:
         """The record of a step."""
         return next(entry for entry in self.chain if entry.record.step == step)
+
+    def roster(self, step: int = -1) -> tuple[int, ...]:
+        """Who is in the record of a step; -1: in the last one."""
+        return (self.chain[-1] if step < 0 else self.entry(step)).record.roster
+
+    def result(self, step: int) -> StepResult:
+        """What a step came to."""
+        result = self.entry(step).result
+        assert result is not None
+        return result
+
+    @property
+    def attempts(self) -> dict[int, int]:
+        """The attempt that was committed, of each step."""
+        return {each.record.step: each.result.attempt for each in self.chain if each.result}
 
 
 def judge(line: ChaosLine) -> Verdict:

@@ -29,18 +29,8 @@ class Link:
         self._host, worker = f"10.213.{number}.1", f"10.213.{number}.2"
         self.prefix = ("ip", "netns", "exec", self.name)
         _ip("netns", "add", self.name)
-        _ip(
-            "link",
-            "add",
-            self._here,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            self._there,
-            "netns",
-            self.name,
-        )
+        peer = ("type", "veth", "peer", "name", self._there, "netns", self.name)
+        _ip("link", "add", self._here, *peer)
         _ip("address", "add", f"{self._host}/30", "dev", self._here)
         _ip("link", "set", self._here, "up")
         _ip("-n", self.name, "address", "add", f"{worker}/30", "dev", self._there)

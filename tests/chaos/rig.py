@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.transport.reader import JournalReader
 from chaos.barrier import order_stop
 from chaos.model import Task
 from chaos.schedules import EVERY_STEP, LineSchedule
@@ -313,6 +314,17 @@ class ChaosLine:
             await_until(what, reached, patience_s=self.patience_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.described()}") from None
+
+    @property
+    def departures(self) -> set[str]:
+        """Why workers left, each reason once."""
+        with JournalReader(self.journal) as journal:
+            return {gone.reason for gone in journal.departures()}
+
+    def said(self, slot: int, text: str) -> list[str]:
+        """What a worker's log says that has this text in it."""
+        told = [each for each in events_of(self.workers[slot].log) if each["event"] == "said"]
+        return [each["message"] for each in told if text in each["message"]]
 
     def described(self) -> str:
         """The state of all processes, to diagnose a hang."""

@@ -12,7 +12,7 @@ import pytest
 from chaos.judge import judge
 from chaos.lane_relay import DOWN, UP, LaneRelay
 from chaos.link import network_link
-from chaos.rig import await_until, chaos_line, events_of, free_port
+from chaos.rig import await_until, chaos_line, free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -43,10 +43,8 @@ def test_a_lane_that_is_cut_either_way_voids_the_round_and_is_opened_anew(tmp_pa
 
     verdict = judge(line)
     for step in steps:
-        result = verdict.entry(step).result
-        assert result is not None
-        assert result.attempt >= 1, "the round in which a lane broke was committed"
-        assert verdict.entry(step).record.roster == (0, 1, HARMED), "its worker was not lost"
+        assert verdict.attempts[step] >= 1, "the round in which a lane broke was committed"
+        assert verdict.roster(step) == (0, 1, HARMED), "its worker was not lost"
 
 
 def test_lanes_that_are_slow_or_still_for_a_moment_cost_no_attempt(tmp_path: Path) -> None:
@@ -68,8 +66,7 @@ def test_lanes_that_are_slow_or_still_for_a_moment_cost_no_attempt(tmp_path: Pat
             line.await_progress()
         line.finish()
 
-    attempts = [entry.result.attempt for entry in judge(line).chain if entry.result is not None]
-    assert set(attempts) == {0}
+    assert set(judge(line).attempts.values()) == {0}
 
 
 def test_lanes_that_take_bytes_and_pass_none_on_cost_one_attempt_and_are_named(
@@ -96,15 +93,13 @@ def test_lanes_that_take_bytes_and_pass_none_on_cost_one_attempt_and_are_named(
         line.finish()
 
     verdict = judge(line)
-    tries = {entry.record.step: entry.result.attempt for entry in verdict.chain if entry.result}
     # Both were found in one attempt, though only the first word counts.
-    assert {step: count for step, count in tries.items() if count} == {stuck: 1}
-    assert verdict.entry(stuck).record.roster == (0, 1, 2)
+    assert {step: count for step, count in verdict.attempts.items() if count} == {stuck: 1}
+    assert verdict.roster(stuck) == (0, 1, 2)
     log = (line.folder / "run" / "service.log").read_text()
     assert "stood still for 10 s while gRPC answered" in log
     for slot in (1, 2):
-        events = [each for each in events_of(line.workers[slot].log) if each["event"] == "said"]
-        chosen = [each["message"] for each in events if "not over TCP" in each["message"]]
+        chosen = line.said(slot, "not over TCP")
         assert len(chosen) == 1, chosen
         assert "its TCP lane for what this worker sends stood still" in chosen[0]
 
@@ -127,8 +122,7 @@ def test_ports_that_are_closed_or_filtered_cost_no_step_and_are_said_once(tmp_pa
 
     judge(line)
     for slot, why in ((1, "Connection refused"), (2, "did not answer within 2 s")):
-        events = [each for each in events_of(line.workers[slot].log) if each["event"] == "said"]
-        chosen = [each["message"] for each in events if "not over TCP" in each["message"]]
+        chosen = line.said(slot, "not over TCP")
         assert len(chosen) == 1, chosen
         assert why in chosen[0]
 
@@ -176,6 +170,4 @@ def test_a_lane_that_a_firewall_forgets_in_a_step_ends_within_a_minute(tmp_path:
         line.await_progress()
         line.finish()
 
-    result = judge(line).entry(step).result
-    assert result is not None
-    assert result.attempt >= 1
+    assert judge(line).attempts[step] >= 1

@@ -36,12 +36,12 @@ def test_f_dp_006_faults_in_the_middle_of_a_window_cost_only_what_was_lost(
         line.finish()
 
     verdict = judge(line)
-    assert verdict.entry(killed).record.roster == (0, 2)
-    assert verdict.entry(joined).record.roster == (0, 2)
-    assert _attempt(verdict, joined) == 0
-    assert verdict.entry(again).record.roster == (0, 1, 2)
-    assert verdict.entry(frozen).record.roster == (1, 2)
-    assert verdict.chain[-1].record.roster == (0, 1, 2)
+    assert verdict.roster(killed) == (0, 2)
+    assert verdict.roster(joined) == (0, 2)
+    assert verdict.attempts[joined] == 0
+    assert verdict.roster(again) == (0, 1, 2)
+    assert verdict.roster(frozen) == (1, 2)
+    assert verdict.roster() == (0, 1, 2)
     assert schedule.even or len(verdict.divisions) > 1, "nobody's share ever moved"
     # The survivors computed what the dead one had, and nothing of their own a second time. A new
     # coordinator deals the same shares again, so everybody goes on with what it has; but for what
@@ -96,18 +96,11 @@ def _freeze_in_the_middle(line: ChaosLine) -> int:
     return step
 
 
-def _attempt(verdict: Verdict, step: int) -> int:
-    result = verdict.entry(step).result
-    assert result is not None
-    return result.attempt
-
-
 def _computed(line: ChaosLine, verdict: Verdict, step: int) -> dict[int, int]:
     """How many positions of a step each worker of its record computed, over all attempts."""
-    result = verdict.entry(step).result
-    assert result is not None
+    result = verdict.result(step)
     batch = range(result.batch.start, result.batch.stop)
-    computed = dict.fromkeys(verdict.entry(step).record.roster, 0)
+    computed = dict.fromkeys(verdict.roster(step), 0)
     for slot in computed:
         events = events_of(line.workers[slot].log)
         epochs = {tuple(e["key"]): e["epoch"] for e in events if e["event"] == "assigned"}
@@ -120,6 +113,5 @@ def _computed(line: ChaosLine, verdict: Verdict, step: int) -> dict[int, int]:
 
 def _dealt(verdict: Verdict, step: int) -> dict[int, int]:
     """How many positions each worker has in a step's record."""
-    result = verdict.entry(step).result
-    assert result is not None
+    result = verdict.result(step)
     return {part.worker: part.samples for part in result.contributions}

@@ -27,7 +27,7 @@ def test_f_dp_006_survivors_commit_without_a_worker_that_was_killed_before_its_a
         line.finish()
 
     verdict = judge(line)
-    assert verdict.entry(STEP).record.roster == (0, 2)
+    assert verdict.roster(STEP) == (0, 2)
 
 
 def test_a_worker_killed_between_ready_and_commit_is_not_in_the_step(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_worker_killed_between_ready_and_commit_is_not_in_the_step(tmp_path: P
         line.finish()
 
     verdict = judge(line)
-    assert verdict.entry(STEP).record.roster == (0, 2)
+    assert verdict.roster(STEP) == (0, 2)
 
 
 @pytest.mark.parametrize("point", ["before-apply", "after-apply"])
@@ -60,8 +60,8 @@ def test_c_commit_001_a_worker_killed_once_the_step_is_committed_is_in_it(
         line.finish()
 
     verdict = judge(line)
-    assert verdict.entry(STEP).record.roster == (0, 1, 2)
-    assert verdict.entry(STEP + 1).record.roster == (0, 2)
+    assert verdict.roster(STEP) == (0, 1, 2)
+    assert verdict.roster(STEP + 1) == (0, 2)
 
 
 def test_two_workers_killed_in_one_attempt_leave_the_step_to_the_third(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_two_workers_killed_in_one_attempt_leave_the_step_to_the_third(tmp_path:
         line.finish()
 
     verdict = judge(line)
-    assert verdict.entry(STEP).record.roster == (0,)
+    assert verdict.roster(STEP) == (0,)
 
 
 def test_a_worker_killed_in_the_attempt_after_a_death_leaves_the_step_to_the_third(
@@ -94,9 +94,7 @@ def test_a_worker_killed_in_the_attempt_after_a_death_leaves_the_step_to_the_thi
         line.finish()
 
     verdict = judge(line)
-    result = verdict.entry(STEP).result
-    assert result is not None
-    assert (verdict.entry(STEP).record.roster, result.attempt) == ((0,), 2)
+    assert (verdict.roster(STEP), verdict.attempts[STEP]) == ((0,), 2)
 
 
 def test_a_killed_worker_that_comes_back_gets_the_weights_and_its_share(tmp_path: Path) -> None:
@@ -109,7 +107,7 @@ def test_a_killed_worker_that_comes_back_gets_the_weights_and_its_share(tmp_path
         line.finish()
 
     verdict = judge(line)
-    assert verdict.chain[-1].record.roster == (0, 1, 2)
+    assert verdict.roster() == (0, 1, 2)
 
 
 def test_a_worker_that_joins_in_the_midst_of_a_step_takes_part_from_a_later_one(
@@ -127,7 +125,5 @@ def test_a_worker_that_joins_in_the_midst_of_a_step_takes_part_from_a_later_one(
         line.finish()
 
     verdict = judge(line)
-    result = verdict.entry(step).result
-    assert result is not None
-    assert (verdict.entry(step).record.roster, result.attempt) == ((0, 2), 0)
-    assert verdict.chain[-1].record.roster == (0, 1, 2)
+    assert (verdict.roster(step), verdict.attempts[step]) == ((0, 2), 0)
+    assert verdict.roster() == (0, 1, 2)

@@ -17,7 +17,16 @@ from chaos.judge import judge
 from chaos.rig import ChaosLine, await_until, chaos_line, events_of
 from integration.strangers import Stranger, resident_bytes
 
-__all__ = ["MIB", "PACE_S", "SECRET", "Attacked", "Target", "attacked", "many_descriptors"]
+__all__ = [
+    "MIB",
+    "PACE_S",
+    "SECRET",
+    "Attacked",
+    "Target",
+    "attacked",
+    "many_descriptors",
+    "secret_flags",
+]
 
 MIB = 2**20
 SECRET = b"a secret of the tests, longer than sixteen bytes"
@@ -135,8 +144,9 @@ class Target:
         """Ends the run and judges all of it; returns the committed steps."""
         self.line.finish()
         verdict = judge(self.line)
-        attempts = [entry.result.attempt for entry in verdict.chain if entry.result is not None]
-        assert set(attempts) == {0}, "an attack voided a round of the healthy workers"
+        assert set(verdict.attempts.values()) == {0}, (
+            "an attack voided a round of the healthy workers"
+        )
         return verdict.steps
 
     def goes_on(self) -> bool:
@@ -158,13 +168,18 @@ class Target:
         return (line.state, line.live, line.participating) == (pb.LINE_STATE_RUNNING, 2, 2)
 
 
-@contextmanager
-def attacked(folder: Path, *flags: str) -> Iterator[Target]:
-    """A line of two workers that already commits steps; `flags` are its service's."""
+def secret_flags(folder: Path) -> tuple[str, str]:
+    """A service's flags for the tests' secret, in a file of this folder."""
     secret = folder / "secret"
     secret.write_bytes(SECRET)
     secret.chmod(0o600)
-    given = ("--liveness", "3", "--secret-file", str(secret), *flags)
+    return "--secret-file", str(secret)
+
+
+@contextmanager
+def attacked(folder: Path, *flags: str) -> Iterator[Target]:
+    """A line of two workers that already commits steps; `flags` are its service's."""
+    given = ("--liveness", "3", *secret_flags(folder), *flags)
     with chaos_line(folder, 2, *given, pace_s=PACE_S) as line:
         line.await_step(5)
         yield Target(line)

@@ -37,7 +37,7 @@ from andon_coordinator.transport.schema import layout_of
 from chaos.lane_relay import LaneRelay, Recorded
 from chaos.rig import free_port
 from hostile.lying_donor import LIES
-from hostile.rig import SECRET
+from hostile.rig import SECRET, secret_flags
 from hostile.test_replays import CHANGES, play, plays
 from integration.harness import Service, Worker, on_line, start_worker
 from integration.strangers import Refused
@@ -107,10 +107,8 @@ class Attacked:
 @contextmanager
 def attacked(folder: Path) -> Iterator[Attacked]:
     """Two PyTorch workers that train, and lie to newcomers if told so; the second is recorded."""
-    secret, tcp_port = folder / "secret", free_port()
-    secret.write_bytes(SECRET)
-    secret.chmod(0o600)
-    flags = ("--max-workers", "20", "--secret-file", str(secret), "--tcp-port", str(tcp_port))
+    tcp_port = free_port()
+    flags = ("--max-workers", "20", *secret_flags(folder), "--tcp-port", str(tcp_port))
     with ExitStack() as stack:
         service = stack.enter_context(Service(folder / "run", 2, *flags))
         relay = stack.enter_context(LaneRelay(service.address, tcp_port))

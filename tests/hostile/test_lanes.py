@@ -24,7 +24,7 @@ from andon.protocol import tokens
 from andon.protocol.limits import CHUNK_ELEMENTS
 from andon.v1 import layout_pb2, reducer_pb2
 from hostile.lanes import DOWN, UNANNOUNCED, UP, RawLane, RawStream, chunk, next_key
-from hostile.rig import MIB, SECRET
+from hostile.rig import MIB, SECRET, secret_flags
 from integration.harness import Service
 from integration.strangers import resident_bytes
 from unit.andon.certificates import certify
@@ -73,10 +73,7 @@ class Port:
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Port]:
     folder = tmp_path_factory.mktemp("lanes")
-    secret = folder / "secret"
-    secret.write_bytes(SECRET)
-    secret.chmod(0o600)
-    with Service(folder / "run", 1, "--secret-file", str(secret)) as service:
+    with Service(folder / "run", 1, *secret_flags(folder)) as service:
         token = tokens.session_token(SECRET, UNANNOUNCED, 1023)
         with (
             RawStream(service.address, UNANNOUNCED, 1023, token) as first,
@@ -427,12 +424,9 @@ def test_stale_messages_without_end_take_no_memory(port: Port) -> None:
 @pytest.fixture(scope="module")
 def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Path]]:
     folder = tmp_path_factory.mktemp("encrypted")
-    secret = folder / "secret"
-    secret.write_bytes(SECRET)
-    secret.chmod(0o600)
     host = certify(folder / "ca", folder / "host", "127.0.0.1")
     certify(folder / "other-ca", folder / "other", "127.0.0.1")
-    flags = ("--secret-file", str(secret), "--tls", str(host))
+    flags = (*secret_flags(folder), "--tls", str(host))
     with Service(folder / "run", 1, *flags) as service:
         yield service, folder
 

@@ -31,7 +31,7 @@ from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire.frames import frame_pass
 from andon_coordinator.transport.reader import JournalReader
 from hostile.attacks import GET, INSIDER, PUT, REGISTER
-from hostile.rig import SECRET
+from hostile.rig import SECRET, secret_flags
 from integration.andon_trainer.test_ring import PASS
 from integration.harness import Service, Worker, on_line, start_line, start_worker
 from integration.strangers import Refused
@@ -221,10 +221,7 @@ def lied_to(service: Service, workers: Sequence[Worker]) -> dict[str, Counter[st
 def test_c_wire_002_a_ring_that_is_lied_to_on_every_call_ends_with_equal_weights(
     tmp_path: Path,
 ) -> None:
-    secret = tmp_path / "secret"
-    secret.write_bytes(SECRET)
-    secret.chmod(0o600)
-    flags = ("--topology", "ring", "--max-workers", "3", "--secret-file", str(secret))
+    flags = ("--topology", "ring", "--max-workers", "3", *secret_flags(tmp_path))
     with start_line(tmp_path, ENDLESS, 2, *flags) as (service, workers):
         before = service.await_status(lambda line: line.step >= 3)
         newcomer = start_worker(tmp_path, ENDLESS, slot=2, **on_line(service, 2, 3))

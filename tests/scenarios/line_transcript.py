@@ -24,7 +24,7 @@ from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.limits import CHUNK_ELEMENTS
 from andon.protocol.records import Cursor, Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
-from andon.protocol.run_settings import Liveness, Policy, RunPlan
+from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
 from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core import effects as do
@@ -73,6 +73,7 @@ class _Commands:
                 own_gradient_norm="worker_norm" in options,
                 local_steps=int(options.get("local_steps", "0")),
                 overlap="overlap" in options,
+                topology=Topology.RING if "ring" in options else Topology.STAR,
             ),
             liveness=Liveness(lease_s=3.0),
             forming_timeout_s=_real(options.get("forming_timeout", "")),
@@ -176,7 +177,8 @@ class _Commands:
         left = "leaves" in words
         wrote = _number(options.get("wrote", ""))
         last = on.Checkpoint(wrote, f"/runs/step-{wrote}") if wrote is not None else None
-        asked = on.WorkRequested(stream, head, leaves_epoch=left, checkpoint=last)
+        place = options.get("at", "")
+        asked = on.WorkRequested(stream, head, place, leaves_epoch=left, checkpoint=last)
         return self.bench.send(asked)
 
     def ready(self, words: list[str], options: Options) -> list[do.Effect]:
@@ -484,6 +486,7 @@ def _paced(each: do.Assignment) -> str:
         "rate": each.learning_rate_scale if each.learning_rate_scale != 1.0 else 0,
     }
     shown = "".join(f" {name} {value}" for name, value in parts.items() if value)
+    shown += f" ring {' '.join(each.ring_addresses)}" if each.ring_addresses else ""
     return shown + (" copies buffers" if each.copies_buffers else "")
 
 

@@ -77,38 +77,6 @@ def test_the_status_says_who_may_still_come_with_the_head(bench: Bench) -> None:
     assert status.waiting_for == "worker 1 to come back with the weights of step 3"
 
 
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (None, "If the run has a checkpoint: start the workers with ANDON_RESUME=latest"),
-        (on.FolderSearched("runs/7f3a", 2), "A whole checkpoint of step 2 is in runs/7f3a: start"),
-        (on.FolderSearched("runs/7f3a", None), "There is no checkpoint of this history in runs/"),
-        (
-            on.FolderSearched("runs/7f3a", 2, ("step-3/state.json is missing",)),
-            "of step 2 is in runs/7f3a (newer ones are damaged: step-3/state.json is missing): st",
-        ),
-        (
-            on.FolderSearched("runs/7f3a", None, ("a is missing", "b is missing")),
-            "No checkpoint of this history in runs/7f3a is whole: a is missing; b is missing. Rest",
-        ),
-        (on.FolderSearched("runs/7f3a", None, ("a",) * 7), "whole: a; a; a; a; a; and 2 more. Re"),
-    ],
-)
-def test_a_halt_names_what_there_is_and_what_helps(
-    bench: Bench, found: on.FolderSearched | None, said: str
-) -> None:
-    if found is not None:
-        bench.send(found)
-    bring(bench, 0, None)
-    bring(bench, 1, None)
-
-    halt = core_of(bench).halt
-
-    assert halt is not None
-    assert "no worker holds the weights of step 3, and none has loaded a checkpoint. " in str(halt)
-    assert said in halt.message
-
-
 def test_a_dropped_worker_stays_barred_when_the_line_goes_back_by_itself(bench: Bench) -> None:
     bench.journal.barred = {100}
     bench.restart()

@@ -17,13 +17,19 @@ from andon.protocol.schedules import Schedule
 from andon.protocol.shards import Split
 from andon_coordinator.core.balance import SavedShare
 from andon_coordinator.core.cadence import SavedPace
-from andon_coordinator.core.events import JoinRequest, StepTimings
+from andon_coordinator.core.events import (
+    JoinRequest,
+    RecordSaved,
+    StepTimings,
+    WorkerReady,
+    WorkRequested,
+)
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.pacing import Pacing, StepWindow, reading_of
 from andon_coordinator.core.pacing_state import MOST_BYTES, SavedPacing, bytes_of, saved_of
 from andon_coordinator.core.readings import PacedProcess
-from andon_coordinator.core.settings import LearningRateScaling, PacingSettings
-from scenarios.line_bench import LAYOUT
+from andon_coordinator.core.settings import LearningRateScaling, LineSettings, PacingSettings
+from scenarios.line_bench import LAYOUT, Bench
 from unit.andon.strategies import BOUNDED
 
 PLAN = RunPlan(global_batch=12, dataset_size=600)
@@ -262,3 +268,22 @@ def test_damaged_bytes_never_break_a_line(at: int, damage: bytes) -> None:
     train(pacing, roster, [1.0, 2.0, 3.0, 4.0], 3)
 
     assert min(pacing.window(roster, PLAN).targets.values()) >= 1
+
+
+def test_a_round_whose_batch_is_not_computed_yet_shows_a_workers_true_speed() -> None:
+    settings = LineSettings(
+        run_id="7f3a",
+        policy=Policy(local_steps=1, overlap=True),
+        pacing=PacingSettings(schedule=Schedule.LOCAL, balanced=True),
+    )
+    bench = Bench(settings, RunPlan(global_batch=4, dataset_size=64))
+    stream, _ = bench.join("w0", bench.request(0, 0))
+    bench.send(RecordSaved(bench.journal.save_record()))
+    bench.send(WorkRequested(stream, bench.peers[stream].head))
+    timings = StepTimings(busy_s=8.0, micro_batches=2, computed=8)
+
+    bench.send(WorkerReady(stream, replace(bench.ready(stream), timings=timings)))
+
+    saved = saved_of(bench.journal.pending_records[0].pacing)
+    assert saved is not None
+    assert [share.throughput for share in saved.shares] == [1.0]
