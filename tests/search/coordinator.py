@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from andon.protocol.halts import HaltEvidence
-from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.records import Key, Record, RecordKind
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core import effects as do
@@ -245,15 +245,6 @@ def heard(  # noqa: C901 (one case an effect)
             )
         case _:
             return None
-
-
-def follows(record: Record, result: do.StepResult | None, cursor: Cursor, head: Key | None) -> bool:
-    """Whether a record continues a chain that ends at `head` and `cursor`."""
-    if record.parent != head:
-        return False
-    if record.kind is RecordKind.STEP:
-        return result is not None and result.batch.start == cursor.position
-    return record.cursor.position >= cursor.position
 
 
 def _no_bits() -> int:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from operator import itemgetter
 from typing import Any
 
 from andon.protocol.layout import Layout
@@ -34,12 +35,13 @@ __all__ = ["Mark", "Parts", "renamed"]
 
 Mark = tuple[int, int, int]
 """Kind and value; a key has two."""
+Flatten = Callable[[Any, list[object], list[Mark]], None]
 
 _KEY, _TERM, _STREAM, _PROCESS, _TRANSFER, _WEIGHTS, _SERIAL = range(7)
 
 
 _NUMBERS = {Stream: _STREAM, Incarnation: _PROCESS, Weights: _WEIGHTS, Serial: _SERIAL}
-_PLAIN = (int, str, bool, float, type(None), bytes)
+_PLAIN = frozenset({int, str, bool, float, type(None), bytes})
 _CONSTANT = (Layout, RunPlan, LineSettings)
 
 # Numbers with a meaning of their own, by class and field.
@@ -139,9 +141,6 @@ def _flatten(value: Any, plain: list[object], marks: list[Mark]) -> None:
     kind = type(value)
     if kind in _PLAIN:
         plain.append(value)
-    elif kind in _NUMBERS:
-        plain.append(kind)
-        marks.append((_NUMBERS[kind], int(value), 0))
     elif kind is Key:
         plain.append(Key)
         marks.append((_KEY, value.term, value.round))
@@ -149,53 +148,71 @@ def _flatten(value: Any, plain: list[object], marks: list[Mark]) -> None:
         plain.append(len(value))
         for each in value:
             _flatten(each, plain, marks)
-    elif kind is dict:
-        plain.append(len(value))
-        for name, each in sorted(value.items(), key=lambda item: item[0]):
-            _flatten(name, plain, marks)
-            _flatten(each, plain, marks)
-    elif kind is set or kind is frozenset:
-        plain.append(len(value))
-        for each in sorted(value):
-            _flatten(each, plain, marks)
     else:
-        _FLATTEN.get(kind, _flatten_object)(value, plain, marks)
+        flatten = _FLATTEN.get(kind)
+        if flatten is None:
+            flatten = _FLATTEN[kind] = _way_of(value)
+        flatten(value, plain, marks)
+
+
+def _flatten_number(value: Any, plain: list[object], marks: list[Mark]) -> None:
+    plain.append(type(value))
+    marks.append((_NUMBERS[type(value)], int(value), 0))
+
+
+def _flatten_dict(value: dict[Any, Any], plain: list[object], marks: list[Mark]) -> None:
+    plain.append(len(value))
+    for name, each in sorted(value.items(), key=itemgetter(0)):
+        _flatten(name, plain, marks)
+        _flatten(each, plain, marks)
+
+
+def _flatten_set(value: set[Any] | frozenset[Any], plain: list[object], marks: list[Mark]) -> None:
+    plain.append(len(value))
+    for each in sorted(value):
+        _flatten(each, plain, marks)
+
+
+def _way_of(value: object) -> Flatten:
+    """How all objects of a class are flattened."""
+    kind = type(value)
+    if isinstance(value, enum.Enum):
+        return lambda each, plain, _: plain.append(each)
+    if isinstance(value, _CONSTANT) or callable(value):
+        constant: object = kind if isinstance(value, _CONSTANT) else "callable"
+        return lambda _, plain, __: plain.append(constant)
+    if not is_dataclass(value) and names_of(value) is not names_of(value):
+        return _flatten_object  # Each has attributes of its own.
+    fields_of = _told(kind, _names(value))
+    return lambda each, plain, marks: _flatten_fields(each, fields_of, plain, marks)
 
 
 def _flatten_object(value: Any, plain: list[object], marks: list[Mark]) -> None:
-    kind = type(value)
-    if isinstance(value, enum.Enum):
-        plain.append(value)
-        return
-    if isinstance(value, _CONSTANT):
-        plain.append(kind)
-        return
-    if callable(value):
-        plain.append("callable")
-        return
-    plain.append(kind)
-    name = kind.__name__
-    for field in _names(value):
-        if (name, field) in _IGNORED:
-            continue
-        marked = _MARKED.get((name, field))
+    _flatten_fields(value, _told(type(value), _names(value)), plain, marks)
+
+
+def _flatten_fields(
+    value: Any, told: Sequence[tuple[str, int | None]], plain: list[object], marks: list[Mark]
+) -> None:
+    plain.append(type(value))
+    for field, marked in told:
         if marked is None:
             _flatten(getattr(value, field), plain, marks)
         else:
             marks.append((marked, getattr(value, field), 0))
 
 
+def _told(kind: type, names: Sequence[str]) -> tuple[tuple[str, int | None], ...]:
+    """The fields of a class that count, each with the kind of mark that it is, if it is one."""
+    name = kind.__name__
+    counted = [field for field in names if (name, field) not in _IGNORED]
+    return tuple((field, _MARKED.get((name, field))) for field in counted)
+
+
 def _names(value: object) -> tuple[str, ...]:
     if is_dataclass(value):
-        return _dataclass_names(type(value))
+        return tuple(field.name for field in fields(value))
     return names_of(value)
-
-
-def _dataclass_names(kind: type, known: dict[type, tuple[str, ...]] = {}) -> tuple[str, ...]:  # noqa: B006 (a cache)
-    names = known.get(kind)
-    if names is None:
-        names = known[kind] = tuple(field.name for field in fields(kind))
-    return names
 
 
 def _flatten_keys(value: Keys, plain: list[object], marks: list[Mark]) -> None:
@@ -250,7 +267,11 @@ def _flatten_payload(value: memoryview, plain: list[object], marks: list[Mark]) 
     _flatten(contribution_in(value), plain, marks)
 
 
-_FLATTEN: dict[type, Callable[[Any, list[object], list[Mark]], None]] = {
+_FLATTEN: dict[type, Flatten] = {
+    **dict.fromkeys(_NUMBERS, _flatten_number),
+    dict: _flatten_dict,
+    set: _flatten_set,
+    frozenset: _flatten_set,
     Keys: _flatten_keys,
     Members: _flatten_members,
     StateTransfers: _flatten_transfers,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -29,6 +29,7 @@ from andon.protocol.encoding import (
 from andon.protocol.encoding import fused as built
 
 NO_COMPILER = "no C compiler was there when Andon was installed: apt-get install gcc"
+UNHURRIED = settings(deadline=None)  # A busy machine is no defect.
 SOURCE = Path(andon.__file__).parent / "protocol/_fused.c"
 
 
@@ -56,6 +57,7 @@ def fused(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 _FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
+@UNHURRIED
 @given(
     st.integers(1, 70).flatmap(
         lambda size: st.lists(arrays(np.float32, size, elements=_FLOATS), min_size=1, max_size=5)
@@ -121,6 +123,7 @@ def check_rounding(
         assert out.tobytes() == bytes(expected)
 
 
+@UNHURRIED
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=70))
 def test_any_float32_is_rounded_to_the_bfloat16_that_numpy_gives(
     fused: ModuleType, patterns: list[int]
@@ -133,6 +136,7 @@ def test_any_float32_is_rounded_to_the_bfloat16_that_numpy_gives(
     check_rounding(fits, out, values)
 
 
+@UNHURRIED
 @given(
     st.integers(1, 3000).flatmap(
         lambda size: st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4).map(
@@ -182,6 +186,7 @@ def wild(draw: st.DrawFn) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 
 @pytest.mark.parametrize("encoding", STRIPPED)
+@UNHURRIED
 @given(values=wild(), keeps=st.booleans())
 def test_any_float32_is_encoded_in_strips_as_numpy_does(
     fused: ModuleType,
@@ -207,6 +212,7 @@ def test_any_float32_is_encoded_in_strips_as_numpy_does(
 
 
 @pytest.mark.parametrize("encoding", STRIPPED)
+@UNHURRIED
 @given(count=st.integers(0, 700), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_any_payload_of_strips_is_decoded_as_numpy_does(
     fused: ModuleType, encoding: Encoding, count: int, seed: int, data: st.DataObject
@@ -226,6 +232,7 @@ def test_any_payload_of_strips_is_decoded_as_numpy_does(
 
 
 @pytest.mark.parametrize("encoding", STRIPPED)
+@UNHURRIED
 @given(
     numbers=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4),
     size=st.integers(0, 700),
