@@ -5,7 +5,6 @@ After each of them the service still serves a lane.
 
 from __future__ import annotations
 
-import json
 import ssl
 import struct
 import time
@@ -28,14 +27,13 @@ from hostile.rig import MIB, SECRET, secret_flags
 from integration.harness import Service
 from integration.strangers import resident_bytes
 from unit.andon.certificates import certify
+from unit.andon.golden import by_name, golden
 from vectors.crc import crc32c, with_checksums
 from vectors.lanes import frame, proof
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).resolve().parents[2]
-REFUSED: list[dict[str, Any]] = json.loads((ROOT / "conformance/tcp.json").read_text())["refused"]
-UPWARDS = [each for each in REFUSED if each["type"] == "andon.v1.ReduceRequest"]
+UPWARDS = [each for each in golden("tcp", "refused") if each["type"] == "andon.v1.ReduceRequest"]
 NUMBERS = np.array([1.0, -2.5, 3.5], "<f4").tobytes()
 UNPROVEN, PROOF_S = 64, 5.0
 WINDOW = 64 * MIB
@@ -231,7 +229,7 @@ def test_connections_without_a_proof_push_out_the_oldest_of_their_kind(port: Por
         assert_echo(*stream.lanes())
 
 
-@pytest.mark.parametrize("vector", UPWARDS, ids=lambda vector: str(vector["name"]))
+@pytest.mark.parametrize("vector", UPWARDS, ids=by_name)
 def test_a_frame_that_breaks_a_rule_ends_the_stream_and_says_why(
     port: Port, vector: dict[str, Any]
 ) -> None:

@@ -35,8 +35,13 @@ def passed(message: PassMessage, padding: bytes = b"") -> ring_pb2.PassRequest:
 def _in(envelope: type[_Envelope], message: Any, padding: bytes) -> _Envelope:
     """The envelope whose case bears the name of the message's class."""
     case = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(message).__name__).lower()
-    kind = GetMessageClass(envelope.DESCRIPTOR.fields_by_name[case].message_type)
-    return envelope(**{case: _content(kind, message, padding)})
+    content = _content(_kind_of(envelope.DESCRIPTOR.fields_by_name[case]), message, padding)
+    return envelope(**{case: content})
+
+
+def _kind_of(field: Any) -> type[Message]:
+    """The class of a field that is a message."""
+    return GetMessageClass(field.message_type)
 
 
 def _content(kind: type[Message], value: Any, padding: bytes = b"") -> Message:
@@ -51,7 +56,7 @@ def _content(kind: type[Message], value: Any, padding: bytes = b"") -> Message:
         elif isinstance(found, memoryview):
             found = bytes(found)
         elif found is not None and field.message_type is not None:
-            found = _content(GetMessageClass(field.message_type), found)
+            found = _content(_kind_of(field), found)
         given[field.name] = found
     if given.get("slice") is not None:  # In place of the numbers.
         del given["payload"], given["padding"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +11,10 @@ import pytest
 from andon.protocol.order import splitmix64
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Split, deal, reassign
-
-FOLDER = Path(__file__).resolve().parents[3] / "conformance"
-
-
-def vectors(file: str, name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((FOLDER / file).read_text("utf-8"))[name]
-    return found
+from unit.andon.golden import by_name, golden
 
 
-@pytest.mark.parametrize("vector", vectors("mean.json", "means"), ids=lambda v: str(v["name"]))
+@pytest.mark.parametrize("vector", golden("mean", "means"), ids=by_name)
 def test_means_are_those_of_the_definition(vector: dict[str, Any]) -> None:
     total = 0.0
     for weight in vector["weights"]:
@@ -40,7 +32,7 @@ def test_means_are_those_of_the_definition(vector: dict[str, Any]) -> None:
     assert mean.tobytes().hex() == vector["mean"]
 
 
-@pytest.mark.parametrize("vector", vectors("weights.json", "weights"), ids=lambda v: str(v["name"]))
+@pytest.mark.parametrize("vector", golden("weights"), ids=by_name)
 def test_digests_of_weights_are_those_of_the_definition(vector: dict[str, Any]) -> None:
     digest = hashlib.sha256()
 
@@ -52,12 +44,12 @@ def test_digests_of_weights_are_those_of_the_definition(vector: dict[str, Any]) 
     assert digest.hexdigest() == vector["sha256"]
 
 
-@pytest.mark.parametrize("vector", vectors("order.json", "splitmix64"), ids=lambda v: v["state"])
+@pytest.mark.parametrize("vector", golden("order", "splitmix64"), ids=lambda v: v["state"])
 def test_splitmix64_gives_the_conformance_vectors(vector: dict[str, str]) -> None:
     assert str(splitmix64(int(vector["state"]))) == vector["output"]
 
 
-@pytest.mark.parametrize("vector", vectors("shares.json", "shares"), ids=lambda v: str(v["name"]))
+@pytest.mark.parametrize("vector", golden("shares"), ids=by_name)
 def test_shares_are_those_of_the_definition(vector: dict[str, Any]) -> None:
     batch = PositionRange(*vector["batch"])
     split = Split(tuple(vector["targets"]), vector["interleaved"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,19 +27,10 @@ from andon_reducer.core.events import (
 )
 from andon_reducer.core.jobs import reduce_chunk
 from andon_reducer.core.rounds import Rounds
+from unit.andon.golden import by_name, golden
 from vectors.floats import BFLOAT16, FLOAT16, FLOAT32
 
 pytestmark = pytest.mark.usefixtures("arithmetic")
-FOLDER = Path(__file__).resolve().parents[3] / "conformance"
-
-
-def cases(name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))[name]
-    return found
-
-
-def ids(case: dict[str, Any]) -> str:
-    return str(case["name"])
 
 
 class Reducing:
@@ -103,7 +92,7 @@ def requests_of(case: dict[str, Any]) -> list[Request]:
 
 
 @pytest.mark.parametrize("backwards", [False, True], ids=["in-order", "backwards"])
-@pytest.mark.parametrize("case", cases("averages"), ids=ids)
+@pytest.mark.parametrize("case", golden("averages"), ids=by_name)
 def test_c_ddp_001_an_average_is_the_vector_s_in_any_order_of_arrival(
     case: dict[str, Any], backwards: bool
 ) -> None:
@@ -123,7 +112,7 @@ def test_c_ddp_001_an_average_is_the_vector_s_in_any_order_of_arrival(
     assert answer.encoding.name == case["answer_encoding"]
 
 
-@pytest.mark.parametrize("case", cases("faults"), ids=ids)
+@pytest.mark.parametrize("case", golden("faults"), ids=by_name)
 def test_f_dp_003_what_can_t_be_averaged_is_answered_as_the_vector_says(
     case: dict[str, Any],
 ) -> None:
@@ -152,8 +141,8 @@ def test_f_dp_003_what_can_t_be_averaged_is_answered_as_the_vector_says(
 
 
 def test_wrong_ways_to_add_are_told_apart() -> None:
-    wrong = [case for case in cases("averages") if "reversed" in case]
-    fused = [case for case in cases("averages") if "with_fma" in case]
+    wrong = [case for case in golden("averages") if "reversed" in case]
+    fused = [case for case in golden("averages") if "with_fma" in case]
 
     assert {case["encoding"] for case in wrong} >= {"FLOAT32", "FLOAT16", "BFLOAT16"}
     assert fused

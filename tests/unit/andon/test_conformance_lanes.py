@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,13 +34,9 @@ from andon.wire.frames import (
     split_response,
     with_payload,
 )
+from unit.andon.golden import FOLDER, by_name, golden
 
-ROOT = Path(__file__).resolve().parents[3]
-VECTORS: dict[str, list[dict[str, Any]]] = {
-    name: cases
-    for name, cases in json.loads((ROOT / "conformance/tcp.json").read_text("utf-8")).items()
-    if name != "description"
-}
+VECTORS = {name: golden("tcp", name) for name in ("proofs", "frames", "refused")}
 TYPES: dict[str, type[Message]] = {
     each.DESCRIPTOR.full_name: each
     for each in (reducer_pb2.ReduceRequest, reducer_pb2.ReduceResponse, ring_pb2.PassRequest)
@@ -54,12 +48,8 @@ PARSERS: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
-def by_name(vector: dict[str, Any]) -> str:
-    return str(vector["name"])
-
-
 def test_the_examples_of_the_page_are_vectors() -> None:
-    text = (ROOT / "docs/tcp-lane.md").read_text("utf-8")
+    text = (FOLDER.parent / "docs/tcp-lane.md").read_text("utf-8")
     quoted = [re.sub(r"\s", "", block) for block in re.findall(r"```text\n([0-9a-f\s]+?)```", text)]
     first = VECTORS["proofs"][0]
 

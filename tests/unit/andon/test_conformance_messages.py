@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,10 +39,10 @@ from andon_trainer.exchange.collector import Collector, OpenCall
 from andon_trainer.exchange.control.translation import accepted_from
 from andon_trainer.exchange.control.translation import event_from as heard_from
 from andon_trainer.exchange.path import Inbox
+from unit.andon.golden import FOLDER, by_name, golden
 from vectors.all import made
 
-FOLDER = Path(__file__).resolve().parents[3] / "conformance"
-INDEX: list[dict[str, Any]] = json.loads((FOLDER / "index.json").read_text("utf-8"))["vectors"]
+INDEX = golden("index", "vectors")
 MODULES: tuple[Any, ...] = (pb, halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2)
 TYPES: dict[str, type[Message]] = {
     f"andon.v1.{name}": getattr(module, name)
@@ -53,10 +52,6 @@ TYPES: dict[str, type[Message]] = {
 REFUSALS = (FrameError, LineError, conversion.WireError, JoinRefused, DecodeError)
 LIMITS = ChunkLimits(max_payload_bytes=MAX_PAYLOAD_BYTES)
 Receiver = Callable[[bytes], object]
-
-
-def ids(vector: dict[str, Any]) -> str:
-    return str(vector["name"])
 
 
 def of(vector: dict[str, Any]) -> tuple[type[Message], bytes]:
@@ -121,7 +116,7 @@ def receiver_of(name: str) -> Receiver:
     return RECEIVERS.get(name, read)
 
 
-@pytest.mark.parametrize("vector", INDEX, ids=ids)
+@pytest.mark.parametrize("vector", INDEX, ids=by_name)
 def test_c_wire_002_a_receiver_does_what_the_index_says(vector: dict[str, Any]) -> None:
     _, data = of(vector)
     receive = receiver_of(vector["type"])
@@ -133,7 +128,7 @@ def test_c_wire_002_a_receiver_does_what_the_index_says(vector: dict[str, Any]) 
             receive(data)
 
 
-@pytest.mark.parametrize("vector", INDEX, ids=ids)
+@pytest.mark.parametrize("vector", INDEX, ids=by_name)
 def test_the_index_is_true_of_its_files(vector: dict[str, Any]) -> None:
     kind, data = of(vector)
 
@@ -148,7 +143,7 @@ def test_the_index_is_true_of_its_files(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "vector", [each for each in INDEX if each["generated_code"] == "reads"], ids=ids
+    "vector", [each for each in INDEX if each["generated_code"] == "reads"], ids=by_name
 )
 def test_the_readable_form_is_the_message(vector: dict[str, Any]) -> None:
     kind, data = of(vector)
@@ -173,7 +168,9 @@ def is_of_the_data_plane(vector: dict[str, Any]) -> bool:
     return vector["verdict"] == "accept" and vector["type"] in data_plane
 
 
-@pytest.mark.parametrize("vector", [each for each in INDEX if is_of_the_data_plane(each)], ids=ids)
+@pytest.mark.parametrize(
+    "vector", [each for each in INDEX if is_of_the_data_plane(each)], ids=by_name
+)
 def test_c_wire_002_frames_say_what_protobuf_says(vector: dict[str, Any]) -> None:
     kind, data = of(vector)
 

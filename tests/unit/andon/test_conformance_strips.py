@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,20 +9,13 @@ import pytest
 
 from andon.protocol.encoding import Encoding, EncodingOverflow, decode, encode
 from andon_conformance.runner import reference
+from unit.andon.golden import by_name, golden
 
-_CASES = json.loads(
-    (Path(__file__).resolve().parents[3] / "conformance/strips.json").read_text("utf-8")
-)["strips"]
-
-
+_CASES = golden("strips")
 pytestmark = pytest.mark.usefixtures("arithmetic")
 
 
-def ids(case: dict[str, Any]) -> str:
-    return str(case["name"])
-
-
-@pytest.mark.parametrize("case", [case for case in _CASES if "values" in case], ids=ids)
+@pytest.mark.parametrize("case", [case for case in _CASES if "values" in case], ids=by_name)
 def test_values_are_encoded_as_the_vector_says(case: dict[str, Any]) -> None:
     values = np.frombuffer(bytes.fromhex(case["values"]), "<f4")
     encoding = Encoding[case["encoding"]]
@@ -41,7 +32,7 @@ def test_values_are_encoded_as_the_vector_says(case: dict[str, Any]) -> None:
         assert reference.encode(values.tolist(), encoding).hex() == case["payload"]
 
 
-@pytest.mark.parametrize("case", [case for case in _CASES if "decoded" in case], ids=ids)
+@pytest.mark.parametrize("case", [case for case in _CASES if "decoded" in case], ids=by_name)
 def test_payloads_are_decoded_as_the_vector_says(case: dict[str, Any]) -> None:
     payload, count = bytes.fromhex(case["payload"]), case["element_count"]
     encoding = Encoding[case["encoding"]]

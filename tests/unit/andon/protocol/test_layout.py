@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +19,8 @@ from andon.protocol.layout import (
     Place,
     first_difference,
 )
+from unit.andon.golden import by_name, golden
 from unit.andon.strategies import BOUNDED, layouts
-
-ROOT = Path(__file__).resolve().parents[4]
-VECTORS = json.loads((ROOT / "conformance" / "layout.json").read_text("utf-8"))["layouts"]
 
 HEAD = Block(BlockKind.LM_HEAD, "head", (Component("head.weight", (65, 8)),))
 LAYER = Block(
@@ -51,7 +47,7 @@ def layout_of(vector: dict[str, Any]) -> Layout:
     )
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: str(vector["name"]))
+@pytest.mark.parametrize("vector", golden("layout", "layouts"), ids=by_name)
 def test_the_digest_is_that_of_the_conformance_vector(vector: dict[str, Any]) -> None:
     layout = layout_of(vector)
 

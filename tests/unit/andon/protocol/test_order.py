@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import collections
 import itertools
-import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from andon.protocol.order import Order, splitmix64
+from unit.andon.golden import FOLDER, golden
 from unit.andon.strategies import BOUNDED, u64
 
-ROOT = Path(__file__).resolve().parents[4]
-VECTORS = json.loads((ROOT / "conformance" / "order.json").read_text("utf-8"))
+ORDERS = golden("order", "orders")
 
 
 def of_specification(seed: int, epoch: int, size: int, position: int) -> int:
@@ -53,7 +51,7 @@ def test_splitmix64_gives_the_published_sequence() -> None:
     ]
 
 
-@pytest.mark.parametrize("vector", VECTORS["orders"], ids=lambda v: f"n={v['size']}")
+@pytest.mark.parametrize("vector", ORDERS, ids=lambda v: f"n={v['size']}")
 def test_order_gives_the_conformance_vectors(vector: dict[str, str | int | list[str]]) -> None:
     order = Order(int(str(vector["seed"])), int(str(vector["epoch"])), int(str(vector["size"])))
     positions, samples = vector["positions"], vector["samples"]
@@ -65,9 +63,9 @@ def test_order_gives_the_conformance_vectors(vector: dict[str, str | int | list[
 
 
 def test_the_vectors_of_the_documentation_are_those_of_the_conformance_file() -> None:
-    text = (ROOT / "docs" / "protocol.md").read_text("utf-8")
+    text = (FOLDER.parent / "docs/protocol.md").read_text("utf-8")
 
-    for vector in VECTORS["orders"]:
+    for vector in ORDERS:
         row = (
             rf"\| {vector['seed']} \| {vector['epoch']} \| {vector['size']} \| "
             rf"{', '.join(vector['positions'])} \| {', '.join(vector['samples'])} \|"
