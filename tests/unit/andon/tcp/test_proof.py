@@ -1,9 +1,10 @@
-"""Proof: a preamble opens what it was made for, and nothing else."""
+"""Proof: a preamble opens what it was made for, and nothing else.
+
+Its bytes are in `conformance/tcp.json`, and tested with it (`test_conformance_lanes`).
+"""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from andon.tcp.proof import (
-    ANSWER_BYTES,
     PREAMBLE_BYTES,
     LaneDirection,
     LaneSession,
@@ -27,25 +27,6 @@ from unit.andon.strategies import BOUNDED
 SESSION = LaneSession(b"k" * 48, "7f3a", 3)
 NONCE = bytes(range(32))
 SENDS, RECEIVES = LaneDirection
-
-
-def test_a_preamble_has_the_bytes_of_the_protocol() -> None:
-    text = b"andon tcp.v1 client\0\1" + NONCE + b"\4\0\0\0" + b"7f3a" + b"\3\0\0\0"
-    proof = hmac.digest(SESSION.key, text, hashlib.sha256)
-
-    data = preamble(SESSION, NONCE, SENDS)
-
-    assert data == b"ANDONTCP" + NONCE[:16] + b"\1" + bytes(7) + proof
-    assert len(data) == PREAMBLE_BYTES
-
-
-def test_an_answer_has_the_bytes_of_the_protocol() -> None:
-    text = b"andon tcp.v1 server\0\2" + NONCE + b"\4\0\0\0" + b"7f3a" + b"\3\0\0\0"
-
-    answer = answer_of(SESSION, NONCE, RECEIVES)
-
-    assert answer == hmac.digest(SESSION.key, text, hashlib.sha256)
-    assert len(answer) == ANSWER_BYTES
 
 
 @pytest.mark.parametrize(
