@@ -2,98 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from andon.protocol.capabilities import capabilities_of
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk
 from andon.v1 import layout_pb2, reducer_pb2
-from andon_conformance.runner.checks import NotApplicable, ServerCheck, check, require, same
+from andon.wire.fields import length_prefixed
+from andon_conformance.runner.checks import Checks, NotApplicable, require, same
 from andon_conformance.runner.gradients import (
     LAYOUT,
     AssignedRound,
     Part,
+    Parts,
     chunk_message,
     exchange,
     expect_averages,
     gather_averages,
     offered,
     rough_parts,
+    send_chunk,
     send_part,
 )
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player
 from andon_conformance.runner.reference import f32
-from andon_conformance.runner.talk import Talk
 
 __all__ = ["CHECKS"]
 
+CHECKS = Checks()
+
 _SPECIAL = (0.0, -0.0, 1.0, -1.5, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38, -3.4028235e38)
+_UNKNOWN_FIELD = b"\xca\x3e\x02hi"
+"""Field 1001, of two bytes."""
 
 
-async def _end(line: LineUnderTest, round_: AssignedRound, parts: Sequence[Part | None]) -> None:
+async def _commit(line: LineUnderTest, round_: AssignedRound, parts: Parts) -> None:
     """Commits a round whose weights are not its sample counts."""
-    for rank, player in enumerate(round_.players):
-        part = parts[rank]
+    for player, part in parts.items():
         weight = part.weight if part is not None else 0.0
         await line.ready(round_, player, weight=weight, loss_sum=weight)
     await line.committed(round_)
 
 
-@check(
-    "average.alone",
-    "5",
-    "One contribution comes back bit for bit: signed zeros, subnormal and the largest numbers",
-)
-async def one_alone_gets_its_own_back(line: LineUnderTest) -> None:
-    round_ = await line.deal()
-    special = tuple(map(f32, _SPECIAL))
-    numbers = tuple(tuple((special * 7)[: min(61, block.elements)]) for block in LAYOUT.blocks)
-    parts: dict[Player, Part | None] = dict.fromkeys(round_.players)
-    parts[round_.players[-1]] = Part(17.0, numbers)
-    expect_averages(round_, parts, await exchange(round_, parts))
-    await _end(line, round_, list(parts.values()))
-
-
-@check(
-    "average.weights",
-    "5",
-    "The mean with unequal weights is the protocol's, bit for bit",
-    workers=2,
-)
-async def weights_count(line: LineUnderTest) -> None:
-    round_ = await line.deal()
-    first, second = round_.players[:2]
-    full = rough_parts(round_)
-    parts: dict[Player, Part | None] = dict.fromkeys(round_.players)
-    # Two numbers have the same sum in either order, so this check is about weights alone.
-    parts[first], parts[second] = full[first], full[second]
-    expect_averages(round_, parts, await exchange(round_, parts))
-
-
-@check(
-    "average.order",
-    "5",
-    "Contributions are added in rank order, whatever the order in which they arrive",
-    workers=3,
-)
-async def sums_are_in_rank_order(line: LineUnderTest) -> None:
+@CHECKS.add("message.any_order", "4")
+async def messages_may_be_odd(line: LineUnderTest) -> None:
+    """Padding and fields of later versions are ignored, and fields come in any order."""
     round_ = await line.deal()
     parts = rough_parts(round_)
-    # `exchange` sends the last rank's contribution first.
-    expect_averages(round_, parts, await exchange(round_, parts))
+    first, *others = round_.chunks
+    for player in round_.players:
+        stream = await player.stream()
+        await stream.send(_oddly(chunk_message(round_, player, parts[player], first)))
+        for chunk in others:
+            await send_chunk(round_, player, parts[player], chunk)
+    got = {player: await gather_averages(round_, player) for player in round_.players}
+    expect_averages(round_, parts, got)
 
 
-@check(
-    "average.everyone",
-    "23",
-    "Every rank receives every average, with the same bytes",
-    workers=2,
-)
+def _oddly(message: reducer_pb2.ReduceRequest) -> bytes:
+    """A chunk with an unknown field first, then its fields in reverse order."""
+    gradient = message.block_gradient
+    gradient.padding = b"\xff" * 5
+    # The payload stays last: that order is demanded of every sender.
+    payload = reducer_pb2.BlockGradient(payload=gradient.payload).SerializeToString()
+    gradient.ClearField("payload")
+    fields = [
+        reducer_pb2.BlockGradient(**{field.name: value}).SerializeToString()
+        for field, value in gradient.ListFields()
+    ]
+    return b"\x12" + length_prefixed(b"".join([_UNKNOWN_FIELD, *reversed(fields), payload]))
+
+
+@CHECKS.add("average.alone", "5")
+async def one_alone_gets_its_own_back(line: LineUnderTest) -> None:
+    """One contribution comes back bit for bit: signed zeros, subnormal and the largest numbers."""
+
+    def parts_of(round_: AssignedRound) -> Parts:
+        special = tuple(map(f32, _SPECIAL))
+        numbers = tuple((special * 7)[: min(61, block.elements)] for block in LAYOUT.blocks)
+        return {**dict.fromkeys(round_.players), round_.players[-1]: Part(17.0, numbers)}
+
+    round_, parts, _ = await line.right_averages(parts_of)
+    await _commit(line, round_, parts)
+
+
+@CHECKS.add("average.weights", "5", workers=2)
+async def weights_count(line: LineUnderTest) -> None:
+    """The mean with unequal weights is the protocol's, bit for bit."""
+
+    def parts_of(round_: AssignedRound) -> Parts:
+        # Two numbers have the same sum in either order, so this check is about weights alone.
+        two = list(rough_parts(round_).items())[:2]
+        return {**dict.fromkeys(round_.players), **dict(two)}
+
+    await line.right_averages(parts_of)
+
+
+@CHECKS.add("average.order", "5", workers=3)
+async def sums_are_in_rank_order(line: LineUnderTest) -> None:
+    """Contributions are added in rank order, whatever the order in which they arrive."""
+    await line.right_averages()
+
+
+@CHECKS.add("average.everyone", "23", workers=2)
 async def everybody_gets_the_same(line: LineUnderTest) -> None:
-    round_ = await line.deal()
-    got = await exchange(round_)
+    """Every rank receives every average, with the same bytes."""
+    got = await exchange(await line.deal())
     theirs = [[bytes(each.payload) for each in averages] for averages in got.values()]
     require(
         all(each == theirs[0] for each in theirs[1:]),
@@ -102,12 +117,9 @@ async def everybody_gets_the_same(line: LineUnderTest) -> None:
     )
 
 
-@check(
-    "average.facts",
-    "4",
-    "An average has its place, encoding, total weight, contributors and world size",
-)
+@CHECKS.add("average.facts", "4")
 async def averages_tell_what_they_are(line: LineUnderTest) -> None:
+    """An average has its place, encoding, total weight, contributors and world size."""
     round_ = await line.deal()
     parts = rough_parts(round_)
     total = 0.0
@@ -123,70 +135,56 @@ async def averages_tell_what_they_are(line: LineUnderTest) -> None:
             same("the encoding", layout_pb2.ENCODING_FLOAT32, average.encoding)
 
 
-@check(
-    "average.abstain",
-    "5",
-    "A rank that abstains is left out of all sums, and receives every average",
-    workers=2,
-)
+@CHECKS.add("average.abstain", "5", workers=2)
 async def abstaining_ranks_are_left_out(line: LineUnderTest) -> None:
-    round_ = await line.deal()
-    full = rough_parts(round_)
-    parts: dict[Player, Part | None] = {**full, round_.players[0]: None}
-    got = await exchange(round_, parts)
-    expect_averages(round_, parts, got)
+    """A rank that abstains is left out of all sums, and receives every average."""
+    _, parts, got = await line.right_averages(
+        lambda round_: {**rough_parts(round_), round_.players[0]: None}
+    )
     for averages in got.values():
         same("contributors", len(parts) - 1, averages[0].contributors)
 
 
-@check(
-    "average.all_abstain",
-    "2.15",
-    "If all abstain, every rank receives one average without elements, and the step is committed",
-)
+@CHECKS.add("average.all_abstain", "2.15")
 async def all_may_abstain(line: LineUnderTest) -> None:
+    """If all abstain, every rank receives one average without elements, and the step is
+    committed.
+    """
     round_ = await line.deal()
     parts = dict.fromkeys(round_.players)
     for averages in (await exchange(round_, parts)).values():
         same("contributors", 0, averages[0].contributors)
         same("total_weight", 0.0, averages[0].total_weight)
         same("elements", 0, averages[0].element_count)
-    await _end(line, round_, [None] * len(round_.players))
+    await _commit(line, round_, parts)
 
 
-@check(
-    "average.interleaved",
-    "19.16",
-    "A chunk is answered as soon as all ranks have sent it, even if one of them is far ahead",
-    workers=2,
-)
+@CHECKS.add("average.interleaved", "19.16", workers=2)
 async def ranks_may_be_far_apart(line: LineUnderTest) -> None:
+    """A chunk is answered as soon as all ranks have sent it, even if one of them is far ahead."""
     round_ = await line.deal()
     parts = rough_parts(round_)
     ahead, *others = round_.players
     await send_part(round_, ahead, parts[ahead])
     for chunk in round_.chunks:
         for player in others:
-            stream = await player.stream()
-            await stream.send(chunk_message(round_, player, parts[player], chunk))
+            await send_chunk(round_, player, parts[player], chunk)
+        # Each answer comes before the others send their next chunk.
         for player in round_.players:
-            await _average_at(await player.stream(), chunk)
+            await _average_at(player, chunk)
 
 
-async def _average_at(stream: Talk[Any], chunk: Chunk) -> Any:
+async def _average_at(player: Player, chunk: Chunk) -> Any:
     def at(each: Any) -> bool:
         return (each.block, each.element_offset) == (chunk.block, chunk.offset)
 
     what = f"the average of block {chunk.block} from {chunk.offset} on, which is complete"
-    return await stream.take("averaged_block", at, what=what)
+    return await (await player.stream()).take("averaged_block", at, what=what)
 
 
-@check(
-    "average.sequences",
-    "4",
-    "Exchanges of one step differ by their sequence, and each has weights of its own",
-)
+@CHECKS.add("average.sequences", "4")
 async def a_step_may_have_several_exchanges(line: LineUnderTest) -> None:
+    """Exchanges of one step differ by their sequence, and each has weights of its own."""
     round_ = await line.deal()
     for sequence, weights in enumerate([(3.0, 0.7, 11.0, 1e-3), (1.0, 2.0, 3.0, 4.0)]):
         parts = rough_parts(round_, weights)
@@ -194,41 +192,43 @@ async def a_step_may_have_several_exchanges(line: LineUnderTest) -> None:
         expect_averages(round_, parts, got)
 
 
-@check(
-    "average.bfloat16",
-    "6",
-    "BFLOAT16 contributions are added in float32 and rounded to nearest even",
-)
+@CHECKS.add("average.bfloat16", "6")
 async def bfloat16_is_rounded(line: LineUnderTest) -> None:
-    await _encoded(line, Encoding.BFLOAT16, None)
+    """BFLOAT16 contributions are added in float32 and rounded to nearest even."""
+    await _encoded(line, Encoding.BFLOAT16)
 
 
-@check("average.float16", "6", "FLOAT16 contributions, likewise")
+@CHECKS.add("average.float16", "6")
 async def float16_is_rounded(line: LineUnderTest) -> None:
-    await _encoded(line, Encoding.FLOAT16, None)
+    """FLOAT16 contributions, likewise."""
+    await _encoded(line, Encoding.FLOAT16)
 
 
-@check("average.answer", "6", "BFLOAT16 contributions come back in FLOAT32 if that is asked for")
+@CHECKS.add("average.answer", "6")
 async def answers_have_their_own_encoding(line: LineUnderTest) -> None:
+    """BFLOAT16 contributions come back in FLOAT32 if that is asked for."""
     await _encoded(line, Encoding.BFLOAT16, Encoding.FLOAT32)
 
 
-@check("average.int8", "6", "INT8_BLOCK contributions, likewise, if RoundOpened has int8.v1")
+@CHECKS.add("average.int8", "6")
 async def int8_is_rounded(line: LineUnderTest) -> None:
-    await _encoded(line, Encoding.INT8_BLOCK, None)
+    """INT8_BLOCK contributions, likewise, if RoundOpened has int8.v1."""
+    await _encoded(line, Encoding.INT8_BLOCK)
 
 
-@check("average.int4", "6", "INT4_BLOCK contributions, likewise, if RoundOpened has int4.v1")
+@CHECKS.add("average.int4", "6")
 async def int4_is_rounded(line: LineUnderTest) -> None:
-    await _encoded(line, Encoding.INT4_BLOCK, None)
+    """INT4_BLOCK contributions, likewise, if RoundOpened has int4.v1."""
+    await _encoded(line, Encoding.INT4_BLOCK)
 
 
-@check("average.int8_answer", "6", "INT8_BLOCK contributions come back in FLOAT32, likewise")
+@CHECKS.add("average.int8_answer", "6")
 async def int8_is_answered_in_float32(line: LineUnderTest) -> None:
+    """INT8_BLOCK contributions come back in FLOAT32, likewise."""
     await _encoded(line, Encoding.INT8_BLOCK, Encoding.FLOAT32)
 
 
-async def _encoded(line: LineUnderTest, encoding: Encoding, answer: Encoding | None) -> None:
+async def _encoded(line: LineUnderTest, encoding: Encoding, answer: Encoding | None = None) -> None:
     round_ = await line.deal()
     parts = rough_parts(round_)
     for player in round_.players:
@@ -243,88 +243,25 @@ async def _encoded(line: LineUnderTest, encoding: Encoding, answer: Encoding | N
     expect_averages(round_, parts, averages, encoding, answer)
 
 
-@check(
-    "average.broadcast",
-    "5",
-    "BROADCAST: every rank receives rank 0's bytes, unchanged and unchecked",
-)
+@CHECKS.add("average.broadcast", "5")
 async def a_broadcast_is_not_looked_at(line: LineUnderTest) -> None:
+    """BROADCAST: every rank receives rank 0's bytes, unchanged and unchecked."""
     round_ = await line.deal()
     sender, *others = round_.players
     # As float32 these would be NaN.
     payload = bytes([0xFF]) * 64 + bytes(range(256))
+    chunk = Chunk(0, 0, len(payload))
     for player in others:
         await send_part(round_, player, None)
-    message = chunk_message(
+    await send_chunk(
         round_,
         sender,
         Part(1.0, ()),
-        Chunk(0, 0, len(payload)),
+        chunk,
         operation=reducer_pb2.OPERATION_BROADCAST,
         encoding=layout_pb2.ENCODING_UINT8,
         payload=payload,
     )
-    await (await sender.stream()).send(message)
     for player in round_.players:
-        came = await _average_at(await player.stream(), Chunk(0, 0, len(payload)))
+        came = await _average_at(player, chunk)
         require(came.payload == payload, "rank 0's bytes", f"others at {player.name}")
-
-
-@check(
-    "message.any_order",
-    "4",
-    "Padding and fields of later versions are ignored, and fields come in any order",
-)
-async def messages_may_be_odd(line: LineUnderTest) -> None:
-    round_ = await line.deal()
-    parts = rough_parts(round_)
-    first = round_.chunks[0]
-    for player in round_.players:
-        padded = chunk_message(round_, player, parts[player], first, padding=b"\xff" * 5)
-        gradient = padded.block_gradient
-        payload = reducer_pb2.BlockGradient(payload=gradient.payload).SerializeToString()
-        gradient.ClearField("payload")
-        fields = [
-            reducer_pb2.BlockGradient(**{field.name: value}).SerializeToString()
-            for field, value in gradient.ListFields()
-        ]
-        body = b"".join([_UNKNOWN_FIELD, *reversed(fields), payload])
-        await (await player.stream()).send(b"\x12" + _varint(len(body)) + body)
-        for chunk in round_.chunks[1:]:
-            message = chunk_message(round_, player, parts[player], chunk)
-            await (await player.stream()).send(message)
-    got = {player: await gather_averages(round_, player) for player in round_.players}
-    expect_averages(round_, parts, got)
-
-
-_UNKNOWN_FIELD = b"\xca\x3e\x02hi"
-"""Field 1001, of two bytes."""
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
-CHECKS: tuple[ServerCheck, ...] = (
-    messages_may_be_odd,
-    one_alone_gets_its_own_back,
-    weights_count,
-    sums_are_in_rank_order,
-    everybody_gets_the_same,
-    averages_tell_what_they_are,
-    abstaining_ranks_are_left_out,
-    all_may_abstain,
-    ranks_may_be_far_apart,
-    a_step_may_have_several_exchanges,
-    bfloat16_is_rounded,
-    float16_is_rounded,
-    answers_have_their_own_encoding,
-    int8_is_rounded,
-    int4_is_rounded,
-    int8_is_answered_in_float32,
-    a_broadcast_is_not_looked_at,
-)

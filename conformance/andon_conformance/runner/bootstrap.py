@@ -10,13 +10,15 @@ from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
-from andon_conformance.runner.checks import Violation, check, require, same
+from andon_conformance.runner.checks import Checks, Violation, require, same
 from andon_conformance.runner.line import BootstrapSeen, LineUnderTest
-from andon_conformance.runner.player import Player, key_of
-from andon_conformance.runner.talk import Status, shown
+from andon_conformance.runner.player import Player, key_of, refused_join
+from andon_conformance.runner.talk import shown
 from andon_conformance.runner.transfers import STATE, meet, move, report
 
 __all__ = ["CHECKS", "bootstrap"]
+
+CHECKS = Checks()
 
 
 async def bootstrap(line: LineUnderTest, *, watch: bool) -> None:
@@ -30,7 +32,9 @@ async def bootstrap(line: LineUnderTest, *, watch: bool) -> None:
 async def _bootstrap(line: LineUnderTest, seen: BootstrapSeen, *, watch: bool) -> None:
     players = line.players
     if len(players) > 1 and watch:
-        seen.too_small = await _small_dataset(line)
+        plan = conversion.plan_to_proto(line.target.plan)
+        plan.dataset_size = len(players) - 1
+        seen.too_small = await refused_join(line.target, slot=0, plan=plan)
     for player in players[:-1]:
         seen.accepted.append(await player.join())
     if len(players) > 1:
@@ -73,38 +77,17 @@ async def _carry(line: LineUnderTest, seen: BootstrapSeen, player: Player, *, wa
     await report(ends)
 
 
-async def _small_dataset(line: LineUnderTest) -> Status:
-    stranger = Player(line.target, 0)
-    try:
-        talk = stranger.open_train()
-        plan = pb.RunPlan()
-        plan.CopyFrom(conversion.plan_to_proto(line.target.plan))
-        plan.dataset_size = len(line.players) - 1
-        await talk.send(stranger.join_message(plan=plan))
-        return await talk.end()
-    finally:
-        await stranger.close()
-
-
 def _reached(line: LineUnderTest, name: str) -> Any:
-    """Something that the suite saw.
-
-    Raises:
-        Violation: the bootstrap did not get so far.
-    """
+    """Something that the suite saw; `Violation` if the bootstrap did not get so far."""
     seen = getattr(line.bootstrapping, name)
     if seen is None or (isinstance(seen, list) and not seen and line.bootstrapping.broken):
         raise line.bootstrapping.broken or Violation(f"the bootstrap to reach {name}", "it did not")
     return seen
 
 
-@check(
-    "join.fresh",
-    "3",
-    "JoinAccepted of a line without a head is complete, and says FRESH",
-    scene="bootstrap",
-)
+@CHECKS.add("join.fresh", "3", scene="bootstrap")
 async def join_is_answered_whole(line: LineUnderTest) -> None:
+    """JoinAccepted of a line without a head is complete, and says FRESH."""
     accepted = _reached(line, "accepted")
     plan = conversion.plan_to_proto(line.target.plan)
     for answer in accepted:
@@ -130,47 +113,32 @@ async def join_is_answered_whole(line: LineUnderTest) -> None:
         raise line.bootstrapping.broken
 
 
-@check("join.slot", "1", "A worker's id is the slot that it asked for", scene="bootstrap")
+@CHECKS.add("join.slot", "1", scene="bootstrap")
 async def slots_are_kept(line: LineUnderTest) -> None:
+    """A worker's id is the slot that it asked for."""
     for slot, answer in enumerate(_reached(line, "accepted")):
         same(f"the id of the worker in slot {slot}:", slot, answer.worker)
 
 
-@check(
-    "join.dataset_too_small",
-    "9",
-    "A dataset with fewer samples than the line has workers is refused: DATASET_TOO_SMALL",
-    workers=2,
-    scene="bootstrap",
-)
+@CHECKS.add("join.dataset_too_small", "9", workers=2, scene="bootstrap")
 async def small_datasets_are_refused(line: LineUnderTest) -> None:
+    """A dataset with fewer samples than the line has workers is refused: DATASET_TOO_SMALL."""
     status = _reached(line, "too_small")
-    same(
-        "the refusal",
-        "FAILED_PRECONDITION DATASET_TOO_SMALL",
-        f"{status.code.name} {status.reason}",
-    )
+    same("the refusal", "FAILED_PRECONDITION DATASET_TOO_SMALL", status.named)
 
 
-@check(
-    "bootstrap.waits",
-    "19.11",
-    "Nothing is bootstrapped before all expected workers are there",
-    workers=2,
-    scene="bootstrap",
-)
+@CHECKS.add("bootstrap.waits", "19.11", workers=2, scene="bootstrap")
 async def bootstrap_waits(line: LineUnderTest) -> None:
+    """Nothing is bootstrapped before all expected workers are there."""
     early = _reached(line, "early")
     require(not early, "nothing before the last worker joined", "; ".join(early))
 
 
-@check(
-    "bootstrap.record",
-    "19.11",
-    "One worker's weights become record INITIAL at step 0; its roster is the lowest worker alone",
-    scene="bootstrap",
-)
+@CHECKS.add("bootstrap.record", "19.11", scene="bootstrap")
 async def one_worker_bootstraps(line: LineUnderTest) -> None:
+    """One worker's weights become record INITIAL at step 0; its roster is the lowest worker
+    alone.
+    """
     initial_workers = _reached(line, "initial_workers")
     same("workers that received the record:", 1, len(initial_workers))
     first, record = initial_workers[0]
@@ -186,14 +154,9 @@ async def one_worker_bootstraps(line: LineUnderTest) -> None:
     )
 
 
-@check(
-    "bootstrap.transfer",
-    "19.11",
-    "The others get the first worker's state, named by the INITIAL record, byte for byte",
-    workers=2,
-    scene="bootstrap",
-)
+@CHECKS.add("bootstrap.transfer", "19.11", workers=2, scene="bootstrap")
 async def others_get_the_state(line: LineUnderTest) -> None:
+    """The others get the first worker's state, named by the INITIAL record, byte for byte."""
     initial_workers = _reached(line, "initial_workers")
     head = key_of(initial_workers[0][1].key)
     same("states that arrived:", len(line.players) - 1, len(line.bootstrapping.moved))
@@ -206,24 +169,8 @@ async def others_get_the_state(line: LineUnderTest) -> None:
         same("the sender's peer", ends.joiner.worker, ends.send.peer)
 
 
-@check(
-    "bootstrap.no_round",
-    "19.10",
-    "No round runs while a state transfer does",
-    workers=2,
-    scene="bootstrap",
-)
+@CHECKS.add("bootstrap.no_round", "19.10", workers=2, scene="bootstrap")
 async def no_round_runs_meanwhile(line: LineUnderTest) -> None:
+    """No round runs while a state transfer does."""
     busy = _reached(line, "busy") if line.bootstrapping.busy is None else line.bootstrapping.busy
     require(not busy, "no ShardAssignment while a state moves", "; ".join(busy))
-
-
-CHECKS = (
-    join_is_answered_whole,
-    slots_are_kept,
-    small_datasets_are_refused,
-    bootstrap_waits,
-    one_worker_bootstraps,
-    others_get_the_state,
-    no_round_runs_meanwhile,
-)

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from andon.host.errors import UsageError
+from andon.protocol.records import Key
 
 __all__ = [
+    "Checks",
     "NotApplicable",
     "Result",
     "Scene",
     "ServerCheck",
     "Violation",
-    "check",
     "chosen",
     "require",
+    "require_above",
     "same",
 ]
 
@@ -24,13 +26,15 @@ Outcome = Literal["pass", "fail", "skipped"]
 Scene = Literal["bootstrap", "running", "restarting", "ending"]
 """When a check is made: during the bootstrap, on a line at rest, later with a server that the suite
 kills, or as the run ends."""
+Play = Callable[[Any], Awaitable[None]]
+"""Takes the `LineUnderTest`."""
 
 
 class Violation(Exception):
-    """The server broke the protocol: what was expected, and what came."""
+    """The server broke the protocol: what was expected, and what came, as text for people."""
 
     def __init__(self, expected: str, came: str) -> None:
-        """Takes both as text for people."""
+        """Both are sentences or values, as they stand in the report."""
         super().__init__(f"expected {expected}; came {came}")
         self.expected = expected
         self.came = came
@@ -50,8 +54,7 @@ class ServerCheck:
     """Where docs/protocol.md says so: `19.7` is rule 7 in section 19, `5` is section 5."""
     claim: str
     """What the server must do, as a sentence."""
-    play: Callable[[Any], Awaitable[None]]
-    """Takes the `LineUnderTest` under test."""
+    play: Play
     workers: int
     """The number of workers that the check needs."""
     scene: Scene
@@ -71,17 +74,30 @@ class Result:
     seconds: float = 0.0
 
 
-def check(
-    name: str, rule: str, claim: str, *, workers: int = 1, scene: Scene = "running"
-) -> Callable[[Callable[[Any], Awaitable[None]]], ServerCheck]:
-    """Decorator: makes a check of the function that plays it."""
+class Checks(list[ServerCheck]):
+    """The checks of one chapter, in the order in which they are made."""
 
-    def made(play: Callable[[Any], Awaitable[None]]) -> ServerCheck:
-        return ServerCheck(
-            name=name, rule=rule, claim=claim, play=play, workers=workers, scene=scene
-        )
+    def add(
+        self, name: str, rule: str, *, workers: int = 1, scene: Scene = "running"
+    ) -> Callable[[Play], Play]:
+        """Decorator of a function that plays a check. Its docstring is the check's claim."""
 
-    return made
+        def added(play: Play) -> Play:
+            # Python -OO drops docstrings; the function's name is a sentence, too.
+            claim = " ".join((play.__doc__ or play.__name__.replace("_", " ")).split())
+            self.append(
+                ServerCheck(
+                    name=name,
+                    rule=rule,
+                    claim=claim.removesuffix("."),
+                    play=play,
+                    workers=workers,
+                    scene=scene,
+                )
+            )
+            return play
+
+        return added
 
 
 def chosen(checks: Sequence[ServerCheck], names: Iterable[str]) -> list[ServerCheck]:
@@ -99,6 +115,10 @@ def chosen(checks: Sequence[ServerCheck], names: Iterable[str]) -> list[ServerCh
     return [each for each in checks if not wanted or wanted & {each.name, _group(each)}]
 
 
+def _group(each: ServerCheck) -> str:
+    return each.name.partition(".")[0]
+
+
 def require(true: object, expected: str, came: object) -> None:
     """Demands that `true` is true.
 
@@ -109,15 +129,12 @@ def require(true: object, expected: str, came: object) -> None:
         raise Violation(expected, str(came))
 
 
-def same(what: str, mine: Any, theirs: Any) -> None:
-    """Demands that a value from the server equals the expected one.
+def require_above(before: Key | None, key: Key, what: str = "a key") -> None:
+    """Demands a key above an earlier one. As `require`."""
+    require(before is not None and key > before, f"{what} above {before}", key)
 
-    Raises:
-        Violation: it is not.
-    """
+
+def same(what: str, mine: Any, theirs: Any) -> None:
+    """Demands that a value from the server equals the expected one. As `require`."""
     if mine != theirs:
         raise Violation(f"{what} {mine}", f"{theirs}")
-
-
-def _group(each: ServerCheck) -> str:
-    return each.name.partition(".")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire import conversion
 from andon_conformance.runner import reference
-from andon_conformance.runner.checks import ServerCheck, Violation, check, require, same
+from andon_conformance.runner.checks import Checks, Violation, require, same
 from andon_conformance.runner.gradients import (
     AssignedRound,
     Part,
@@ -22,12 +22,15 @@ from andon_conformance.runner.gradients import (
     exchange,
     offered,
     rough_parts,
+    send_chunk,
     send_part,
 )
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 
 __all__ = ["BIAS", "CHECKS", "poisoned"]
+
+CHECKS = Checks()
 
 BIAS = 22
 """Element of block 0: it is `bias[1]`."""
@@ -42,8 +45,8 @@ def poisoned(part: Part, value: float, *, block: int = 0, element: int = BIAS) -
     return replace(part, blocks=tuple(blocks))
 
 
-async def _faults(round_: AssignedRound) -> dict[Player, Any]:
-    """The BlockFault that each rank receives."""
+async def _expect_faults(round_: AssignedRound, kind: str) -> dict[Player, Any]:
+    """The BlockFault that each rank receives, which must have this kind."""
     received = {}
     for player in round_.players:
         stream = await player.stream()
@@ -52,6 +55,10 @@ async def _faults(round_: AssignedRound) -> dict[Player, Any]:
             raise Violation("a BlockFault", f"an average of the same chunk at {player.name}")
         require(_is_of(message.block_fault, round_.key), "a BlockFault of the round's key", message)
         received[player] = message.block_fault
+    # Only after all have come: a rank without a fault is the greater mistake.
+    for player, fault in received.items():
+        came = reducer_pb2.BlockFaultKind.Name(fault.kind)
+        same(f"the fault at {player.name}:", f"BLOCK_FAULT_KIND_{kind}", came)
     return received
 
 
@@ -66,34 +73,14 @@ def _is_of(message: Any, key: Key) -> bool:
     return (message.key.term, message.key.round) == (key.term, key.round)
 
 
-async def _inconsistent(
-    line: LineUnderTest, send: Callable[[AssignedRound, Mapping[Player, Part]], Any]
-) -> None:
-    """Every rank contributes; then a message contradicts, and all ranks receive the fault."""
-    round_ = await line.deal()
-    parts = rough_parts(round_)
-    for player in round_.players:
-        await player.stream()
-    await send(round_, parts)
-    for player, fault in (await _faults(round_)).items():
-        same(f"the fault at {player.name}:", "BLOCK_FAULT_KIND_INCONSISTENT", _kind(fault))
-
-
-def _kind(fault: Any) -> str:
-    return reducer_pb2.BlockFaultKind.Name(fault.kind)
-
-
 async def _non_finite(line: LineUnderTest, value: float, text: str) -> None:
     round_ = await line.deal()
-    parts: dict[Player, Part | None] = dict(rough_parts(round_))
+    parts = rough_parts(round_)
     bad = round_.players[-1]
-    part = parts[bad]
-    assert part is not None
-    parts[bad] = poisoned(part, value)
+    parts[bad] = poisoned(parts[bad], value)
     for player in reversed(round_.players):
         await send_part(round_, player, parts[player])
-    for player, fault in (await _faults(round_)).items():
-        same(f"the fault at {player.name}:", "BLOCK_FAULT_KIND_NON_FINITE", _kind(fault))
+    for fault in (await _expect_faults(round_, "NON_FINITE")).values():
         require(fault.HasField("rank"), "the rank at fault", "none")
         same("its rank", len(round_.players) - 1, fault.rank)
         same("its block", 0, fault.block)
@@ -101,33 +88,26 @@ async def _non_finite(line: LineUnderTest, value: float, text: str) -> None:
         same("its value", text, fault.value)
 
 
-@check(
-    "fault.nan",
-    "23",
-    "A NaN is reported to every rank: NON_FINITE, with rank, block, element, value",
-)
+@CHECKS.add("fault.nan", "23")
 async def a_nan_is_told_to_all(line: LineUnderTest) -> None:
+    """A NaN is reported to every rank: NON_FINITE, with rank, block, element, value."""
     await _non_finite(line, math.nan, "nan")
 
 
-@check("fault.infinity", "23", "An infinity, likewise")
+@CHECKS.add("fault.infinity", "23")
 async def an_infinity_is_told_to_all(line: LineUnderTest) -> None:
+    """An infinity, likewise."""
     await _non_finite(line, -math.inf, "-inf")
 
 
-@check(
-    "fault.average",
-    "23",
-    "A mean that is not finite though all contributions are: NON_FINITE_AVERAGE",
-    workers=3,
-)
+@CHECKS.add("fault.average", "23", workers=3)
 async def an_overflowing_mean_is_told_to_all(line: LineUnderTest) -> None:
+    """A mean that is not finite though all contributions are: NON_FINITE_AVERAGE."""
     round_ = await line.deal()
     parts = _overflowing(round_)
     for player in round_.players:
         await send_part(round_, player, parts[player])
-    for player, fault in (await _faults(round_)).items():
-        same(f"the fault at {player.name}:", "BLOCK_FAULT_KIND_NON_FINITE_AVERAGE", _kind(fault))
+    for fault in (await _expect_faults(round_, "NON_FINITE_AVERAGE")).values():
         same("its element", BIAS, fault.element)
         require(not fault.HasField("rank"), "no rank: no single one is at fault", fault.rank)
 
@@ -147,139 +127,113 @@ def _overflowing(round_: AssignedRound) -> dict[Player, Part]:
     raise AssertionError("some quotients of three and more weights are rounded up that far")
 
 
-@check(
-    "fault.overflow",
-    "23",
-    "A finite mean that the answer's encoding can't hold: ENCODING_OVERFLOW",
-)
+@CHECKS.add("fault.overflow", "23")
 async def an_encoding_that_is_too_small(line: LineUnderTest) -> None:
+    """A finite mean that the answer's encoding can't hold: ENCODING_OVERFLOW."""
     round_ = await line.deal()
     fields = {"answer_encoding": layout_pb2.ENCODING_FLOAT16}
     for player, part in rough_parts(round_).items():
         await send_part(round_, player, poisoned(part, 70_000.0), **fields)
     with offered(round_, Encoding.FLOAT16):
-        faults = await _faults(round_)
-    for player, fault in faults.items():
-        same(f"the fault at {player.name}:", "BLOCK_FAULT_KIND_ENCODING_OVERFLOW", _kind(fault))
+        faults = await _expect_faults(round_, "ENCODING_OVERFLOW")
+    for fault in faults.values():
         same("its element", BIAS, fault.element)
 
 
-@check("fault.twice", "23", "A chunk that comes twice, on two streams of a rank: INCONSISTENT")
-async def a_chunk_comes_once(line: LineUnderTest) -> None:
-    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
-        await _first_chunks(line, round_, parts)
-        player = round_.players[0]
-        other = await player.open_bulk()
-        await other.take("round_opened")
-        await other.send(chunk_message(round_, player, parts[player], round_.chunks[0]))
-
-    await _inconsistent(line, send)
+async def _begun(line: LineUnderTest) -> tuple[AssignedRound, dict[Player, Part]]:
+    """A round in which every rank has a data stream, and its contribution, which is not sent."""
+    round_ = await line.deal()
+    for player in round_.players:
+        await player.stream()
+    return round_, rough_parts(round_)
 
 
-@check("fault.weight", "2.15", "A rank that changes its weight within an exchange: INCONSISTENT")
-async def a_rank_has_one_weight(line: LineUnderTest) -> None:
-    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
-        await _first_chunks(line, round_, parts)
-        player = round_.players[0]
-        message = chunk_message(round_, player, parts[player], round_.chunks[1], weight=5.5)
-        await (await player.stream()).send(message)
+async def _contradict(
+    line: LineUnderTest, *, silent: int = 0, at: int = 0, chunk: int = 1, **fields: Any
+) -> None:
+    """The ranks send their first chunks, and rank `at` then one with wrong `fields`.
 
-    await _inconsistent(line, send)
-
-
-@check("fault.bad_weight", "23", "A weight that is negative: INCONSISTENT")
-async def weights_are_above_zero(line: LineUnderTest) -> None:
-    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
-        await _first_chunks(line, round_, parts, skip=1)
-        player = round_.players[0]
-        message = chunk_message(round_, player, parts[player], round_.chunks[1], weight=-1.0)
-        await (await player.stream()).send(message)
-
-    await _inconsistent(line, send)
-
-
-@check("fault.world_size", "23", "Ranks that disagree on the world size: INCONSISTENT")
-async def ranks_agree_on_their_number(line: LineUnderTest) -> None:
-    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
-        await _first_chunks(line, round_, parts)
-        player = round_.players[0]
-        size = len(round_.works) + 1
-        message = chunk_message(round_, player, parts[player], round_.chunks[1], world_size=size)
-        await (await player.stream()).send(message)
-
-    await _inconsistent(line, send)
-
-
-@check(
-    "fault.rank",
-    "23",
-    "A worker that contributes in another one's rank: INCONSISTENT",
-    workers=2,
-)
-async def a_rank_is_one_workers(line: LineUnderTest) -> None:
-    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
-        await _first_chunks(line, round_, parts)
-        second = round_.players[1]
-        message = chunk_message(round_, second, parts[second], round_.chunks[1], rank=0)
-        await (await second.stream()).send(message)
-
-    await _inconsistent(line, send)
-
-
-@check(
-    "fault.encoding",
-    "23",
-    "Ranks that disagree on the encoding: INCONSISTENT",
-    workers=2,
-)
-async def ranks_agree_on_the_encoding(line: LineUnderTest) -> None:
-    async def send(round_: AssignedRound, parts: Mapping[Player, Part]) -> None:
-        first, *others = round_.players
-        for player in others:
-            chunk = round_.chunks[0]
-            await (await player.stream()).send(chunk_message(round_, player, parts[player], chunk))
-        fields = {"encoding": Encoding.BFLOAT16.value}
-        message = chunk_message(round_, first, parts[first], round_.chunks[0], **fields)
-        await (await first.stream()).send(message)
-
-    await _inconsistent(line, send)
+    The first `silent` ranks send nothing before. Else the first chunk is averaged before, so that
+    the fault can only be of what follows.
+    """
+    round_, parts = await _begun(line)
+    await _first_chunks(round_, parts, round_.players[silent:])
+    player = round_.players[at]
+    await send_chunk(round_, player, parts[player], round_.chunks[chunk], **fields)
+    await _expect_faults(round_, "INCONSISTENT")
 
 
 async def _first_chunks(
-    line: LineUnderTest, round_: AssignedRound, parts: Mapping[Player, Part], *, skip: int = 0
+    round_: AssignedRound, parts: Mapping[Player, Part], players: list[Player]
 ) -> None:
-    """Sends the first chunk of every rank, except of the first `skip` ranks."""
-    for player in round_.players[skip:]:
-        message = chunk_message(round_, player, parts[player], round_.chunks[0])
-        await (await player.stream()).send(message)
-    if not skip:
-        for player in round_.players:
+    for player in players:
+        await send_chunk(round_, player, parts[player], round_.chunks[0])
+    if players == round_.players:
+        for player in players:
             await (await player.stream()).take("averaged_block")
 
 
-@check(
-    "reduce.aborted",
-    "19.14",
-    "When a member's data stream ends, the others in the unfinished round receive RoundAborted",
-    workers=2,
-)
+@CHECKS.add("fault.twice", "23")
+async def a_chunk_comes_once(line: LineUnderTest) -> None:
+    """A chunk that comes twice, on two streams of a rank: INCONSISTENT."""
+    round_, parts = await _begun(line)
+    await _first_chunks(round_, parts, round_.players)
+    player = round_.players[0]
+    other = await player.open_bulk()
+    await other.take("round_opened")
+    await other.send(chunk_message(round_, player, parts[player], round_.chunks[0]))
+    await _expect_faults(round_, "INCONSISTENT")
+
+
+@CHECKS.add("fault.weight", "2.15")
+async def a_rank_has_one_weight(line: LineUnderTest) -> None:
+    """A rank that changes its weight within an exchange: INCONSISTENT."""
+    await _contradict(line, weight=5.5)
+
+
+@CHECKS.add("fault.bad_weight", "23")
+async def weights_are_above_zero(line: LineUnderTest) -> None:
+    """A weight that is negative: INCONSISTENT."""
+    await _contradict(line, silent=1, weight=-1.0)
+
+
+@CHECKS.add("fault.world_size", "23")
+async def ranks_agree_on_their_number(line: LineUnderTest) -> None:
+    """Ranks that disagree on the world size: INCONSISTENT."""
+    await _contradict(line, world_size=len(line.players) + 1)
+
+
+@CHECKS.add("fault.rank", "23", workers=2)
+async def a_rank_is_one_workers(line: LineUnderTest) -> None:
+    """A worker that contributes in another one's rank: INCONSISTENT."""
+    await _contradict(line, at=1, rank=0)
+
+
+@CHECKS.add("fault.encoding", "23", workers=2)
+async def ranks_agree_on_the_encoding(line: LineUnderTest) -> None:
+    """Ranks that disagree on the encoding: INCONSISTENT."""
+    await _contradict(line, silent=1, chunk=0, encoding=Encoding.BFLOAT16.value)
+
+
+@CHECKS.add("reduce.aborted", "19.14", workers=2)
 async def a_lost_data_stream_aborts(line: LineUnderTest) -> None:
+    """When a member's data stream ends, the others in the unfinished round receive RoundAborted."""
     round_ = await line.deal()
     parts = rough_parts(round_)
-    for player in round_.players[:-1]:
+    *others, last = round_.players
+    for player in others:
         await send_part(round_, player, parts[player])
-    last = round_.players[-1]
-    await (await last.stream()).send(chunk_message(round_, last, parts[last], round_.chunks[0]))
+    await send_chunk(round_, last, parts[last], round_.chunks[0])
+    # Its average shows that the reducer counts the last rank in.
     await (await last.stream()).take("averaged_block")
     await last.close_bulk()
-    for player in round_.players[:-1]:
+    for player in others:
         await (await player.stream()).take("round_aborted", lambda each: _is_of(each, round_.key))
 
 
-@check(
-    "reduce.stale", "19.14", "A message of an older key is answered with StaleRound, the greatest"
-)
+@CHECKS.add("reduce.stale", "19.14")
 async def old_keys_are_stale(line: LineUnderTest) -> None:
+    """A message of an older key is answered with StaleRound, the greatest."""
     first = await line.deal()
     await line.finish(first)
     second = await line.deal()
@@ -289,47 +243,21 @@ async def old_keys_are_stale(line: LineUnderTest) -> None:
     player = second.players[0]
     late = await player.open_bulk()
     await late.take("round_opened")
-    message = chunk_message(second, player, parts[player], second.chunks[0],
-                            key=conversion.key_to_proto(first.key))  # fmt: skip
-    await late.send(message)
+    key = conversion.key_to_proto(first.key)
+    await late.send(chunk_message(second, player, parts[player], second.chunks[0], key=key))
     stale = await late.take("stale_round")
     same("the stale key", first.key, key_of(stale.key))
     same("the greatest key", second.key, key_of(stale.greatest))
 
 
-@check(
-    "reduce.term",
-    "19.14",
-    "A coordinator that learns of a key above its own takes a term above that",
-)
+@CHECKS.add("reduce.term", "19.14")
 async def a_greater_term_is_risen_above(line: LineUnderTest) -> None:
+    """A coordinator that learns of a key above its own takes a term above that."""
     round_ = await line.deal()
     greatest = Key((round_.key.term >> 32) + 7 << 32 | 5, 3)
-    player = round_.players[0]
-    await line.fault(
-        round_, player, pb.FAULT_KIND_STALE_ROUND, greatest=conversion.key_to_proto(greatest)
-    )
+    told = conversion.key_to_proto(greatest)
+    await line.fault(round_, round_.players[0], pb.FAULT_KIND_STALE_ROUND, greatest=told)
     following = await line.again(round_.players)
-    require(
-        following.key.term > greatest.term,
-        f"a round of a term above {greatest.term}",
-        following.key,
-    )
+    above = f"a round of a term above {greatest.term}"
+    require(following.key.term > greatest.term, above, following.key)
     await line.finish(following)
-
-
-CHECKS: tuple[ServerCheck, ...] = (
-    a_nan_is_told_to_all,
-    an_infinity_is_told_to_all,
-    an_overflowing_mean_is_told_to_all,
-    an_encoding_that_is_too_small,
-    a_chunk_comes_once,
-    a_rank_has_one_weight,
-    weights_are_above_zero,
-    ranks_agree_on_their_number,
-    a_rank_is_one_workers,
-    ranks_agree_on_the_encoding,
-    a_lost_data_stream_aborts,
-    old_keys_are_stale,
-    a_greater_term_is_risen_above,
-)

@@ -21,7 +21,6 @@ from andon.wire import conversion
 from andon_conformance.runner import reference
 from andon_conformance.runner.checks import NotApplicable, Violation
 from andon_conformance.runner.player import Player
-from andon_conformance.runner.talk import Talk
 
 __all__ = [
     "LAYOUT",
@@ -29,13 +28,14 @@ __all__ = [
     "AssignedRound",
     "Part",
     "Parts",
+    "abstention",
     "chunk_message",
     "exchange",
     "expect_averages",
     "gather_averages",
     "offered",
-    "plain_parts",
     "rough_parts",
+    "send_chunk",
     "send_part",
 ]
 
@@ -123,7 +123,7 @@ def _numbers(seed: int, roughness: int) -> tuple[tuple[float, ...], ...]:
     )  # fmt: skip
 
 
-def plain_parts(round_: AssignedRound) -> dict[Player, Part | None]:
+def _plain_parts(round_: AssignedRound) -> dict[Player, Part | None]:
     """Ordinary contributions: a rank's weight is its sample count; without samples it abstains."""
     return {
         player: Part(round_.samples(player), _numbers(rank, 2)) if round_.samples(player) else None
@@ -197,33 +197,44 @@ def chunk_message(
     return reducer_pb2.ReduceRequest(block_gradient=reducer_pb2.BlockGradient(**values))
 
 
-async def send_part(
-    round_: AssignedRound, player: Player, part: Part | None, **fields: Any
-) -> Talk[reducer_pb2.ReduceResponse]:
-    """Sends one rank's whole contribution, or abstains; returns the stream that it used."""
-    stream = await player.stream()
-    if part is None:
-        abstain = reducer_pb2.Abstain(
-            key=conversion.key_to_proto(round_.key),
-            sequence=fields.get("sequence", 0),
+def abstention(
+    round_: AssignedRound, player: Player, *, sequence: int = 0, key: Key | None = None
+) -> reducer_pb2.ReduceRequest:
+    """A rank's Abstain; `key` replaces the round's."""
+    return reducer_pb2.ReduceRequest(
+        abstain=reducer_pb2.Abstain(
+            key=conversion.key_to_proto(key or round_.key),
+            sequence=sequence,
             rank=round_.works[player].rank,
             world_size=len(round_.works),
         )
-        await stream.send(reducer_pb2.ReduceRequest(abstain=abstain))
-        return stream
+    )
+
+
+async def send_chunk(
+    round_: AssignedRound, player: Player, part: Part, chunk: Chunk, **fields: Any
+) -> None:
+    """Sends one chunk on a player's data stream; `fields` as for `chunk_message`."""
+    stream = await player.stream()
+    await stream.send(chunk_message(round_, player, part, chunk, **fields))
+
+
+async def send_part(
+    round_: AssignedRound, player: Player, part: Part | None, **fields: Any
+) -> None:
+    """Sends one rank's whole contribution, or abstains."""
+    if part is None:
+        stream = await player.stream()
+        await stream.send(abstention(round_, player, sequence=fields.get("sequence", 0)))
+        return
     for chunk in round_.chunks:
-        await stream.send(chunk_message(round_, player, part, chunk, **fields))
-    return stream
+        await send_chunk(round_, player, part, chunk, **fields)
 
 
 async def gather_averages(
     round_: AssignedRound, player: Player, *, sequence: int = 0, empty: bool = False
 ) -> list[Any]:
-    """Receives every average that a player is owed, in the layout's order.
-
-    Raises:
-        Violation: one of them did not come.
-    """
+    """Receives every average that a player is owed, in the layout's order."""
     stream = await player.stream()
     averages = []
     for chunk in [Chunk(0, 0, 0)] if empty else round_.chunks:
@@ -242,8 +253,9 @@ def _lies_at(place: tuple[int, ...], average: Any) -> bool:
 async def exchange(
     round_: AssignedRound, parts: Parts | None = None, **fields: Any
 ) -> dict[Player, list[Any]]:
-    """Every rank contributes, the last rank first, and receives all averages, right or wrong."""
-    parts = plain_parts(round_) if parts is None else parts
+    """Every rank contributes, and receives all averages, right or wrong."""
+    parts = _plain_parts(round_) if parts is None else parts
+    # The last rank first: a reducer that adds in the order of arrival gets another sum.
     for player in reversed(round_.players):
         await send_part(round_, player, parts[player], **fields)
     empty = all(part is None for part in parts.values())
@@ -264,11 +276,7 @@ def expect_averages(
     encoding: Encoding = Encoding.FLOAT32,
     answer: Encoding | None = None,
 ) -> None:
-    """Demands that the averages equal the reference's, bit for bit.
-
-    Raises:
-        Violation: they do not; it names the first element that differs.
-    """
+    """Demands that the averages equal the reference's; `Violation` names what differs first."""
     answer = answer or encoding
     present = [part for part in parts.values() if part is not None]
     for place, chunk in enumerate(round_.chunks):

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
-
-import grpc
 
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion, layouts
-from andon_conformance.runner.checks import ServerCheck, check, require, same
+from andon_conformance.runner.checks import Checks, require, same
 from andon_conformance.runner.gradients import LAYOUT
 from andon_conformance.runner.line import LineUnderTest
-from andon_conformance.runner.player import Player
+from andon_conformance.runner.player import ended_stranger, refused_join
+from andon_conformance.runner.rounds import place_of
 from andon_conformance.runner.talk import Status
 
 __all__ = ["CHECKS"]
+
+CHECKS = Checks()
 
 _UNKNOWN = b"\xca\x3e\x00"
 """Field 1001, of no bytes: a oneof case of a later version of the protocol."""
@@ -30,39 +29,18 @@ _OTHER_LAYOUT = Layout(
 )
 
 
-async def _ended(
-    line: LineUnderTest, slot: int | None, *messages: pb.TrainRequest | bytes
-) -> Status:
-    """How the server ends a stranger's stream that sends this."""
-    async with _stranger(line, slot) as stranger:
-        talk = stranger.open_train()
-        for message in messages:
-            await talk.send(message)
-        return await talk.end()
+async def _refused(line: LineUnderTest, named: str, **fields: Any) -> Status:
+    """Demands that a stranger's Join with these fields ends with a code and a reason."""
+    status = await refused_join(line.target, **fields)
+    same("the refusal", named, status.named)
+    return status
 
 
-@asynccontextmanager
-async def _stranger(line: LineUnderTest, slot: int | None) -> AsyncIterator[Player]:
-    stranger = Player(line.target, slot)
-    try:
-        yield stranger
-    finally:
-        await stranger.close()
-
-
-async def _refused(line: LineUnderTest, slot: int | None, **fields: Any) -> Status:
-    async with _stranger(line, slot) as stranger:
-        return await _ended(line, slot, stranger.join_message(**fields))
-
-
-def _expect(status: Status, code: grpc.StatusCode, reason: str) -> None:
-    same("the refusal", f"{code.name} {reason}", f"{status.code.name} {status.reason}")
-
-
-def _expect_difference(status: Status, component: str, mine: str, theirs: str) -> None:
-    facts = [status.metadata.get(name, "") for name in ("component", "mine", "theirs")]
-    expected = [component, mine, theirs]
-    for name, wanted, fact in zip(("component", "mine", "theirs"), expected, facts, strict=True):
+def _expect_difference(status: Status, component: str, mine: str = "", theirs: str = "") -> None:
+    """Demands what differs in the ErrorInfo; an empty text stands for any but an empty one."""
+    expected = {"component": component, "mine": mine, "theirs": theirs}
+    for name, wanted in expected.items():
+        fact = status.metadata.get(name, "")
         require(
             fact == wanted if wanted else fact,
             f"{name} {wanted or 'in the metadata'} in the ErrorInfo",
@@ -70,115 +48,100 @@ def _expect_difference(status: Status, component: str, mine: str, theirs: str) -
         )
 
 
-@check(
-    "message.join_first",
-    "3",
-    "A stream whose first message is not Join ends with INVALID_ARGUMENT",
-)
+@CHECKS.add("message.join_first", "3")
 async def join_comes_first(line: LineUnderTest) -> None:
+    """A stream whose first message is not Join ends with INVALID_ARGUMENT."""
     beat = pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1))
-    status = await _ended(line, None, beat)
+    status = await ended_stranger(line.target, beat)
     same("the status", "INVALID_ARGUMENT", status.code.name)
     require(status.reason, "an ErrorInfo of domain andon", "none")
 
 
-@check("message.join_once", "20", "A second Join on a stream ends it with INVALID_ARGUMENT")
+@CHECKS.add("message.join_once", "20")
 async def join_comes_once(line: LineUnderTest) -> None:
+    """A second Join on a stream ends it with INVALID_ARGUMENT."""
     player = line.players[-1]
     await player.train.send(player.join_message())
-    same("the status", "INVALID_ARGUMENT", (await player.train.end()).code.name)
+    await player.train.ends_with("INVALID_ARGUMENT")
 
 
-@check(
-    "message.unknown_case",
-    "20",
-    "A oneof case that the server does not know ends the stream with INVALID_ARGUMENT",
-)
+@CHECKS.add("message.unknown_case", "20")
 async def unknown_cases_are_refused(line: LineUnderTest) -> None:
+    """A oneof case that the server does not know ends the stream with INVALID_ARGUMENT."""
     player = line.players[-1]
     await player.train.send(_UNKNOWN)
-    same("the status", "INVALID_ARGUMENT", (await player.train.end()).code.name)
+    await player.train.ends_with("INVALID_ARGUMENT")
 
 
-@check("message.heartbeat", "3", "A heartbeat's answer carries its sequence number back")
+@CHECKS.add("message.heartbeat", "3")
 async def heartbeats_are_answered(line: LineUnderTest) -> None:
-    for player in line.players:
-        await player.fence()
+    """A heartbeat's answer carries its sequence number back."""
+    await line.fence(line.players)
 
 
-@check(
-    "join.replaces",
-    "2.8",
-    "A Join replaces the worker's older stream, which ends with ABORTED",
-)
+@CHECKS.add("join.replaces", "2.8")
 async def a_join_replaces_the_older_stream(line: LineUnderTest) -> None:
+    """A Join replaces the worker's older stream, which ends with ABORTED."""
     player = line.players[-1]
     accepted = await player.join()
     same("the worker's id", player.slot, accepted.worker)
     assert player.older is not None
-    same("the older stream's status", "ABORTED", (await player.older.end()).code.name)
+    await player.older.ends_with("ABORTED", "the older stream's status")
 
 
-@check("refuse.wrong_run", "25", "A Join of another run is refused: WRONG_RUN, with both ids")
+@CHECKS.add("refuse.wrong_run", "25")
 async def other_runs_are_refused(line: LineUnderTest) -> None:
-    status = await _refused(line, None, run_id="another-run")
-    _expect(status, grpc.StatusCode.NOT_FOUND, "WRONG_RUN")
+    """A Join of another run is refused: WRONG_RUN, with both ids."""
+    status = await _refused(line, "NOT_FOUND WRONG_RUN", run_id="another-run")
     _expect_difference(status, "", "another-run", line.target.run_id)
 
 
-@check(
-    "refuse.layout",
-    "25",
-    "A Join with another model is refused: LAYOUT_DIFFERS, with the component and both values",
-)
+@CHECKS.add("refuse.layout", "25")
 async def other_layouts_are_refused(line: LineUnderTest) -> None:
+    """A Join with another model is refused: LAYOUT_DIFFERS, with the component and both values."""
     layout = layouts.layout_to_proto(_OTHER_LAYOUT)
-    status = await _refused(line, None, layout=layout)
-    _expect(status, grpc.StatusCode.FAILED_PRECONDITION, "LAYOUT_DIFFERS")
-    _expect_difference(status, "weight", "", "")
+    status = await _refused(line, "FAILED_PRECONDITION LAYOUT_DIFFERS", layout=layout)
+    _expect_difference(status, "weight")
 
 
-@check("refuse.plan", "25", "A Join with another plan is refused: PLAN_DIFFERS, with what differs")
+@CHECKS.add("refuse.plan", "25")
 async def other_plans_are_refused(line: LineUnderTest) -> None:
-    plan = pb.RunPlan()
-    plan.CopyFrom(conversion.plan_to_proto(line.target.plan))
+    """A Join with another plan is refused: PLAN_DIFFERS, with what differs."""
+    plan = conversion.plan_to_proto(line.target.plan)
     plan.global_batch += 1
-    status = await _refused(line, None, plan=plan)
-    _expect(status, grpc.StatusCode.FAILED_PRECONDITION, "PLAN_DIFFERS")
+    status = await _refused(line, "FAILED_PRECONDITION PLAN_DIFFERS", plan=plan)
     mine, theirs = plan.global_batch, line.target.plan.global_batch
     _expect_difference(status, "global_batch", str(mine), str(theirs))
 
 
-@check("refuse.version", "25", "A Join of another protocol version is refused: VERSION")
+@CHECKS.add("refuse.version", "25")
 async def other_versions_are_refused(line: LineUnderTest) -> None:
-    status = await _refused(line, None, protocol_version=2**20)
-    _expect(status, grpc.StatusCode.FAILED_PRECONDITION, "VERSION")
+    """A Join of another protocol version is refused: VERSION."""
+    await _refused(line, "FAILED_PRECONDITION VERSION", protocol_version=2**20)
 
 
-@check("refuse.slot", "25", "Another process that wants a slot that is held: ALREADY_EXISTS, SLOT")
+@CHECKS.add("refuse.slot", "25")
 async def held_slots_are_refused(line: LineUnderTest) -> None:
-    status = await _refused(line, line.players[-1].slot)
-    _expect(status, grpc.StatusCode.ALREADY_EXISTS, "SLOT")
+    """Another process that wants a slot that is held: ALREADY_EXISTS, SLOT."""
+    await _refused(line, "ALREADY_EXISTS SLOT", slot=line.players[-1].slot)
 
 
-@check("refuse.full", "12", "One worker more than max_workers is refused: FULL")
+@CHECKS.add("refuse.full", "12")
 async def full_lines_refuse(line: LineUnderTest) -> None:
-    status = await _refused(line, None)
-    _expect(status, grpc.StatusCode.FAILED_PRECONDITION, "FULL")
+    """One worker more than max_workers is refused: FULL."""
+    await _refused(line, "FAILED_PRECONDITION FULL")
 
 
-@check("refuse.untouched", "25", "Refusals and broken streams of strangers touch no round")
+@CHECKS.add("refuse.untouched", "25")
 async def strangers_touch_nothing(line: LineUnderTest) -> None:
+    """Refusals and broken streams of strangers touch no round."""
     round_ = await line.deal()
-    for slot, fields in (
-        (None, {"run_id": "another-run"}),
-        (None, {"layout": layouts.layout_to_proto(_OTHER_LAYOUT)}),
-        (line.players[-1].slot, {}),
-        (None, {}),
-    ):
-        await _refused(line, slot, **fields)
-    await _ended(line, None, _UNKNOWN)
-    await _ended(line, None, pb.TrainRequest())
+    await refused_join(line.target, run_id="another-run")
+    await refused_join(line.target, layout=layouts.layout_to_proto(_OTHER_LAYOUT))
+    await refused_join(line.target, slot=line.players[-1].slot)
+    await refused_join(line.target)
+    await ended_stranger(line.target, _UNKNOWN)
+    await ended_stranger(line.target, pb.TrainRequest())
     for player in line.players:
         await player.fence()
         require(not player.train.cases("round_voided"), "no RoundVoided", f"one at {player.name}")
@@ -187,37 +150,18 @@ async def strangers_touch_nothing(line: LineUnderTest) -> None:
         same("the record's key", round_.key.round, committed.record.key.round)
 
 
-@check("status.wrong_run", "25", "GetStatus of a run that is not served here: NOT_FOUND")
+@CHECKS.add("status.wrong_run", "25")
 async def status_of_another_run(line: LineUnderTest) -> None:
+    """GetStatus of a run that is not served here: NOT_FOUND."""
     status = await line.refusal("GetStatus", pb.GetStatusRequest(run_id="another-run"))
     same("the status", "NOT_FOUND", status.code.name)
 
 
-@check("status.line", "25", "GetStatus reports the run, the step of the head, and the live workers")
+@CHECKS.add("status.line", "25")
 async def status_tells_the_line(line: LineUnderTest) -> None:
+    """GetStatus reports the run, the step of the head, and the live workers."""
     status = await line.status(line.target.run_id)
     same("the run", line.target.run_id, status.run_id)
     same("live workers", len(line.players), status.live)
     same("the step", line.players[0].step, status.step)
-    cursor = line.players[0].cursor
-    same(
-        "the cursor", (cursor.epoch, cursor.position), (status.cursor.epoch, status.cursor.position)
-    )
-
-
-CHECKS: tuple[ServerCheck, ...] = (
-    join_comes_first,
-    join_comes_once,
-    unknown_cases_are_refused,
-    heartbeats_are_answered,
-    a_join_replaces_the_older_stream,
-    other_runs_are_refused,
-    other_layouts_are_refused,
-    other_plans_are_refused,
-    other_versions_are_refused,
-    held_slots_are_refused,
-    full_lines_refuse,
-    strangers_touch_nothing,
-    status_of_another_run,
-    status_tells_the_line,
-)
+    same("the cursor", place_of(line.players[0].cursor), place_of(status.cursor))

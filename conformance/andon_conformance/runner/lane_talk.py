@@ -1,39 +1,44 @@
-"""A data stream over TCP lanes, written from docs/tcp-lane.md, without Andon's own lane."""
+"""A data stream of the suite's workers over TCP lanes."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import ssl
-import struct
 from contextlib import suppress
-from typing import Any
 
 from google.protobuf.message import Message
 
 from andon.host.tls import client_context
 from andon.v1 import reducer_pb2
+from andon_conformance.lane_format import (
+    CAPABILITY,
+    DOWN,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    UP,
+    Proof,
+    frame,
+    read_frame,
+)
 from andon_conformance.runner.checks import NotApplicable, Violation, require
 from andon_conformance.runner.player import Player
 from andon_conformance.runner.talk import Status, Talk
 
-__all__ = ["CAPABILITY", "DOWN", "UP", "LaneTalk", "Offer", "framed"]
-
-CAPABILITY = "tcp.v1"
-UP, DOWN = 1, 2
-NONCE_BYTES, ANSWER_BYTES = 32, 32
-_PREFIX = struct.Struct("<II")
+__all__ = ["LaneTalk", "Offer", "framed", "split"]
 
 
-def framed(message: reducer_pb2.ReduceRequest) -> bytes:
-    """A message as one frame: the payload behind the head, and not in it."""
+def split(message: reducer_pb2.ReduceRequest) -> tuple[bytes, bytes]:
+    """Head and payload of a message's frame."""
     head, payload = reducer_pb2.ReduceRequest.FromString(message.SerializeToString()), b""
     if head.WhichOneof("message") == "block_gradient":
         payload = head.block_gradient.payload
         head.block_gradient.ClearField("payload")
-    data = head.SerializeToString()
-    return _PREFIX.pack(len(data), len(payload)) + data + payload
+    return head.SerializeToString(), payload
+
+
+def framed(message: reducer_pb2.ReduceRequest) -> bytes:
+    """A message as one frame."""
+    return frame(*split(message))
 
 
 class Offer:
@@ -47,6 +52,12 @@ class Offer:
     ) -> None:
         """Takes a call whose RoundOpened was read."""
         self.player, self.talk, self.opened = player, talk, opened
+        self.proof = Proof(
+            run_id=player.accepted.run_id or player.target.run_id,
+            worker=player.worker,
+            session_token=player.accepted.session_token,
+            nonce=opened.tcp.nonce,
+        )
         self._tls = player.target.reach.access.tls_dir
         self._host = player.data_address.rpartition(":")[0].strip("[]")
 
@@ -62,37 +73,14 @@ class Offer:
         if CAPABILITY not in opened.capabilities:
             await talk.cancel()
             raise NotApplicable("the server offers no TCP lanes")
-        require(
-            opened.HasField("tcp") and 0 < opened.tcp.port < 2**16,
-            "an offer with a port",
-            opened.tcp,
-        )
-        same_size = len(opened.tcp.nonce) == NONCE_BYTES
-        require(same_size, f"a nonce of {NONCE_BYTES} bytes", len(opened.tcp.nonce))
+        good = opened.HasField("tcp") and 0 < opened.tcp.port < 2**16
+        require(good, "an offer with a port", opened.tcp)
+        size = len(opened.tcp.nonce)
+        require(size == NONCE_BYTES, f"a nonce of {NONCE_BYTES} bytes", size)
         return cls(player, talk, opened)
 
-    def preamble(self, direction: int, **other: Any) -> bytes:
-        """What a client sends first; `other` replaces what the proof is made of."""
-        nonce: bytes = other.get("nonce", self.opened.tcp.nonce)
-        mac = self._mac(b"andon tcp.v1 client\0", direction, **other)
-        return b"ANDONTCP" + nonce[:16] + bytes([direction]) + bytes(7) + mac
-
-    def _mac(self, side: bytes, direction: int, **other: Any) -> bytes:
-        player = self.player
-        run = str(other.get("run_id", player.accepted.run_id or player.target.run_id)).encode()
-        text = side + bytes([other.get("proven", direction)])
-        text += other.get("nonce", self.opened.tcp.nonce)
-        text += struct.pack("<I", len(run)) + run
-        text += struct.pack("<I", other.get("worker", player.worker))
-        key = other.get("key", player.accepted.session_token)
-        return hmac.new(key, text, hashlib.sha256).digest()
-
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection that has said nothing yet.
-
-        Raises:
-            Violation: nobody listens there.
-        """
+        """A connection that has said nothing yet."""
         context: ssl.SSLContext | None = None if self._tls is None else client_context(self._tls)
         try:
             async with asyncio.timeout(self.player.target.patience_s):
@@ -109,18 +97,14 @@ class Offer:
         return reader, writer
 
     async def said_to(self, preamble: bytes) -> bytes:
-        """What the listener says to a preamble before it hangs up, or its whole answer.
-
-        Raises:
-            Violation: it does neither.
-        """
+        """What the listener says to a preamble before it hangs up, or its whole answer."""
         reader, writer = await self.connect()
         answer = b""
         try:
             writer.write(preamble)
             async with asyncio.timeout(self.player.target.patience_s):
                 with suppress(ConnectionError, asyncio.IncompleteReadError):
-                    answer = await reader.read(ANSWER_BYTES)
+                    answer = await reader.read(PROOF_BYTES)
         except TimeoutError:
             raise Violation("an answer, or the connection's end", "neither in time") from None
         finally:
@@ -128,27 +112,19 @@ class Offer:
         return answer
 
     async def lane(self, direction: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A proven lane.
-
-        Raises:
-            Violation: the listener does not prove itself.
-        """
+        """A lane on which both sides have proven themselves."""
         reader, writer = await self.connect()
-        writer.write(self.preamble(direction))
+        writer.write(self.proof.preamble(direction))
         answer = b""
         with suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
             async with asyncio.timeout(self.player.target.patience_s):
-                answer = await reader.readexactly(ANSWER_BYTES)
-        right = self._mac(b"andon tcp.v1 server\0", direction)
+                answer = await reader.readexactly(PROOF_BYTES)
+        right = self.proof.answer(direction)
         require(answer == right, f"the answer {right.hex()}", answer.hex() or "nothing")
         return reader, writer
 
     async def lanes(self) -> LaneTalk:
-        """The stream with both its lanes, as checks talk to any stream.
-
-        Raises:
-            Violation: one of them can't be opened.
-        """
+        """The stream with both its lanes, as checks talk to any stream."""
         _, up = await self.lane(UP)
         down = await self.lane(DOWN)
         return LaneTalk(self.talk, up, down, patience_s=self.player.target.patience_s)
@@ -172,11 +148,7 @@ class LaneTalk(Talk[reducer_pb2.ReduceResponse]):
         super().__init__(None, f"the lanes of {call.who}", patience_s=patience_s)
 
     async def send(self, message: Message | bytes) -> None:
-        """Sends a message as a frame, and bytes as they are.
-
-        Raises:
-            Violation: the server does not read.
-        """
+        """Sends a message as a frame, and bytes as they are."""
         data = framed(message) if isinstance(message, reducer_pb2.ReduceRequest) else message
         assert isinstance(data, bytes)
         try:
@@ -208,6 +180,7 @@ class LaneTalk(Talk[reducer_pb2.ReduceResponse]):
             while (message := await self._next()) is not None:
                 self.inbox.append(message)
                 self._stirred.set()
+            # The lane down ends first: only the call says why.
             self.status = await self.call.end()
         finally:
             self._stirred.set()
@@ -215,13 +188,10 @@ class LaneTalk(Talk[reducer_pb2.ReduceResponse]):
     async def _next(self) -> reducer_pb2.ReduceResponse | None:
         """The next message on the lane down; None once that ends."""
         try:
-            head_bytes, payload_bytes = _PREFIX.unpack(await self._down.readexactly(_PREFIX.size))
-            message = reducer_pb2.ReduceResponse.FromString(
-                await self._down.readexactly(head_bytes)
-            )
-            payload = await self._down.readexactly(payload_bytes)
+            head, payload = await read_frame(self._down)
         except (asyncio.IncompleteReadError, OSError):
             return None
+        message = reducer_pb2.ReduceResponse.FromString(head)
         if message.WhichOneof("message") == "averaged_block":
             message.averaged_block.payload = payload
         return message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,13 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
 from andon_conformance.runner.checks import Violation, same
-from andon_conformance.runner.gradients import AssignedRound, exchange
+from andon_conformance.runner.gradients import (
+    AssignedRound,
+    Parts,
+    exchange,
+    expect_averages,
+    rough_parts,
+)
 from andon_conformance.runner.player import Player, ServerUnderTest, key_of
 from andon_conformance.runner.server import ServerProcess
 from andon_conformance.runner.talk import Status, status_of
@@ -25,6 +31,7 @@ __all__ = ["BootstrapSeen", "EndingSeen", "LineUnderTest"]
 
 _SECONDS_PER_SAMPLE = 0.001
 """What worker 0 says that it takes."""
+_LOOK_S = 0.01
 
 
 @dataclass(eq=False)
@@ -79,11 +86,10 @@ class LineUnderTest:
     async def gather(self) -> None:
         """Brings everybody onto the line with new streams: in sync, idle, and no halt.
 
-        A Join replaces a worker's older stream, so this voids whatever still runs.
-
         Raises:
             Violation: the server does not let them.
         """
+        # A Join replaces the worker's older stream, which voids whatever still runs.
         for player in self.players:
             await player.close_bulk()
             await player.join()
@@ -91,23 +97,17 @@ class LineUnderTest:
         status = await self.status()
         if status.HasField("halt"):
             await self.clear_halt(status.halt.id)
-            for player in self.players:
-                await player.train.take("resume")
+            await self.all_take("resume")
         for player in self.players:
             await self.follow(player)
 
     async def rest(self) -> None:
-        """Gathers everybody, whatever the last check did to them.
-
-        After a void round a step is committed, too, which ends the server's back-off.
-
-        Raises:
-            Violation: the server does not let them.
-        """
+        """Gathers everybody, whatever the last check did to them. Raises as `gather`."""
         await self._gather_anew()
+        # After a void round a server may hold back the next one: a committed step ends that.
         if self.keys and self.keys[-1][0] == "a round" and not self.limps:
             try:
-                await self.finish(await self.deal())
+                await self.step()
             except Violation:
                 self.limps = True
                 await self._gather_anew()
@@ -130,25 +130,59 @@ class LineUnderTest:
         if join_status == pb.JOIN_STATUS_RECORD_FOLLOWS:
             await player.train.take("step_committed")
         elif join_status == pb.JOIN_STATUS_BEHIND:
+            await self._train_until_transfer(player)
             await carry(self.players, player)
         elif join_status != pb.JOIN_STATUS_IN_SYNC:
             raise Violation(
                 "join_status IN_SYNC, BEHIND or RECORD_FOLLOWS", _status_name(join_status)
             )
 
+    async def _train_until_transfer(self, joiner: Player) -> None:
+        """The others take the steps that the server puts before the transfer to a player, if any.
+
+        After a transfer that failed, a server lets the others train for a while. It begins no
+        transfer during a round, so players that only wait would wait in vain.
+        """
+        others = [each for each in self.players if each is not joiner and each.head is not None]
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.target.patience_s
+        await self.ask(others)
+        while not joiner.train.cases("state_transfer"):
+            if loop.time() > deadline or joiner.train.status is not None:
+                raise Violation(f"state_transfer at {joiner.name}", "none in time")
+            if others and all(each.train.cases("shard_assignment") for each in others):
+                await self.finish(await self.dealt(others))
+                await self.ask(others)
+            await asyncio.sleep(_LOOK_S)
+
     async def deal(self, players: Sequence[Player] = ()) -> AssignedRound:
         """Everybody asks for work, and gets it: a round of one key."""
         members = list(players or self.players)
-        for player in members:
-            await player.ask()
+        await self.ask(members)
         return await self.dealt(members)
 
-    async def dealt(self, players: Iterable[Player]) -> AssignedRound:
-        """The round that comes next to these players.
+    async def averaged(self) -> AssignedRound:
+        """A round in which every member holds all averages, and nobody is ready."""
+        round_ = await self.deal()
+        await exchange(round_)
+        return round_
 
-        Raises:
-            Violation: no round comes to all of them.
-        """
+    async def step(self) -> dict[Player, pb.StepCommitted]:
+        """Takes an ordinary step; see `finish`."""
+        return await self.finish(await self.deal())
+
+    async def right_averages(
+        self, parts_of: Callable[[AssignedRound], Parts] = rough_parts
+    ) -> tuple[AssignedRound, Parts, dict[Player, list[Any]]]:
+        """A round whose averages are those of the reference; with what was sent and what came."""
+        round_ = await self.deal()
+        parts = parts_of(round_)
+        got = await exchange(round_, parts)
+        expect_averages(round_, parts, got)
+        return round_, parts, got
+
+    async def dealt(self, players: Iterable[Player]) -> AssignedRound:
+        """The round that comes next to these players."""
         works = {player: await _assignment(player) for player in players}
         greatest = max(key_of(work.key) for work in works.values())
         for player in works:
@@ -178,6 +212,13 @@ class LineUnderTest:
         """A member reports what it saw."""
         key = conversion.key_to_proto(round_.key)
         await player.say(fault=pb.Fault(key=key, kind=kind, message="conformance", **fields))
+
+    async def all_ready(
+        self, round_: AssignedRound, players: Iterable[Player] | None = None, **fields: Any
+    ) -> None:
+        """These members, or all, hold all averages; see `ready`."""
+        for player in round_.players if players is None else players:
+            await self.ready(round_, player, **fields)
 
     async def ready(self, round_: AssignedRound, player: Player, **fields: Any) -> None:
         """A member holds all averages; by default its weight is its samples, its loss 1.
@@ -222,18 +263,13 @@ class LineUnderTest:
     async def finish(self, round_: AssignedRound, **fields: Any) -> dict[Player, pb.StepCommitted]:
         """Takes an assigned round through its exchange to its record."""
         await exchange(round_)
-        for player in round_.works:
-            await self.ready(round_, player, **fields)
+        await self.all_ready(round_, **fields)
         return await self.committed(round_)
 
     async def not_committed(
         self, round_: AssignedRound, players: Sequence[Player]
     ) -> AssignedRound:
-        """The next round shows whether a void one became a record nevertheless.
-
-        Raises:
-            Violation: it did.
-        """
+        """The next round, which shows that a void one became no record nevertheless."""
         for player in players:
             await player.close_bulk()
             await player.ask()
@@ -253,16 +289,27 @@ class LineUnderTest:
         return following
 
     async def quiet(self, case: str, players: Iterable[Player], *, because: str) -> None:
-        """Nothing of a case may come.
-
-        Raises:
-            Violation: it came.
-        """
+        """Demands that nothing of a case comes."""
+        # A server that errs may still be about to: first time, then a round trip to each player.
         await asyncio.sleep(self.target.quiet_s)
         for player in players:
             await player.fence()
             if player.train.cases(case):
                 raise Violation(f"no {case} at {player.name} while {because}", case)
+
+    async def ask(self, players: Iterable[Player]) -> None:
+        """These players ask for work."""
+        for player in players:
+            await player.ask()
+
+    async def fence(self, players: Iterable[Player]) -> None:
+        """Waits until everything that the server has sent to these players has arrived."""
+        for player in players:
+            await player.fence()
+
+    async def all_take(self, case: str) -> dict[Player, Any]:
+        """The next message of a case, as each player receives it."""
+        return {player: await player.train.take(case) for player in self.players}
 
     async def status(self, run_id: str = "") -> pb.LineStatus:
         """The line's status, as GetStatus reports it."""
@@ -291,11 +338,7 @@ class LineUnderTest:
         return Status(grpc.StatusCode.OK)
 
     async def call(self, method: str, request: Any) -> Any:
-        """An operator's call, which must be answered.
-
-        Raises:
-            Violation: it is refused, or not answered in time.
-        """
+        """An operator's call, which must be answered in time."""
         try:
             return await self._ask(method, request)
         except grpc.aio.AioRpcError as error:

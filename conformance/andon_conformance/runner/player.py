@@ -25,9 +25,9 @@ from andon.v1 import reducer_pb2
 from andon.wire import conversion, layouts
 from andon_conformance.reach import Reach
 from andon_conformance.runner.checks import Violation
-from andon_conformance.runner.talk import Talk
+from andon_conformance.runner.talk import Status, Talk
 
-__all__ = ["Player", "ServerUnderTest", "key_of"]
+__all__ = ["Player", "ServerUnderTest", "ended_stranger", "key_of", "refused_join"]
 
 TRAIN = "/andon.v1.Coordinator/Train"
 REDUCE = "/andon.v1.Reducer/Reduce"
@@ -327,3 +327,25 @@ def _call(channel: grpc.aio.Channel, method: str, parse: Callable[[bytes], Messa
         ),
         response_deserializer=parse,
     )()
+
+
+async def refused_join(
+    target: ServerUnderTest, *, slot: int | None = None, **fields: Any
+) -> Status:
+    """How the server ends a stranger's stream that sends a Join with these fields."""
+    stranger = Player(target, slot)
+    return await _ended(stranger, stranger.join_message(**fields))
+
+
+async def ended_stranger(target: ServerUnderTest, message: pb.TrainRequest | bytes) -> Status:
+    """How the server ends a stranger's stream whose first message is this."""
+    return await _ended(Player(target, None), message)
+
+
+async def _ended(stranger: Player, message: pb.TrainRequest | bytes) -> Status:
+    try:
+        talk = stranger.open_train()
+        await talk.send(message)
+        return await talk.end()
+    finally:
+        await stranger.close()

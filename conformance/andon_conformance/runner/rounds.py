@@ -11,21 +11,29 @@ from andon.protocol.shards import Split, cursor_after, next_batch, reassign
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
-from andon_conformance.runner.checks import NotApplicable, ServerCheck, check, require, same
+from andon_conformance.runner.checks import Checks, NotApplicable, require, require_above, same
 from andon_conformance.runner.gradients import PLAN, AssignedRound, exchange
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.talk import shown
 
-__all__ = ["CHECKS", "expect_shares"]
+__all__ = ["CHECKS", "bounds", "expect_shares", "place_of"]
+
+CHECKS = Checks()
+
+
+def bounds(part: Any) -> tuple[int, int]:
+    """Start and stop of a range, in a message or not."""
+    return part.start, part.stop
+
+
+def place_of(cursor: Any) -> tuple[int, int]:
+    """Epoch and position of a cursor, in a message or not."""
+    return cursor.epoch, cursor.position
 
 
 def _batch(cursor: Cursor, work: pb.ShardAssignment) -> PositionRange:
     return next_batch(cursor, work.window or PLAN.global_batch, PLAN.dataset_size)
-
-
-def _ranges(parts: Any) -> list[tuple[int, int]]:
-    return [(part.start, part.stop) for part in parts]
 
 
 def expect_shares(round_: AssignedRound, kept: Sequence[Sequence[PositionRange]]) -> None:
@@ -38,35 +46,29 @@ def expect_shares(round_: AssignedRound, kept: Sequence[Sequence[PositionRange]]
         same(f"the targets at {player.name}:", list(work.targets), list(other.targets))
         same(f"interleaved at {player.name}:", work.interleaved, other.interleaved)
     split = Split(tuple(work.targets), work.interleaved)
-    batch = PositionRange(work.batch.start, work.batch.stop)
+    batch = PositionRange(*bounds(work.batch))
     for player, share in zip(round_.players, reassign(batch, kept, split), strict=True):
         same(
             f"the positions of {player.name}, of {batch.start} to {batch.stop}:",
-            _ranges(share),
-            _ranges(round_.works[player].positions),
+            list(map(bounds, share)),
+            list(map(bounds, round_.works[player].positions)),
         )
 
 
-@check(
-    "assign.parent",
-    "19.4",
-    "An assignment names a new key, and the line's head as its parent",
-)
+@CHECKS.add("assign.parent", "19.4")
 async def the_parent_is_the_head(line: LineUnderTest) -> None:
+    """An assignment names a new key, and the line's head as its parent."""
     head = line.players[0].head
     round_ = await line.deal()
     for player in round_.players:
         same(f"the parent at {player.name}:", head, key_of(round_.works[player].parent))
-    require(head is not None and round_.key > head, f"a key above the head {head}", round_.key)
+    require_above(head, round_.key)
     await line.finish(round_)
 
 
-@check(
-    "assign.roster",
-    "19.4",
-    "Every member gets the same roster, in rank order, and its own rank in it",
-)
+@CHECKS.add("assign.roster", "19.4")
 async def rosters_are_the_same(line: LineUnderTest) -> None:
+    """Every member gets the same roster, in rank order, and its own rank in it."""
     round_ = await line.deal()
     roster = list(round_.works[round_.players[0]].roster)
     same("the members", sorted(player.worker for player in line.players), sorted(roster))
@@ -78,12 +80,9 @@ async def rosters_are_the_same(line: LineUnderTest) -> None:
     await line.finish(round_)
 
 
-@check(
-    "assign.shares",
-    "21",
-    "Over an epoch's end, batches follow the cursor; shares are section 21's of the targets",
-)
+@CHECKS.add("assign.shares", "21")
 async def shares_are_as_written(line: LineUnderTest) -> None:
+    """Over an epoch's end, batches follow the cursor; shares are section 21's of the targets."""
     # An epoch has two and a half batches, so three steps always cross its end.
     for _ in range(3):
         cursor = line.players[0].cursor
@@ -91,50 +90,39 @@ async def shares_are_as_written(line: LineUnderTest) -> None:
         batch = _batch(cursor, round_.works[round_.players[0]])
         for player, work in round_.works.items():
             same(f"the epoch at {player.name}:", cursor.epoch, work.epoch)
-            same("the batch", (batch.start, batch.stop), (work.batch.start, work.batch.stop))
+            same("the batch", bounds(batch), bounds(work.batch))
         expect_shares(round_, [() for _ in round_.players])
         await line.finish(round_)
 
 
-@check(
-    "assign.asked",
-    "3",
-    "No member is assigned work before every member has asked for it",
-    workers=2,
-)
+@CHECKS.add("assign.asked", "3", workers=2)
 async def work_is_asked_for(line: LineUnderTest) -> None:
+    """No member is assigned work before every member has asked for it."""
     first, *others = line.players
     await first.ask()
     await line.quiet("shard_assignment", line.players, because="a member has not asked yet")
-    for player in others:
-        await player.ask()
+    await line.ask(others)
     await line.finish(await line.dealt(line.players))
 
 
-@check(
-    "assign.other_head",
-    "20",
-    "A request for work from a head that is not the line's is ignored",
-)
+@CHECKS.add("assign.other_head", "20")
 async def requests_of_other_heads_are_ignored(line: LineUnderTest) -> None:
-    player = line.players[-1]
+    """A request for work from a head that is not the line's is ignored."""
+    *others, player = line.players
     before = conversion.key_to_proto(player.head)
-    await line.finish(await line.deal())
-    for each in line.players[:-1]:
-        await each.ask()
+    await line.step()
+    await line.ask(others)
     await player.say(request_work=pb.RequestWork(head=before))
     await line.quiet("shard_assignment", line.players, because="one asked from another head")
     await player.ask()
     await line.finish(await line.dealt(line.players))
 
 
-@check(
-    "assign.standing",
-    "3",
-    "A standing request is answered in StepCommitted or not at all; only if every member stands",
-    workers=2,
-)
+@CHECKS.add("assign.standing", "3", workers=2)
 async def standing_requests_are_answered_at_once(line: LineUnderTest) -> None:
+    """A standing request is answered in StepCommitted or not at all; only if every member
+    stands.
+    """
     if STANDING not in line.players[0].accepted.capabilities:
         raise NotApplicable(f"it does not name {STANDING}")
     # An epoch has two and a half batches, so its end comes, too.
@@ -172,25 +160,18 @@ async def _standing_step(
     return AssignedRound(key, dict(sorted(works.items(), key=lambda each: each[1].rank)))
 
 
-@check(
-    "commit.everyone",
-    "3",
-    "Every member gets the record, and all get the same one",
-)
+@CHECKS.add("commit.everyone", "3")
 async def everybody_is_told(line: LineUnderTest) -> None:
-    round_ = await line.deal()
-    commits = await line.finish(round_)
-    first = commits[round_.players[0]]
+    """Every member gets the record, and all get the same one."""
+    commits = await line.step()
+    first = next(iter(commits.values()))
     for player, committed in commits.items():
         same(f"StepCommitted at {player.name}:", shown(first), shown(committed))
 
 
-@check(
-    "commit.record",
-    "1",
-    "The record of a step has the round's key, parent and roster, the next step and cursor",
-)
+@CHECKS.add("commit.record", "1")
 async def records_say_what_was_done(line: LineUnderTest) -> None:
+    """The record of a step has the round's key, parent and roster, the next step and cursor."""
     head, step, cursor = line.players[0].head, line.players[0].step, line.players[0].cursor
     round_ = await line.deal()
     batch = _batch(cursor, round_.works[round_.players[0]])
@@ -201,52 +182,37 @@ async def records_say_what_was_done(line: LineUnderTest) -> None:
         same("the key", round_.key, key_of(record.key))
         same("the parent", head, key_of(record.parent))
         same("the step", step + 1, record.step)
-        same("the cursor", (expected.epoch, expected.position),
-             (record.cursor.epoch, record.cursor.position))  # fmt: skip
+        same("the cursor", place_of(expected), place_of(record.cursor))
         same("the roster", [player.worker for player in round_.players], list(record.roster))
 
 
-@check(
-    "commit.chain",
-    "1",
-    "Each record's parent is the record before it: the chain is unbroken",
-)
+@CHECKS.add("commit.chain", "1")
 async def records_are_a_chain(line: LineUnderTest) -> None:
+    """Each record's parent is the record before it: the chain is unbroken."""
     head = line.players[0].head
     for _ in range(3):
-        committed = (await line.finish(await line.deal()))[line.players[0]]
+        committed = (await line.step())[line.players[0]]
         same("the parent", head, key_of(committed.record.parent))
         head = key_of(committed.record.key)
 
 
-@check(
-    "commit.all_ready",
-    "3",
-    "A step is not committed while a member is not ready",
-    workers=2,
-)
+@CHECKS.add("commit.all_ready", "3", workers=2)
 async def all_must_be_ready(line: LineUnderTest) -> None:
-    round_ = await line.deal()
-    await exchange(round_)
+    """A step is not committed while a member is not ready."""
+    round_ = await line.averaged()
     *others, last = round_.players
-    for player in others:
-        await line.ready(round_, player)
-    for player in others:
-        await player.fence()
+    await line.all_ready(round_, others)
+    await line.fence(others)
     # It is never ready. A commit without it would show in the next round's parent.
     await line.fault(round_, last, pb.FAULT_KIND_DATA_STREAM_LOST)
     await line.finish(await line.not_committed(round_, round_.players))
 
 
-@check(
-    "commit.loss",
-    "22",
-    "A step's loss is the weighted mean of its members', in float64 and rank order",
-)
+@CHECKS.add("commit.loss", "22")
 async def losses_are_weighted(line: LineUnderTest) -> None:
+    """A step's loss is the weighted mean of its members', in float64 and rank order."""
     losses = (0.1, 2.7182818284590453, -31.4, 1e-9)
-    round_ = await line.deal()
-    await exchange(round_)
+    round_ = await line.averaged()
     total = parts = 0.0
     samples = contributors = 0
     for rank, player in enumerate(round_.players):
@@ -266,68 +232,38 @@ async def losses_are_weighted(line: LineUnderTest) -> None:
         same("correct samples", size * (size - 1) // 2, committed.correct)
 
 
-@check(
-    "commit.overflow",
-    "22",
-    "An overflow of one member is in every StepCommitted of its step, and in no other",
-    workers=2,
-)
+@CHECKS.add("commit.overflow", "22", workers=2)
 async def an_overflow_is_told_to_all(line: LineUnderTest) -> None:
+    """An overflow of one member is in every StepCommitted of its step, and in no other."""
     for overflowed in (True, False):
-        round_ = await line.deal()
-        await exchange(round_)
+        round_ = await line.averaged()
         *others, last = round_.players
-        for player in others:
-            await line.ready(round_, player)
+        await line.all_ready(round_, others)
         await line.ready(round_, last, overflow=overflowed)
         for player, committed in (await line.committed(round_)).items():
             same(f"the overflow at {player.name}:", overflowed, committed.overflow)
 
 
-@check(
-    "commit.total_weight",
-    "19.15",
-    "A step whose members' averages disagree on the total weight is not committed",
-)
+@CHECKS.add("commit.total_weight", "19.15")
 async def totals_are_compared(line: LineUnderTest) -> None:
+    """A step whose members' averages disagree on the total weight is not committed."""
     await _not_ready(line, total_weight=1000.5)
 
 
-@check(
-    "commit.world_size",
-    "19.15",
-    "A step whose members' averages disagree on the roster's size is not committed",
-)
+@CHECKS.add("commit.world_size", "19.15")
 async def sizes_are_compared(line: LineUnderTest) -> None:
+    """A step whose members' averages disagree on the roster's size is not committed."""
     await _not_ready(line, world_size=77)
 
 
 async def _not_ready(line: LineUnderTest, **fields: Any) -> None:
     """The last member's report is wrong: the line must not commit, whatever else it does."""
-    round_ = await line.deal()
-    await exchange(round_)
-    for player in round_.players[:-1]:
-        await line.ready(round_, player)
-    await line.ready(round_, round_.players[-1], **fields)
+    round_ = await line.averaged()
+    *others, last = round_.players
+    await line.all_ready(round_, others)
+    await line.ready(round_, last, **fields)
     head = key_of(round_.works[round_.players[0]].parent)
+    # Whoever received a record nevertheless would join from it.
     await line.gather()
     for player in line.players:
         same(f"the head of {player.name}, to which nothing was added:", head, player.head)
-
-
-CHECKS: tuple[ServerCheck, ...] = (
-    the_parent_is_the_head,
-    rosters_are_the_same,
-    shares_are_as_written,
-    work_is_asked_for,
-    requests_of_other_heads_are_ignored,
-    standing_requests_are_answered_at_once,
-    everybody_is_told,
-    records_say_what_was_done,
-    records_are_a_chain,
-    all_must_be_ready,
-    losses_are_weighted,
-    an_overflow_is_told_to_all,
-    totals_are_compared,
-    sizes_are_compared,
-)

@@ -8,35 +8,18 @@ from andon.protocol.capabilities import REDUCER_CAPABILITIES
 from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire import conversion
-from andon_conformance.runner.checks import ServerCheck, check, require, same
-from andon_conformance.runner.gradients import chunk_message, rough_parts
+from andon_conformance.runner.checks import Checks, require, same
+from andon_conformance.runner.gradients import rough_parts, send_chunk
 from andon_conformance.runner.line import LineUnderTest
 
 __all__ = ["CHECKS"]
 
-
-@check(
-    "session.token",
-    "25",
-    "OpenRound with another worker's session token ends with UNAUTHENTICATED",
-)
-async def tokens_are_a_workers_own(line: LineUnderTest) -> None:
-    player = line.players[0]
-    if len(line.players) > 1:
-        token = line.players[1].accepted.session_token
-    else:
-        *first, last = player.accepted.session_token
-        token = bytes([*first, last ^ 1])
-    talk = await player.open_bulk(token=token)
-    same("the status", "UNAUTHENTICATED", (await talk.refusal()).code.name)
+CHECKS = Checks()
 
 
-@check(
-    "session.opened",
-    "4",
-    "RoundOpened names capabilities that both sides have, and the largest payload",
-)
+@CHECKS.add("session.opened", "4")
 async def the_opening_is_answered(line: LineUnderTest) -> None:
+    """RoundOpened names capabilities that both sides have, and the largest payload."""
     for player in line.players:
         talk = await player.open_bulk()
         opened = await talk.take("round_opened")
@@ -48,86 +31,65 @@ async def the_opening_is_answered(line: LineUnderTest) -> None:
         require(0 < most <= MAX_PAYLOAD_BYTES, limit, most)
 
 
-@check(
-    "session.open_first",
-    "4",
-    "A data stream whose first message is not OpenRound ends with INVALID_ARGUMENT",
-)
+@CHECKS.add("session.token", "25")
+async def tokens_are_a_workers_own(line: LineUnderTest) -> None:
+    """OpenRound with another worker's session token ends with UNAUTHENTICATED."""
+    player = line.players[0]
+    if len(line.players) > 1:
+        token = line.players[1].accepted.session_token
+    else:
+        *first, last = player.accepted.session_token
+        token = bytes([*first, last ^ 1])
+    talk = await player.open_bulk(token=token)
+    same("the status", "UNAUTHENTICATED", (await talk.refusal()).code.name)
+
+
+@CHECKS.add("session.open_first", "4")
 async def the_opening_comes_first(line: LineUnderTest) -> None:
+    """A data stream whose first message is not OpenRound ends with INVALID_ARGUMENT."""
     talk = line.players[0].start_bulk()
     key = conversion.key_to_proto(line.players[0].head)
     abstain = reducer_pb2.Abstain(key=key, rank=0, world_size=1)
     await talk.send(reducer_pb2.ReduceRequest(abstain=abstain))
-    same("the status", "INVALID_ARGUMENT", (await talk.end()).code.name)
+    await talk.ends_with("INVALID_ARGUMENT")
 
 
-@check(
-    "session.unknown_case",
-    "4",
-    "A oneof case that the reducer does not know ends the stream with INVALID_ARGUMENT",
-)
+@CHECKS.add("session.unknown_case", "4")
 async def unknown_requests_are_refused(line: LineUnderTest) -> None:
+    """A oneof case that the reducer does not know ends the stream with INVALID_ARGUMENT."""
     stream = await line.players[0].stream()
     await stream.send(b"\xca\x3e\x00")
-    same("the status", "INVALID_ARGUMENT", (await stream.end()).code.name)
+    await stream.ends_with("INVALID_ARGUMENT")
 
 
-@check(
-    "session.count",
-    "4",
-    "A payload whose length is not element_count numbers ends the stream with INVALID_ARGUMENT",
-)
+@CHECKS.add("session.count", "4")
 async def counts_must_agree(line: LineUnderTest) -> None:
-    await _refused_chunk(line, element_count=5)
+    """A payload whose length is not element_count numbers ends the stream with INVALID_ARGUMENT."""
+    await _refused(line, {"element_count": 5})
 
 
-@check(
-    "session.chunk",
-    "12",
-    "A chunk of more than chunk_elements ends the stream with INVALID_ARGUMENT",
-)
+@CHECKS.add("session.chunk", "12")
 async def chunks_have_a_limit(line: LineUnderTest) -> None:
+    """A chunk of more than chunk_elements ends the stream with INVALID_ARGUMENT."""
     # In the smallest encoding, so that only the element count is too large, not the byte count.
     limit = line.players[0].accepted.policy.chunk_elements
-    await _refused_chunk(
-        line,
-        block=1,
-        element_count=limit + 1,
-        encoding=layout_pb2.ENCODING_BFLOAT16,
-        payload=bytes(2 * (limit + 1)),
-    )
+    fields = {"block": 1, "element_count": limit + 1, "payload": bytes(2 * (limit + 1))}
+    await _refused(line, {**fields, "encoding": layout_pb2.ENCODING_BFLOAT16})
 
 
-@check(
-    "session.rising",
-    "2.16",
-    "Chunks out of order on a stream end it with INVALID_ARGUMENT",
-)
+@CHECKS.add("session.rising", "2.16")
 async def chunks_must_rise(line: LineUnderTest) -> None:
+    """Chunks out of order on a stream end it with INVALID_ARGUMENT."""
+    await _refused(line, {}, places=(1, 0))
+
+
+async def _refused(
+    line: LineUnderTest, fields: dict[str, Any], places: tuple[int, ...] = (0,)
+) -> None:
+    """A rank sends the chunks at these places, with `fields` changed: the last one is refused."""
     round_ = await line.deal()
     player = round_.players[0]
     part = rough_parts(round_)[player]
-    stream = await player.stream()
-    await stream.send(chunk_message(round_, player, part, round_.chunks[1]))
-    await stream.send(chunk_message(round_, player, part, round_.chunks[0]))
-    same("the status", "INVALID_ARGUMENT", (await stream.end()).code.name)
-
-
-async def _refused_chunk(line: LineUnderTest, **fields: Any) -> None:
-    round_ = await line.deal()
-    player = round_.players[0]
-    part = rough_parts(round_)[player]
-    stream = await player.stream()
-    await stream.send(chunk_message(round_, player, part, round_.chunks[0], **fields))
-    same("the status", "INVALID_ARGUMENT", (await stream.end()).code.name)
-
-
-CHECKS: tuple[ServerCheck, ...] = (
-    the_opening_is_answered,
-    tokens_are_a_workers_own,
-    the_opening_comes_first,
-    unknown_requests_are_refused,
-    counts_must_agree,
-    chunks_have_a_limit,
-    chunks_must_rise,
-)
+    for place in places:
+        await send_chunk(round_, player, part, round_.chunks[place], **fields)
+    await (await player.stream()).ends_with("INVALID_ARGUMENT")

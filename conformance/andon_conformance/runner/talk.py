@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from andon_conformance.runner.checks import Violation
+from andon_conformance.runner.checks import Violation, same
 
 __all__ = ["Status", "Talk", "shown", "status_of"]
 
@@ -33,8 +33,12 @@ class Status:
     def __str__(self) -> str:
         """A short text for reports."""
         facts = ", ".join(f"{name} {text!r}" for name, text in sorted(self.metadata.items()))
-        named = f"{self.code.name} {self.reason}".strip()
-        return f"{named} ({facts or self.message})" if facts or self.message else named
+        return f"{self.named} ({facts or self.message})" if facts or self.message else self.named
+
+    @property
+    def named(self) -> str:
+        """Its code and reason, such as `NOT_FOUND WRONG_RUN`."""
+        return f"{self.code.name} {self.reason}".strip()
 
 
 def status_of(error: grpc.aio.AioRpcError) -> Status:
@@ -133,6 +137,14 @@ class Talk(Generic[_M]):
             raise self._silence(f"the end of {self.who}'s stream") from None
         assert self.status is not None
         return self.status
+
+    async def ends_with(self, code: str, what: str = "the status") -> None:
+        """Demands that the server ends the call with this status code.
+
+        Raises:
+            Violation: it does not, or not in time.
+        """
+        same(what, code, (await self.end()).code.name)
 
     async def refusal(self) -> Status:
         """Waits until the server ends the call, which it must do without an answer.
