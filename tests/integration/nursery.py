@@ -14,6 +14,7 @@ wait for several children at once.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -204,8 +205,12 @@ def _import_trainer() -> None:
     """Imports all that a training script and the creation of an optimizer import."""
     import torch
 
-    import andon_trainer  # noqa: F401
+    import andon_trainer
 
+    # The package imports a name's module when the name is asked for: 300 modules, for more than a
+    # second, which each forked process would else import by itself.
+    for name in andon_trainer.__all__:
+        getattr(andon_trainer, name)
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
@@ -234,6 +239,10 @@ _IMPORTS = {"trainer": _import_trainer, "service": _import_service, "models": _i
 
 def _become_child() -> None:
     _IMPORTS[sys.argv[2]]()
+    # What was imported stays out of every later garbage collection. A child would else copy each
+    # page of it, because a collection writes to all that it visits: a second at its end.
+    gc.collect()
+    gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         _serve(requests)
     if sys.argv[0] == "-m":

@@ -13,7 +13,7 @@ from typing import Protocol
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire import conversion
-from andon_conformance.judge.checks import Check, Overdue, Verdicts
+from andon_conformance.judge.checks import Check, Overdue, Verdicts, checks_of
 from andon_conformance.judge.client import Launch, Running, line_environment
 from andon_conformance.judge.control import LineSetting
 from andon_conformance.judge.line import ScriptedLine
@@ -21,7 +21,7 @@ from andon_conformance.judge.server import GET, PUT, ScriptedServer
 from andon_conformance.judge.states import StateSource, give_state, whole_state
 from andon_conformance.judge.transcript import EXITED, Transcript
 
-__all__ = ["Bench", "Host", "Scenario", "Waits", "record_origin"]
+__all__ = ["Bench", "Host", "Scenario", "Waits", "record_origin", "scenario"]
 
 _ORIGIN_STEPS = 2
 _LAST_WORDS_S = 0.25
@@ -36,6 +36,21 @@ class Scenario:
     summary: str
     checks: tuple[Check, ...]
     play: Callable[[Bench], Awaitable[None]]
+
+
+def scenario(name: str, checks: str) -> Callable[[Callable[[Bench], Awaitable[None]]], Scenario]:
+    """Decorator: makes a scenario of the function that plays it. Its docstring is the summary.
+
+    `checks` is a table, as for `checks_of`.
+    """
+
+    def made(play: Callable[[Bench], Awaitable[None]]) -> Scenario:
+        # Python -OO drops docstrings; only the report is poorer then.
+        summary = " ".join((play.__doc__ or name).split()).removesuffix(".")
+        summary = summary[0].lower() + summary[1:]
+        return Scenario(name=name, summary=summary, checks=checks_of(checks), play=play)
+
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +77,7 @@ class Bench:
     """What one scenario uses: its verdicts, its lines and their clients."""
 
     def __init__(
-        self,
-        verdicts: Verdicts,
-        launch: Launch,
-        folder: Path,
-        waits: Waits,
-        host: Host,
+        self, verdicts: Verdicts, launch: Launch, folder: Path, waits: Waits, host: Host
     ) -> None:
         """Starts clients with `launch`; their output goes into files in `folder`.
 
@@ -110,6 +120,7 @@ class Bench:
         client = await self._launch(environment, output)
         line = ScriptedLine(
             setting=setting,
+            verdicts=self.verdicts,
             transcript=transcript,
             servers=tuple(servers),
             client=client,
@@ -130,16 +141,29 @@ class Bench:
     async def from_origin(self, setting: LineSetting | None = None) -> ScriptedLine:
         """Starts a line whose client receives the recorded state and is then in sync."""
         origin = await self.origin()
-        line = await self.start(setting)
-        await line.joins()
-        line.head, line.step, line.cursor = origin.head, origin.step, origin.cursor
-        line.accept(pb.JOIN_STATUS_BEHIND)
+        line = await self.start_behind(origin, setting)
         since = line.transfer(1, pb.TRANSFER_ROLE_RECEIVE)
         asked = await line.state_call(GET, since)
         give_state(asked.stream, origin)
         report = await line.reports(1, since)
         if report.failure:
             raise Overdue(f"the client does not accept its own state: {report.failure}")
+        return line
+
+    async def start_behind(
+        self, origin: StateSource, setting: LineSetting | None = None
+    ) -> ScriptedLine:
+        """Starts a line at the recorded head, whose client has no state and knows it."""
+        line = await self.start(setting)
+        await line.joins()
+        line.head, line.step, line.cursor = origin.head, origin.step, origin.cursor
+        line.accept(pb.JOIN_STATUS_BEHIND)
+        return line
+
+    async def started(self, setting: LineSetting | None = None) -> ScriptedLine:
+        """Starts a line that the client bootstraps."""
+        line = await self.start(setting)
+        await line.bootstrap()
         return line
 
     async def several_from_origin(self, count: int) -> list[ScriptedLine]:
@@ -154,6 +178,7 @@ class Bench:
     async def end(self) -> None:
         """Ends every client, then its servers."""
         for line, watch in self._lines:
+            # The client first: one whose line ends before it would try to join again.
             await line.client.end()
             watch.cancel()
             with suppress(asyncio.CancelledError):
@@ -168,8 +193,7 @@ async def record_origin(bench: Bench) -> StateSource:
     Raises:
         Overdue: the client did not do its part.
     """
-    line = await bench.start()
-    await line.bootstrap()
+    line = await bench.started()
     await line.steps(_ORIGIN_STEPS)
     await line.asks()
     since = line.transfer(1, pb.TRANSFER_ROLE_SEND)
@@ -180,8 +204,7 @@ async def record_origin(bench: Bench) -> StateSource:
     await line.reports(1, since)
     assert line.head is not None
     head, step, cursor = line.head, line.step, line.cursor
-    current = line.assign()
-    await line.gives(current)
+    current = await line.begin()
     line.average(current)
     ready = await line.ready(current)
     if conversion.optional_key_from_proto(ready.digest.head) != head:

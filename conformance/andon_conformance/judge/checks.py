@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
-__all__ = ["Check", "Outcome", "Overdue", "Stopped", "Verdict", "Verdicts", "is_wanted"]
+__all__ = [
+    "Check",
+    "Outcome",
+    "Overdue",
+    "Stopped",
+    "Verdict",
+    "Verdicts",
+    "checks_of",
+    "is_wanted",
+]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +33,20 @@ class Check:
     """What a conforming client does, as the predicate of a sentence."""
     rule: str
     """Where docs/protocol.md demands it: `rule 7`, or `section 4`."""
+
+
+def checks_of(table: str) -> tuple[Check, ...]:
+    """The checks of a table: each line has a name, a rule of two words, and the claim.
+
+    An indented line goes on with the claim of the line before it.
+    """
+    rows: list[list[str]] = []
+    for line in textwrap.dedent(table).strip().splitlines():
+        if line.startswith(" "):
+            rows[-1] += line.split()
+        else:
+            rows.append(line.split())
+    return tuple(Check(name, " ".join(claim), f"{of} {at}") for name, of, at, *claim in rows)
 
 
 class Outcome(enum.Enum):
@@ -60,10 +87,7 @@ class Verdicts:
         self._found: dict[str, Verdict] = {}
 
     def judge(self, name: str, fact: object, evidence: str) -> bool:
-        """Passes the check if `fact` is true, else fails it; returns whether it passed.
-
-        `evidence` says what the judge saw, in either case.
-        """
+        """Passes the check if `fact` is true, else fails it; returns whether it is true."""
         held = bool(fact)
         (self.passed if held else self.failed)(name, evidence)
         return held
@@ -80,6 +104,11 @@ class Verdicts:
         """Skips a check that does not apply to this client."""
         self._find(name, Outcome.SKIPPED, why)
 
+    def skip_undecided(self, why: str) -> None:
+        """Skips every check without a verdict so far."""
+        for name in self._checks.keys() - self._found.keys():
+            self.skip(name, why)
+
     @contextmanager
     def deciding(self, name: str) -> Iterator[None]:
         """Within this context `Overdue` fails check `name` and ends the scenario.
@@ -92,6 +121,11 @@ class Verdicts:
         except Overdue as overdue:
             self._find(name, Outcome.FAILED, str(overdue))
             raise Stopped(f"{name} ended the scenario") from overdue
+
+    async def must(self, name: str, what: Awaitable[_T]) -> _T:
+        """What is awaited. As `deciding`, if it does not come in time."""
+        with self.deciding(name):
+            return await what
 
     def holds(self, name: str) -> bool:
         """Whether a check has passed."""
@@ -108,6 +142,7 @@ class Verdicts:
     def _find(self, name: str, outcome: Outcome, evidence: str) -> None:
         check = self._checks[name]
         before = self._found.get(name)
+        # A failed check stays failed: a later pass may be about another part of the claim.
         if before is None or (before.outcome is Outcome.PASSED and outcome is Outcome.FAILED):
             self._found[name] = Verdict(check, outcome, evidence)
 

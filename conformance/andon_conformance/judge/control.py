@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 
@@ -15,7 +16,7 @@ from andon.protocol.run_settings import Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, layout_pb2
 from andon.wire import conversion
-from andon_conformance.judge.checks import Stopped
+from andon_conformance.judge.checks import Stopped, Verdicts
 from andon_conformance.judge.client import Running
 from andon_conformance.judge.lanes import LaneScript
 from andon_conformance.judge.rounds import FLOAT32
@@ -25,6 +26,7 @@ from andon_conformance.judge.transcript import OPENED, Event, Transcript
 
 __all__ = ["LineSetting", "ScriptedCoordinator", "layout_of", "opened"]
 
+_T = TypeVar("_T")
 _SECRET = b"the judge's session secret"
 
 
@@ -55,6 +57,8 @@ class ScriptedCoordinator:
     """
 
     setting: LineSetting
+    verdicts: Verdicts
+    """Of the scenario."""
     transcript: Transcript
     servers: tuple[ScriptedServer, ...]
     """First the coordinator's, which also serves a reducer; then further reducers."""
@@ -126,6 +130,16 @@ class ScriptedCoordinator:
         """A key that was never used."""
         self._round += 1
         return Key(self.term, self._round)
+
+    # ------------------------------------------------------------------ verdicts
+
+    def judge(self, name: str, fact: object, evidence: str) -> bool:
+        """See `Verdicts.judge`."""
+        return self.verdicts.judge(name, fact, evidence)
+
+    async def must(self, name: str, what: Awaitable[_T]) -> _T:
+        """See `Verdicts.must`."""
+        return await self.verdicts.must(name, what)
 
     # ------------------------------------------------------------------ joining
 
@@ -230,9 +244,14 @@ class ScriptedCoordinator:
 
     # ------------------------------------------------------------------ losses and transfers
 
-    def end_train(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+    def end_train(self) -> None:
         """Ends the Train stream."""
-        self.train.end(code, "the judge ends the stream")
+        self.train.end(grpc.StatusCode.UNAVAILABLE, "the judge ends the stream")
+
+    async def joins_again(self) -> pb.Join:
+        """Ends the Train stream, and waits for the client's next Join."""
+        self.end_train()
+        return await self.joins()
 
     def transfer(self, number: int, role: pb.TransferRole, head: Key | None = None) -> int:
         """Asks for a state transfer; returns the current place in the transcript."""

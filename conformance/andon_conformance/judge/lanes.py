@@ -1,15 +1,9 @@
-"""The scripted server's TCP lanes: offers them, checks the client's proofs, and carries frames.
-
-Written from docs/tcp-lane.md, without Andon's own lane.
-"""
+"""The scripted server's TCP lanes: offers them, checks the client's proofs, and carries frames."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import secrets
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,23 +12,31 @@ from typing import Any, Literal
 from andon.protocol.messages import OpenRound
 from andon.v1 import reducer_pb2
 from andon_conformance.judge.streams import ClientCall
+from andon_conformance.lane_format import (
+    CAPABILITY,
+    DIRECTION_AT,
+    DOWN,
+    NONCE_BYTES,
+    PREAMBLE_BYTES,
+    PROOF_BYTES,
+    SHOWN_BYTES,
+    UP,
+    Proof,
+    frame,
+    read_frame,
+)
 
-__all__ = ["CAPABILITY", "DOWN", "LANE", "UP", "LaneScript", "Opened", "ScriptedLanes"]
+__all__ = ["LANE", "LaneScript", "Preamble", "ScriptedLanes"]
 
-CAPABILITY = "tcp.v1"
 LANE = "lane"
-"""The kind of an event: a connection said a preamble. Its message is `Opened`."""
-UP, DOWN = 1, 2
+"""The kind of an event: a connection said a preamble. Its message is a `Preamble`."""
 LaneScript = Literal["none", "right", "liar"]
 """Whether lanes are offered; a `liar` answers with a proof that it can't make."""
 
-_NONCE_BYTES, _SHOWN_BYTES, _PREAMBLE_BYTES, _MAC_BYTES = 32, 16, 64, 32
-_PREFIX = struct.Struct("<II")
-
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A preamble of the client."""
+class Preamble:
+    """A preamble of the client, and whether its proof is right."""
 
     direction: int
     proven: bool
@@ -45,9 +47,13 @@ class _Offered:
     """An offer, and what came of it."""
 
     stream: ClientCall
-    opening: OpenRound
-    nonce: bytes
+    proof: Proof
     writers: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
+
+    def close(self) -> None:
+        self.stream.lane = None
+        for writer in self.writers.values():
+            writer.close()
 
 
 class ScriptedLanes:
@@ -74,7 +80,7 @@ class ScriptedLanes:
     async def stop(self) -> None:
         """Closes all lanes."""
         for offered in self._offers.values():
-            _close(offered)
+            offered.close()
         if self._server is not None:
             self._server.close()
 
@@ -83,8 +89,14 @@ class ScriptedLanes:
         if self._script == "none" or CAPABILITY not in opening.capabilities:
             return None
         assert self._server is not None
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._offers[nonce[:_SHOWN_BYTES]] = _Offered(stream, opening, nonce)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        proof = Proof(
+            run_id=opening.run_id,
+            worker=opening.worker,
+            session_token=opening.session_token,
+            nonce=nonce,
+        )
+        self._offers[nonce[:SHOWN_BYTES]] = _Offered(stream, proof)
         port: int = self._server.sockets[0].getsockname()[1]
         return reducer_pb2.TcpOffer(port=port, nonce=nonce)
 
@@ -92,17 +104,17 @@ class ScriptedLanes:
         """Breaks a stream's lanes."""
         for offered in self._offers.values():
             if offered.stream is stream:
-                _close(offered)
+                offered.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
-            preamble = await reader.readexactly(_PREAMBLE_BYTES)
-            offered = self._offers.get(preamble[8 : 8 + _SHOWN_BYTES])
-            direction = preamble[8 + _SHOWN_BYTES]
+            preamble = await reader.readexactly(PREAMBLE_BYTES)
+            offered = self._offers.get(preamble[DIRECTION_AT - SHOWN_BYTES : DIRECTION_AT])
+            direction = preamble[DIRECTION_AT]
             if offered is not None:
-                right = _preamble(offered, direction)
-                proven = preamble == right and direction in (UP, DOWN)
-                self._record(LANE, offered.stream, Opened(direction, proven))
+                right = preamble == offered.proof.preamble(direction)
+                proven = right and direction in (UP, DOWN)
+                self._record(LANE, offered.stream, Preamble(direction, proven))
                 if proven:
                     await self._carry(offered, direction, reader, writer)
         writer.close()
@@ -115,39 +127,19 @@ class ScriptedLanes:
         writer: asyncio.StreamWriter,
     ) -> None:
         if self._script == "liar":
-            writer.write(bytes(_MAC_BYTES))
+            writer.write(bytes(PROOF_BYTES))
             await reader.read(1)
             return
-        writer.write(_mac(b"andon tcp.v1 server\0", offered, direction))
+        writer.write(offered.proof.answer(direction))
         offered.writers[direction] = writer
         if direction == DOWN:
             offered.stream.lane = lambda data: writer.write(_framed(data))
             await reader.read(1)
             return
         while True:
-            head_bytes, payload_bytes = _PREFIX.unpack(await reader.readexactly(_PREFIX.size))
-            head = await reader.readexactly(head_bytes)
-            payload = await reader.readexactly(payload_bytes)
+            head, payload = await read_frame(reader)
             self.frames[offered.stream] = self.frames.get(offered.stream, 0) + 1
             self._parse(offered.stream, _whole(head, payload))
-
-
-def _close(offered: _Offered) -> None:
-    offered.stream.lane = None
-    for writer in offered.writers.values():
-        writer.close()
-
-
-def _preamble(offered: _Offered, direction: int) -> bytes:
-    mac = _mac(b"andon tcp.v1 client\0", offered, direction)
-    return b"ANDONTCP" + offered.nonce[:_SHOWN_BYTES] + bytes([direction]) + bytes(7) + mac
-
-
-def _mac(side: bytes, offered: _Offered, direction: int) -> bytes:
-    run = offered.opening.run_id.encode()
-    text = side + bytes([direction]) + offered.nonce
-    text += struct.pack("<I", len(run)) + run + struct.pack("<I", offered.opening.worker)
-    return hmac.new(offered.opening.session_token, text, hashlib.sha256).digest()
 
 
 def _whole(head: bytes, payload: bytes) -> bytes:
@@ -169,5 +161,4 @@ def _framed(data: bytes) -> bytes:
     if message.WhichOneof("message") == "averaged_block":
         payload = message.averaged_block.payload
         message.averaged_block.ClearField("payload")
-    head = message.SerializeToString()
-    return _PREFIX.pack(len(head), len(payload)) + head + payload
+    return frame(message.SerializeToString(), payload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from andon.protocol.layout import Chunk
@@ -15,14 +16,16 @@ from andon.v1 import reducer_pb2
 from andon.wire import conversion
 from andon_conformance.judge.checks import Overdue, Stopped
 from andon_conformance.judge.control import ScriptedCoordinator, opened
-from andon_conformance.judge.rounds import Averages, ClientRound, Given, steady
+from andon_conformance.judge.rounds import Averages, ClientChunk, ClientRound, steady
 from andon_conformance.judge.server import REDUCE
 from andon_conformance.judge.streams import ClientCall
 from andon_conformance.judge.transcript import ENDED, Event
 
-__all__ = ["ScriptedLine"]
+__all__ = ["Answers", "ScriptedLine", "send_answers"]
 
 _EQUAL = Split()
+Answers = list[tuple[ClientCall, reducer_pb2.ReduceResponse]]
+"""Averages, each with the stream that it goes to."""
 
 
 @dataclass
@@ -84,15 +87,36 @@ class ScriptedLine(ScriptedCoordinator):
         self.train.send(pb.TrainResponse(shard_assignment=assignment))
         return current
 
+    async def begin(
+        self,
+        roster: Sequence[int] | None = None,
+        *,
+        check: str = "",
+        empty: bool = False,
+        split: Split = _EQUAL,
+        wants_digest: bool = False,
+    ) -> ClientRound:
+        """A round in which the client contributed everything and has no average yet.
+
+        `check` is the check that fails if the contribution does not come; the rest is as for
+        `assign`.
+        """
+        await self.asks()
+        current = self.assign(roster, empty=empty, split=split, wants_digest=wants_digest)
+        with self.verdicts.deciding(check) if check else nullcontext():
+            await self.gives(current)
+        return current
+
     async def gives(self, current: ClientRound) -> None:
         """Waits until the client contributed every element, in any chunks, or abstained."""
         places: dict[tuple[int, int], int] = {}
 
+        # By elements, not by chunks: how the client cuts its blocks is for checks to judge.
         def complete(event: Event) -> bool:
             match event.kind:
                 case "block_gradient" if _may_be_of(current, event.message):
                     message: BlockGradient = event.message
-                    current.given.append(Given(event.stream, message))
+                    current.given.append(ClientChunk(event.stream, message))
                     places[message.block, message.offset] = message.count
                 case "abstain":
                     current.abstained.append((event.stream, event.message))
@@ -108,11 +132,8 @@ class ScriptedLine(ScriptedCoordinator):
 
     def answers(
         self, current: ClientRound, make: Callable[[Chunk], reducer_pb2.AveragedBlock] | None = None
-    ) -> list[tuple[ClientCall, reducer_pb2.ReduceResponse]]:
-        """The averages of a round in the layout's order, each with the stream that it goes to.
-
-        `make` computes a chunk's average; by default it is the true mean.
-        """
+    ) -> Answers:
+        """A round's averages in the layout's order; `make` makes them, by default the true mean."""
         make = make or self.averages(current).true
         answers = []
         for chunk in self.chunks():
@@ -128,8 +149,24 @@ class ScriptedLine(ScriptedCoordinator):
         self, current: ClientRound, make: Callable[[Chunk], reducer_pb2.AveragedBlock] | None = None
     ) -> None:
         """Sends all averages of a round."""
-        for stream, answer in self.answers(current, make):
-            stream.send(answer)
+        send_answers(self.answers(current, make))
+
+    def made_up(self, current: ClientRound) -> Answers:
+        """Averages of a round that have nothing to do with what the client contributed."""
+        averages = self.averages(current)
+        return self.answers(current, lambda chunk: averages.made(chunk, steady(chunk)))
+
+    async def fault(self, current: ClientRound) -> pb.Fault:
+        """Waits for the client's Fault of a round."""
+        event = await self.transcript.wait(
+            f"Fault of step {current.step}", self.of_round("fault", current), current.began
+        )
+        fault: pb.Fault = event.message
+        return fault
+
+    def readies(self, current: ClientRound) -> list[Event]:
+        """Every StepReady of a round so far."""
+        return self.transcript.find(self.of_round("step_ready", current))
 
     async def ready(self, current: ClientRound) -> pb.StepReady:
         """Waits for StepReady of a round."""
@@ -175,9 +212,7 @@ class ScriptedLine(ScriptedCoordinator):
         self, make: Callable[[ClientRound, Chunk], reducer_pb2.AveragedBlock] | None = None
     ) -> tuple[pb.StepReady, ClientRound]:
         """Takes a step up to the client's StepReady; made-up averages unless `make` makes them."""
-        await self.asks()
-        current = self.assign()
-        await self.gives(current)
+        current = await self.begin()
         maker = self.averages(current)
         self.average(
             current,
@@ -186,6 +221,22 @@ class ScriptedLine(ScriptedCoordinator):
             ),
         )
         return await self.ready(current), current
+
+    async def answer_to(self, current: ClientRound) -> Event:
+        """Waits until the client sends Fault or StepReady of a round, or ends its stream."""
+        return await self.transcript.wait(
+            f"Fault of step {current.step}, StepReady, or the end of the Train stream",
+            lambda event: (
+                self.of_round("fault", current)(event)
+                or self.of_round("step_ready", current)(event)
+                or self.train_ends(event)
+            ),
+            current.began,
+        )
+
+    def train_ends(self, event: Event) -> bool:
+        """Tests for the end of the current Train stream."""
+        return event.kind == ENDED and event.stream is self._train
 
     async def gives_up(self, current: ClientRound) -> str:
         """Waits until the client rejects a round, by Fault or by joining again.
@@ -197,10 +248,7 @@ class ScriptedLine(ScriptedCoordinator):
         """
         event = await self.transcript.wait(
             f"Fault of step {current.step}, or the end of the stream",
-            lambda event: (
-                self.of_round("fault", current)(event)
-                or (event.kind == ENDED and event.stream is self._train)
-            ),
+            lambda event: self.of_round("fault", current)(event) or self.train_ends(event),
             current.began,
         )
         if event.kind == ENDED:
@@ -226,6 +274,12 @@ class ScriptedLine(ScriptedCoordinator):
     def reduce_streams(self, since: int = 0) -> list[ClientCall]:
         """The streams to the reducer that were opened since a place in the transcript."""
         return [event.stream for event in self.transcript.find(opened(REDUCE), since)]
+
+
+def send_answers(answers: Answers) -> None:
+    """Sends averages in the order of the list."""
+    for stream, answer in answers:
+        stream.send(answer)
 
 
 def _may_be_of(current: ClientRound, message: BlockGradient) -> bool:

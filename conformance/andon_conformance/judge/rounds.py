@@ -17,14 +17,14 @@ from andon.v1 import reducer_pb2
 from andon.wire import conversion
 from andon_conformance.judge.streams import ClientCall
 
-__all__ = ["Averages", "ClientRound", "Floats", "steady", "weighted_mean"]
+__all__ = ["Averages", "ClientChunk", "ClientRound", "Floats", "short", "steady", "weighted_mean"]
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """One contribution, and the stream that it came on."""
+class ClientChunk:
+    """One contribution of the client, and the stream that it came on."""
 
     stream: ClientCall
     message: BlockGradient
@@ -45,7 +45,7 @@ class ClientRound:
     batch: PositionRange
     began: int
     """Where in the transcript it was assigned."""
-    given: list[Given] = field(default_factory=list)
+    given: list[ClientChunk] = field(default_factory=list)
     abstained: list[tuple[ClientCall, Abstain]] = field(default_factory=list)
 
     @property
@@ -88,6 +88,11 @@ class ClientRound:
             if (given.message.block, given.message.offset) == (chunk.block, chunk.offset):
                 return given.stream
         return self.given[0].stream if self.given else self.abstained[0][0]
+
+
+def short(digest: bytes) -> str:
+    """The beginning of a digest, for evidence."""
+    return digest.hex()[:12] or "none"
 
 
 def steady(chunk: Chunk, scale: float = 0.01) -> Floats:

@@ -17,16 +17,19 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
 from andon.wire.checksums import CAPABILITY as CHECKSUMS
 from andon.wire.frames import FrameError, parse_requests
-from andon_conformance.judge.lanes import CAPABILITY, LaneScript, ScriptedLanes
+from andon_conformance.judge.lanes import LaneScript, ScriptedLanes
 from andon_conformance.judge.streams import ClientCall
 from andon_conformance.judge.transcript import ENDED, OPENED, Transcript
+from andon_conformance.lane_format import CAPABILITY
 
-__all__ = ["GET", "MALFORMED", "PUT", "REDUCE", "TRAIN", "ScriptedServer"]
+__all__ = ["GET", "MALFORMED", "PUT", "REDUCE", "TRAIN", "UNKNOWN", "ScriptedServer"]
 
 TRAIN, REDUCE, PUT, GET = "Train", "Reduce", "PutState", "GetState"
 MALFORMED = "malformed"
 """The kind of an event whose bytes are no valid message; `message` says why."""
 
+UNKNOWN = bytes.fromhex("ba3e03") + b"new"
+"""Field 999 of any message: a case, or a field, of a later version of the protocol."""
 _RESET_WITHIN_S = 0.1
 
 Parsed = Iterable[tuple[str, Any]]

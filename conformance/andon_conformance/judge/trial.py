@@ -24,47 +24,46 @@ from andon_conformance.judge.checks import (
     is_wanted,
 )
 from andon_conformance.judge.client import Launch
-from andon_conformance.judge.scenarios.averaging import AVERAGING
-from andon_conformance.judge.scenarios.bootstrapping import BOOTSTRAP
-from andon_conformance.judge.scenarios.checksums import CHECKSUMS
-from andon_conformance.judge.scenarios.committing import COMMITTING
-from andon_conformance.judge.scenarios.faulting import FAULTING
-from andon_conformance.judge.scenarios.halting import HALTING
-from andon_conformance.judge.scenarios.joining import JOINING
-from andon_conformance.judge.scenarios.laning import LANING
-from andon_conformance.judge.scenarios.leaving import LEAVING
-from andon_conformance.judge.scenarios.malforming import MALFORMING
-from andon_conformance.judge.scenarios.outages import ABSENCE, REFUSAL, SHUTDOWN
-from andon_conformance.judge.scenarios.receiving import RECEIVING
-from andon_conformance.judge.scenarios.reducing import REDUCING
-from andon_conformance.judge.scenarios.rejoining import REJOINING
-from andon_conformance.judge.scenarios.sharing import SHARING
-from andon_conformance.judge.scenarios.stepping import ENCODING, STEPPING, STRIPS
+from andon_conformance.judge.scenarios.averaging import averaging
+from andon_conformance.judge.scenarios.committing import committing, rejoining
+from andon_conformance.judge.scenarios.exchanging import checking, faulting, laning
+from andon_conformance.judge.scenarios.halting import halting
+from andon_conformance.judge.scenarios.malforming import malforming
+from andon_conformance.judge.scenarios.membership import (
+    absent,
+    dismissed,
+    joining,
+    leaving,
+    refused,
+)
+from andon_conformance.judge.scenarios.sharing import reducing, sharing
+from andon_conformance.judge.scenarios.stepping import encoding, stepping, strips
+from andon_conformance.judge.scenarios.transfers import bootstrapping, receiving
 from andon_conformance.judge.states import StateSource
 
 __all__ = ["SCENARIOS", "Judgement", "PlayedScenario", "refuse_strange_names"]
 
 SCENARIOS = (
-    JOINING,
-    REFUSAL,
-    ABSENCE,
-    BOOTSTRAP,
-    RECEIVING,
-    STEPPING,
-    ENCODING,
-    STRIPS,
-    SHARING,
-    COMMITTING,
-    AVERAGING,
-    MALFORMING,
-    REDUCING,
-    CHECKSUMS,
-    LANING,
-    FAULTING,
-    HALTING,
-    REJOINING,
-    LEAVING,
-    SHUTDOWN,
+    joining,
+    refused,
+    absent,
+    bootstrapping,
+    receiving,
+    stepping,
+    encoding,
+    strips,
+    sharing,
+    committing,
+    averaging,
+    malforming,
+    reducing,
+    checking,
+    laning,
+    faulting,
+    halting,
+    rejoining,
+    leaving,
+    dismissed,
 )
 """Every scenario, in the order of the report."""
 

@@ -5,73 +5,71 @@ from __future__ import annotations
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.records import Record, RecordKind
 from andon.v1 import coordinator_pb2 as pb
-from andon.wire import conversion
-from andon_conformance.judge.bench import Bench, Scenario
-from andon_conformance.judge.checks import Check
-from andon_conformance.judge.line import ScriptedLine
-from andon_conformance.judge.rounds import ClientRound, steady
+from andon.wire.conversion import cursor_from_proto
+from andon.wire.conversion import optional_key_from_proto as key_in
+from andon_conformance.judge.bench import Bench, scenario
+from andon_conformance.judge.line import ScriptedLine, send_answers
+from andon_conformance.judge.rounds import ClientRound, short, steady
+from andon_conformance.judge.transcript import EXITED
 
-__all__ = ["COMMITTING"]
-
-_CHECKS = (
-    Check("commit.patience", "changes no weight before StepCommitted", "rule 7"),
-    Check("commit.void-head", "continues from the old head after RoundVoided", "section 3"),
-    Check("commit.moves", "updates its weights when the record of its round arrives", "rule 7"),
-    Check("commit.void-averages", "never applies averages of a void round", "rule 7"),
-    Check("commit.other-void", "keeps its round when RoundVoided names another one", "section 3"),
-    Check("commit.strange-record", "joins again when it receives a record that it can't apply",
-          "rule 4"),
-    Check("commit.overflow",
-          "takes a record with overflow, and moves no weight, if it offers `overflow.v1`",
-          "rule 15"),
-    Check("commit.strange-parent", "joins again when it is assigned work for another head",
-          "rule 4"),
-)  # fmt: skip
+__all__ = ["committing", "rejoining"]
 
 _WILD = 3.0
 
 
-async def _play(bench: Bench) -> None:
+@scenario(
+    "commit",
+    """
+    commit.patience        rule 7     changes no weight before StepCommitted
+    commit.void-head       section 3  continues from the old head after RoundVoided
+    commit.moves           rule 7     updates its weights when the record of its round arrives
+    commit.void-averages   rule 7     never applies averages of a void round
+    commit.other-void      section 3  keeps its round when RoundVoided names another one
+    commit.strange-record  rule 4     joins again when it receives a record that it can't apply
+    commit.overflow        rule 15    takes a record with overflow, and moves no weight, if it
+                                      offers `overflow.v1`
+    commit.strange-parent  rule 4     joins again when it is assigned work for another head
+    """,
+)
+async def committing(bench: Bench) -> None:
+    """Two clients from one state: a void round disturbs one of them."""
     verdicts = bench.verdicts
-    plain, disturbed = await bench.several_from_origin(2)
-    expected = await _undisturbed(plain)
+    plain, line = await bench.several_from_origin(2)
+    await plain.steps()
+    expected = (await plain.averaged())[0].digest.sha256
 
     # All averages of a round come, none of them near the true ones; then it is void.
-    before, void = await disturbed.averaged(
-        lambda current, chunk: disturbed.averages(current).made(chunk, steady(chunk, _WILD))
+    before, void = await line.averaged(
+        lambda current, chunk: line.averages(current).made(chunk, steady(chunk, _WILD))
     )
-    disturbed.void(void)
-    since = disturbed.transcript.now
-    with verdicts.deciding("commit.void-head"):
-        await disturbed.asks()
-        current = disturbed.assign()
-        await disturbed.gives(current)
-    with verdicts.deciding("commit.other-void"):
-        ready = await _ready_despite(disturbed, current, void)
-    heads = {
-        conversion.optional_key_from_proto(event.message.head)
-        for event in disturbed.transcript.find(disturbed.on_train("request_work"), since)
-    }
+    line.void(void)
+    since = line.transcript.now
+    current = await line.must("commit.void-head", line.begin())
+    ready = await line.must("commit.other-void", _ready_despite(line, current, void))
+    requests = line.transcript.find(line.on_train("request_work"), since)
+    heads = {key_in(event.message.head) for event in requests}
     evidence = "it took work for the old head, and asked for no other"
-    verdicts.judge("commit.void-head", heads <= {disturbed.head}, evidence)
+    line.judge("commit.void-head", heads <= {line.head}, evidence)
     same = ready.digest.sha256 == before.digest.sha256
-    evidence = f"digests {_short(before.digest.sha256)}, then {_short(ready.digest.sha256)}"
-    verdicts.judge("commit.patience", same, evidence)
-    disturbed.void_key(void.key)
-    disturbed.commit(current)
-    with verdicts.deciding("commit.other-void"):
-        await disturbed.asks()
+    line.judge("commit.patience", same, _digests(before, ready))
+    # A client with its averages waits for the record, whichever other round is void.
+    line.void_key(void.key)
+    line.commit(current)
+    await line.must("commit.other-void", line.asks())
     verdicts.passed("commit.other-void", "it held its round, and took its record")
-    later, current = await disturbed.averaged()
+    later, current = await line.averaged()
     moved = later.digest.sha256 != ready.digest.sha256
-    evidence = f"digests {_short(ready.digest.sha256)}, then {_short(later.digest.sha256)}"
-    verdicts.judge("commit.moves", moved, evidence)
+    line.judge("commit.moves", moved, _digests(ready, later))
     if same and moved:
-        evidence = f"digest {_short(later.digest.sha256)}, undisturbed {_short(expected)}"
-        verdicts.judge("commit.void-averages", later.digest.sha256 == expected, evidence)
-    current = await _overflow(bench, disturbed, later, current, patient=same)
-    await _strange_record(bench, disturbed, current)
-    await _strange_parent(bench, disturbed)
+        evidence = f"digest {short(later.digest.sha256)}, undisturbed {short(expected)}"
+        line.judge("commit.void-averages", later.digest.sha256 == expected, evidence)
+    current = await _overflow(bench, line, later, current, patient=same)
+    await _strange_record(line, current)
+    await _strange_parent(line)
+
+
+def _digests(first: pb.StepReady, second: pb.StepReady) -> str:
+    return f"digests {short(first.digest.sha256)}, then {short(second.digest.sha256)}"
 
 
 async def _ready_despite(
@@ -80,17 +78,8 @@ async def _ready_despite(
     """Voids an older and a future round, then sends the current round's averages."""
     line.void_key(void.key)
     line.void_key(line.new_key())
-    averages = line.averages(current)
-    line.average(current, lambda chunk: averages.made(chunk, steady(chunk)))
+    send_answers(line.made_up(current))
     return await line.ready(current)
-
-
-async def _undisturbed(line: ScriptedLine) -> bytes:
-    """The digest of the weights after one step from the recorded state."""
-    await line.steps()
-    ready, _ = await line.averaged()
-    digest: bytes = ready.digest.sha256
-    return digest
 
 
 async def _overflow(
@@ -100,60 +89,139 @@ async def _overflow(
 
     `patient`: whether the client waits for records. One that does not has moved already.
     """
-    verdicts, name = bench.verdicts, "commit.overflow"
+    name = "commit.overflow"
     if OVERFLOW not in line.join.capabilities:
-        verdicts.skip(name, f"it does not offer {OVERFLOW}")
+        bench.verdicts.skip(name, f"it does not offer {OVERFLOW}")
         return current
     line.tell_record(line.record_of(current), overflow=True)
-    with verdicts.deciding(name):
-        after, following = await line.averaged()
+    after, following = await line.must(name, line.averaged())
     if patient:
         same = before.digest.sha256 == after.digest.sha256
-        evidence = f"digests {_short(before.digest.sha256)}, then {_short(after.digest.sha256)}"
-        verdicts.judge(name, same, evidence)
+        line.judge(name, same, _digests(before, after))
     return following
 
 
-async def _strange_record(bench: Bench, line: ScriptedLine, current: ClientRound) -> None:
+async def _strange_record(line: ScriptedLine, current: ClientRound) -> None:
     """The line commits a round that the client does not hold."""
-    verdicts, name = bench.verdicts, "commit.strange-record"
-    head, step, cursor = line.head, line.step, line.cursor
-    assert head is not None
+    name, head, step, cursor = "commit.strange-record", line.head, line.step, line.cursor
     strange = Record(
         line.new_key(), current.parent, RecordKind.STEP, step + 1, current.cursor, current.roster
     )
     line.tell_record(strange)
+    # The record was a mistake: the line stays where it was, and so must the client.
     line.head, line.step, line.cursor = head, step, cursor
-    with verdicts.deciding(name):
-        await line.joins()
-    joined = conversion.optional_key_from_proto(line.join.head)
-    verdicts.judge(name, joined == head, f"it joined again with head {joined}")
+    joined = key_in((await line.must(name, line.joins())).head)
+    line.judge(name, joined == head, f"it joined again with head {joined}")
     line.accept(pb.JOIN_STATUS_IN_SYNC)
 
 
-async def _strange_parent(bench: Bench, line: ScriptedLine) -> None:
-    verdicts, name = bench.verdicts, "commit.strange-parent"
+async def _strange_parent(line: ScriptedLine) -> None:
+    name = "commit.strange-parent"
     await line.asks()
-    strange = line.new_key()
-    current = line.assign(parent=strange)
-    with verdicts.deciding(name):
-        await line.joins()
-    since = current.began
+    current = line.assign(parent=line.new_key())
+    joined = key_in((await line.must(name, line.joins())).head)
     given = line.transcript.find(
-        lambda event: event.kind == "block_gradient" and event.message.key == current.key, since
+        lambda event: event.kind == "block_gradient" and event.message.key == current.key,
+        current.began,
     )
-    joined = conversion.optional_key_from_proto(line.join.head)
     evidence = f"it joined again with head {joined}, and sent {len(given)} chunks"
-    verdicts.judge(name, joined == line.head and not given, evidence)
+    line.judge(name, joined == line.head and not given, evidence)
 
 
-def _short(digest: bytes) -> str:
-    return digest.hex()[:12] or "none"
-
-
-COMMITTING = Scenario(
-    name="commit",
-    summary="two clients from one state: a void round disturbs one of them",
-    checks=_CHECKS,
-    play=_play,
+@scenario(
+    "rejoin",
+    """
+    rejoin.joins        section 3  joins again on a new stream when its stream ends
+    rejoin.incarnation  rule 8     keeps its incarnation
+    rejoin.slot         rule 8     asks for its own slot or for none
+    rejoin.head         rule 8     reports its head, its cursor and its step
+    rejoin.term         rule 8     reports the greatest term that it has seen
+    rejoin.held         rule 8     reports the key of the averages that it holds
+    rejoin.not-held     rule 8     reports no key if averages of the round are missing
+    rejoin.streams      section 4  opens new Reduce streams, with its new session token
+    rejoin.in-sync      rule 9     applies none of its held averages if it is in sync
+    rejoin.record       rule 8     applies the record that follows, with the averages that it holds
+    rejoin.other-head   section 3  asks for no work if JoinAccepted is IN_SYNC at another head
+    """,
 )
+async def rejoining(bench: Bench) -> None:
+    """Four broken streams: averages missing, all there, the record on its way, another head."""
+    plain, line = await bench.several_from_origin(2)
+    await plain.steps(2)
+    undisturbed, _ = await plain.averaged()
+    await line.steps()
+    incarnation = line.join.incarnation
+
+    await line.begin()
+    await line.must("rejoin.joins", line.joins_again())
+    bench.verdicts.passed("rejoin.joins", "it joined again")
+    _judge_join(line, incarnation)
+    held = key_in(line.join.held_key)
+    line.judge("rejoin.not-held", held is None, f"held key {held}")
+    line.accept(pb.JOIN_STATUS_IN_SYNC)
+
+    before, current = await _held_round(line)
+    line.accept(pb.JOIN_STATUS_IN_SYNC)
+    again, current = await line.must("rejoin.in-sync", line.averaged())
+    _judge_streams(line, current)
+    same = before.digest.sha256 == again.digest.sha256
+    line.judge("rejoin.in-sync", same, "the digest of its head is as before")
+    line.void(current)
+
+    _, current = await _held_round(line)
+    line.accept(pb.JOIN_STATUS_RECORD_FOLLOWS, current.key)
+    line.commit(current)
+    after, current = await line.must("rejoin.record", line.averaged())
+    _judge_streams(line, current)
+    digest, expected = after.digest.sha256, undisturbed.digest.sha256
+    evidence = f"digest {short(digest)}, of an undisturbed client {short(expected)}"
+    line.judge("rejoin.record", digest == expected, evidence)
+    line.void(current)
+    await _other_head(line)
+
+
+def _judge_join(line: ScriptedLine, incarnation: int) -> None:
+    join = line.join
+    line.judge("rejoin.incarnation", join.incarnation == incarnation, f"{join.incarnation:#x}")
+    slot = join.launch_slot if join.HasField("launch_slot") else None
+    line.judge("rejoin.slot", slot in (None, line.setting.slot), f"slot {slot}")
+    head, cursor = key_in(join.head), cursor_from_proto(join.cursor)
+    right = (head, cursor, join.step) == (line.head, line.cursor, line.step)
+    line.judge("rejoin.head", right, f"head {head}, {cursor}, step {join.step}")
+    term = join.greatest_term
+    line.judge("rejoin.term", term == line.term, f"term {term:#x}, the line's term {line.term:#x}")
+
+
+def _judge_streams(line: ScriptedLine, current: ClientRound) -> None:
+    """Every stream that brought a contribution was opened since the client joined."""
+    new = line.reduce_streams(line.joined_at)
+    used = {given.stream for given in current.given}
+    old = [stream for stream in used if stream not in new]
+    openings = line.transcript.find(lambda event: event.kind == "open_round", line.joined_at)
+    wrong = [each for each in openings if each.message.session_token != line.session_token]
+    evidence = f"{len(old)} of {len(used)} streams are from before its Join, {len(wrong)} tokens"
+    line.judge("rejoin.streams", not old and not wrong, f"{evidence} too")
+
+
+async def _other_head(line: ScriptedLine) -> None:
+    """The coordinator mistakes the client for another worker."""
+    await line.joins_again()
+    since = line.transcript.now
+    line.accept(pb.JOIN_STATUS_IN_SYNC, line.new_key())
+    answer = line.transcript.wait(
+        "RequestWork, another Join, or the client's end",
+        lambda event: event.kind in (EXITED, "join") or line.on_train("request_work")(event),
+        since,
+    )
+    event = await line.must("rejoin.other-head", answer)
+    asked = line.transcript.find(line.on_train("request_work"), since)
+    evidence = f"{event.kind} came, and {len(asked)} RequestWork"
+    line.judge("rejoin.other-head", not asked, evidence)
+
+
+async def _held_round(line: ScriptedLine) -> tuple[pb.StepReady, ClientRound]:
+    """A round whose averages the client holds when its stream ends; it has joined again."""
+    ready, current = await line.averaged()
+    held = key_in((await line.joins_again()).held_key)
+    line.judge("rejoin.held", held == current.key, f"held key {held}")
+    return ready, current

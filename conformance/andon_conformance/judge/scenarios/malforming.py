@@ -1,4 +1,4 @@
-"""Invalid messages, from the line and from the reducer."""
+"""Malforming: invalid messages, from the line and from the reducer."""
 
 from __future__ import annotations
 
@@ -9,32 +9,16 @@ from google.protobuf.message import DecodeError
 
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import reducer_pb2
-from andon.wire import conversion
-from andon_conformance.judge.bench import Bench, Scenario
-from andon_conformance.judge.checks import Check, Overdue
+from andon.wire.conversion import optional_key_from_proto as key_in
+from andon_conformance.judge.bench import Bench, scenario
+from andon_conformance.judge.checks import Overdue
 from andon_conformance.judge.golden import Vector, malformed
-from andon_conformance.judge.line import ScriptedLine
+from andon_conformance.judge.line import ScriptedLine, send_answers
 from andon_conformance.judge.rounds import ClientRound
 from andon_conformance.judge.streams import ClientCall
 from andon_conformance.judge.transcript import ENDED, EXITED, Event
 
-__all__ = ["MALFORMING"]
-
-_CHECKS = (
-    Check("malformed.opening", "gives up the round if the answer to OpenRound is invalid",
-          "section 3"),
-    Check("malformed.limit", "reports PROTOCOL if a reducer's payload limit is below a chunk",
-          "section 3"),
-    Check("malformed.payload", "gives up the round if a payload's length does not match its count",
-          "section 3"),
-    Check("malformed.encoding", "gives up the round if an average's encoding is unknown",
-          "section 3"),
-    Check("malformed.reduce", "ends a Reduce stream on which an invalid message arrives, and sends "
-          "Fault", "section 3"),
-    Check("malformed.train", "joins again, at its old head, after an invalid message on Train",
-          "section 3"),
-    Check("malformed.join", "never works on a line whose JoinAccepted is invalid", "section 3"),
-)  # fmt: skip
+__all__ = ["malforming"]
 
 _UNKNOWN_ENCODING = 77
 _UNREADABLE = b"\x12\x7f"
@@ -46,12 +30,31 @@ _GIVEN_UP = (pb.FAULT_KIND_DATA_STREAM_LOST, pb.FAULT_KIND_PROTOCOL)
 Change = Callable[[reducer_pb2.AveragedBlock], None]
 
 
-async def _play(bench: Bench) -> None:
-    line = await bench.start()
-    await line.bootstrap()
-    await _openings(bench, line)
-    await _averages(bench, line, "malformed.payload", _shorter, _longer)
-    await _averages(bench, line, "malformed.encoding", _of_unknown_encoding)
+@scenario(
+    "malformed",
+    """
+    malformed.opening   section 3  gives up the round if the answer to OpenRound is invalid
+    malformed.limit     section 3  reports PROTOCOL if a reducer's payload limit is below a chunk
+    malformed.payload   section 3  gives up the round if a payload's length does not match its count
+    malformed.encoding  section 3  gives up the round if an average's encoding is unknown
+    malformed.reduce    section 3  ends a Reduce stream on which an invalid message arrives, and
+                                   sends Fault
+    malformed.train     section 3  joins again, at its old head, after an invalid message on Train
+    malformed.join      section 3  never works on a line whose JoinAccepted is invalid
+    """,
+)
+async def malforming(bench: Bench) -> None:
+    """Invalid averages, invalid messages of the coordinator, invalid answers to Join."""
+    line = await bench.started()
+    server = line.servers[0]
+    server.opened = _UNREADABLE
+    await _unopened(line, "malformed.opening", pb.FAULT_KIND_DATA_STREAM_LOST)
+    server.opened = None
+    before, server.max_payload_bytes = server.max_payload_bytes, 1
+    await _unopened(line, "malformed.limit", pb.FAULT_KIND_PROTOCOL)
+    server.max_payload_bytes = before
+    await _averages(line, "malformed.payload", _shorter, _longer)
+    await _averages(line, "malformed.encoding", _of_unknown_encoding)
     await _reduce(bench, line)
     await _train(bench, line)
     await _joins(bench)
@@ -60,55 +63,40 @@ async def _play(bench: Bench) -> None:
 # ---------------------------------------------------------------------- the reducer's
 
 
-async def _openings(bench: Bench, line: ScriptedLine) -> None:
-    """Two rounds in which the reducer's first message makes it unusable."""
-    server = line.servers[0]
-    server.opened = _UNREADABLE
-    await _unopened(bench, line, "malformed.opening", pb.FAULT_KIND_DATA_STREAM_LOST)
-    server.opened = None
-    before, server.max_payload_bytes = server.max_payload_bytes, 1
-    await _unopened(bench, line, "malformed.limit", pb.FAULT_KIND_PROTOCOL)
-    server.max_payload_bytes = before
-
-
-async def _unopened(bench: Bench, line: ScriptedLine, name: str, kind: pb.FaultKind) -> None:
+async def _unopened(line: ScriptedLine, name: str, kind: pb.FaultKind) -> None:
+    """A round in which the reducer's first message makes it unusable."""
     await line.asks()
     current = line.assign()
-    with bench.verdicts.deciding(name):
-        event = await line.transcript.wait(
-            f"Fault of step {current.step}", line.of_round("fault", current), current.began
-        )
-    bench.verdicts.judge(name, event.message.kind == kind, pb.FaultKind.Name(event.message.kind))
+    fault = await line.must(name, line.fault(current))
+    line.judge(name, fault.kind == kind, pb.FaultKind.Name(fault.kind))
     line.void(current)
 
 
-async def _averages(bench: Bench, line: ScriptedLine, name: str, *changes: Change) -> None:
+async def _averages(line: ScriptedLine, name: str, *changes: Change) -> None:
     """The first average is invalid; the true ones follow, and must not count any more."""
     rounds = []
     for change in changes:
-        current = await _begun(line)
+        current = await line.begin()
         answers = line.answers(current)
         stream, first = answers[0]
         wrong = reducer_pb2.ReduceResponse()
         wrong.CopyFrom(first)
         change(wrong.averaged_block)
-        stream.send(wrong)
-        for its, answer in answers:
-            its.send(answer)
-        with bench.verdicts.deciding(name):
-            mistake = await _given_up(line, current, stream, pb.FAULT_KIND_DATA_STREAM_LOST)
-        bench.verdicts.judge(name, not mistake, mistake or "it gave the round up")
+        send_answers([(stream, wrong), *answers])
+        lost = pb.FAULT_KIND_DATA_STREAM_LOST
+        mistake = await line.must(name, _given_up(line, current, stream, lost))
+        line.judge(name, not mistake, mistake or "it gave the round up")
         rounds.append(current)
     await line.asks()
-    late = [each for each in rounds if line.transcript.find(line.of_round("step_ready", each))]
-    bench.verdicts.judge(name, not late, f"{len(late)} StepReady came of rounds given up")
+    late = [each for each in rounds if line.readies(each)]
+    line.judge(name, not late, f"{len(late)} StepReady came of rounds given up")
 
 
 async def _reduce(bench: Bench, line: ScriptedLine) -> None:
     """Each malformed ReduceResponse, in a round of its own."""
     wrong = []
     for vector in malformed("ReduceResponse"):
-        current = await _begun(line)
+        current = await line.begin()
         stream = current.given[0].stream
         stream.send(vector.of(current.parent, current.key))
         try:
@@ -118,14 +106,7 @@ async def _reduce(bench: Bench, line: ScriptedLine) -> None:
             raise
         if mistake:
             wrong.append(_of(vector, mistake))
-    bench.verdicts.judge("malformed.reduce", not wrong, "; ".join(wrong) or "it refused all")
-
-
-async def _begun(line: ScriptedLine) -> ClientRound:
-    await line.asks()
-    current = line.assign()
-    await line.gives(current)
-    return current
+    line.judge("malformed.reduce", not wrong, "; ".join(wrong) or "it refused all")
 
 
 async def _given_up(
@@ -136,15 +117,7 @@ async def _given_up(
     Returns:
         What the client did wrong; empty if nothing.
     """
-    event = await line.transcript.wait(
-        f"Fault of step {current.step}, StepReady, or the end of the Train stream",
-        lambda event: (
-            line.of_round("fault", current)(event)
-            or line.of_round("step_ready", current)(event)
-            or (event.kind == ENDED and event.stream is line.train)
-        ),
-        current.began,
-    )
+    event = await line.answer_to(current)
     mistake = ""
     if event.kind == ENDED:
         await line.gives_up(current)
@@ -176,8 +149,7 @@ def _of_unknown_encoding(average: reducer_pb2.AveragedBlock) -> None:
 
 async def _train(bench: Bench, line: ScriptedLine) -> None:
     """Sends each malformed TrainResponse, except answers to Join, while the client waits."""
-    verdicts, name = bench.verdicts, "malformed.train"
-    wrong = []
+    name, wrong = "malformed.train", []
     for vector in malformed("TrainResponse"):
         if _answers_join(vector):
             continue
@@ -186,25 +158,24 @@ async def _train(bench: Bench, line: ScriptedLine) -> None:
         assert head is not None
         line.train.send(vector.of(head, line.new_key()))
         try:
-            await line.joins()
+            join = await line.joins()
         except Overdue as overdue:
-            verdicts.failed(name, _of(vector, str(overdue)))
+            bench.verdicts.failed(name, _of(vector, str(overdue)))
             raise
-        joined = conversion.optional_key_from_proto(line.join.head)
-        if joined != head or line.join.HasField("halt"):
+        joined = key_in(join.head)
+        if joined != head or join.HasField("halt"):
             wrong.append(_of(vector, f"it joined again with head {joined}, its head was {head}"))
             break
         line.accept(pb.JOIN_STATUS_IN_SYNC)
-    verdicts.judge(name, not wrong, "; ".join(wrong) or "it refused all, and its head stayed")
+    line.judge(name, not wrong, "; ".join(wrong) or "it refused all, and its head stayed")
 
 
 async def _joins(bench: Bench) -> None:
     """Sends each malformed JoinAccepted to a client of its own."""
     verdicts, name = bench.verdicts, "malformed.join"
     vectors = list(filter(_answers_join, malformed("TrainResponse")))
-    with verdicts.deciding(name):
-        wrong = await asyncio.gather(*(_answered(bench, vector) for vector in vectors))
-    mistake = "; ".join(filter(None, wrong))
+    answered = asyncio.gather(*(_answered(bench, vector) for vector in vectors))
+    mistake = "; ".join(filter(None, await verdicts.must(name, answered)))
     verdicts.judge(name, not mistake, mistake or "it refused all")
 
 
@@ -216,7 +187,7 @@ async def _answered(bench: Bench, vector: Vector) -> str:
     line.train.send(pb.TrainResponse(join_accepted=_welcome(line, vector)))
 
     def is_over(event: Event) -> bool:
-        return event.kind == EXITED or (event.kind == ENDED and event.stream is line.train)
+        return event.kind == EXITED or line.train_ends(event)
 
     try:
         event = await line.transcript.wait("the end of the stream", is_over, since)
@@ -247,11 +218,3 @@ def _answers_join(vector: Vector) -> bool:
 
 def _of(vector: Vector, mistake: str) -> str:
     return f"{vector.name} ({vector.why}): {mistake}"
-
-
-MALFORMING = Scenario(
-    name="malformed",
-    summary="invalid averages, invalid messages of the coordinator, invalid answers to Join",
-    checks=_CHECKS,
-    play=_play,
-)
