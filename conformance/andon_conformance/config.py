@@ -8,8 +8,9 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from andon.host.access import Access
 from andon.host.errors import UsageError
@@ -115,6 +116,12 @@ The exit code is 0 if no check failed and none was left open by an earlier failu
 """
 
 
+_PLAIN: dict[str, Any] = {
+    "formatter_class": argparse.RawDescriptionHelpFormatter,
+    "allow_abbrev": False,
+}
+
+
 def read_config(
     argv: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> RunnerConfig | JudgeConfig:
@@ -170,8 +177,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="andon conformance",
         description="Judge another implementation of andon.v1 by what it sends.",
         epilog=_OVERVIEW,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        **_PLAIN,
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     _add_run(_verb(verbs, "run", "judge a server by what it sends", _RUN))
@@ -185,111 +191,50 @@ def _verb(
     summary: str,
     epilog: str,
 ) -> argparse.ArgumentParser:
-    verb = verbs.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    verb.add_argument(
-        "--only",
-        metavar="NAME",
-        nargs="+",
-        default=(),
-        help="these checks, or groups of them (default: all)",
-    )
-    verb.add_argument(
-        "--format",
-        choices=("table", "json"),
-        default="table",
-        help="how to show the result (default: table)",
-    )
+    described = f"{summary[0].upper()}{summary[1:]}."
+    verb = verbs.add_parser(name, help=summary, description=described, epilog=epilog, **_PLAIN)
+    text = "these checks, or groups of them (default: all)"
+    verb.add_argument("--only", metavar="NAME", nargs="+", default=(), help=text)
+    text = "how to show the result (default: table)"
+    verb.add_argument("--format", choices=("table", "json"), default="table", help=text)
     return verb
 
 
+def _flag(verb: argparse.ArgumentParser, name: str, metavar: str, text: str, **more: Any) -> None:
+    verb.add_argument(name, metavar=metavar, help=text, **more)
+
+
 def _add_run(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--target", metavar="HOST:PORT", type=_address, required=True, help="the server to judge"
-    )
-    verb.add_argument(
-        "--workers",
-        metavar="N",
-        type=_whole(1, MAX_WORKERS),
-        help=f"play 1 to {MAX_WORKERS} workers (default: as many as the line waits for)",
-    )
-    verb.add_argument(
-        "--start",
-        metavar="COMMAND",
-        default="",
-        help="start the server by this command; checks of its journal kill and restart it",
-    )
-    verb.add_argument(
-        "--log",
-        metavar="FILE",
-        type=Path,
-        help="append that server's output to this file (default: a temporary file, "
-        "kept if a check fails)",
-    )
-    verb.add_argument(
-        "--run-id", metavar="ID", default="", help="the run (default: whichever the server serves)"
-    )
-    verb.add_argument(
-        "--patience",
-        metavar="SECONDS",
-        type=_seconds(0.1),
-        default=10.0,
-        help="how long to wait for any one answer (default: 10)",
-    )
-    verb.add_argument(
-        "--tls",
-        metavar="DIR",
-        type=Path,
-        help="encrypt with DIR/tls.crt, tls.key and ca.crt (or ANDON_TLS_DIR)",
-    )
-    verb.add_argument(
-        "--token-file", metavar="FILE", type=Path, help="the run's token (or ANDON_TOKEN_FILE)"
-    )
-    verb.add_argument(
-        "--operator-token-file",
-        metavar="FILE",
-        type=Path,
-        help="the operator's token (or ANDON_OPERATOR_TOKEN_FILE; default: the run's)",
-    )
-    verb.add_argument(
-        "--insecure", action="store_true", help="send tokens beyond loopback without encryption"
-    )
+    flag = partial(_flag, verb)
+    flag("--target", "HOST:PORT", "the server to judge", type=_address, required=True)
+    text = f"play 1 to {MAX_WORKERS} workers (default: as many as the line waits for)"
+    flag("--workers", "N", text, type=_whole(1, MAX_WORKERS))
+    text = "start the server by this command; checks of its journal kill and restart it"
+    flag("--start", "COMMAND", text, default="")
+    text = "append that server's output to this file "
+    text += "(default: a temporary file, kept if a check fails)"
+    flag("--log", "FILE", text, type=Path)
+    flag("--run-id", "ID", "the run (default: whichever the server serves)", default="")
+    text = "how long to wait for any one answer (default: 10)"
+    flag("--patience", "SECONDS", text, type=_seconds(0.1), default=10.0)
+    text = "encrypt with DIR/tls.crt, tls.key and ca.crt (or ANDON_TLS_DIR)"
+    flag("--tls", "DIR", text, type=Path)
+    flag("--token-file", "FILE", "the run's token (or ANDON_TOKEN_FILE)", type=Path)
+    text = "the operator's token (or ANDON_OPERATOR_TOKEN_FILE; default: the run's)"
+    flag("--operator-token-file", "FILE", text, type=Path)
+    text = "send tokens beyond loopback without encryption"
+    verb.add_argument("--insecure", action="store_true", help=text)
 
 
 def _add_judge(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=_seconds(1.0),
-        default=20.0,
-        help="how long to wait for what must come (default: 20)",
-    )
-    verb.add_argument(
-        "--quiet",
-        metavar="SECONDS",
-        type=_seconds(0.05),
-        default=0.3,
-        help="the least time to watch for what must not come (default: 0.3)",
-    )
-    verb.add_argument(
-        "--jobs",
-        metavar="N",
-        type=_whole(1, _MAX_JOBS),
-        default=2,
-        help="play N scenarios at once (default: 2)",
-    )
-    verb.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="-- COMMAND ...",
-        help="how to start the client",
-    )
+    flag = partial(_flag, verb)
+    text = "how long to wait for what must come (default: 20)"
+    flag("--timeout", "SECONDS", text, type=_seconds(1.0), default=20.0)
+    text = "the least time to watch for what must not come (default: 0.3)"
+    flag("--quiet", "SECONDS", text, type=_seconds(0.05), default=0.3)
+    text = "play N scenarios at once (default: 2)"
+    flag("--jobs", "N", text, type=_whole(1, _MAX_JOBS), default=2)
+    flag("command", "-- COMMAND ...", "how to start the client", nargs=argparse.REMAINDER)
 
 
 def _address(text: str) -> str:

@@ -649,7 +649,6 @@ DEFECTS = {
     "ignores-halts": Defect("halt.silence", lambda: _ignore("halt"), ("malformed.train",)),
     "is-born-again": Defect("rejoin.incarnation", _be_born_again),
     "hides-what-is-held": Defect("rejoin.held", _hide_what_is_held),
-    "hurries": Defect("absence.pace", _hurry),
     "sends-backwards": Defect("step.order", _send_backwards),
     "works-for-any-parent": Defect(
         "commit.strange-parent", _work_for_any_parent, patience_s=_NEVER_S
@@ -705,5 +704,7 @@ DEFECTS = {
     "believes-any-listener": Defect("lanes.answer", _believe_any_listener, patience_s=_NEVER_S),
     "overlooks-lost-lanes": Defect("lanes.broken", _overlook_lost_lanes, patience_s=_NEVER_S),
     "reports-the-limited-norm": Defect("shares.own-norm", _report_the_limited_norm),
+    # Last, when few others run: a client is only as hasty as the processor lets it be.
+    "hurries": Defect("absence.pace", _hurry),
 }
 """The defects, by the argument of `judged_numpy.py`."""

@@ -131,11 +131,7 @@ class Bench:
         return line
 
     async def origin(self) -> StateSource:
-        """The client's own state, recorded once for all scenarios.
-
-        Raises:
-            Overdue: recording it failed, because the client did not do its part.
-        """
+        """The client's own state, recorded once for all scenarios."""
         return await self._host.origin()
 
     async def from_origin(self, setting: LineSetting | None = None) -> ScriptedLine:
@@ -188,11 +184,7 @@ class Bench:
 
 
 async def record_origin(bench: Bench) -> StateSource:
-    """Bootstraps a line, takes steps, and has the client send its state.
-
-    Raises:
-        Overdue: the client did not do its part.
-    """
+    """Bootstraps a line, takes steps, and has the client send its state."""
     line = await bench.started()
     await line.steps(_ORIGIN_STEPS)
     await line.asks()

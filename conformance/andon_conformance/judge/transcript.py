@@ -78,11 +78,7 @@ class Transcript:
     async def wait(
         self, what: str, test: Test, since: int = 0, *, patience_s: float | None = None
     ) -> Event:
-        """Waits for the first event since a place that passes a test; `what` names it in evidence.
-
-        Raises:
-            Overdue: none came in time, or the client's process ended.
-        """
+        """Waits for the first event since a place that passes a test; `what` is for evidence."""
         patience_s = self.patience_s if patience_s is None else patience_s
         began, begun = time.monotonic(), bool(self.events)
         try:

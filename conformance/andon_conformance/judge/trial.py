@@ -126,11 +126,7 @@ class Judgement:
         return self._term
 
     async def origin(self) -> StateSource:
-        """The client's own state, recorded once for all scenarios.
-
-        Raises:
-            Overdue: the client did not do its part.
-        """
+        """The client's own state, recorded once for all scenarios."""
         if self._origin is None:
             self._origin = asyncio.create_task(self._record())
         try:

@@ -10,20 +10,7 @@ from andon.protocol.layout import Chunk
 from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire.fields import length_prefixed
 from andon_conformance.runner.checks import Checks, NotApplicable, require, same
-from andon_conformance.runner.gradients import (
-    LAYOUT,
-    AssignedRound,
-    Part,
-    Parts,
-    chunk_message,
-    exchange,
-    expect_averages,
-    gather_averages,
-    offered,
-    rough_parts,
-    send_chunk,
-    send_part,
-)
+from andon_conformance.runner.gradients import LAYOUT, AssignedRound, Part, Parts
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player
 from andon_conformance.runner.reference import f32
@@ -49,15 +36,15 @@ async def _commit(line: LineUnderTest, round_: AssignedRound, parts: Parts) -> N
 async def messages_may_be_odd(line: LineUnderTest) -> None:
     """Padding and fields of later versions are ignored, and fields come in any order."""
     round_ = await line.deal()
-    parts = rough_parts(round_)
+    parts = round_.rough_parts()
     first, *others = round_.chunks
     for player in round_.players:
         stream = await player.stream()
-        await stream.send(_oddly(chunk_message(round_, player, parts[player], first)))
+        await stream.send(_oddly(round_.chunk_message(player, parts[player], first)))
         for chunk in others:
-            await send_chunk(round_, player, parts[player], chunk)
-    got = {player: await gather_averages(round_, player) for player in round_.players}
-    expect_averages(round_, parts, got)
+            await round_.send_chunk(player, parts[player], chunk)
+    got = {player: await round_.gather_averages(player) for player in round_.players}
+    round_.expect_averages(parts, got)
 
 
 def _oddly(message: reducer_pb2.ReduceRequest) -> bytes:
@@ -93,7 +80,7 @@ async def weights_count(line: LineUnderTest) -> None:
 
     def parts_of(round_: AssignedRound) -> Parts:
         # Two numbers have the same sum in either order, so this check is about weights alone.
-        two = list(rough_parts(round_).items())[:2]
+        two = list(round_.rough_parts().items())[:2]
         return {**dict.fromkeys(round_.players), **dict(two)}
 
     await line.right_averages(parts_of)
@@ -108,7 +95,7 @@ async def sums_are_in_rank_order(line: LineUnderTest) -> None:
 @CHECKS.add("average.everyone", "23", workers=2)
 async def everybody_gets_the_same(line: LineUnderTest) -> None:
     """Every rank receives every average, with the same bytes."""
-    got = await exchange(await line.deal())
+    got = await (await line.deal()).exchange()
     theirs = [[bytes(each.payload) for each in averages] for averages in got.values()]
     require(
         all(each == theirs[0] for each in theirs[1:]),
@@ -121,11 +108,11 @@ async def everybody_gets_the_same(line: LineUnderTest) -> None:
 async def averages_tell_what_they_are(line: LineUnderTest) -> None:
     """An average has its place, encoding, total weight, contributors and world size."""
     round_ = await line.deal()
-    parts = rough_parts(round_)
+    parts = round_.rough_parts()
     total = 0.0
     for part in parts.values():
         total += part.weight
-    for averages in (await exchange(round_, parts)).values():
+    for averages in (await round_.exchange(parts)).values():
         for chunk, average in zip(round_.chunks, averages, strict=True):
             same("element_count", chunk.count, average.element_count)
             same("total_weight", total, average.total_weight)
@@ -139,7 +126,7 @@ async def averages_tell_what_they_are(line: LineUnderTest) -> None:
 async def abstaining_ranks_are_left_out(line: LineUnderTest) -> None:
     """A rank that abstains is left out of all sums, and receives every average."""
     _, parts, got = await line.right_averages(
-        lambda round_: {**rough_parts(round_), round_.players[0]: None}
+        lambda round_: {**round_.rough_parts(), round_.players[0]: None}
     )
     for averages in got.values():
         same("contributors", len(parts) - 1, averages[0].contributors)
@@ -152,7 +139,7 @@ async def all_may_abstain(line: LineUnderTest) -> None:
     """
     round_ = await line.deal()
     parts = dict.fromkeys(round_.players)
-    for averages in (await exchange(round_, parts)).values():
+    for averages in (await round_.exchange(parts)).values():
         same("contributors", 0, averages[0].contributors)
         same("total_weight", 0.0, averages[0].total_weight)
         same("elements", 0, averages[0].element_count)
@@ -163,12 +150,12 @@ async def all_may_abstain(line: LineUnderTest) -> None:
 async def ranks_may_be_far_apart(line: LineUnderTest) -> None:
     """A chunk is answered as soon as all ranks have sent it, even if one of them is far ahead."""
     round_ = await line.deal()
-    parts = rough_parts(round_)
+    parts = round_.rough_parts()
     ahead, *others = round_.players
-    await send_part(round_, ahead, parts[ahead])
+    await round_.send_part(ahead, parts[ahead])
     for chunk in round_.chunks:
         for player in others:
-            await send_chunk(round_, player, parts[player], chunk)
+            await round_.send_chunk(player, parts[player], chunk)
         # Each answer comes before the others send their next chunk.
         for player in round_.players:
             await _average_at(player, chunk)
@@ -187,9 +174,9 @@ async def a_step_may_have_several_exchanges(line: LineUnderTest) -> None:
     """Exchanges of one step differ by their sequence, and each has weights of its own."""
     round_ = await line.deal()
     for sequence, weights in enumerate([(3.0, 0.7, 11.0, 1e-3), (1.0, 2.0, 3.0, 4.0)]):
-        parts = rough_parts(round_, weights)
-        got = await exchange(round_, parts, sequence=sequence)
-        expect_averages(round_, parts, got)
+        parts = round_.rough_parts(weights)
+        got = await round_.exchange(parts, sequence=sequence)
+        round_.expect_averages(parts, got)
 
 
 @CHECKS.add("average.bfloat16", "6")
@@ -230,7 +217,7 @@ async def int8_is_answered_in_float32(line: LineUnderTest) -> None:
 
 async def _encoded(line: LineUnderTest, encoding: Encoding, answer: Encoding | None = None) -> None:
     round_ = await line.deal()
-    parts = rough_parts(round_)
+    parts = round_.rough_parts()
     for player in round_.players:
         await player.stream()
         for missing in set(capabilities_of((encoding, answer))) - player.reducer_can:
@@ -238,9 +225,9 @@ async def _encoded(line: LineUnderTest, encoding: Encoding, answer: Encoding | N
     fields = {"encoding": encoding.value}
     if answer is not None:
         fields["answer_encoding"] = answer.value
-    with offered(round_, encoding):
-        averages = await exchange(round_, parts, **fields)
-    expect_averages(round_, parts, averages, encoding, answer)
+    with round_.offered(encoding):
+        averages = await round_.exchange(parts, **fields)
+    round_.expect_averages(parts, averages, encoding, answer)
 
 
 @CHECKS.add("average.broadcast", "5")
@@ -252,9 +239,8 @@ async def a_broadcast_is_not_looked_at(line: LineUnderTest) -> None:
     payload = bytes([0xFF]) * 64 + bytes(range(256))
     chunk = Chunk(0, 0, len(payload))
     for player in others:
-        await send_part(round_, player, None)
-    await send_chunk(
-        round_,
+        await round_.send_part(player, None)
+    await round_.send_chunk(
         sender,
         Part(1.0, ()),
         chunk,

@@ -15,16 +15,7 @@ from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire import conversion
 from andon_conformance.runner import reference
 from andon_conformance.runner.checks import Checks, Violation, require, same
-from andon_conformance.runner.gradients import (
-    AssignedRound,
-    Part,
-    chunk_message,
-    exchange,
-    offered,
-    rough_parts,
-    send_chunk,
-    send_part,
-)
+from andon_conformance.runner.gradients import AssignedRound, Part
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 
@@ -75,11 +66,11 @@ def _is_of(message: Any, key: Key) -> bool:
 
 async def _non_finite(line: LineUnderTest, value: float, text: str) -> None:
     round_ = await line.deal()
-    parts = rough_parts(round_)
+    parts = round_.rough_parts()
     bad = round_.players[-1]
     parts[bad] = poisoned(parts[bad], value)
     for player in reversed(round_.players):
-        await send_part(round_, player, parts[player])
+        await round_.send_part(player, parts[player])
     for fault in (await _expect_faults(round_, "NON_FINITE")).values():
         require(fault.HasField("rank"), "the rank at fault", "none")
         same("its rank", len(round_.players) - 1, fault.rank)
@@ -106,7 +97,7 @@ async def an_overflowing_mean_is_told_to_all(line: LineUnderTest) -> None:
     round_ = await line.deal()
     parts = _overflowing(round_)
     for player in round_.players:
-        await send_part(round_, player, parts[player])
+        await round_.send_part(player, parts[player])
     for fault in (await _expect_faults(round_, "NON_FINITE_AVERAGE")).values():
         same("its element", BIAS, fault.element)
         require(not fault.HasField("rank"), "no rank: no single one is at fault", fault.rank)
@@ -122,7 +113,7 @@ def _overflowing(round_: AssignedRound) -> dict[Player, Part]:
         if math.isinf(reference.mean([(weight, [largest]) for weight in weights])[1][0]):
             return {
                 player: replace(poisoned(part, largest), weight=weights[rank])
-                for rank, (player, part) in enumerate(rough_parts(round_).items())
+                for rank, (player, part) in enumerate(round_.rough_parts().items())
             }
     raise AssertionError("some quotients of three and more weights are rounded up that far")
 
@@ -132,9 +123,9 @@ async def an_encoding_that_is_too_small(line: LineUnderTest) -> None:
     """A finite mean that the answer's encoding can't hold: ENCODING_OVERFLOW."""
     round_ = await line.deal()
     fields = {"answer_encoding": layout_pb2.ENCODING_FLOAT16}
-    for player, part in rough_parts(round_).items():
-        await send_part(round_, player, poisoned(part, 70_000.0), **fields)
-    with offered(round_, Encoding.FLOAT16):
+    for player, part in round_.rough_parts().items():
+        await round_.send_part(player, poisoned(part, 70_000.0), **fields)
+    with round_.offered(Encoding.FLOAT16):
         faults = await _expect_faults(round_, "ENCODING_OVERFLOW")
     for fault in faults.values():
         same("its element", BIAS, fault.element)
@@ -145,7 +136,7 @@ async def _begun(line: LineUnderTest) -> tuple[AssignedRound, dict[Player, Part]
     round_ = await line.deal()
     for player in round_.players:
         await player.stream()
-    return round_, rough_parts(round_)
+    return round_, round_.rough_parts()
 
 
 async def _contradict(
@@ -159,7 +150,7 @@ async def _contradict(
     round_, parts = await _begun(line)
     await _first_chunks(round_, parts, round_.players[silent:])
     player = round_.players[at]
-    await send_chunk(round_, player, parts[player], round_.chunks[chunk], **fields)
+    await round_.send_chunk(player, parts[player], round_.chunks[chunk], **fields)
     await _expect_faults(round_, "INCONSISTENT")
 
 
@@ -167,7 +158,7 @@ async def _first_chunks(
     round_: AssignedRound, parts: Mapping[Player, Part], players: list[Player]
 ) -> None:
     for player in players:
-        await send_chunk(round_, player, parts[player], round_.chunks[0])
+        await round_.send_chunk(player, parts[player], round_.chunks[0])
     if players == round_.players:
         for player in players:
             await (await player.stream()).take("averaged_block")
@@ -181,7 +172,7 @@ async def a_chunk_comes_once(line: LineUnderTest) -> None:
     player = round_.players[0]
     other = await player.open_bulk()
     await other.take("round_opened")
-    await other.send(chunk_message(round_, player, parts[player], round_.chunks[0]))
+    await other.send(round_.chunk_message(player, parts[player], round_.chunks[0]))
     await _expect_faults(round_, "INCONSISTENT")
 
 
@@ -219,11 +210,11 @@ async def ranks_agree_on_the_encoding(line: LineUnderTest) -> None:
 async def a_lost_data_stream_aborts(line: LineUnderTest) -> None:
     """When a member's data stream ends, the others in the unfinished round receive RoundAborted."""
     round_ = await line.deal()
-    parts = rough_parts(round_)
+    parts = round_.rough_parts()
     *others, last = round_.players
     for player in others:
-        await send_part(round_, player, parts[player])
-    await send_chunk(round_, last, parts[last], round_.chunks[0])
+        await round_.send_part(player, parts[player])
+    await round_.send_chunk(last, parts[last], round_.chunks[0])
     # Its average shows that the reducer counts the last rank in.
     await (await last.stream()).take("averaged_block")
     await last.close_bulk()
@@ -237,14 +228,14 @@ async def old_keys_are_stale(line: LineUnderTest) -> None:
     first = await line.deal()
     await line.finish(first)
     second = await line.deal()
-    parts = rough_parts(second)
+    parts = second.rough_parts()
     # The second round has averages, so the reducer knows its key.
-    await exchange(second, parts)
+    await second.exchange(parts)
     player = second.players[0]
     late = await player.open_bulk()
     await late.take("round_opened")
     key = conversion.key_to_proto(first.key)
-    await late.send(chunk_message(second, player, parts[player], second.chunks[0], key=key))
+    await late.send(second.chunk_message(player, parts[player], second.chunks[0], key=key))
     stale = await late.take("stale_round")
     same("the stale key", first.key, key_of(stale.key))
     same("the greatest key", second.key, key_of(stale.greatest))

@@ -22,22 +22,7 @@ from andon_conformance.runner import reference
 from andon_conformance.runner.checks import NotApplicable, Violation
 from andon_conformance.runner.player import Player
 
-__all__ = [
-    "LAYOUT",
-    "PLAN",
-    "AssignedRound",
-    "Part",
-    "Parts",
-    "abstention",
-    "chunk_message",
-    "exchange",
-    "expect_averages",
-    "gather_averages",
-    "offered",
-    "rough_parts",
-    "send_chunk",
-    "send_part",
-]
+__all__ = ["LAYOUT", "PLAN", "AssignedRound", "Part", "Parts"]
 
 LAYOUT = Layout(
     (
@@ -49,32 +34,6 @@ LAYOUT = Layout(
 
 PLAN = RunPlan(global_batch=7, dataset_size=17, seed=20260101)
 """Each epoch ends with a short batch, which leaves one of four ranks without samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class AssignedRound:
-    """An assigned round, with each player's assignment."""
-
-    key: Key
-    works: dict[Player, pb.ShardAssignment]
-    """In rank order."""
-    totals: dict[Player, float] = field(default_factory=dict)
-    """The total weight in each player's averages, once it has them."""
-
-    @property
-    def players(self) -> list[Player]:
-        """Its members, in rank order."""
-        return list(self.works)
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """The chunks of the model, as the line asks for them."""
-        elements = self.players[0].accepted.policy.chunk_elements
-        return list(LAYOUT.chunks(elements or CHUNK_ELEMENTS))
-
-    def samples(self, player: Player) -> int:
-        """How many positions a member has."""
-        return sum(part.stop - part.start for part in self.works[player].positions)
 
 
 PERIOD = 61
@@ -123,31 +82,161 @@ def _numbers(seed: int, roughness: int) -> tuple[tuple[float, ...], ...]:
     )  # fmt: skip
 
 
-def _plain_parts(round_: AssignedRound) -> dict[Player, Part | None]:
-    """Ordinary contributions: a rank's weight is its sample count; without samples it abstains."""
-    return {
-        player: Part(round_.samples(player), _numbers(rank, 2)) if round_.samples(player) else None
-        for rank, player in enumerate(round_.players)
-    }
+@dataclass(frozen=True, slots=True)
+class AssignedRound:
+    """An assigned round, with each player's assignment, and what the players exchange in it."""
 
+    key: Key
+    works: dict[Player, pb.ShardAssignment]
+    """In rank order."""
+    totals: dict[Player, float] = field(default_factory=dict)
+    """The total weight in each player's averages, once it has them."""
 
-def rough_parts(
-    round_: AssignedRound, weights: Sequence[float] = (3.0, 0.7, 11.0, 1e-3)
-) -> dict[Player, Part]:
-    """Contributions with unequal weights, whose mean differs in any other order of ranks."""
-    for seed in range(0, 10_000, 10):
-        parts = [(weights[rank], _numbers(seed + rank, 3)[0]) for rank in range(len(round_.works))]
-        right = reference.mean(parts)[1]
-        others = [
-            reference.mean([parts[rank] for rank in order])[1]
-            for order in _other_orders(len(parts))
-        ]
-        if all(other != right for other in others):
-            return {
+    @property
+    def players(self) -> list[Player]:
+        """Its members, in rank order."""
+        return list(self.works)
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The chunks of the model, as the line asks for them."""
+        elements = self.players[0].accepted.policy.chunk_elements
+        return list(LAYOUT.chunks(elements or CHUNK_ELEMENTS))
+
+    def samples(self, player: Player) -> int:
+        """How many positions a member has."""
+        return sum(part.stop - part.start for part in self.works[player].positions)
+
+    def rough_parts(self, weights: Sequence[float] = (3.0, 0.7, 11.0, 1e-3)) -> dict[Player, Part]:
+        """Contributions with unequal weights, whose mean differs in any other order of ranks."""
+        for seed in range(0, 10_000, 10):
+            parts = {
                 player: Part(weights[rank], _numbers(seed + rank, 3))
-                for rank, player in enumerate(round_.players)
+                for rank, player in enumerate(self.players)
             }
-    raise AssertionError("some numbers depend on the order of their sum")
+            first = [(part.weight, part.blocks[0]) for part in parts.values()]
+            orders = [[first[rank] for rank in order] for order in _other_orders(len(first))]
+            right = reference.mean(first)[1]
+            if all(reference.mean(order)[1] != right for order in orders):
+                return parts
+        raise AssertionError("some numbers depend on the order of their sum")
+
+    def _plain_parts(self) -> Parts:
+        """A rank's weight is its sample count; without samples it abstains."""
+        return {
+            player: Part(samples, _numbers(rank, 2)) if (samples := self.samples(player)) else None
+            for rank, player in enumerate(self.players)
+        }
+
+    def chunk_message(
+        self, player: Player, part: Part, chunk: Chunk, **fields: Any
+    ) -> reducer_pb2.ReduceRequest:
+        """A chunk as the protocol demands; `fields` replace some of its fields."""
+        encoding = Encoding(fields.get("encoding", Encoding.FLOAT32.value))
+        values = {
+            "key": conversion.key_to_proto(self.key),
+            "operation": reducer_pb2.OPERATION_WEIGHTED_MEAN,
+            "rank": self.works[player].rank,
+            "world_size": len(self.works),
+            "block": chunk.block,
+            "element_offset": chunk.offset,
+            "element_count": chunk.count,
+            "weight": part.weight,
+            "encoding": encoding.value,
+            **fields,
+        }
+        if "payload" not in values:
+            values["payload"] = part.payload(chunk, encoding)
+        return reducer_pb2.ReduceRequest(block_gradient=reducer_pb2.BlockGradient(**values))
+
+    def abstention(
+        self, player: Player, *, sequence: int = 0, key: Key | None = None
+    ) -> reducer_pb2.ReduceRequest:
+        """A rank's Abstain; `key` replaces the round's."""
+        return reducer_pb2.ReduceRequest(
+            abstain=reducer_pb2.Abstain(
+                key=conversion.key_to_proto(key or self.key),
+                sequence=sequence,
+                rank=self.works[player].rank,
+                world_size=len(self.works),
+            )
+        )
+
+    async def send_chunk(self, player: Player, part: Part, chunk: Chunk, **fields: Any) -> None:
+        """Sends one chunk on a player's data stream; `fields` as for `chunk_message`."""
+        stream = await player.stream()
+        await stream.send(self.chunk_message(player, part, chunk, **fields))
+
+    async def send_part(self, player: Player, part: Part | None, **fields: Any) -> None:
+        """Sends one rank's whole contribution, or abstains."""
+        if part is None:
+            stream = await player.stream()
+            await stream.send(self.abstention(player, sequence=fields.get("sequence", 0)))
+            return
+        for chunk in self.chunks:
+            await self.send_chunk(player, part, chunk, **fields)
+
+    async def gather_averages(
+        self, player: Player, *, sequence: int = 0, empty: bool = False
+    ) -> list[Any]:
+        """Receives every average that a player is owed, in the layout's order."""
+        stream = await player.stream()
+        averages = []
+        for chunk in [Chunk(0, 0, 0)] if empty else self.chunks:
+            place = (self.key.term, self.key.round, sequence, chunk.block, chunk.offset)
+            what = f"the average of block {chunk.block} from element {chunk.offset} on"
+            average = await stream.take("averaged_block", partial(_lies_at, place), what=what)
+            averages.append(average)
+        return averages
+
+    async def exchange(self, parts: Parts | None = None, **fields: Any) -> dict[Player, list[Any]]:
+        """Every rank contributes, and receives all averages, right or wrong."""
+        parts = self._plain_parts() if parts is None else parts
+        # The last rank first: a reducer that adds in the order of arrival gets another sum.
+        for player in reversed(self.players):
+            await self.send_part(player, parts[player], **fields)
+        empty = all(part is None for part in parts.values())
+        sequence = fields.get("sequence", 0)
+        got = {
+            player: await self.gather_averages(player, sequence=sequence, empty=empty)
+            for player in self.players
+        }
+        if sequence == 0:
+            self.totals.update({player: got[player][0].total_weight for player in got})
+        return got
+
+    def expect_averages(
+        self,
+        parts: Parts,
+        got: Mapping[Player, list[Any]],
+        encoding: Encoding = Encoding.FLOAT32,
+        answer: Encoding | None = None,
+    ) -> None:
+        """Demands that the averages equal the reference's; `Violation` names what differs first."""
+        answer = answer or encoding
+        present = [part for part in parts.values() if part is not None]
+        for place, chunk in enumerate(self.chunks):
+            expected = _mean_of(present, chunk, encoding, answer)
+            for player, averages in got.items():
+                came = averages[place].payload
+                if came != expected:
+                    raise _difference(player, chunk, expected, came, answer)
+
+    @contextmanager
+    def offered(self, encoding: Encoding) -> Iterator[None]:
+        """Within this context a reducer may refuse an encoding as not offered.
+
+        Raises:
+            NotApplicable: it refused the encoding as not offered.
+        """
+        try:
+            yield
+        except Violation:
+            ends = [player.bulk.status for player in self.players if player.bulk is not None]
+            if any(end is not None and end.reason == Reason.NOT_OFFERED for end in ends):
+                text = f"the reducer does not have {encoding.label}"
+                raise NotApplicable(text) from None
+            raise
 
 
 def _other_orders(size: int) -> list[tuple[int, ...]]:
@@ -158,133 +247,10 @@ def _other_orders(size: int) -> list[tuple[int, ...]]:
     return [ranks[::-1], (*ranks[1:], ranks[0])]
 
 
-@contextmanager
-def offered(round_: AssignedRound, encoding: Encoding) -> Iterator[None]:
-    """Within this context a reducer may refuse an encoding as not offered.
-
-    Raises:
-        NotApplicable: it refused the encoding as not offered.
-    """
-    try:
-        yield
-    except Violation:
-        ends = [player.bulk.status for player in round_.players if player.bulk is not None]
-        if any(end is not None and end.reason == Reason.NOT_OFFERED for end in ends):
-            text = f"the reducer does not have {encoding.label}"
-            raise NotApplicable(text) from None
-        raise
-
-
-def chunk_message(
-    round_: AssignedRound, player: Player, part: Part, chunk: Chunk, **fields: Any
-) -> reducer_pb2.ReduceRequest:
-    """A chunk as the protocol demands; `fields` replace some of its fields."""
-    encoding = Encoding(fields.get("encoding", Encoding.FLOAT32.value))
-    values = {
-        "key": conversion.key_to_proto(round_.key),
-        "operation": reducer_pb2.OPERATION_WEIGHTED_MEAN,
-        "rank": round_.works[player].rank,
-        "world_size": len(round_.works),
-        "block": chunk.block,
-        "element_offset": chunk.offset,
-        "element_count": chunk.count,
-        "weight": part.weight,
-        "encoding": encoding.value,
-        **fields,
-    }
-    if "payload" not in values:
-        values["payload"] = part.payload(chunk, encoding)
-    return reducer_pb2.ReduceRequest(block_gradient=reducer_pb2.BlockGradient(**values))
-
-
-def abstention(
-    round_: AssignedRound, player: Player, *, sequence: int = 0, key: Key | None = None
-) -> reducer_pb2.ReduceRequest:
-    """A rank's Abstain; `key` replaces the round's."""
-    return reducer_pb2.ReduceRequest(
-        abstain=reducer_pb2.Abstain(
-            key=conversion.key_to_proto(key or round_.key),
-            sequence=sequence,
-            rank=round_.works[player].rank,
-            world_size=len(round_.works),
-        )
-    )
-
-
-async def send_chunk(
-    round_: AssignedRound, player: Player, part: Part, chunk: Chunk, **fields: Any
-) -> None:
-    """Sends one chunk on a player's data stream; `fields` as for `chunk_message`."""
-    stream = await player.stream()
-    await stream.send(chunk_message(round_, player, part, chunk, **fields))
-
-
-async def send_part(
-    round_: AssignedRound, player: Player, part: Part | None, **fields: Any
-) -> None:
-    """Sends one rank's whole contribution, or abstains."""
-    if part is None:
-        stream = await player.stream()
-        await stream.send(abstention(round_, player, sequence=fields.get("sequence", 0)))
-        return
-    for chunk in round_.chunks:
-        await send_chunk(round_, player, part, chunk, **fields)
-
-
-async def gather_averages(
-    round_: AssignedRound, player: Player, *, sequence: int = 0, empty: bool = False
-) -> list[Any]:
-    """Receives every average that a player is owed, in the layout's order."""
-    stream = await player.stream()
-    averages = []
-    for chunk in [Chunk(0, 0, 0)] if empty else round_.chunks:
-        place = (round_.key.term, round_.key.round, sequence, chunk.block, chunk.offset)
-        what = f"the average of block {chunk.block} from element {chunk.offset} on"
-        averages.append(await stream.take("averaged_block", partial(_lies_at, place), what=what))
-    return averages
-
-
 def _lies_at(place: tuple[int, ...], average: Any) -> bool:
     key = average.key
     where = (key.term, key.round, average.sequence, average.block, average.element_offset)
     return where == place
-
-
-async def exchange(
-    round_: AssignedRound, parts: Parts | None = None, **fields: Any
-) -> dict[Player, list[Any]]:
-    """Every rank contributes, and receives all averages, right or wrong."""
-    parts = _plain_parts(round_) if parts is None else parts
-    # The last rank first: a reducer that adds in the order of arrival gets another sum.
-    for player in reversed(round_.players):
-        await send_part(round_, player, parts[player], **fields)
-    empty = all(part is None for part in parts.values())
-    sequence = fields.get("sequence", 0)
-    got = {
-        player: await gather_averages(round_, player, sequence=sequence, empty=empty)
-        for player in round_.players
-    }
-    if sequence == 0:
-        round_.totals.update({player: got[player][0].total_weight for player in got})
-    return got
-
-
-def expect_averages(
-    round_: AssignedRound,
-    parts: Parts,
-    got: Mapping[Player, list[Any]],
-    encoding: Encoding = Encoding.FLOAT32,
-    answer: Encoding | None = None,
-) -> None:
-    """Demands that the averages equal the reference's; `Violation` names what differs first."""
-    answer = answer or encoding
-    present = [part for part in parts.values() if part is not None]
-    for place, chunk in enumerate(round_.chunks):
-        expected = _mean_of(present, chunk, encoding, answer)
-        for player, averages in got.items():
-            came = averages[place].payload
-            if came != expected:
-                raise _difference(player, chunk, expected, came, answer)
 
 
 def _mean_of(present: Sequence[Part], chunk: Chunk, encoding: Encoding, answer: Encoding) -> bytes:

@@ -14,7 +14,7 @@ from andon.v1 import halt_pb2, record_pb2
 from andon.wire import conversion
 from andon_conformance.runner.checks import Checks, Violation, require, require_above, same
 from andon_conformance.runner.faults import BIAS, poisoned
-from andon_conformance.runner.gradients import PLAN, AssignedRound, rough_parts, send_part
+from andon_conformance.runner.gradients import PLAN, AssignedRound
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.rounds import bounds, place_of
@@ -182,11 +182,11 @@ async def a_joiner_is_told(line: LineUnderTest) -> None:
 async def a_nan_halts_all(line: LineUnderTest) -> None:
     """A reported NaN halts every worker, with worker, block, parameter, element and value."""
     round_ = await line.deal()
-    parts = rough_parts(round_)
+    parts = round_.rough_parts()
     bad = round_.players[-1]
     parts[bad] = poisoned(parts[bad], math.nan)
     for player in round_.players:
-        await send_part(round_, player, parts[player])
+        await round_.send_part(player, parts[player])
     found = {"rank": round_.works[bad].rank, "block": 0, "element": BIAS, "value": "nan"}
     for player in round_.players:
         await line.fault(round_, player, pb.FAULT_KIND_NON_FINITE_GRADIENT, **found)

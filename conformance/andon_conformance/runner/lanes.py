@@ -11,14 +11,7 @@ from andon.v1 import reducer_pb2
 from andon.wire import conversion
 from andon_conformance.lane_format import CAPABILITY, DOWN, UP, frame
 from andon_conformance.runner.checks import Checks, require, same
-from andon_conformance.runner.gradients import (
-    AssignedRound,
-    abstention,
-    chunk_message,
-    exchange,
-    expect_averages,
-    rough_parts,
-)
+from andon_conformance.runner.gradients import AssignedRound
 from andon_conformance.runner.lane_talk import LaneTalk, Offer, split
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player
@@ -42,8 +35,8 @@ async def _take_to_lanes(players: Sequence[Player]) -> list[LaneTalk]:
 
 async def _expect_averages(round_: AssignedRound) -> None:
     """Demands right averages, whichever way each rank's messages take."""
-    parts = rough_parts(round_)
-    expect_averages(round_, parts, await exchange(round_, parts))
+    parts = round_.rough_parts()
+    round_.expect_averages(parts, await round_.exchange(parts))
 
 
 @CHECKS.add("lane.offer", "17")
@@ -127,7 +120,7 @@ async def frames_are_checked(line: LineUnderTest) -> None:
     whole = _gradient(round_, player)
     head, payload = split(whole)
     opening = reducer_pb2.ReduceRequest(open_round=reducer_pb2.OpenRound(run_id="x"))
-    abstain = abstention(round_, player).SerializeToString()
+    abstain = round_.abstention(player).SerializeToString()
     invalid = {
         "without a head": frame(b"", b""),
         "with a payload that is too short": frame(head, payload[:-1]),
@@ -155,7 +148,7 @@ async def _lanes_in_use(round_: AssignedRound) -> LaneTalk:
     (talk,) = await _take_to_lanes([player])
     await talk.send(_gradient(round_, player))
     # The answer to an old key shows that the listener has read both frames.
-    await talk.send(abstention(round_, player, key=Key(1, 1)))
+    await talk.send(round_.abstention(player, key=Key(1, 1)))
     await talk.take("stale_round")
     return talk
 
@@ -189,14 +182,14 @@ async def a_lost_lane_voids_the_round(line: LineUnderTest) -> None:
     round_ = await line.deal()
     lost, other = round_.players[:2]
     talks = await _take_to_lanes([lost, other])
-    parts = rough_parts(round_)
+    parts = round_.rough_parts()
     # Another chunk each, so that none is averaged.
     for player, talk, chunk in zip((lost, other), talks, round_.chunks, strict=False):
-        await talk.send(chunk_message(round_, player, parts[player], chunk))
+        await talk.send(round_.chunk_message(player, parts[player], chunk))
     talks[0].close_lane(UP)
     aborted = await talks[1].take("round_aborted")
     same("the key", conversion.key_to_proto(round_.key), aborted.key)
 
 
 def _gradient(round_: AssignedRound, player: Player) -> reducer_pb2.ReduceRequest:
-    return chunk_message(round_, player, rough_parts(round_)[player], round_.chunks[0])
+    return round_.chunk_message(player, round_.rough_parts()[player], round_.chunks[0])

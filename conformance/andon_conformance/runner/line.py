@@ -15,13 +15,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
 from andon_conformance.runner.checks import Violation, same
-from andon_conformance.runner.gradients import (
-    AssignedRound,
-    Parts,
-    exchange,
-    expect_averages,
-    rough_parts,
-)
+from andon_conformance.runner.gradients import AssignedRound, Parts
 from andon_conformance.runner.player import Player, ServerUnderTest, key_of
 from andon_conformance.runner.server import ServerProcess
 from andon_conformance.runner.talk import Status, status_of
@@ -70,7 +64,7 @@ class EndingSeen:
 
 @dataclass(eq=False)
 class LineUnderTest:
-    """Everything that a check may use."""
+    """Everything that a check may use. Methods that wait raise `Violation`, as those of `Talk`."""
 
     target: ServerUnderTest
     players: list[Player]
@@ -84,11 +78,7 @@ class LineUnderTest:
     """Whether an ordinary step between two checks failed, so that none is tried again."""
 
     async def gather(self) -> None:
-        """Brings everybody onto the line with new streams: in sync, idle, and no halt.
-
-        Raises:
-            Violation: the server does not let them.
-        """
+        """Brings everybody onto the line with new streams: in sync, idle, and no halt."""
         # A Join replaces the worker's older stream, which voids whatever still runs.
         for player in self.players:
             await player.close_bulk()
@@ -164,7 +154,7 @@ class LineUnderTest:
     async def averaged(self) -> AssignedRound:
         """A round in which every member holds all averages, and nobody is ready."""
         round_ = await self.deal()
-        await exchange(round_)
+        await round_.exchange()
         return round_
 
     async def step(self) -> dict[Player, pb.StepCommitted]:
@@ -172,13 +162,13 @@ class LineUnderTest:
         return await self.finish(await self.deal())
 
     async def right_averages(
-        self, parts_of: Callable[[AssignedRound], Parts] = rough_parts
+        self, parts_of: Callable[[AssignedRound], Parts] = AssignedRound.rough_parts
     ) -> tuple[AssignedRound, Parts, dict[Player, list[Any]]]:
         """A round whose averages are those of the reference; with what was sent and what came."""
         round_ = await self.deal()
         parts = parts_of(round_)
-        got = await exchange(round_, parts)
-        expect_averages(round_, parts, got)
+        got = await round_.exchange(parts)
+        round_.expect_averages(parts, got)
         return round_, parts, got
 
     async def dealt(self, players: Iterable[Player]) -> AssignedRound:
@@ -262,7 +252,7 @@ class LineUnderTest:
 
     async def finish(self, round_: AssignedRound, **fields: Any) -> dict[Player, pb.StepCommitted]:
         """Takes an assigned round through its exchange to its record."""
-        await exchange(round_)
+        await round_.exchange()
         await self.all_ready(round_, **fields)
         return await self.committed(round_)
 

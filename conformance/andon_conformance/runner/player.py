@@ -50,11 +50,7 @@ class ServerUnderTest:
 
 
 def key_of(message: Any) -> Key:
-    """The key in a message from the server.
-
-    Raises:
-        Violation: it is not a valid key.
-    """
+    """The key in a message from the server."""
     try:
         return conversion.key_from_proto(message)
     except ValueError as error:
@@ -62,7 +58,10 @@ def key_of(message: Any) -> Key:
 
 
 class Player:
-    """One worker. A record moves its head as soon as the record arrives."""
+    """One worker. A record moves its head as soon as the record arrives.
+
+    Methods that wait raise `Violation`, as those of `Talk`.
+    """
 
     def __init__(self, target: ServerUnderTest, slot: int | None) -> None:
         """A worker that has neither joined nor any weights of the line."""
@@ -133,11 +132,7 @@ class Player:
         return Talk(call, self.name, patience_s=self.target.patience_s, heard=self._heard)
 
     async def join(self, **fields: Any) -> pb.JoinAccepted:
-        """Joins on a new stream, which replaces the previous one.
-
-        Raises:
-            Violation: the server does not accept it.
-        """
+        """Joins on a new stream, which replaces the previous one."""
         self.older = self.train if self._on_line else None
         self.train = self.open_train()
         self._on_line = True
@@ -184,11 +179,7 @@ class Player:
         await self.train.cancel()
 
     async def come_anew(self) -> pb.JoinAccepted:
-        """Dies, and joins again as a new process without any state.
-
-        Raises:
-            Violation: the server does not accept it in time.
-        """
+        """Dies, and joins again as a new process without any state."""
         await self.vanish()
         self.incarnation = secrets.randbits(64)
         self.head = self.held = None

@@ -12,7 +12,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
 from andon_conformance.runner.checks import Checks, NotApplicable, require, require_above, same
-from andon_conformance.runner.gradients import PLAN, AssignedRound, exchange
+from andon_conformance.runner.gradients import PLAN, AssignedRound
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.talk import shown
@@ -138,7 +138,7 @@ async def _standing_step(
     line: LineUnderTest, round_: AssignedRound, stands: dict[Player, bool]
 ) -> AssignedRound | None:
     """A step whose members stand, or not; the round that came with its record, if one did."""
-    await exchange(round_)
+    await round_.exchange()
     for player in round_.players:
         standing = {"next": pb.RequestWork()} if stands.get(player, True) else {}
         await line.ready(round_, player, **standing)

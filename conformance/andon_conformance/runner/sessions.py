@@ -9,7 +9,6 @@ from andon.protocol.limits import MAX_PAYLOAD_BYTES
 from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire import conversion
 from andon_conformance.runner.checks import Checks, require, same
-from andon_conformance.runner.gradients import rough_parts, send_chunk
 from andon_conformance.runner.line import LineUnderTest
 
 __all__ = ["CHECKS"]
@@ -89,7 +88,7 @@ async def _refused(
     """A rank sends the chunks at these places, with `fields` changed: the last one is refused."""
     round_ = await line.deal()
     player = round_.players[0]
-    part = rough_parts(round_)[player]
+    part = round_.rough_parts()[player]
     for place in places:
-        await send_chunk(round_, player, part, round_.chunks[place], **fields)
+        await round_.send_chunk(player, part, round_.chunks[place], **fields)
     await (await player.stream()).ends_with("INVALID_ARGUMENT")

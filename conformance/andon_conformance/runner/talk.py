@@ -62,7 +62,10 @@ def shown(message: Message) -> str:
 
 
 class Talk(Generic[_M]):
-    """A bidirectional call. Messages wait in `inbox` until a check takes them."""
+    """A bidirectional call. Messages wait in `inbox` until a check takes them.
+
+    Every method that waits raises `Violation` if the server does not do its part in time.
+    """
 
     def __init__(
         self, call: Any, who: str, *, patience_s: float, heard: Callable[[_M], bool] | None = None
@@ -81,11 +84,7 @@ class Talk(Generic[_M]):
         self._reader = asyncio.create_task(self._read())
 
     async def send(self, message: Message | bytes) -> None:
-        """Sends a message; does nothing if the call has ended, which checks find out themselves.
-
-        Raises:
-            Violation: the server does not read.
-        """
+        """Sends a message; does nothing if the call has ended, which checks find out themselves."""
         try:
             async with asyncio.timeout(self._patience_s), self._writing:
                 await self._call.write(message)
@@ -97,11 +96,7 @@ class Talk(Generic[_M]):
     async def take(
         self, case: str, where: Callable[[Any], bool] = lambda _: True, *, what: str = ""
     ) -> Any:
-        """Takes the first message of a case that passes `where` out of the inbox.
-
-        Raises:
-            Violation: none came in time, or the call ended.
-        """
+        """Takes the first message of a case that passes `where` out of the inbox."""
         message = await self.first(
             lambda each: each.WhichOneof("message") == case and where(getattr(each, case)),
             what=what or case,
@@ -126,11 +121,7 @@ class Talk(Generic[_M]):
                 raise self._silence(f"{what} at {self.who}") from None
 
     async def end(self) -> Status:
-        """Waits until the server ends the call.
-
-        Raises:
-            Violation: it does not in time.
-        """
+        """Waits until the server ends the call."""
         try:
             await asyncio.wait_for(asyncio.shield(self._reader), self._patience_s)
         except TimeoutError:
@@ -139,19 +130,11 @@ class Talk(Generic[_M]):
         return self.status
 
     async def ends_with(self, code: str, what: str = "the status") -> None:
-        """Demands that the server ends the call with this status code.
-
-        Raises:
-            Violation: it does not, or not in time.
-        """
+        """Demands that the server ends the call with this status code."""
         same(what, code, (await self.end()).code.name)
 
     async def refusal(self) -> Status:
-        """Waits until the server ends the call, which it must do without an answer.
-
-        Raises:
-            Violation: it answers, or does nothing in time.
-        """
+        """Waits until the server ends the call, which it must do without an answer."""
         try:
             message = await self.first(lambda _: True, what="the end of the stream")
         except Violation:

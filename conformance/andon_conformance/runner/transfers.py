@@ -40,11 +40,7 @@ class TransferEnds:
 
 
 async def carry(players: Sequence[Player], joiner: Player) -> None:
-    """Brings a player that is BEHIND to the line's head by the transfer that the line starts.
-
-    Raises:
-        Violation: the line does not, or the state does not arrive.
-    """
+    """Brings a player that is BEHIND to the line's head by the transfer that the line starts."""
     ends = await meet(players, joiner)
     arrived = await move(ends)
     require(arrived == STATE, f"{len(STATE)} bytes of state, unchanged", f"{len(arrived)} others")
@@ -73,11 +69,7 @@ def _of_worker(players: Sequence[Player], worker: int) -> Player:
 
 
 async def move(ends: TransferEnds) -> bytes:
-    """Sends the state at one end and receives it at the other; returns what arrived.
-
-    Raises:
-        Violation: the reducer does not relay it.
-    """
+    """Sends the state at one end and receives it at the other; returns what arrived."""
     patience_s = ends.joiner.target.patience_s
     try:
         async with asyncio.timeout(patience_s):
