@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from andon.host.errors import CommandError, ExitCode
+from andon_conformance import report
 from andon_conformance.config import JudgeConfig, RunnerConfig, read_config
-from andon_conformance.judge import report as client_report
 from andon_conformance.judge.bench import Waits
 from andon_conformance.judge.client import start_command
 from andon_conformance.judge.trial import Judgement, refuse_strange_names
-from andon_conformance.runner import report as server_report
 from andon_conformance.runner.app import results_of
 
 __all__ = ["judge_client", "judge_server", "main"]
@@ -53,19 +52,19 @@ async def judge_server(config: RunnerConfig) -> int:
         async for result in results_of(replace(config, log=log)):
             results.append(result)
             if config.format == "table":
-                print(server_report.line_of(result), flush=True)
+                print(report.check_line(result), flush=True)
         failed = any(result.outcome == "fail" for result in results)
         if config.format == "json":
             print(
-                server_report.report_json(
+                report.server_json(
                     results, target=config.reach.address, log=log if failed else config.log
                 )
             )
         else:
-            print(server_report.summary(results), flush=True)
+            print(report.server_summary(results), flush=True)
     finally:
         if failed and log is not None:
-            print(server_report.last_words(log), file=sys.stderr)
+            print(report.last_words(log), file=sys.stderr)
         elif log is not None and log != config.log:
             log.unlink()
     return ExitCode.FAILED if failed else ExitCode.COMPLETE
@@ -90,9 +89,9 @@ async def judge_client(config: JudgeConfig) -> int:
         async for played in trial.play():
             all_played.append(played)
             if config.format != "json":
-                print("\n".join(client_report.scenario_lines(played)), flush=True)
+                print("\n".join(report.scenario_lines(played)), flush=True)
     seconds = time.monotonic() - began
-    show = client_report.report_json if config.format == "json" else client_report.summary_line
+    show = report.client_json if config.format == "json" else report.client_summary
     print(show(all_played, seconds))
     return ExitCode.COMPLETE if all(played.holds for played in all_played) else ExitCode.FAILED
 

@@ -20,15 +20,13 @@ from andon.v1 import coordinator_pb2 as pb
 from andon_conformance.config import MAX_WORKERS, RunnerConfig
 from andon_conformance.runner import (
     averages,
-    bootstrap,
-    ending,
     faults,
     halts,
     joins,
     lanes,
+    lifetime,
     rejoins,
     rounds,
-    sessions,
     voids,
 )
 from andon_conformance.runner.checks import NotApplicable, Result, ServerCheck, Violation, chosen
@@ -40,9 +38,8 @@ from andon_conformance.runner.server import ServerProcess, ask_status, listens
 __all__ = ["CHECKS", "results_of"]
 
 CHECKS: tuple[ServerCheck, ...] = (
-    *bootstrap.CHECKS,
+    *lifetime.BOOTSTRAP,
     *joins.CHECKS,
-    *sessions.CHECKS,
     *lanes.CHECKS,
     *averages.CHECKS,
     *faults.CHECKS,
@@ -50,7 +47,7 @@ CHECKS: tuple[ServerCheck, ...] = (
     *voids.CHECKS,
     *halts.CHECKS,
     *rejoins.CHECKS,
-    *ending.CHECKS,
+    *lifetime.ENDING,
 )
 """Every check, in the order in which they are made."""
 
@@ -69,7 +66,7 @@ async def results_of(config: RunnerConfig) -> AsyncIterator[Result]:
     wanted = chosen(CHECKS, config.only)
     async with _server(config) as server, _line(config, server) as line:
         bootstrapping = [each for each in wanted if each.scene == "bootstrap"]
-        await bootstrap.bootstrap(line, watch=bool(bootstrapping))
+        await lifetime.bootstrap(line, watch=bool(bootstrapping))
         if not bootstrapping and line.bootstrapping.broken is not None:
             bootstrapping = [each for each in CHECKS if each.scene == "bootstrap"]
         for each in bootstrapping:

@@ -9,9 +9,9 @@ import pytest
 from andon.host.errors import UsageError
 from andon_conformance.config import RunnerConfig, read_config
 from andon_conformance.reach import Reach
+from andon_conformance.report import check_line, server_summary
 from andon_conformance.runner.app import CHECKS
 from andon_conformance.runner.checks import Result, chosen
-from andon_conformance.runner.report import line_of, summary
 from unit.project.documents import ROOT
 
 
@@ -75,8 +75,8 @@ def test_a_failure_is_shown_with_what_was_expected_and_what_came() -> None:
         name="commit.loss", rule="3", claim="It is right", outcome="fail", expected="1", came="2"
     )
 
-    lines = line_of(result).splitlines()
+    lines = check_line(result).splitlines()
 
     assert lines[0].startswith("FAIL  commit.loss")
     assert [line.split() for line in lines[1:]] == [["expected", "1"], ["came", "2"]]
-    assert summary([result, result]) == "0 passed, 2 failed, 0 skipped"
+    assert server_summary([result, result]) == "0 passed, 2 failed, 0 skipped"

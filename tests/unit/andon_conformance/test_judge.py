@@ -25,10 +25,10 @@ from andon_conformance.judge.checks import (
     Verdicts,
     is_wanted,
 )
-from andon_conformance.judge.report import report_json, scenario_lines, summary_line
 from andon_conformance.judge.rounds import weighted_mean
 from andon_conformance.judge.scenarios.averaging import oddly
 from andon_conformance.judge.trial import SCENARIOS, PlayedScenario, refuse_strange_names
+from andon_conformance.report import client_json, client_summary, scenario_lines
 from unit.project.documents import ROOT, Document
 
 CHECKS = (
@@ -136,7 +136,7 @@ def test_a_client_passes_only_if_nothing_failed_or_was_left_open(
     played = _played(Outcome.PASSED, outcome)
 
     assert played.holds is holds
-    assert json.loads(report_json([played], 1.0))["passed"] is holds
+    assert json.loads(client_json([played], 1.0))["passed"] is holds
     assert ("    | hello" in scenario_lines(played)) is not holds
 
 
@@ -145,7 +145,7 @@ def test_the_report_has_evidence_only_where_a_check_did_not_pass() -> None:
 
     assert "saw pass" not in lines
     assert "saw fail" in lines
-    assert summary_line([_played(Outcome.PASSED, Outcome.FAILED)], 2.0) == (
+    assert client_summary([_played(Outcome.PASSED, Outcome.FAILED)], 2.0) == (
         "1 passed, 1 failed, in 2.0 s"
     )
 

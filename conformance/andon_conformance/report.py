@@ -1,16 +1,66 @@
-"""The judge's report, for people and for programs."""
+"""The reports on a server and on a client, line by line for people, or as JSON for programs."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from andon_conformance.judge.checks import Outcome, Verdict
 from andon_conformance.judge.trial import PlayedScenario
+from andon_conformance.runner.checks import Result
 
-__all__ = ["report_json", "scenario_lines", "summary_line"]
+__all__ = [
+    "check_line",
+    "client_json",
+    "client_summary",
+    "last_words",
+    "scenario_lines",
+    "server_json",
+    "server_summary",
+]
+
+_TAIL_LINES = 12
+
+_MARKS = {"pass": "ok", "fail": "FAIL", "skipped": "skip"}
+
+
+def check_line(result: Result) -> str:
+    """One check as a line; a failed one with what was expected and what came."""
+    line = f"{_MARKS[result.outcome]:<4}  {result.name:<22} {result.claim} [{result.rule}]"
+    if result.outcome == "fail":
+        return f"{line}\n        expected  {result.expected}\n        came      {result.came}"
+    return f"{line}: {result.came}" if result.outcome == "skipped" else line
+
+
+def server_summary(results: Sequence[Result]) -> str:
+    """How many checks passed, failed or were skipped."""
+    counts = Counter(result.outcome for result in results)
+    return f"{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped"
+
+
+def last_words(log: Path) -> str:
+    """The end of the server's output, and where to find the rest."""
+    text = log.read_text("utf-8", errors="replace") if log.exists() else ""
+    lines = text.splitlines()[-_TAIL_LINES:]
+    shown = "".join(f"\n    | {line}" for line in lines)
+    return f"the end of the server's output (all of it: {log}):{shown or ' nothing'}"
+
+
+def server_json(results: Sequence[Result], *, target: str, log: Path | None = None) -> str:
+    """All results as one line of JSON; `log` is the file with the server's output."""
+    return json.dumps(
+        {
+            "conforms": all(result.outcome != "fail" for result in results),
+            "target": target,
+            "server_log": None if log is None else str(log),
+            "checks": [asdict(result) for result in results],
+        }
+    )
+
 
 _WORDS = {
     Outcome.PASSED: "pass",
@@ -37,7 +87,7 @@ def scenario_lines(played: PlayedScenario) -> Iterator[str]:
         yield from (f"    | {line}" for line in played.said.splitlines())
 
 
-def summary_line(all_played: Sequence[PlayedScenario], seconds: float) -> str:
+def client_summary(all_played: Sequence[PlayedScenario], seconds: float) -> str:
     """How many checks passed, failed or were skipped."""
     counts = Counter(verdict.outcome for verdict in _findings(all_played))
     parts = [f"{counts[Outcome.PASSED]} passed", f"{counts[Outcome.FAILED]} failed"]
@@ -48,8 +98,8 @@ def summary_line(all_played: Sequence[PlayedScenario], seconds: float) -> str:
     return f"{', '.join(parts)}, in {seconds:.1f} s"
 
 
-def report_json(all_played: Sequence[PlayedScenario], seconds: float) -> str:
-    """The same as JSON: `passed`, `seconds`, and each check with its outcome and evidence."""
+def client_json(all_played: Sequence[PlayedScenario], seconds: float) -> str:
+    """All findings as JSON: `passed`, `seconds`, and each check with its outcome and evidence."""
     report: dict[str, Any] = {
         "passed": all(played.holds for played in all_played),
         "seconds": round(seconds, 3),

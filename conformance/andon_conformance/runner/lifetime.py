@@ -1,4 +1,4 @@
-"""The bootstrap: the players join a line without a head. Played once; several checks look at it."""
+"""The bootstrap and the end of a run. Each is played once, and several checks look at it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from andon_conformance.runner.player import Player, key_of, refused_join
 from andon_conformance.runner.talk import shown
 from andon_conformance.runner.transfers import STATE, meet, move, report
 
-__all__ = ["CHECKS", "bootstrap"]
+__all__ = ["BOOTSTRAP", "ENDING", "bootstrap"]
 
-CHECKS = Checks()
+BOOTSTRAP = Checks()
 
 
 async def bootstrap(line: LineUnderTest, *, watch: bool) -> None:
@@ -85,7 +85,7 @@ def _reached(line: LineUnderTest, name: str) -> Any:
     return seen
 
 
-@CHECKS.add("join.fresh", "3", scene="bootstrap")
+@BOOTSTRAP.add("join.fresh", "3", scene="bootstrap")
 async def join_is_answered_whole(line: LineUnderTest) -> None:
     """JoinAccepted of a line without a head is complete, and says FRESH."""
     accepted = _reached(line, "accepted")
@@ -113,28 +113,28 @@ async def join_is_answered_whole(line: LineUnderTest) -> None:
         raise line.bootstrapping.broken
 
 
-@CHECKS.add("join.slot", "1", scene="bootstrap")
+@BOOTSTRAP.add("join.slot", "1", scene="bootstrap")
 async def slots_are_kept(line: LineUnderTest) -> None:
     """A worker's id is the slot that it asked for."""
     for slot, answer in enumerate(_reached(line, "accepted")):
         same(f"the id of the worker in slot {slot}:", slot, answer.worker)
 
 
-@CHECKS.add("join.dataset_too_small", "9", workers=2, scene="bootstrap")
+@BOOTSTRAP.add("join.dataset_too_small", "9", workers=2, scene="bootstrap")
 async def small_datasets_are_refused(line: LineUnderTest) -> None:
     """A dataset with fewer samples than the line has workers is refused: DATASET_TOO_SMALL."""
     status = _reached(line, "too_small")
     same("the refusal", "FAILED_PRECONDITION DATASET_TOO_SMALL", status.named)
 
 
-@CHECKS.add("bootstrap.waits", "19.11", workers=2, scene="bootstrap")
+@BOOTSTRAP.add("bootstrap.waits", "19.11", workers=2, scene="bootstrap")
 async def bootstrap_waits(line: LineUnderTest) -> None:
     """Nothing is bootstrapped before all expected workers are there."""
     early = _reached(line, "early")
     require(not early, "nothing before the last worker joined", "; ".join(early))
 
 
-@CHECKS.add("bootstrap.record", "19.11", scene="bootstrap")
+@BOOTSTRAP.add("bootstrap.record", "19.11", scene="bootstrap")
 async def one_worker_bootstraps(line: LineUnderTest) -> None:
     """One worker's weights become record INITIAL at step 0; its roster is the lowest worker
     alone.
@@ -154,7 +154,7 @@ async def one_worker_bootstraps(line: LineUnderTest) -> None:
     )
 
 
-@CHECKS.add("bootstrap.transfer", "19.11", workers=2, scene="bootstrap")
+@BOOTSTRAP.add("bootstrap.transfer", "19.11", workers=2, scene="bootstrap")
 async def others_get_the_state(line: LineUnderTest) -> None:
     """The others get the first worker's state, named by the INITIAL record, byte for byte."""
     initial_workers = _reached(line, "initial_workers")
@@ -169,8 +169,75 @@ async def others_get_the_state(line: LineUnderTest) -> None:
         same("the sender's peer", ends.joiner.worker, ends.send.peer)
 
 
-@CHECKS.add("bootstrap.no_round", "19.10", workers=2, scene="bootstrap")
+@BOOTSTRAP.add("bootstrap.no_round", "19.10", workers=2, scene="bootstrap")
 async def no_round_runs_meanwhile(line: LineUnderTest) -> None:
     """No round runs while a state transfer does."""
     busy = _reached(line, "busy") if line.bootstrapping.busy is None else line.bootstrapping.busy
     require(not busy, "no ShardAssignment while a state moves", "; ".join(busy))
+
+
+ENDING = Checks()
+
+_WHY = "the suite has seen enough"
+
+
+async def end(line: LineUnderTest) -> None:
+    """Takes the last step and leaves, once."""
+    seen = line.ending
+    if seen.played:
+        return
+    seen.played = True
+    try:
+        round_ = await line.averaged()
+        for rank, player in enumerate(round_.players):
+            await line.ready(round_, player, stop_reason=_WHY if rank == 0 else "")
+        seen.commits = await line.committed(round_)
+        for player in line.players:
+            await player.leave(pb.LEAVE_REASON_COMPLETE, bytes(range(32)))
+        seen.status = await _await_end(line)
+        seen.late = await refused_join(line.target, slot=0)
+    except Violation as broken:
+        seen.broken = broken
+
+
+async def _await_end(line: LineUnderTest) -> pb.LineStatus:
+    """The status once the line is complete, or at the end of the patience."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + line.target.patience_s
+    while True:
+        status = await line.status()
+        if status.state == pb.LINE_STATE_COMPLETE or loop.time() > deadline:
+            return status
+        await asyncio.sleep(0.02)
+
+
+def _left(line: LineUnderTest, seen: Any, what: str) -> Any:
+    """Something that the suite saw; `Violation` if the run did not end so far."""
+    if not seen:
+        raise line.ending.broken or Violation(what, "nothing")
+    return seen
+
+
+@ENDING.add("end.stop", "22", scene="ending")
+async def a_stop_is_told_to_all(line: LineUnderTest) -> None:
+    """The stop_reason of a StepReady is in everybody's StepCommitted."""
+    await end(line)
+    commits = _left(line, line.ending.commits, "the last record")
+    for player, committed in commits.items():
+        same(f"the stop reason at {player.name}:", _WHY, committed.stop_reason)
+
+
+@ENDING.add("end.complete", "22", scene="ending")
+async def the_line_is_complete(line: LineUnderTest) -> None:
+    """When all left as COMPLETE with equal digests, GetStatus says COMPLETE."""
+    await end(line)
+    status = _left(line, line.ending.status, "a status after the end")
+    same("the line's state", "LINE_STATE_COMPLETE", pb.LineState.Name(status.state))
+
+
+@ENDING.add("end.refused", "20", scene="ending")
+async def nobody_joins_after_the_end(line: LineUnderTest) -> None:
+    """A line that is over refuses a Join: COMPLETE."""
+    await end(line)
+    status = _left(line, line.ending.late, "a Join after the end to be ended")
+    same("the refusal", "FAILED_PRECONDITION COMPLETE", status.named)
