@@ -55,6 +55,11 @@ class Follower:
         return self._last is not None and self._last.step > 0
 
     @property
+    def step(self) -> int:
+        """Steps committed by the last status."""
+        return 0 if self._last is None else self._last.step
+
+    @property
     def runs(self) -> bool:
         """Whether the line was taking steps in the last status."""
         return self._last is not None and self._last.state == "RUNNING"

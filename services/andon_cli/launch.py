@@ -1,9 +1,9 @@
 """One launch: a service and its workers, from their start until none is left.
 
-Theory of operation. The first thing to go wrong decides the verdict: a worker that fails, the
-service that ends, or a person who interrupts. The line tells the other workers, so they have some
-seconds to end by themselves. Then they are terminated, and killed if that does not help. `end` runs
-in any case.
+Theory of operation. The first thing to go wrong decides the verdict: a worker that fails, a service
+that can't be brought back, or a person who interrupts. The line tells the other workers, so they
+have some seconds to end by themselves. Then they are terminated, and killed if that does not help.
+`end` runs in any case.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from andon.host.errors import CommandError, ExitCode
-from andon.host.manifest import checkpoints_in
+from andon.host.manifest import checkpoints_in, step_of
 from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
 from andon_cli.follower import Follower
@@ -38,7 +39,14 @@ from andon_cli.screen import Screen
 from andon_server.book import dropped_workers
 from andon_server.process import Interrupts
 from andon_server.resuming import checkpoints_written
-from andon_server.runs import JOURNAL, RUNS, ServiceAddress, make_run_dir, worker_log
+from andon_server.runs import (
+    JOURNAL,
+    RUNS,
+    ServiceAddress,
+    make_run_dir,
+    service_of,
+    worker_log,
+)
 
 __all__ = ["Launch"]
 
@@ -51,6 +59,8 @@ _CHECKPOINT_S = 20.0
 _ASK_EVERY_S = 0.1
 _KILL_AFTER_S = 3.0
 """How long a process may take to end after SIGTERM."""
+_REVIVALS = 4
+"""How often in a row a service that died is started again while the line takes no step."""
 _ENDED_WELL = (ExitCode.COMPLETE, ExitCode.TERMINATED)
 """These ends of a worker need no explanation."""
 
@@ -68,6 +78,9 @@ class Launch:
         self._follower: Follower | None = None
         self._verdict = ExitCode.COMPLETE
         self._restarts = Restarts(config.settings.restarts)
+        self._revivals = Restarts(_REVIVALS)
+        self._step_of_revival = 0
+        """The line's step when its service was last started again."""
         self._restarted_at: dict[int, float] = {}
         """When the worker in a slot was last started again: a monotonic time in seconds."""
         self._late: list[Child] = []
@@ -138,9 +151,7 @@ class Launch:
 
     async def _serve_line(self) -> ServiceAddress | None:
         assert self._config.service is not None
-        self._service, announced = await start_service(
-            self._config.service, lambda line: self._screen.say(f"[service] {line}")
-        )
+        self._service, announced = await start_service(self._config.service, self._say_of_service)
         reading = asyncio.create_task(announced.readline())
         stopping = asyncio.create_task(self._interrupts.first.wait())
         # The service may hang, for example on a journal that is locked: Ctrl-C must work here, too.
@@ -222,7 +233,8 @@ class Launch:
                 self._show_end(event.child, event.code)
                 # A worker that starts again is still one of the running ones: it has a new watcher,
                 # and its old process decides nothing.
-                if (again := self._again(event, events)) is not None:
+                again = self._again(event, events) or self._revived(event, events)
+                if again is not None:
                     watchers.append(again)
                     continue
                 running -= event.child in self._workers
@@ -263,8 +275,13 @@ class Launch:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the run was over in the last status."""
-        return self._follower is not None and self._follower.complete
+        """Whether the run is complete: by the last status, or by what its service left."""
+        if self._follower is not None and self._follower.complete:
+            return True
+        service = self._config.service
+        # A status may be missed: a line that was served again can end before anybody asks it.
+        left = None if service is None else service_of(service.folder)
+        return left is not None and left.complete_at_unix_s > 0
 
     def _is_late(self, child: Child) -> bool:
         """Whether a worker was started again and did not reach the line before the run was over."""
@@ -310,6 +327,58 @@ class Launch:
             events.put_nowait(_ProcessEvent(child, ExitCode.FAILED))
             return
         await _watch(events, worker.wait(), worker)
+
+    def _revived(
+        self, event: _ProcessEvent, events: asyncio.Queue[_ProcessEvent]
+    ) -> asyncio.Task[None] | None:
+        """Starts the service again on its journal if it died; the workers wait for it."""
+        child, follower = event.child, self._follower
+        if child is None or child is not self._service or follower is None:
+            return None
+        over = self._verdict is not ExitCode.COMPLETE or self._interrupts.first.is_set()
+        if over or self._is_over:
+            return None
+        if follower.step > self._step_of_revival:
+            # The one before did its work: this is another accident, and not the same again.
+            self._revivals = Restarts(_REVIVALS)
+        self._step_of_revival = follower.step
+        wait_s = self._revivals.spend(event.code, trained=follower.trained)
+        if wait_s is None:
+            return None
+        self._screen.say(
+            f"the service {ended_how(event.code)}: it starts again on its journal in {wait_s:g} s "
+            f"({self._revivals.used} of {self._revivals.most})"
+        )
+        return asyncio.create_task(self._serve_again(wait_s, events))
+
+    async def _serve_again(self, wait_s: float, events: asyncio.Queue[_ProcessEvent]) -> None:
+        assert self.line is not None
+        assert self._follower is not None
+        config = self._config.service
+        assert config is not None
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._interrupts.first.wait(), wait_s)
+            return
+        # At the same places: the workers and whoever reads the metrics know no others.
+        config = replace(
+            config,
+            port=urlsplit(f"//{self.line.address}").port,
+            metrics_port=urlsplit(self.line.metrics_url).port,
+        )
+        begun_at = 0 if self._config.checkpoint is None else step_of(self._config.checkpoint)
+        if self._follower.step > begun_at:
+            # The journal goes on from there by now: rolled back again, it would lose these steps.
+            config = replace(config, resume_from=None)
+        try:
+            self._service, _ = await start_service(config, self._say_of_service)
+        except OSError as error:
+            self._screen.say(f"the service could not be started again: {error}")
+            events.put_nowait(_ProcessEvent(self._service, ExitCode.FAILED))
+            return
+        await _watch(events, self._service.process.wait(), self._service)
+
+    def _say_of_service(self, line: str) -> None:
+        self._screen.say(f"[service] {line}")
 
     def _judge(self, event: _ProcessEvent) -> ExitCode:
         """The verdict after this event. The first failure decides; later ones change nothing."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from integration.fixtures.console import finish, lines_until, start
 from integration.harness import (
     SCRIPTS,
     Service,
@@ -81,6 +84,40 @@ def test_one_worker_on_the_line_is_solo_bit_for_bit(tmp_path: Path) -> None:
 
     assert worker.seen["losses"] == alone.seen["losses"]
     assert worker.seen["digest"] == alone.seen["digest"]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_killed_service_starts_again_on_its_journal_or_the_line_is_lost(
+    tmp_path: Path, comes_back: bool
+) -> None:
+    spec = {**SPEC, "steps": 20, "slow": {"step": 3, "until": str(tmp_path / "go on")}}
+    (tmp_path / "spec.json").write_text(json.dumps({**spec, "slot": 0}))
+    run = start(
+        tmp_path,
+        *("run", "--workers", "2", "--run-id", "7f3a", "--report", "report.json"),
+        *(SCRIPT, "spec.json", "out.json"),
+    )
+    lines_until(run, " 4/20")
+
+    if not comes_back:
+        (tmp_path / "runs/7f3a/journal.sqlite-wal").unlink()
+        (tmp_path / "runs/7f3a/journal.sqlite").write_bytes(b"no journal" * 1000)
+    told = json.loads((tmp_path / "runs/7f3a/service.json").read_text())
+    os.kill(told["pid"], signal.SIGKILL)
+    lines_until(run, "the service was killed by SIGKILL: it starts again on its journal in")
+    (tmp_path / "go on").touch()
+    code, output, _ = finish(run)
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert code == report["exit_code"] == (0 if comes_back else 5)
+    if comes_back:
+        assert len(report["losses"]) == 20
+        assert report["samples"] == [8] * 20
+        assert len(set(report["digests"].values())) == 1
+    else:
+        assert "(4 of 4)" in output
+        assert "the line is lost" in output
 
 
 def test_ranks_follow_launch_slots_and_not_who_comes_first(tmp_path: Path) -> None:
