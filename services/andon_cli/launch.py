@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -61,6 +62,10 @@ _KILL_AFTER_S = 3.0
 """How long a process may take to end after SIGTERM."""
 _REVIVALS = 4
 """How often in a row a service that died is started again while the line takes no step."""
+_NO_TORCH = (
+    f"PyTorch is not installed for {sys.executable}: pip install 'andon[trainer]', about 190 MB as "
+    "a CPU build (--extra-index-url https://download.pytorch.org/whl/cpu) and gigabytes with CUDA"
+)
 _ENDED_WELL = (ExitCode.COMPLETE, ExitCode.TERMINATED)
 """These ends of a worker need no explanation."""
 
@@ -461,6 +466,8 @@ class Launch:
             self._screen.say(f"{child.name} was told to terminate: the others go on without it")
         elif code != 0:
             self._screen.say(f"{child.name} {ended_how(code)}: its output is in {child.log}")
+            if not self.joined and find_spec("torch") is None:
+                self._screen.say(_NO_TORCH)
             return exit_code_of(code)
         return ExitCode.COMPLETE
 

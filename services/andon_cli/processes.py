@@ -180,6 +180,9 @@ def worker_environment(
         # A line that is served elsewhere hands out its slots itself.
         variables["RANK"] = str(slot)
         variables["WORLD_SIZE"] = str(config.service.workers)
+    if settings.line.max_steps is not None:
+        # For the script: a scheduler may need to know where the run ends.
+        variables["ANDON_STEPS"] = str(settings.line.max_steps)
     if config.seed is not None:
         variables["ANDON_SEED"] = str(config.seed)
     if settings.checkpoint_every is not None:

@@ -137,6 +137,17 @@ def test_a_script_that_fails_ends_the_run_with_code_1_and_no_process_is_left(
     assert processes_of(tmp_path) == []
 
 
+def test_a_script_without_pytorch_is_told_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None")
+    (tmp_path / "train.py").write_text("import torch")
+
+    code, output, _ = andon(tmp_path, "run", "train.py", PYTHONPATH=str(tmp_path))
+
+    assert code == 1
+    assert "PyTorch is not installed for" in output
+    assert "pip install 'andon[trainer]'" in output
+
+
 def test_a_script_that_never_joins_is_no_complete_run(tmp_path: Path) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("")

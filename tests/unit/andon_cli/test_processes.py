@@ -10,6 +10,7 @@ import pytest
 from andon.host.errors import ExitCode
 from andon_cli.config import RunConfig, RunSettings
 from andon_cli.processes import Restarts, ended_how, exit_code_of, worker_environment
+from andon_coordinator.config import LineOptions
 from andon_server.settings import ServeConfig
 
 LINE = {"ANDON_ADDRESS": "127.0.0.1:7", "ANDON_RUN_ID": "7f3a", "ANDON_RUN_DIR": "/runs/7f3a"}
@@ -21,7 +22,7 @@ def environment(config: RunConfig, **base: str) -> dict[str, str]:
 
 
 def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
-    settings = RunSettings(workers=2, checkpoint_every=7)
+    settings = RunSettings(workers=2, checkpoint_every=7, line=LineOptions(max_steps=90))
     config = RunConfig(settings=settings, command=("train.py",), service=SERVICE, seed=5)
 
     found = environment(config)
@@ -32,6 +33,7 @@ def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
         "ANDON_LOG_FORMAT": "text",
         "ANDON_SEED": "5",
         "ANDON_CHECKPOINT_EVERY": "7",
+        "ANDON_STEPS": "90",
         "RANK": "1",
         "WORLD_SIZE": "3",
         "LOCAL_RANK": "1",
