@@ -206,6 +206,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write; what it has of others stays")
     parser.add_argument("--against", type=Path, help="an earlier result")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Ends the tests and removes the copy.
     before = json.loads(arguments.against.read_text())["rooms"] if arguments.against else None
     file = arguments.json
     rooms = json.loads(file.read_text())["rooms"] if file and file.exists() else {}
