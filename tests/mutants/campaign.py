@@ -213,7 +213,7 @@ def main() -> int:
     facts = {"commit": _said("git", "describe", "--always", "--dirty"), "machine": _machine()}
     with tempfile.TemporaryDirectory(prefix="andon-mutants-") as scratch:
         tree, now = Tree(Path(scratch)), {}
-        for name in arguments.only:
+        for name in (each for each in arguments.only if before is None or each in before):
             now[name] = run_room(name, ROOMS[name], tree, before and before[name]["mutants"])
             rooms[name] = facts | now[name]
             killed = [each["killed"] for each in now[name]["mutants"]]

@@ -40,7 +40,7 @@ ROOMS = {
     "coordinator core": Room(
         mutants=45,
         code=("services/andon_coordinator/core/*.py",),
-        folders=("tests/unit/andon_coordinator", "tests/search"),
+        folders=("tests/unit/andon_coordinator",),
         tests=(
             *_tests(
                 "tests/unit/andon_coordinator",
@@ -54,7 +54,7 @@ ROOMS = {
     "reducer core": Room(
         mutants=30,
         code=("services/andon_reducer/core/*.py",),
-        folders=("tests/unit/andon_reducer", "tests/search"),
+        folders=("tests/unit/andon_reducer",),
         tests=(
             *_tests("tests/unit/andon_reducer", "reducer_transcripts rounds mean averaging"),
             *_tests("tests/unit/andon_reducer", "reduce_stream implausible_messages"),
@@ -64,7 +64,7 @@ ROOMS = {
     "trainer core": Room(
         mutants=35,
         code=("trainer/andon_trainer/core/*.py",),
-        folders=(_TRAINER, "tests/search"),
+        folders=(_TRAINER,),
         tests=(
             *_tests(
                 _TRAINER,
