@@ -1,18 +1,24 @@
-"""Breaking: `andon serve` with some of its functions replaced."""
+"""Breaking: replaces a function of an implementation under test, in a process of its own."""
 
 from __future__ import annotations
 
-import sys
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
-from andon_cli.app import main
-
-__all__ = ["serve_with"]
+__all__ = ["put", "wrap"]
 
 
-def serve_with(*changes: tuple[Any, str, Any]) -> NoReturn:
-    """Replaces each (module or class, name), then serves with this process's arguments."""
-    for place, name, value in changes:
-        assert hasattr(place, name), f"{place} has no {name}: this server no longer breaks anything"
-        setattr(place, name, value)
-    sys.exit(main())
+def put(owner: Any, name: Any, value: Any) -> None:
+    """Replaces what a module, a class or a table has under this name."""
+    table = isinstance(owner, dict)
+    there = name in owner if table else hasattr(owner, name)
+    assert there, f"{owner} has no {name}: this no longer breaks anything"
+    if table:
+        owner[name] = value
+    else:
+        setattr(owner, name, value)
+
+
+def wrap(owner: Any, name: Any, around: Callable[[Any], Any]) -> None:
+    """Replaces a function by what `around` makes of it."""
+    put(owner, name, around(owner[name] if isinstance(owner, dict) else getattr(owner, name)))

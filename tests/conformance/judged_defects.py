@@ -41,6 +41,7 @@ from andon_trainer.exchange.star.tcp import WorkerLanes
 from andon_trainer.place.membership import Membership
 from chaos.model import LineState
 from chaos.worker import Worker
+from conformance.breaking import wrap
 
 __all__ = ["DEFECTS", "Defect"]
 
@@ -63,13 +64,8 @@ _NEVER_S = 6.0
 _A_MOMENT_S = 0.005
 
 
-def _wrap(owner: object, name: str, wrap: Callable[[Any], Any]) -> None:
-    """Replaces a function by what `wrap` makes of it."""
-    setattr(owner, name, wrap(getattr(owner, name)))
-
-
 def _change_joins(change: Callable[[pb.Join], None]) -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def changed(joining: Any) -> pb.Join:
             join: pb.Join = original(joining)
             change(join)
@@ -77,14 +73,14 @@ def _change_joins(change: Callable[[pb.Join], None]) -> None:
 
         return changed
 
-    _wrap(control, "join_to", wrap)
+    wrap(control, "join_to", around)
 
 
 def _ignore(case: str) -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         return lambda message: None if message.WhichOneof("message") == case else original(message)
 
-    _wrap(control, "event_from", wrap)
+    wrap(control, "event_from", around)
 
 
 def _turn_the_digest() -> None:
@@ -95,44 +91,44 @@ def _turn_the_digest() -> None:
 
 
 def _be_silent() -> None:
-    _wrap(Heartbeats, "run", lambda _: lambda self, every_s: None)
+    wrap(Heartbeats, "run", lambda _: lambda self, every_s: None)
 
 
 def _insist() -> None:
-    _wrap(control, "refusal_from", lambda original: lambda error: None)
+    wrap(control, "refusal_from", lambda original: lambda error: None)
 
 
 def _send_twice() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def send(self: BulkStream, frame: Callable[[], bytes]) -> None:
             original(self, frame)
             original(self, lambda: data if (data := frame())[0] == _GRADIENT_TAG else b"")
 
         return send
 
-    _wrap(BulkStream, "send", wrap)
+    wrap(BulkStream, "send", around)
 
 
 def _name_the_round_before() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def late(*arguments: Any) -> Any:
             message = original(*arguments)
             return replace(message, key=Key(message.key.term, message.key.round - 1))
 
         return late
 
-    _wrap(reducer_path, "_gradient", wrap)
+    wrap(reducer_path, "_gradient", around)
 
 
 def _be_ready_at_once() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def hurry(self: Collector, message: AveragedBlock, current: Any, **more: Any) -> None:
             current.missing = min(current.missing, message.count)
             original(self, message, current, **more)
 
         return hurry
 
-    _wrap(Collector, "_average", wrap)
+    wrap(Collector, "_average", around)
 
 
 def _send_zeros() -> None:
@@ -142,11 +138,11 @@ def _send_zeros() -> None:
         for index, block in enumerate(self._task.split(gradient)):
             exchange.submit(index, block)
 
-    _wrap(Worker, "_submit", lambda _: submit)
+    wrap(Worker, "_submit", lambda _: submit)
 
 
 def _apply_at_once() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def report(self: Worker, *arguments: Any) -> None:
             original(self, *arguments)
             mean = np.concatenate(self._member.exchange.averages)
@@ -158,8 +154,8 @@ def _apply_at_once() -> None:
     def apply(self: Worker, commit: Any, *_: Any) -> None:
         self._known = commit.record.key
 
-    _wrap(Worker, "_report", wrap)
-    _wrap(Worker, "_apply", lambda _: apply)
+    wrap(Worker, "_report", around)
+    wrap(Worker, "_apply", lambda _: apply)
 
 
 def _add_up() -> None:
@@ -180,12 +176,12 @@ def _add_up() -> None:
 
         return apply
 
-    _wrap(Worker, "_report", keep)
-    _wrap(Worker, "_apply", apply_all)
+    wrap(Worker, "_report", keep)
+    wrap(Worker, "_apply", apply_all)
 
 
 def _believe_any_weight() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def believe(self: Collector, message: AveragedBlock, current: Any, **more: Any) -> None:
             first = current.total_weight
             told = message if first is None else replace(message, total_weight=first)
@@ -193,32 +189,32 @@ def _believe_any_weight() -> None:
 
         return believe
 
-    _wrap(Collector, "_average", wrap)
+    wrap(Collector, "_average", around)
 
 
 def _keep_stale_rounds_to_itself() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def receive(self: Collector, message: Any, **more: Any) -> None:
             if not isinstance(message, StaleRound):
                 original(self, message, **more)
 
         return receive
 
-    _wrap(Collector, "receive", wrap)
+    wrap(Collector, "receive", around)
 
 
 def _install_anything() -> None:
-    _wrap(PartialState, "is_right", lambda _: property(lambda self: True))
+    wrap(PartialState, "is_right", lambda _: property(lambda self: True))
 
 
 def _be_born_again() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def connect(self: Connection, joining: Any) -> Any:
             return original(self, replace(joining, incarnation=secrets.randbits(63) + 1))
 
         return connect
 
-    _wrap(Connection, "connect", wrap)
+    wrap(Connection, "connect", around)
 
 
 def _hide_what_is_held() -> None:
@@ -238,11 +234,11 @@ def _send_backwards() -> None:
         for index, block in reversed(list(enumerate(self._task.split(gradient)))):
             self._member.exchange.submit(index, block)
 
-    _wrap(Worker, "_submit", lambda _: submit)
+    wrap(Worker, "_submit", lambda _: submit)
 
 
 def _work_for_any_parent() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def take_work(self: WorkerState) -> Any:
             if self._waiting is not None:
                 self._waiting = replace(self._waiting, parent=self.head)
@@ -250,11 +246,11 @@ def _work_for_any_parent() -> None:
 
         return take_work
 
-    _wrap(WorkerState, "take_work", wrap)
+    wrap(WorkerState, "take_work", around)
 
 
 def _overlook_the_unknown() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def read(self: Any, data: bytes) -> None:
             try:
                 parse_response(data)
@@ -264,7 +260,7 @@ def _overlook_the_unknown() -> None:
 
         return read
 
-    _wrap(reducer_path.WireLane, "_read", wrap)
+    wrap(reducer_path.WireLane, "_read", around)
 
 
 def _stay_on_the_stream() -> None:
@@ -272,13 +268,13 @@ def _stay_on_the_stream() -> None:
         self._open = None
         self._collector.end()
 
-    _wrap(star.StarExchange, "end", lambda _: end)
+    wrap(star.StarExchange, "end", lambda _: end)
 
 
 def _miss_a_reducer() -> None:
     """Sends all chunks to the map's first reducer."""
 
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def chunks(*arguments: Any) -> Any:
             lanes = original(*arguments)
             first, *others = lanes
@@ -287,13 +283,13 @@ def _miss_a_reducer() -> None:
 
         return chunks
 
-    _wrap(star, "chunks_by_address", wrap)
+    wrap(star, "chunks_by_address", around)
 
 
 def _change_responses(change: Callable[[reducer_pb2.AveragedBlock], None]) -> None:
     """Changes an invalid response until it is valid."""
 
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def parse(data: bytes) -> Any:
             try:
                 return original(data)
@@ -311,7 +307,7 @@ def _change_responses(change: Callable[[reducer_pb2.AveragedBlock], None]) -> No
 
         return parse
 
-    _wrap(reducer_path, "parse_response", wrap)
+    wrap(reducer_path, "parse_response", around)
 
 
 def _take_any_length() -> None:
@@ -325,7 +321,7 @@ def _take_any_length() -> None:
 def _scale_by_all_digits() -> None:
     """Leaves a scale with more digits than the 16 that it may have."""
 
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def encode(numbers: Any, encoding: Encoding, *more: Any) -> memoryview:
             payload = bytearray(original(numbers, encoding, *more))
             if encoding is Encoding.INT8_BLOCK:
@@ -334,7 +330,7 @@ def _scale_by_all_digits() -> None:
 
         return encode
 
-    _wrap(values, "encode", wrap)
+    wrap(values, "encode", around)
 
 
 def _take_any_encoding() -> None:
@@ -347,7 +343,7 @@ def _take_any_encoding() -> None:
 def _drop_what_cannot_be_read() -> None:
     """Drops invalid messages, except those with a wrong length or encoding."""
 
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def read(self: Any, data: bytes) -> None:
             try:
                 parse_response(data)
@@ -361,16 +357,16 @@ def _drop_what_cannot_be_read() -> None:
 
         return read
 
-    _wrap(reducer_path.WireLane, "_read", wrap)
+    wrap(reducer_path.WireLane, "_read", around)
 
 
 def _overlook_limits() -> None:
     name = "_refuse_small_payloads"
-    _wrap(reducer_path.WireLane, name, lambda _: lambda self, address, most: None)
+    wrap(reducer_path.WireLane, name, lambda _: lambda self, address, most: None)
 
 
 def _pass_over_what_cannot_be() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def event(message: pb.TrainResponse) -> Any:
             try:
                 return original(message)
@@ -379,11 +375,11 @@ def _pass_over_what_cannot_be() -> None:
 
         return event
 
-    _wrap(control, "event_from", wrap)
+    wrap(control, "event_from", around)
 
 
 def _believe_any_welcome() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def accepted(response: pb.TrainResponse) -> Any:
             welcome = response.join_accepted
             try:
@@ -397,11 +393,11 @@ def _believe_any_welcome() -> None:
 
         return accepted
 
-    _wrap(control, "accepted_from", wrap)
+    wrap(control, "accepted_from", around)
 
 
 def _take_any_key() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def receive(self: Collector, message: Any, **more: Any) -> None:
             if isinstance(message, AveragedBlock) and self._open is not None:
                 message = replace(message, key=self._open.key)
@@ -409,37 +405,37 @@ def _take_any_key() -> None:
 
         return receive
 
-    _wrap(Collector, "receive", wrap)
+    wrap(Collector, "receive", around)
 
 
 def _believe_any_void() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def voided(self: WorkerState, event: Voided) -> Any:
             mine = self.assigned
             return original(self, event if mine is None else replace(event, key=mine.key))
 
         return voided
 
-    _wrap(WorkerState, "_voided", wrap)
+    wrap(WorkerState, "_voided", around)
 
 
 def _change_welcomes(change: Callable[[Joining, Joined], Joined]) -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def join(self: control.ControlStream, joining: Joining) -> Joined:
             return change(joining, original(self, joining))
 
         return join
 
-    _wrap(control.ControlStream, "join", wrap)
+    wrap(control.ControlStream, "join", around)
 
 
 def _overlook_halts() -> None:
     """Ignores the halt in the answer to Join."""
 
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         return lambda response: replace(original(response), halt=None)
 
-    _wrap(control, "accepted_from", wrap)
+    wrap(control, "accepted_from", around)
 
 
 def _believe_to_be_in_sync() -> None:
@@ -449,21 +445,21 @@ def _believe_to_be_in_sync() -> None:
 
 
 def _found_by_anybody() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def applies(self: WorkerState, record: Record) -> bool:
             founds = record.kind is RecordKind.INITIAL and self.head is None
             return founds or original(self, record)
 
         return applies
 
-    _wrap(WorkerState, "_applies", wrap)
+    wrap(WorkerState, "_applies", around)
 
 
 def _forget_the_cursor() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         return lambda self, asked: original(self, replace(asked, cursor=self.cursor))
 
-    _wrap(WorkerState, "installed", wrap)
+    wrap(WorkerState, "installed", around)
 
 
 def _keep_its_streams() -> None:
@@ -474,7 +470,7 @@ def _keep_its_streams() -> None:
         first.append(joined.session_token)
         return replace(joined, session_token=first[0])
 
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def rejoin(self: Any) -> None:
             self.exchange.close = lambda: None
             original(self)
@@ -483,16 +479,16 @@ def _keep_its_streams() -> None:
         return rejoin
 
     _change_welcomes(change)
-    _wrap(Membership, "_rejoin", wrap)
+    wrap(Membership, "_rejoin", around)
 
 
 def _leave_in_silence() -> None:
-    _wrap(control.ControlStream, "leave", lambda _: lambda self, departure: None)
+    wrap(control.ControlStream, "leave", lambda _: lambda self, departure: None)
 
 
 def _wait_for_its_state() -> None:
     """A transfer continues after the control stream has ended."""
-    _wrap(control.ControlStream, "at_end", lambda _: lambda self, transfer_id, act: None)
+    wrap(control.ControlStream, "at_end", lambda _: lambda self, transfer_id, act: None)
 
 
 def _tell_too_late() -> None:
@@ -500,36 +496,36 @@ def _tell_too_late() -> None:
         mine = self.assigned is not None and event.key == self.assigned.key
         return [ReportFault(event)] if mine and self.phase is not RoundPhase.NONE else []
 
-    _wrap(WorkerState, "_failed", lambda _: failed)
+    wrap(WorkerState, "_failed", lambda _: failed)
 
 
 def _overlook_overflows() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         return lambda self, commit: original(self, replace(commit, overflow=False))
 
-    _wrap(WorkerState, "_committed", wrap)
+    wrap(WorkerState, "_committed", around)
 
 
 def _lose_nothing() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         return lambda report: original(replace(report, loss_sum=0.0))
 
-    _wrap(control, "ready_to", wrap)
+    wrap(control, "ready_to", around)
 
 
 def _change_reports(change: Callable[[Any], Any]) -> None:
-    _wrap(control, "ready_to", lambda original: lambda report: original(change(report)))
+    wrap(control, "ready_to", lambda original: lambda report: original(change(report)))
 
 
 def _take_the_first_range() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         return lambda self, work: original(self, replace(work, positions=work.positions[:1]))
 
-    _wrap(Worker, "_step", wrap)
+    wrap(Worker, "_step", around)
 
 
 def _take_an_equal_share() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def step(self: Worker, work: Any) -> None:
             if work.positions == deal(work.batch, work.split, work.world_size)[work.rank]:
                 equal = replace(work.split, targets=())
@@ -539,7 +535,7 @@ def _take_an_equal_share() -> None:
 
         return step
 
-    _wrap(Worker, "_step", wrap)
+    wrap(Worker, "_step", around)
 
 
 def _count_what_was_kept() -> None:
@@ -552,54 +548,54 @@ def _count_what_was_kept() -> None:
 
 
 def _report_the_limited_norm() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def report(self: Worker, assigned: Any, own_norm: float, complete: Any) -> None:
             limit = self._member.policy.max_grad_norm or own_norm
             original(self, assigned, min(own_norm, limit), complete)
 
         return report
 
-    _wrap(Worker, "_report", wrap)
+    wrap(Worker, "_report", around)
 
 
 def _prove_another_worker() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def forged(session: Any, nonce: bytes, direction: Any) -> Any:
             return original(replace(session, worker=session.worker + 1), nonce, direction)
 
         return forged
 
-    _wrap(connecting, "preamble", wrap)
+    wrap(connecting, "preamble", around)
 
 
 def _believe_any_listener() -> None:
-    _wrap(connecting, "is_answer", lambda _: lambda *_: True)
+    wrap(connecting, "is_answer", lambda _: lambda *_: True)
 
 
 def _overlook_lost_lanes() -> None:
-    _wrap(WorkerLanes, "_ended", lambda _: lambda self, error: None)
+    wrap(WorkerLanes, "_ended", lambda _: lambda self, error: None)
 
 
 def _seal_wrongly() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         return lambda message, crc32c=None: original(message, 1 if crc32c is None else crc32c ^ 1)
 
-    _wrap(frames, "checksum_fields_of", wrap)
+    wrap(frames, "checksum_fields_of", around)
 
 
 def _overlook_changes() -> None:
-    _wrap(checksums, "is_intact", lambda _: lambda message: message.crc32c is not None)
+    wrap(checksums, "is_intact", lambda _: lambda message: message.crc32c is not None)
 
 
 def _overlook_absent_checksums() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         return lambda message: message.crc32c is None or original(message)
 
-    _wrap(checksums, "is_intact", wrap)
+    wrap(checksums, "is_intact", around)
 
 
 def _keep_to_itself_what_was_corrupt() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         def receive(self: Collector, message: Any, **more: Any) -> None:
             if isinstance(message, RoundAborted):
                 message = replace(message, corrupt=None)
@@ -607,18 +603,18 @@ def _keep_to_itself_what_was_corrupt() -> None:
 
         return receive
 
-    _wrap(Collector, "receive", wrap)
+    wrap(Collector, "receive", around)
 
 
 def _overlook_headers() -> None:
-    _wrap(frames, "require_header_intact", lambda _: lambda *_: None)
+    wrap(frames, "require_header_intact", lambda _: lambda *_: None)
 
 
 def _overlook_wanted_digests() -> None:
-    def wrap(original: Any) -> Any:
+    def around(original: Any) -> Any:
         return lambda self, work: original(self, replace(work, wants_digest=False))
 
-    _wrap(Worker, "_step", wrap)
+    wrap(Worker, "_step", around)
 
 
 DEFECTS = {
@@ -691,7 +687,7 @@ DEFECTS = {
     "takes-an-equal-share": Defect("shares.uneven", _take_an_equal_share),
     "counts-what-was-kept": Defect("shares.timings", _count_what_was_kept),
     "has-no-limit": Defect(
-        "shares.limit", lambda: _wrap(Worker, "_limited", lambda _: lambda self, vector, _: vector)
+        "shares.limit", lambda: wrap(Worker, "_limited", lambda _: lambda self, vector, _: vector)
     ),
     "seals-wrongly": Defect("checksums.sent", _seal_wrongly),
     "overlooks-changes": Defect("checksums.payload", _overlook_changes, patience_s=_NEVER_S),

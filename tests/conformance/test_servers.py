@@ -23,8 +23,8 @@ from andon_conformance.config import RunnerConfig
 from andon_conformance.reach import Reach
 from andon_conformance.runner.app import CHECKS, results_of
 from andon_conformance.runner.checks import Result
+from conformance.broken_servers import BROKEN, BrokenServer
 from conformance.mute import EXIT_CODE, LAST_WORDS, mute_service
-from conformance.servers import BROKEN, FOLDER, BrokenServer
 from integration.harness import Service, clean_environment
 
 _SOAK = bool(os.environ.get("ANDON_CONFORMANCE"))
@@ -32,6 +32,7 @@ _SOAK = bool(os.environ.get("ANDON_CONFORMANCE"))
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600 if _SOAK else 180)]
 
 _OWN = [1, 2, 3, 4] if _SOAK else [3]
+_FOLDER = Path(__file__).parent
 _AT_ONCE = 6
 _PATIENCE_S = 5.0
 """The time limit for a broken server, because missing messages are waited for."""
@@ -83,9 +84,9 @@ class _Court:
         groups = ("average", "assign", "commit", "void")
         uneven = asyncio.create_task(self._judge(start, groups, _GREAT_PATIENCE_S))
         own = [asyncio.create_task(self._judge_own(workers)) for workers in _OWN]
-        broken = await asyncio.gather(*(self._judge_broken(each) for each in BROKEN))
+        broken = await asyncio.gather(*(self._judge_broken(each) for each in BROKEN.values()))
         return Judged(
-            {each.name: results for each, results in zip(BROKEN, broken, strict=True)},
+            dict(zip(BROKEN, broken, strict=True)),
             dict(zip(_OWN, await asyncio.gather(*own), strict=True)),
             await uneven,
             await killed,
@@ -97,7 +98,7 @@ class _Court:
 
     async def _judge_broken(self, broken: BrokenServer) -> list[Result]:
         only = () if _SOAK else (*broken.caught_by, *broken.passes)
-        program = [str(FOLDER / f"{broken.name}.py")]
+        program = [str(_FOLDER / "broken_servers.py"), broken.name]
         if broken.restarts:
             return await self._judge_restarted(broken, program, only)
         folder = self._folder / broken.name
@@ -158,17 +159,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
         yield asyncio.run(_Court(tmp_path_factory.mktemp("judged")).judge_all())
 
 
-def test_every_broken_server_is_listed() -> None:
-    files = sorted(path.stem for path in FOLDER.glob("*.py"))
-
-    assert files == sorted(broken.name for broken in BROKEN)
-
-
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
-def test_broken_server_fails_by_the_checks_that_should_catch_it(
-    judged: Judged, broken: BrokenServer
-) -> None:
-    results = judged.broken[broken.name]
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_server_fails_by_the_checks_that_should_catch_it(judged: Judged, name: str) -> None:
+    broken, results = BROKEN[name], judged.broken[name]
 
     failed = _failed(results)
     if _SOAK:
@@ -234,7 +227,7 @@ def test_a_server_that_ends_is_said_to_have_ended_with_its_last_words(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
     port, log = free_port(), tmp_path / "server.log"
-    command = [sys.executable, str(FOLDER.parent / "mute.py"), str(port)]
+    command = [sys.executable, str(_FOLDER / "mute.py"), str(port)]
 
     code = asyncio.run(
         judge_server(
