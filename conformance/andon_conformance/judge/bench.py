@@ -103,6 +103,7 @@ class Bench:
             )
             for number in range(setting.reducers)
         ]
+        # Before it serves: the client's very first try must find it away.
         servers[0].away = away
         for server in servers:
             await server.start()
@@ -187,6 +188,7 @@ async def record_origin(bench: Bench) -> StateSource:
     """Bootstraps a line, takes steps, and has the client send its state."""
     line = await bench.started()
     await line.steps(_ORIGIN_STEPS)
+    # A client in the middle of a round has no state to send.
     await line.asks()
     since = line.transfer(1, pb.TRANSFER_ROLE_SEND)
     first = await line.state_call(PUT, since)
@@ -206,5 +208,6 @@ async def record_origin(bench: Bench) -> StateSource:
 
 async def _watch(client: Running, transcript: Transcript) -> None:
     code = await client.wait()
+    # The exit must stand behind all that the client sent before it.
     await asyncio.sleep(_LAST_WORDS_S)
     transcript.add(EXITED, None, code)

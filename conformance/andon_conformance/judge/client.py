@@ -72,6 +72,7 @@ class _Process:
                 self._process.send_signal(signal.SIGTERM)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _GRACE_S)
+        # Whatever the client started is in its group, even after the client itself ended.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()

@@ -148,9 +148,11 @@ class ScriptedCoordinator:
         beginning = await self.transcript.wait(
             "a Train stream", opened(TRAIN), self.joined_at, patience_s=patience_s
         )
+        # Everything before this place is of an older stream, and proves nothing about this one.
         self.joined_at = self.transcript.events.index(beginning) + 1
         self._joins += 1
         self._train = beginning.stream
+        # A request for work ends with its stream.
         self._asked, self._asks_from = None, self.joined_at
         event = await self.transcript.wait("Join", self.on_train("join"))
         self.join = event.message
@@ -211,6 +213,7 @@ class ScriptedCoordinator:
     ) -> None:
         """Makes a record the line's head, and sends it."""
         self.head, self.step, self.cursor = record.key, record.step, record.cursor
+        # A MARK moves the head, and earlier requests for work stay valid.
         if record.kind is not RecordKind.MARK:
             self._asked = None
         committed = pb.StepCommitted(
@@ -233,6 +236,7 @@ class ScriptedCoordinator:
             event = await self.transcript.wait(
                 f"RequestWork from head {self.head}", self._asks_now, self._asks_from
             )
+            # Each request is used once.
             self._asks_from = self.transcript.events.index(event) + 1
             self._asked = event.message
         assert self._asked is not None

@@ -113,6 +113,7 @@ class ScriptedLanes:
             direction = preamble[DIRECTION_AT]
             if offered is not None:
                 right = preamble == offered.proof.preamble(direction)
+                # A right proof of no direction is none.
                 proven = right and direction in (UP, DOWN)
                 self._record(LANE, offered.stream, Preamble(direction, proven))
                 if proven:
@@ -130,10 +131,13 @@ class ScriptedLanes:
             writer.write(bytes(PROOF_BYTES))
             await reader.read(1)
             return
+        # The answer comes before any frame: the client must not send to a listener that it can't
+        # trust.
         writer.write(offered.proof.answer(direction))
         offered.writers[direction] = writer
         if direction == DOWN:
             offered.stream.lane = lambda data: writer.write(_framed(data))
+            # Nothing comes up this lane; the read ends when the client closes it.
             await reader.read(1)
             return
         while True:

@@ -122,6 +122,7 @@ class ScriptedLine(ScriptedCoordinator):
                     current.abstained.append((event.stream, event.message))
             return sum(places.values()) >= self.layout.elements or bool(current.abstained)
 
+        # A call after one in vain begins anew.
         current.given.clear()
         current.abstained.clear()
         what = f"the client's contribution to step {current.step}"
@@ -251,6 +252,7 @@ class ScriptedLine(ScriptedCoordinator):
             lambda event: self.of_round("fault", current)(event) or self.train_ends(event),
             current.began,
         )
+        # A client may also give up the whole stream: what counts is that it is not ready.
         if event.kind == ENDED:
             await self.joins()
             self.accept(pb.JOIN_STATUS_IN_SYNC)
@@ -284,6 +286,7 @@ def send_answers(answers: Answers) -> None:
 
 def _may_be_of(current: ClientRound, message: BlockGradient) -> bool:
     """Whether a contribution may belong to a round. One check of its own looks at the key."""
+    # Late messages of an older round are no mistake; those of the parent's key are.
     late = message.key.term == current.key.term and message.key < current.key
     return not late or message.key == current.parent
 

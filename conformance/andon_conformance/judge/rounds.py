@@ -106,6 +106,7 @@ def weighted_mean(parts: Sequence[tuple[float, Floats]]) -> Floats:
     total = 0.0
     for weight, _ in parts:
         total += weight
+    # In rank order, and in float32 after each step: another order has other bits.
     with np.errstate(all="ignore"):
         products = [np.float32(weight / total) * gradient for weight, gradient in parts]
         mean = products[0]
@@ -128,6 +129,7 @@ class Averages:
         parts = []
         for rank in range(self.round.world_size):
             if rank != self.round.rank:
+                # The other ranks are the judge itself, with a weight of 1.
                 parts.append((1.0, steady(chunk)))
             elif numbers is not None:
                 parts.append((self.round.weight, numbers))

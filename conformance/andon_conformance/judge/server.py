@@ -111,6 +111,7 @@ class ScriptedServer:
             )
             self._streams.append(stream)
             self._transcript.add(OPENED, stream)
+            # It is recorded first: the pace of a client's tries is judged.
             if self.away and method == TRAIN:
                 stream.end(grpc.StatusCode.UNAVAILABLE, "the coordinator is not there yet")
             await self._serve(stream, requests, context, read)
@@ -137,6 +138,7 @@ class ScriptedServer:
         finally:
             reader.cancel()
             self._gone(stream)
+        # Last, because nothing can be sent after a status.
         if ending is not None:
             await context.abort_with_status(ending)
 
@@ -155,6 +157,7 @@ class ScriptedServer:
     def _take(self, stream: ClientCall, data: bytes, read: Callable[[bytes], Parsed]) -> None:
         try:
             parsed = list(read(data))
+        # No reason to end: a scenario judges what else the client does.
         except (DecodeError, FrameError) as error:
             parsed = [(MALFORMED, f"{len(data)} bytes: {error}")]
         for kind, message in parsed:

@@ -52,6 +52,7 @@ def give_state(
     first = reducer_pb2.GetStateResponse(
         size_bytes=len(origin.state), sha256=origin.sha256, offset=offset
     )
+    # The length and SHA-256 come first, without a piece.
     stream.send(first)
     stream.send_all(pieces(origin.state if data is None else data, offset))
     stream.end()

@@ -84,14 +84,19 @@ class Transcript:
         try:
             async with asyncio.timeout(patience_s):
                 while True:
+                    # From the beginning of what is new: the event may be there already.
                     for event in self.events[since:]:
                         if test(event):
                             took_s = time.monotonic() - began if begun else 0.0
                             self._lag_s = max(self._lag_s, min(took_s, _LAG_AT_MOST_S))
                             return event
+                    # No event is tested twice: a test may count what it sees.
                     since = max(since, self.now)
+                    # Only after a last look: an exit may stand behind the event that was waited
+                    # for.
                     if self.exit_code is not None:
                         break
+                    # Nothing is awaited between the look and this line, so no event can be missed.
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
@@ -107,10 +112,13 @@ class Transcript:
         and for `beats` heartbeats, so that a slow machine does not hide a mistake. Ends early if
         the process ends.
         """
+        # A client that was slow before may be slow with its mistake, too.
         least_s = max(self.quiet_s if least_s is None else least_s, self._lag_s)
         since, began = self.now, time.monotonic()
         while self.exit_code is None and time.monotonic() - began < _QUIET_AT_MOST_S:
             seen = len(self.find(lambda event: event.kind == HEARTBEAT, since))
+            # Heartbeats show that the client lives: silence of a client that is stuck proves
+            # nothing.
             if seen >= beats and time.monotonic() - began >= least_s:
                 break
             await asyncio.sleep(0.02)

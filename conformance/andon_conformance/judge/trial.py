@@ -130,6 +130,7 @@ class Judgement:
         if self._origin is None:
             self._origin = asyncio.create_task(self._record())
         try:
+            # Shielded: a scenario that is cancelled must not take the record away from the others.
             return await asyncio.shield(self._origin)
         except (Overdue, Stopped) as error:
             raise Overdue(f"the client's state could not be recorded: {error}") from error
@@ -158,6 +159,7 @@ class Judgement:
             except Exception as error:  # a task boundary: the other scenarios go on
                 log.exception("scenario_failed scenario=%s", scenario.name)
                 ended = f"the judge could not go on: {type(error).__name__}: {error}"
+            # Before the verdicts are read: nothing may change any more.
             finally:
                 await bench.end()
             found = [

@@ -66,6 +66,7 @@ async def results_of(config: RunnerConfig) -> AsyncIterator[Result]:
     wanted = chosen(CHECKS, config.only)
     async with _server(config) as server, _line(config, server) as line:
         bootstrapping = [each for each in wanted if each.scene == "bootstrap"]
+        # The line is bootstrapped in any case: every other check needs a head.
         await lifetime.bootstrap(line, watch=bool(bootstrapping))
         if not bootstrapping and line.bootstrapping.broken is not None:
             bootstrapping = [each for each in CHECKS if each.scene == "bootstrap"]
@@ -86,6 +87,7 @@ async def _after_bootstrap(
         for each in (check for check in wanted if check.scene == scene):
             if not stuck and not _why_not(line, each):
                 try:
+                    # After the end nobody may join any more, so nobody can be gathered.
                     if not line.ending.played:
                         await line.rest()
                 except Violation as broken:
@@ -104,6 +106,7 @@ async def _made(line: LineUnderTest, each: ServerCheck) -> Result:
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
+        # Above each single wait, for a server that always answers just in time.
         async with asyncio.timeout(_WAITS * line.target.patience_s):
             await each.play(line)
     except Violation as broken:
@@ -111,6 +114,7 @@ async def _made(line: LineUnderTest, each: ServerCheck) -> Result:
         return _result(each, "fail", broken.expected, came, loop.time() - began)
     except NotApplicable as why:
         return _skipped(each, str(why))
+    # Not of one wait, which would be a Violation, but of the whole check.
     except TimeoutError:
         came = await _with_end(line, "none in time")
         return _result(each, "fail", "an end of it", came, loop.time() - began)

@@ -69,6 +69,7 @@ async def _non_finite(line: LineUnderTest, value: float, text: str) -> None:
     parts = round_.rough_parts()
     bad = round_.players[-1]
     parts[bad] = poisoned(parts[bad], value)
+    # The bad contribution comes first, and the others complete its chunk.
     for player in reversed(round_.players):
         await round_.send_part(player, parts[player])
     for fault in (await _expect_faults(round_, "NON_FINITE")).values():
@@ -122,6 +123,7 @@ def _overflowing(round_: AssignedRound) -> dict[Player, Part]:
 async def an_encoding_that_is_too_small(line: LineUnderTest) -> None:
     """A finite mean that the answer's encoding can't hold: ENCODING_OVERFLOW."""
     round_ = await line.deal()
+    # Finite in float32, and beyond the 65504 of float16.
     fields = {"answer_encoding": layout_pb2.ENCODING_FLOAT16}
     for player, part in round_.rough_parts().items():
         await round_.send_part(player, poisoned(part, 70_000.0), **fields)

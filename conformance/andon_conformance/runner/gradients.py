@@ -201,6 +201,7 @@ class AssignedRound:
             player: await self.gather_averages(player, sequence=sequence, empty=empty)
             for player in self.players
         }
+        # The first exchange is the step's own; StepReady reports its total weight.
         if sequence == 0:
             self.totals.update({player: got[player][0].total_weight for player in got})
         return got
@@ -214,6 +215,7 @@ class AssignedRound:
     ) -> None:
         """Demands that the averages equal the reference's; `Violation` names what differs first."""
         answer = answer or encoding
+        # In rank order, which is the order of the sum.
         present = [part for part in parts.values() if part is not None]
         for place, chunk in enumerate(self.chunks):
             expected = _mean_of(present, chunk, encoding, answer)

@@ -28,6 +28,7 @@ async def _expect_halts(line: LineUnderTest, reason: str) -> dict[Player, Any]:
     """The evidence that every player receives: one halt, for the given reason."""
     received = {}
     for player in line.players:
+        # Whichever comes first: a record before the halt is the mistake that is looked for.
         message = await player.train.first(_stops_or_commits, what="Halt")
         if message.HasField("step_committed"):
             raise Violation("Halt, and no record", f"StepCommitted at {player.name}")
@@ -73,6 +74,7 @@ async def the_cord_halts_all(line: LineUnderTest) -> None:
 async def a_halted_round_is_void(line: LineUnderTest) -> None:
     """A halted round is not committed, even if every worker is ready."""
     round_, halt = await _pulled(line)
+    # Ready after the halt has arrived: no race excuses a commit now.
     await line.all_take("halt")
     await line.all_ready(round_)
     await line.fence(line.players)
@@ -203,6 +205,7 @@ async def a_nan_halts_all(line: LineUnderTest) -> None:
 async def a_nan_loss_halts_all(line: LineUnderTest) -> None:
     """A loss that is NaN halts everybody: NON_FINITE_LOSS, with the worker."""
     round_ = await line.averaged()
+    # The loss is looked at when it arrives, or when the round is whole: both are right.
     bad, *others = round_.players
     await line.ready(round_, bad, loss_sum=math.nan)
     await line.all_ready(round_, others)

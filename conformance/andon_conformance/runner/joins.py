@@ -211,7 +211,7 @@ async def the_opening_comes_first(line: LineUnderTest) -> None:
 
 
 @CHECKS.add("session.unknown_case", "4")
-async def unknown_requests_are_refused_chunk(line: LineUnderTest) -> None:
+async def unknown_requests_are_refused(line: LineUnderTest) -> None:
     """A oneof case that the reducer does not know ends the stream with INVALID_ARGUMENT."""
     stream = await line.players[0].stream()
     await stream.send(_UNKNOWN)

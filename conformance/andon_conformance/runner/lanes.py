@@ -160,6 +160,7 @@ class LaneTalk(Talk[reducer_pb2.ReduceResponse]):
         assert isinstance(data, bytes)
         try:
             async with asyncio.timeout(self._patience_s), self._writing:
+                # Raw bytes are a test's own frame, right or wrong.
                 self._up.write(data)
                 await self._up.drain()
         except ConnectionError:
@@ -372,6 +373,7 @@ async def a_lost_lane_voids_the_round(line: LineUnderTest) -> None:
     # Another chunk each, so that none is averaged.
     for player, talk, chunk in zip((lost, other), talks, round_.chunks, strict=False):
         await talk.send(round_.chunk_message(player, parts[player], chunk))
+    # Only the lane up: the call itself stays open, and must end with it.
     talks[0].close_lane(UP)
     aborted = await talks[1].take("round_aborted")
     same("the key", conversion.key_to_proto(round_.key), aborted.key)

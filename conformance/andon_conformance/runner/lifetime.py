@@ -35,6 +35,7 @@ async def _bootstrap(line: LineUnderTest, seen: BootstrapSeen, *, watch: bool) -
         plan = conversion.plan_to_proto(line.target.plan)
         plan.dataset_size = len(players) - 1
         seen.too_small = await refused_join(line.target, slot=0, plan=plan)
+    # All but one, so that the line has every reason but one to begin.
     for player in players[:-1]:
         seen.accepted.append(await player.join())
     if len(players) > 1:
@@ -42,10 +43,12 @@ async def _bootstrap(line: LineUnderTest, seen: BootstrapSeen, *, watch: bool) -
     seen.accepted.append(await players[-1].join())
     first = min(players, key=lambda player: player.worker)
     record = (await first.train.take("step_committed", what="the record INITIAL")).record
+    # The first worker asks for work, and must get none while others still lack its state.
     await first.ask()
     await asyncio.gather(
         *(_carry(line, seen, player, watch=watch) for player in players if player is not first)
     )
+    # Only the first worker may get the record: for the others a state is on its way.
     others = [
         (player, each.record)
         for player in players if player is not first
@@ -71,6 +74,7 @@ async def _carry(line: LineUnderTest, seen: BootstrapSeen, player: Player, *, wa
     if watch and seen.busy is None:
         seen.busy = []
         await asyncio.sleep(line.target.quiet_s)
+        # The transfer is not reported yet, so it still runs for the server.
         for each in line.players:
             await each.fence()
             seen.busy += [shown(work) for work in each.train.cases("shard_assignment")]
@@ -190,6 +194,7 @@ async def end(line: LineUnderTest) -> None:
     try:
         round_ = await line.averaged()
         for rank, player in enumerate(round_.players):
+            # One reason is enough: whoever has none must be told of it.
             await line.ready(round_, player, stop_reason=_WHY if rank == 0 else "")
         seen.commits = await line.committed(round_)
         for player in line.players:

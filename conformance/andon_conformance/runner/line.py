@@ -81,9 +81,11 @@ class LineUnderTest:
         """Brings everybody onto the line with new streams: in sync, idle, and no halt."""
         # A Join replaces the worker's older stream, which voids whatever still runs.
         for player in self.players:
+            # One after the other: each Join must find the older stream's rounds void already.
             await player.close_bulk()
             await player.join()
             await player.drop_older()
+        # Only now, because a halt may have come while they joined.
         status = await self.status()
         if status.HasField("halt"):
             await self.clear_halt(status.halt.id)
@@ -109,6 +111,8 @@ class LineUnderTest:
         except Violation:
             heads = [player.head for player in self.players if player.head is not None]
             greatest = max(heads, default=None)
+            # Heads are keys, and keys only rise: whoever is not at the greatest one has missed a
+            # record.
             for player in self.players:
                 if player.head != greatest:
                     await player.come_anew()
@@ -180,6 +184,7 @@ class LineUnderTest:
             # others did. Only the greatest key came to all.
             while key_of(works[player].key) < greatest:
                 works[player] = await _assignment(player)
+        # Every key is kept: checks of rule 1 compare with all that came before.
         self.keys.append(("a round", greatest))
         ranked = sorted(works.items(), key=lambda each: each[1].rank)
         return AssignedRound(greatest, dict(ranked))
@@ -233,6 +238,7 @@ class LineUnderTest:
         for name, value in fields.items():
             ready.ClearField(name)
             ready.MergeFrom(pb.StepReady(**{name: value}))
+        # Before it is sent: a record that is faster than this task must find the averages held.
         player.held = round_.key
         await player.say(step_ready=ready)
 
@@ -270,6 +276,7 @@ class LineUnderTest:
                 raise Violation(
                     f"no record of the void round {round_.key}", f"{key} at {player.name}"
                 )
+            # It was only looked at: `dealt` takes it.
             player.train.inbox.insert(0, message)
         following = await self.dealt(players)
         for player in players:

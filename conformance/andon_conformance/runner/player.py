@@ -133,6 +133,7 @@ class Player:
 
     async def join(self, **fields: Any) -> pb.JoinAccepted:
         """Joins on a new stream, which replaces the previous one."""
+        # The older stream stays open here: it is the server's to end.
         self.older = self.train if self._on_line else None
         self.train = self.open_train()
         self._on_line = True
@@ -140,6 +141,7 @@ class Player:
         accepted: pb.JoinAccepted = await self.train.take("join_accepted")
         self.accepted = accepted
         self.greatest_term = max(self.greatest_term, accepted.term)
+        # Heartbeats begin with the answer: before it a stream may carry nothing but Join.
         if self._beats is not None:
             self._beats.cancel()
         self._beats = asyncio.create_task(self._beat(self.train, accepted.liveness.heartbeat_s))
@@ -169,11 +171,13 @@ class Player:
         await self.say(
             leave=pb.Leave(reason=reason, final_step=self.step, digest=final if digest else None)
         )
+        # No heartbeat after Leave, which is the last message of a stream.
         self._quiet()
         await self.train.finish()
 
     async def vanish(self) -> None:
         """Dies: breaks every stream."""
+        # Heartbeats first: one that is sent to a dying stream would only be noise in the report.
         self._quiet()
         await self.close_bulk()
         await self.train.cancel()
@@ -186,6 +190,8 @@ class Player:
         self.cursor, self.step, self.greatest_term = Cursor(0, 0), 0, 0
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.target.patience_s
+        # The server frees the slot when it sees that the old stream is gone, which may be after
+        # this Join.
         while True:
             try:
                 return await self.join()
@@ -200,14 +206,13 @@ class Player:
         self,
         *,
         token: bytes | None = None,
-        worker: int | None = None,
         capabilities: Sequence[str] = (),
     ) -> Talk[reducer_pb2.ReduceResponse]:
         """Opens a data stream and sends OpenRound; the caller takes the answer."""
         talk = self.start_bulk()
         opening = reducer_pb2.OpenRound(
             run_id=self.target.run_id,
-            worker=self.worker if worker is None else worker,
+            worker=self.worker,
             session_token=self.accepted.session_token if token is None else token,
             capabilities=["unheard-of.v1", *REDUCER_CAPABILITIES, *capabilities],
         )
@@ -225,6 +230,7 @@ class Player:
 
     async def stream(self) -> Talk[reducer_pb2.ReduceResponse]:
         """Its data stream; opens one if there is none."""
+        # A server may end a stream between two rounds, and the next round needs one.
         if self.bulk is None or self.bulk.status is not None:
             self.bulk = await self.open_bulk()
             opened = await self.bulk.take("round_opened")
@@ -289,10 +295,13 @@ class Player:
     def _heard(self, message: pb.TrainResponse) -> bool:
         """Applies a record or a void to this worker; returns whether checks may see the message."""
         match message.WhichOneof("message"):
+            # Only a fence waits for its answer; the others would fill the inbox.
             case "heartbeat_answer":
                 return message.heartbeat_answer.sequence >= _FENCES
             case "step_committed":
                 record = message.step_committed.record
+                # The head moves before any check sees the record, so that every later request is
+                # from it.
                 self.head, self.held = Key(record.key.term, record.key.round), None
                 self.cursor = Cursor(record.cursor.epoch, record.cursor.position)
                 self.step = record.step

@@ -171,6 +171,7 @@ async def the_record_outlives_the_server(line: LineUnderTest) -> None:
     parent, step = player.head, player.step
     round_ = await line.averaged()
     await line.all_ready(round_)
+    # One worker has the record, so the server announced it: it must be durable by now.
     await line.record_of(player, round_)
     await _restart(line)
     # No player reports the record before the server shows that it knows it.
@@ -199,6 +200,7 @@ async def _restart(line: LineUnderTest) -> None:
     """Kills the server with SIGKILL, and starts it again."""
     if line.server is None:
         raise NotApplicable("give --start, so that the server can be killed")
+    # SIGKILL: nothing is written that was not written before.
     await line.server.kill()
     for player in line.players:
         await player.vanish()

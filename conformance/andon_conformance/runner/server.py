@@ -64,6 +64,8 @@ class ServerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
+                    # A group of its own, so that a signal also reaches what the command has
+                    # started.
                     process_group=0,
                 )
         except OSError as error:
@@ -87,6 +89,7 @@ class ServerProcess:
         await self._end(signal.SIGTERM)
 
     async def _end(self, number: signal.Signals) -> None:
+        # Taken away first: an end that the suite wants is not one that `ended` reports.
         process, self._process = self._process, None
         if process is None:
             return

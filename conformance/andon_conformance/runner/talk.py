@@ -107,12 +107,16 @@ class Talk(Generic[_M]):
         """As `take`, for messages of any case."""
         deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
+            # Out of order, because other messages may come in between; what is not wanted stays for
+            # the next check.
             for place, message in enumerate(self.inbox):
                 if wanted(message):
                     del self.inbox[place]
                     return message
+            # After the inbox: what came before the end still counts.
             if self.status is not None:
                 raise Violation(f"{what} at {self.who}", f"the end of its stream: {self.status}")
+            # Between the look and this line nothing is awaited, so no message can be missed.
             self._stirred.clear()
             left = deadline - asyncio.get_running_loop().time()
             try:
@@ -123,6 +127,7 @@ class Talk(Generic[_M]):
     async def end(self) -> Status:
         """Waits until the server ends the call."""
         try:
+            # The reader goes on if this wait ends: a later check may still need what comes.
             await asyncio.wait_for(asyncio.shield(self._reader), self._patience_s)
         except TimeoutError:
             raise self._silence(f"the end of {self.who}'s stream") from None
@@ -163,6 +168,7 @@ class Talk(Generic[_M]):
     async def _read(self) -> None:
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
+                # `heard` first: a waiter that wakes sees the player as the message left it.
                 if self._heard is None or self._heard(message):
                     self.inbox.append(message)
                 self._stirred.set()

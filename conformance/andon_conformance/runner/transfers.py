@@ -52,6 +52,7 @@ async def meet(players: Sequence[Player], joiner: Player) -> TransferEnds:
     for player in players:
         if player is not joiner and player.head is not None:
             await player.ask()
+    # The receiver's message names the sender, which the suite can't know before.
     receive = await joiner.train.take("state_transfer")
     same("the joiner's role", pb.TRANSFER_ROLE_RECEIVE, receive.role)
     donor = _of_worker(players, receive.peer)
@@ -73,6 +74,7 @@ async def move(ends: TransferEnds) -> bytes:
     patience_s = ends.joiner.target.patience_s
     try:
         async with asyncio.timeout(patience_s):
+            # Both ends at once: the reducer only passes pieces on.
             _, arrived = await asyncio.gather(
                 _put(ends.donor, ends.send), _get(ends.joiner, ends.receive)
             )
@@ -118,6 +120,7 @@ async def _put(donor: Player, transfer: pb.StateTransfer) -> None:
         answer = await call.read()
         if answer is grpc.aio.EOF:
             raise Violation("PutStateResponse", "the end of PutState")
+        # From where the answer says: the receiver may have kept a part from a broken try.
         for start in range(answer.offset, len(STATE), STATE_PIECE_BYTES):
             piece = STATE[start : start + STATE_PIECE_BYTES]
             await call.write(reducer_pb2.PutStateRequest(payload=piece))

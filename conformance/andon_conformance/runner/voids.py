@@ -58,6 +58,7 @@ async def _lose_one(line: LineUnderTest) -> tuple[AssignedRound, AssignedRound, 
     """The last member dies in a round; returns that round, the next one, and the survivors."""
     round_ = await line.averaged()
     *others, last = round_.players
+    # Everybody but the last is ready: a server that forgets the lost one would commit.
     await line.all_ready(round_, others)
     await last.vanish()
     return round_, await line.not_committed(round_, others), others

@@ -61,6 +61,7 @@ async def _strays(plain: ScriptedLine, disturbed: ScriptedLine) -> None:
     for other in (current.key.round - 1, current.key.round + 1):
         for stream, answer in answers:
             stream.send(_stray(answer, other))
+    # A client that counts strays is ready now.
     await disturbed.transcript.pause(beats=0)
     early = disturbed.readies(current)
     if not disturbed.judge(name, not early, f"{len(early)} StepReady came before the averages"):
@@ -114,6 +115,7 @@ async def _disagree(
     """The last average contradicts all others."""
     current = await line.begin()
     answers = line.made_up(current)
+    # The last one, so that a client which compares only neighbours must see it, too.
     change(answers[-1][1].averaged_block)
     send_answers(answers)
     await _judge_not_ready(bench, name, line, current)
@@ -124,6 +126,7 @@ async def _unknown(bench: Bench, line: ScriptedLine) -> None:
     name, current = "averages.unknown", await line.begin()
     *most, (stream, last) = line.made_up(current)
     send_answers(most)
+    # The last average follows: a client that skips what it does not know would be ready.
     stream.send(UNKNOWN)
     stream.send(last)
     await _judge_not_ready(bench, name, line, current)

@@ -42,6 +42,7 @@ async def committing(bench: Bench) -> None:
     before, void = await line.averaged(
         lambda current, chunk: line.averages(current).made(chunk, steady(chunk, _WILD))
     )
+    # A client that applied the averages already would start from other weights now.
     line.void(void)
     since = line.transcript.now
     current = await line.must("commit.void-head", line.begin())
@@ -93,6 +94,7 @@ async def _overflow(
     if OVERFLOW not in line.join.capabilities:
         bench.verdicts.skip(name, f"it does not offer {OVERFLOW}")
         return current
+    # The client holds averages, and none of them may move a weight.
     line.tell_record(line.record_of(current), overflow=True)
     after, following = await line.must(name, line.averaged())
     if patient:
@@ -169,6 +171,7 @@ async def rejoining(bench: Bench) -> None:
     line.void(current)
 
     _, current = await _held_round(line)
+    # The line's head is the record that the client missed.
     line.accept(pb.JOIN_STATUS_RECORD_FOLLOWS, current.key)
     line.commit(current)
     after, current = await line.must("rejoin.record", line.averaged())

@@ -154,6 +154,7 @@ async def laning(bench: Bench) -> None:
     bench.verdicts.passed("lanes.averages", "two steps were ready with averages from the lane")
 
     current = await line.begin()
+    # The client has sent everything and waits: what breaks are its averages.
     for server in line.servers:
         for stream in line.reduce_streams():
             server.lanes.close_lanes_of(stream)
@@ -257,6 +258,7 @@ async def _too_late(line: ScriptedLine) -> None:
     _, current = await line.averaged()
     stream = current.given[0].stream
     stream.send(reducer_pb2.ReduceResponse(round_aborted=_lost(current)))
+    # After the averages, in the same stream: the client holds them when this arrives.
     stream.end(grpc.StatusCode.UNAVAILABLE, "the judge's reducer goes away")
     came = await line.transcript.pause()
     faults = [event for event in came if event.kind == "fault"]

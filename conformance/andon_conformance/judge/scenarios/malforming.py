@@ -158,6 +158,7 @@ async def _averages(line: ScriptedLine, name: str, *changes: Change) -> None:
         wrong = reducer_pb2.ReduceResponse()
         wrong.CopyFrom(first)
         change(wrong.averaged_block)
+        # In one go: the client may not use what comes behind an invalid message.
         send_answers([(stream, wrong), *answers])
         lost = pb.FAULT_KIND_DATA_STREAM_LOST
         mistake = await line.must(name, _given_up(line, current, stream, lost))
@@ -202,6 +203,7 @@ async def _given_up(
         mistake = "StepReady came"
     elif event.message.kind not in kinds:
         mistake = f"{pb.FaultKind.Name(event.message.kind)} came, which is the wrong kind"
+    # Who says that a stream is lost must also end it.
     elif event.message.kind == pb.FAULT_KIND_DATA_STREAM_LOST:
         await line.ends(stream)
     line.void(current)
@@ -232,6 +234,7 @@ async def _train(bench: Bench, line: ScriptedLine) -> None:
         await line.asks()
         head = line.head
         assert head is not None
+        # The client waits for work: no round can hide what it does.
         line.train.send(vector.of(head, line.new_key()))
         try:
             join = await line.joins()

@@ -70,6 +70,7 @@ async def joining(bench: Bench) -> None:
 
     since = transcript.now
     line.accept(pb.JOIN_STATUS_FRESH)
+    # A case of a later version, and a known message with a field of one.
     line.train.send(UNKNOWN)
     answer = pb.TrainResponse(heartbeat_answer=pb.HeartbeatAnswer(sequence=1))
     line.train.send(answer.SerializeToString() + UNKNOWN)
@@ -175,6 +176,7 @@ async def absent(bench: Bench) -> None:
         f"{most} tries in a second, {late} in the second after {_LATER_S:g} s",
     )
     since = transcript.now
+    # Only now: tries before this line were in vain.
     line.servers[0].away = False
     returned = transcript.wait("a try after the coordinator came back", _tries, since)
     await line.must("absence.patience", returned)

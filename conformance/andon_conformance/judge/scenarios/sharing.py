@@ -67,6 +67,7 @@ async def sharing(bench: Bench) -> None:
 
 async def _in_pieces(bench: Bench, line: ScriptedLine) -> None:
     """A step with interleaved shares, whose first attempt becomes void after the contribution."""
+    # Computed, sent and void: the next try may use the gradient again.
     line.void(await line.begin(check="shares.pieces", split=_IN_PIECES))
     _, current = await _step(bench, line, "shares.pieces", _IN_PIECES, again=True)
     if len(current.positions) < 2:

@@ -60,6 +60,7 @@ async def bootstrapping(bench: Bench) -> None:
 
     since = line.transfer(4, pb.TRANSFER_ROLE_SEND)
     first = await line.state_call(PUT, since)
+    # The transfer is under way, and its answer never comes.
     line.end_train()
     await _judge_cancelled(bench, line, "bootstrap.cancel", first.stream)
 
@@ -91,6 +92,7 @@ async def _bootstrap_another(line: ScriptedLine) -> None:
     await line.joins()
     line.accept(pb.JOIN_STATUS_FRESH)
     since = line.transcript.now
+    # The record names another worker, whose weights the client does not have.
     line.tell_record(line.initial_record_of(line.peer))
     line.head = None
     head = key_in((await line.must(name, line.joins())).head)
@@ -241,6 +243,7 @@ async def _corrupt_later(line: ScriptedLine, origin: StateSource, digest: bytes)
     right = said == (origin.head, origin.cursor, origin.step)
     evidence = f"head {said[0]}, {said[1]}, step {join.step}; the transfer said {origin.cursor}"
     line.judge("receive.cursor", right, evidence)
+    # The line went on without the client.
     line.head = line.new_key()
     line.accept(pb.JOIN_STATUS_BEHIND)
     asked, since = await _asked(line, 5)
