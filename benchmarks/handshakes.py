@@ -29,7 +29,7 @@ import grpc
 from machine import describe_machine
 
 from andon.host.tls import ServerIdentity
-from andon_cli.authority import Authority
+from andon_cli.commands.authority import Authority
 
 CLIENTS = 8
 HOST = "127.0.0.1"

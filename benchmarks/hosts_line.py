@@ -21,7 +21,7 @@ from typing import Any
 from hosts_network import LINK, Network
 
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
-from andon_cli.authority import Authority
+from andon_cli.commands.authority import Authority
 
 __all__ = ["HOSTS", "PATHS", "WARM_UP", "Case", "Runs", "WorkerSpec", "exchange_between"]
 

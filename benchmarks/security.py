@@ -21,7 +21,7 @@ from machine import describe_machine
 from service import serving
 from two_lines import WARM_UP, Side, compare, figures_of
 
-from andon_cli.authority import Authority
+from andon_cli.commands.authority import Authority
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from andon.host.settings import (
     whole,
 )
 from andon.host.tls import is_loopback
-from andon_cli.worker_output import OutputMode
+from andon_cli.drawing.worker_output import OutputMode
 from andon_server.resuming import Resumption, find_resumption
 from andon_server.runs import JOURNAL, free_run_id
 from andon_server.settings import ServeConfig, ServiceSettings, shared_fields

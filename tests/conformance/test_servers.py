@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 
 from andon.host.errors import CommandError, LineUnreachable, UsageError
-from andon_cli.processes import free_port
+from andon_cli.launching.processes import free_port
 from andon_conformance.app import judge_server
 from andon_conformance.config import RunnerConfig
 from andon_conformance.reach import Reach

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from andon_cli.doctor.reach import check_lanes
+from andon_cli.commands.doctor.reach import check_lanes
 from integration.fixtures.console import andon, announced, processes_of
 from integration.harness import Service
 

@@ -14,7 +14,7 @@ import pytest
 
 from andon.protocol.records import RecordKind
 from andon_cli.app import main
-from andon_cli.operate import operator_name
+from andon_cli.commands.operate import operator_name
 from andon_coordinator.transport.reader import JournalReader, RecordedHalt
 from integration.fixtures.console import (
     PROTOCOL_WORKER,

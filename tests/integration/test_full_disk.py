@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from andon.host.errors import ExitCode
-from andon_cli.run import read_report
+from andon_cli.commands.run import read_report
 from andon_coordinator.core.events import LeaveReason
 from integration.fixtures.disk import fill, small_disk_at
 from unit.andon_cli.books import DIGESTS, Book

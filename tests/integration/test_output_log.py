@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from andon_cli.output import OutputLog
+from andon_cli.launching.output import OutputLog
 from integration.fixtures.disk import small_disk_at
 
 pytestmark = pytest.mark.integration

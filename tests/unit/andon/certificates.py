@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from andon_cli.authority import Authority
+from andon_cli.commands.authority import Authority
 
 __all__ = ["certify"]
 

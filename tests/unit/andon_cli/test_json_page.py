@@ -19,13 +19,13 @@ from andon_cli.client import (
     StepTimes,
     WorkerStatus,
 )
-from andon_cli.doctor.findings import findings_json, ok
-from andon_cli.export import STEP_COLUMNS, json_pieces
-from andon_cli.history import history_json
-from andon_cli.picture import Lost
-from andon_cli.run_facts import RunFacts, StepFacts, reading
-from andon_cli.status import lost_json, status_json
-from andon_cli.top import WorkerCosts, top_json
+from andon_cli.commands.doctor.findings import findings_json, ok
+from andon_cli.commands.export import STEP_COLUMNS, json_pieces
+from andon_cli.commands.history import history_json
+from andon_cli.commands.run_facts import RunFacts, StepFacts, reading
+from andon_cli.commands.status import lost_json, status_json
+from andon_cli.commands.top import WorkerCosts, top_json
+from andon_cli.drawing.picture import Lost
 from andon_coordinator.core.events import LeaveReason
 from andon_server.past_runs import read_runs
 from andon_server.runs import JOURNAL, ServiceAddress

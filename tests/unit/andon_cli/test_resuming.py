@@ -15,7 +15,7 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.run_settings import RunPlan
 from andon_cli.app import read_config
 from andon_cli.config import RunConfig
-from andon_cli.processes import worker_environment
+from andon_cli.launching.processes import worker_environment
 from andon_cli.settings import as_flags
 from andon_coordinator.core.effects import (
     SaveDeparture,

@@ -9,7 +9,7 @@ import pytest
 from andon.host.errors import UsageError
 from andon_cli.app import read_config
 from andon_cli.client import LineStatus, ReducerStatus
-from andon_cli.status import status_lines
+from andon_cli.commands.status import status_lines
 from andon_server.serve_reducer import address_for_workers
 from andon_server.serving import read_secret
 from andon_server.settings import ServeConfig

@@ -9,7 +9,7 @@ import pytest
 from andon.host.access import Access
 from andon.host.errors import UsageError
 from andon_cli.app import read_config
-from andon_cli.processes import worker_environment
+from andon_cli.launching.processes import worker_environment
 from andon_cli.questions import DrainConfig
 from andon_cli.settings import as_flags, read_schema
 from andon_server.settings import ServeConfig

@@ -13,7 +13,7 @@ from andon.host.private_files import make_folder, open_private
 from andon.host.scalar_files import CsvFile, TensorBoardFile
 from andon.host.trace import PartHeader, PartWriter
 from andon_cli.app import main
-from andon_cli.output import OutputLog
+from andon_cli.launching.output import OutputLog
 from andon_coordinator.transport.journal import Journal
 from andon_server.runs import JOURNAL, ServiceAddress, make_run_dir, worker_log
 

@@ -1,0 +1,1 @@
+"""The processes of `andon run`: started, watched, and started again."""

@@ -1,0 +1,278 @@
+"""Processes of a run: starts them, passes their output on, and leaves none behind.
+
+Every process leads a process group of its own, so that Ctrl-C at the terminal reaches only the
+launcher, which then ends the others in order. Each is also tethered to the launcher: if that is
+killed, the kernel ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from andon.host.errors import ExitCode
+from andon.host.shared_dir import DEFAULT_SHARED_DIR
+from andon.host.tether import tether_command
+from andon_cli.config import RunConfig
+from andon_cli.launching.output import OutputLog, pass_on
+from andon_cli.settings import as_flags
+from andon_server.settings import ServeConfig, ServiceSettings
+
+__all__ = [
+    "Child",
+    "Restarts",
+    "ended_how",
+    "exit_code_of",
+    "free_port",
+    "start_service",
+    "start_worker",
+    "worker_environment",
+]
+
+# What an outer launch may have set: it must not reach the workers of this one.
+_GIVEN = ("ANDON_ADDRESS", "ANDON_RUN_ID", "ANDON_RUN_DIR", "ANDON_ON_HALT", "ANDON_SEED",
+          "ANDON_RESUME", "ANDON_OPERATOR_TOKEN_FILE")  # fmt: skip
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
+             "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
+
+
+class Child:
+    """A process of the run. Its output goes to `show` line by line, and to a log as it is."""
+
+    def __init__(
+        self,
+        name: str,
+        process: Process,
+        output: asyncio.StreamReader,
+        show: Callable[[str], None],
+        log: OutputLog | None = None,
+    ) -> None:
+        """Starts to read `output`, a stream of the process."""
+        self.name = name
+        self.process = process
+        self.log = log
+        self._output = asyncio.create_task(pass_on(output, show, log), name=f"output of {name}")
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended and its output is passed on; negative: a signal's."""
+        code = await self.process.wait()
+        # A grandchild may hold the pipe open after the process is gone. Kill the group, or reading
+        # would never end.
+        done, _ = await asyncio.wait({self._output}, timeout=1.0)
+        if not done:
+            self._signal_group(signal.SIGKILL)
+        # Several tasks may wait here, and one that is cancelled must not cancel the reading.
+        await asyncio.shield(self._output)
+        return code
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return self.process.returncode is not None
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the process if it is still running."""
+        if not self.ended:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    async def end(self, *, grace_s: float) -> None:
+        """Sends SIGTERM, kills after the grace, and kills what is left in the process group."""
+        # The process first, and alone: a worker wants to leave the line before its loaders vanish.
+        self.send(signal.SIGTERM)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.process.wait(), grace_s)
+        self._signal_group(signal.SIGKILL)
+        await self.wait()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+async def start_worker(
+    name: str,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: OutputLog,
+    show: Callable[[str], None],
+) -> Child:
+    """Starts a worker. Both stdout and stderr go to `show`, and are appended to `log`."""
+    process = await asyncio.create_subprocess_exec(
+        *tether_command(list(command), signal.SIGKILL),
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=STDOUT,
+        env=dict(environment),
+        process_group=0,
+    )
+    assert process.stdout is not None
+    return Child(name, process, process.stdout, show, log)
+
+
+async def start_service(
+    config: ServeConfig, show: Callable[[str], None]
+) -> tuple[Child, asyncio.StreamReader]:
+    """Starts `andon serve`. Its stderr goes to `show`; its stdout, returned, announces it."""
+    # The flags are everything the service needs to know. It must not read the settings file or the
+    # variables again: `workers` there is the number to start here, not the number to wait for.
+    config = replace(config, config=Path(os.devnull), announce=True, parent_pid=os.getpid())
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("ANDON_")}
+    if config.access.token:
+        environment["ANDON_TOKEN"] = config.access.token
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "andon_cli", "serve", *as_flags(config)),
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=environment,
+        process_group=0,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return Child("service", process, process.stderr, show), process.stdout
+
+
+def worker_environment(
+    config: RunConfig,
+    slot: int,
+    *,
+    base: Mapping[str, str],
+    line: Mapping[str, str],
+    master_port: int,
+) -> dict[str, str]:
+    """The environment of the worker in `slot`.
+
+    Args:
+        config: what is run.
+        slot: counts the workers of this launch, from 0.
+        base: what the worker inherits. What an outer launch set there is replaced.
+        line: ANDON_ADDRESS, ANDON_RUN_ID and ANDON_RUN_DIR.
+        master_port: a free port, for scripts that use torch.distributed beside the line.
+    """
+    settings = config.settings
+    kept = {name: value for name, value in base.items() if name not in (*_GIVEN, *_TORCHRUN)}
+    variables = {
+        **kept,
+        **line,
+        "ANDON_ON_HALT": settings.on_halt,
+        "ANDON_LOG_FORMAT": settings.log_format,
+        "LOCAL_RANK": str(slot),
+        "LOCAL_WORLD_SIZE": str(settings.workers),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RUN_ID": line["ANDON_RUN_ID"],
+        "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS") or "1",
+        "PYTHONUNBUFFERED": base.get("PYTHONUNBUFFERED") or "1",
+    }
+    if settings.trace is not None:
+        variables["ANDON_TRACE"] = str(settings.trace.absolute())
+    if config.service is not None:
+        # A line that is served elsewhere hands out its slots itself.
+        variables["RANK"] = str(slot)
+        variables["WORLD_SIZE"] = str(config.service.workers)
+    if settings.line.max_steps is not None:
+        # For the script: a scheduler may need to know where the run ends.
+        variables["ANDON_STEPS"] = str(settings.line.max_steps)
+    if config.seed is not None:
+        variables["ANDON_SEED"] = str(config.seed)
+    if settings.checkpoint_every is not None:
+        variables["ANDON_CHECKPOINT_EVERY"] = str(settings.checkpoint_every)
+    if settings.keep_checkpoints is not None:
+        variables["ANDON_KEEP_CHECKPOINTS"] = str(settings.keep_checkpoints)
+    if config.checkpoint is not None and config.checkpoint.exists():
+        # Newer checkpoints push old ones out. Once this one is gone, the line is ahead of it, and a
+        # worker that starts again gets its state from the others.
+        variables["ANDON_RESUME"] = str(config.checkpoint)
+    if settings.shared_dir != DEFAULT_SHARED_DIR or "ANDON_SHARED_DIR" in base:
+        folder = settings.shared_dir
+        variables["ANDON_SHARED_DIR"] = "off" if folder is None else str(folder.absolute())
+    if settings.access.insecure:
+        variables["ANDON_INSECURE"] = "1"
+    return {**variables, **_metrics_variables(settings), **settings.access.environment()}
+
+
+def _metrics_variables(settings: ServiceSettings) -> dict[str, str]:
+    """Who may read a worker's metrics: those who may read the service's."""
+    given = {"ANDON_METRICS_HOSTS": settings.metrics_hosts}
+    if settings.metrics_token_file is not None:
+        given["ANDON_METRICS_TOKEN_FILE"] = str(settings.metrics_token_file.absolute())
+    return {name: value for name, value in given.items() if value}
+
+
+def exit_code_of(code: int) -> ExitCode:
+    """The run's exit code after a worker ended with `code`."""
+    if code in (ExitCode.HALTED, ExitCode.REFUSED, ExitCode.LOST, ExitCode.COMPLETE):
+        return ExitCode(code)
+    return ExitCode.FAILED
+
+
+def ended_how(code: int) -> str:
+    """How a process ended, for people: `ended with exit code 1`, `was killed by SIGKILL`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def free_port() -> int:
+    """A TCP port on loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# What ended on purpose stays ended.
+_FINAL = frozenset(
+    {
+        ExitCode.COMPLETE,
+        ExitCode.HALTED,
+        ExitCode.REFUSED,
+        ExitCode.LOST,
+        ExitCode.INTERRUPTED,
+        ExitCode.TERMINATED,
+        -signal.SIGINT,
+    }
+)
+_FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 10.0
+
+
+class Restarts:
+    """Which workers that died are started again, and when.
+
+    A worker that was killed, or that failed in a way that another try may fix, comes back into its
+    slot. A script that fails before the line has committed anything does not: that is a mistake in
+    the script, not an accident. One that fails at the same step again and again is stopped by the
+    line itself.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Allows `most` restarts in all, for all workers together."""
+        self.most = most
+        self.used = 0
+
+    def spend(self, code: int, *, trained: bool) -> float | None:
+        """Seconds to wait before a worker that ended with `code` starts again; None: it does not.
+
+        Args:
+            code: its exit code; negative: the signal that killed it.
+            trained: whether the line has committed a step.
+        """
+        if self.used >= self.most or code in _FINAL or not (trained or code < 0):
+            return None
+        wait_s = min(_FIRST_WAIT_S * 2.0**self.used, _LONGEST_WAIT_S)
+        self.used += 1
+        return wait_s

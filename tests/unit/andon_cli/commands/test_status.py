@@ -1,0 +1,122 @@
+"""Status: the table and the JSON of one moment."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from andon.protocol.halts import HaltEvidence, HaltReason
+from andon.protocol.records import Key
+from andon_cli.client import Hardware, LineStatus, WorkerStatus
+from andon_cli.commands.status import status_json, status_lines
+from andon_cli.drawing.texts import schedule_line
+
+STATUS = LineStatus(
+    run_id="7f3a",
+    state="RUNNING",
+    step=118,
+    loss=2.413,
+    live=2,
+    participating=2,
+    workers=(
+        WorkerStatus(
+            worker=0, rank=0, host="alpha", device="cuda:0", activity="computing", step=118,
+            samples_per_second=812.3, waiting_ratio=0.01, heartbeat_age_s=0.2, live=True,
+        ),
+        WorkerStatus(worker=10, host="beta", device="cpu", activity="idle", step=117),
+    ),
+)  # fmt: skip
+
+
+def test_the_table_has_a_row_a_worker_under_aligned_headings() -> None:
+    assert status_lines(STATUS) == [
+        "run 7f3a  RUNNING  step 118  epoch 0  loss 2.413  2 live, 2 participating",
+        "worker  rank  host   device  state      step  samples/s  waits  heartbeat",
+        "0       0     alpha  cuda:0  computing  118   812        1 %    0.2 s",
+        "10      -     beta   cpu     gone       117   0.0        0 %    0.0 s",
+    ]
+
+
+def test_the_table_says_who_holds_the_line_up() -> None:
+    first, second = STATUS.workers
+    workers = (
+        replace(first, waiting_ratio=0.31),
+        replace(second, rank=1, live=True, samples_per_second=400.0, waiting_ratio=0.01),
+    )
+
+    assert status_lines(replace(STATUS, workers=workers))[-1] == (
+        "worker 10 holds the line up: others wait for up to 31 % of a step (andon top)"
+    )
+
+
+def test_a_line_that_divides_its_work_unevenly_says_how_and_why() -> None:
+    first, second = STATUS.workers
+    status = replace(
+        STATUS,
+        workers=(
+            replace(first, share=0.75, micro_batches=3),
+            replace(second, share=0.25, micro_batches=1),
+        ),
+        schedule="cadence",
+        schedule_note="worker 0 has A, worker 10 has B",
+    )
+
+    assert status_lines(status)[-1] == (
+        "schedule  cadence  samples 75 %, 25 %  micro-batches 3, 1  "
+        "(worker 0 has A, worker 10 has B)"
+    )
+
+
+def test_equal_shares_of_a_batch_that_does_not_divide_are_not_called_uneven() -> None:
+    first, second = STATUS.workers
+    workers = (replace(first, share=4 / 7), replace(second, share=3 / 7))
+    status = replace(STATUS, workers=workers, samples=7, schedule="every-step")
+
+    assert schedule_line(status) == ""
+    assert schedule_line(replace(status, samples=70)) != ""
+
+
+def test_a_line_of_different_devices_says_why_it_steps_evenly() -> None:
+    workers = tuple(
+        replace(each, hardware=Hardware(name=name), share=0.5)
+        for each, name in zip(STATUS.workers, ("A", "B"), strict=True)
+    )
+    status = replace(STATUS, workers=workers, schedule="every-step", schedule_note="one can't")
+
+    assert status_lines(status)[-1] == "schedule  every-step  samples 50 %, 50 %  (one can't)"
+
+
+def test_a_halted_line_shows_its_halt() -> None:
+    halt = HaltEvidence(id=1, reason=HaltReason.NON_FINITE_LOSS, step=3, message="worker 1: nan")
+    status = LineStatus(run_id="7f3a", state="HALTED", waiting_for="an answer", halt=halt)
+
+    lines = status_lines(status)
+
+    assert not any("waiting" in line for line in lines)
+    assert "HALTED at step 3: worker 1: nan. No weight moved." in lines
+
+
+def test_what_a_worker_says_can_not_move_the_cursor() -> None:
+    evil = replace(STATUS.workers[0], detail="\x1b[2Jboo\nhoo")
+    halt = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3, message="\x1b]0;title\x07")
+
+    lines = status_lines(replace(STATUS, workers=(evil,), halt=halt))
+
+    assert all(line.isprintable() for line in lines)
+    assert any("[2Jboo hoo" in line for line in lines)
+
+
+def test_the_json_is_one_line_and_names_a_halts_reason_and_key() -> None:
+    halt = HaltEvidence(
+        id=1, reason=HaltReason.NON_FINITE_GRADIENT, step=3, key=Key(2**32, 7), element=(1, 2)
+    )
+    status = LineStatus(run_id="7f3a", state="HALTED", halt=halt)
+
+    text = status_json(status)
+
+    assert "\n" not in text
+    told = json.loads(text)
+    assert told["state"] == "HALTED"
+    assert told["halt"]["reason"] == "non_finite_gradient"
+    assert told["halt"]["key"] == "1.00000000/7"
+    assert told["halt"]["element"] == [1, 2]

@@ -1,0 +1,191 @@
+"""Which lines of a worker a person sees while the run goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from andon_cli.drawing.worker_output import Alarms, OutputMode, WorkerOutput, colored, plain
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "train.py", line 12, in <module>
+    main()
+ValueError: batch 7 is empty""".splitlines()
+
+
+def worker(mode: OutputMode = "last", alarms: Alarms | None = None, slot: int = 0) -> WorkerOutput:
+    return WorkerOutput(f"worker {slot}", mode, alarms or Alarms())
+
+
+def shown(output: WorkerOutput, *lines: str) -> list[str]:
+    return [passed for line in lines for passed in output.take(line)]
+
+
+def test_ordinary_lines_are_kept_back_but_the_last_one_is_known() -> None:
+    output = worker()
+
+    passed = shown(output, "epoch 1", "epoch 2", "", "   ")
+
+    assert passed == []
+    assert output.last == "epoch 2"
+
+
+def test_all_output_passes_as_it_is() -> None:
+    assert shown(worker("all"), "a", "", "\x1b[31mb") == ["a", "", "\x1b[31mb"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py:3: UserWarning: this is slow",
+        "WARNING:root:this is slow",
+        "2026-11-22 10:00:00 ERROR data: no such file",
+        "[rank0]: CRITICAL out of memory",
+        "Fatal Python error: Segmentation fault",
+    ],
+)
+def test_a_warning_passes(line: str) -> None:
+    assert shown(worker(), line) == [line]
+
+
+@pytest.mark.parametrize("line", ["no warnings so far", "error rate 0.3", "loss 1.0 WARNINGS 0"])
+def test_a_line_that_only_speaks_of_warnings_does_not(line: str) -> None:
+    assert shown(worker(), line) == []
+
+
+def test_of_a_record_in_json_a_person_sees_level_and_message() -> None:
+    output = worker()
+    record = '{"time": "2026-11-22T10:00:00.000Z", "level": "%s", "message": "the disk is slow"}'
+
+    passed = shown(output, record % "WARNING", record % "INFO", '{"time": cut')
+
+    assert passed == ["WARNING: the disk is slow"]
+    assert output.last == '{"time": cut'
+
+
+def test_a_warning_of_every_step_and_worker_passes_once() -> None:
+    alarms = Alarms()
+
+    passed = [
+        line
+        for slot in (0, 1)
+        for step in range(3)
+        for line in worker(alarms=alarms, slot=slot).take(f"WARNING: step {step} at 0x7f{step}a")
+    ]
+
+    assert passed == ["WARNING: step 0 at 0x7f0a"]
+
+
+def test_a_flood_of_different_warnings_is_bounded() -> None:
+    output = worker()
+
+    passed = shown(output, *(f"WARNING: {'x' * number}" for number in range(1000)))
+
+    assert len(passed) == 200
+
+
+def test_a_traceback_passes_whole_once_it_has_ended() -> None:
+    output = worker()
+
+    assert shown(output, "before", *TRACEBACK[:-1]) == []
+    assert shown(output, TRACEBACK[-1], "after") == TRACEBACK
+
+
+def test_a_traceback_of_torch_with_ranks_passes_whole() -> None:
+    lines = [f"[rank1]: {line}" for line in TRACEBACK]
+
+    assert shown(worker(), *lines) == lines
+
+
+def test_a_traceback_that_was_cut_short_is_shown_when_the_worker_fails() -> None:
+    output = worker()
+    shown(output, *TRACEBACK[:2])
+
+    assert output.end(failed=True) == TRACEBACK[:2]
+
+
+def test_a_very_long_traceback_keeps_its_beginning_and_its_end() -> None:
+    frames = [f"    frame {number}" for number in range(1000)]
+
+    passed = shown(worker(), TRACEBACK[0], *frames, TRACEBACK[-1])
+
+    assert len(passed) == 60
+    assert (passed[0], passed[1], passed[-2:]) == (
+        TRACEBACK[0], frames[0], [frames[-1], TRACEBACK[-1]]
+    )  # fmt: skip
+
+
+def test_the_same_traceback_of_another_worker_is_named_when_that_fails() -> None:
+    alarms = Alarms()
+    first, second = worker(alarms=alarms), worker(alarms=alarms, slot=1)
+    shown(first, *TRACEBACK)
+
+    passed = shown(second, *TRACEBACK[:-1], "ValueError: batch 8 is empty")
+
+    assert (passed, first.end(failed=True)) == ([], [])
+    assert second.end(failed=True) == [
+        "ValueError: batch 8 is empty  (with the traceback of worker 0, above)"
+    ]
+
+
+def test_a_worker_that_fails_without_a_traceback_shows_its_last_lines() -> None:
+    output = worker()
+    shown(output, *(f"step {number}" for number in range(50)), "the data is not here")
+
+    lines = output.end(failed=True)
+
+    assert (len(lines), lines[-2:]) == (10, ["step 49", "the data is not here"])
+
+
+def test_what_an_error_says_below_its_first_line_is_shown_when_the_worker_fails() -> None:
+    output = worker()
+    shown(output, "before", *TRACEBACK, "Compile with DEBUG=1 to know more.")
+
+    assert output.end(failed=True) == ["Compile with DEBUG=1 to know more."]
+
+
+def test_a_worker_that_ends_well_shows_nothing() -> None:
+    output = worker()
+    shown(output, "step 1", *TRACEBACK)
+
+    assert output.end(failed=False) == []
+
+
+def test_the_next_process_of_a_slot_does_not_show_the_lines_of_the_last_one() -> None:
+    output = worker()
+    shown(output, "of the first process")
+    output.end(failed=True)
+
+    assert output.last == "of the first process"
+    output.begin()
+    assert output.last == ""
+    assert output.end(failed=True) == []
+
+
+def test_without_output_only_a_failure_is_shown() -> None:
+    output = worker("off")
+
+    passed = shown(output, "step 1", "WARNING: slow", *TRACEBACK)
+
+    assert passed == []
+    assert output.end(failed=True) == TRACEBACK
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("up\x1b[2Aone\x1b[K", "upone"),
+        ("\x1b]0;title\x07text\x1b(B", "text"),
+        ("bell\x07 back\x08 null\x00 c1\x9b2J", "bell back null c12J"),
+        ("a\tb", "a   b"),
+        ("\x1b", ""),
+    ],
+)
+def test_nothing_that_a_terminal_would_obey_is_left(line: str, text: str) -> None:
+    assert plain(line) == text
+
+
+def test_colours_stay_where_every_line_is_shown_and_end_with_it() -> None:
+    assert colored("\x1b[2A\x1b[31mred\x1b[K") == "\x1b[31mred\x1b[0m"
+    assert colored("plain\x1b[2J") == "plain"
