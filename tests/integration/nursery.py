@@ -32,6 +32,8 @@ from typing import Literal
 __all__ = ["Child", "Process", "first_line", "nursery", "start_anew"]
 
 _BREATH_S = 60.0
+_IMPORTS_S = 110.0
+"""How long a nursery may take to its first answer: it imports transformers beside other tests."""
 """Importing PyTorch on a busy machine takes a while."""
 
 
@@ -133,7 +135,7 @@ class _Nursery:
         socket.send_fds(self._socket, [len(data).to_bytes(4, "little")], [theirs])
         os.close(theirs)
         self._socket.sendall(data)
-        assert select.select([ours], [], [], _BREATH_S)[0], "the nursery does not answer"
+        assert select.select([ours], [], [], _IMPORTS_S)[0], "the nursery does not answer"
         return Child(int(_read_line(ours)), ours, output)
 
     def _close(self) -> None:

@@ -53,6 +53,7 @@ def read(folder: Path) -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.timeout(240)  # Seven processes import PyTorch, two of them under torchrun.
 def test_the_same_script_gives_the_same_losses_however_it_is_started(tmp_path: Path) -> None:
     solo, console, torchrun = (tmp_path / name for name in ("solo", "console", "torchrun"))
     by_environment = train(tmp_path, SPEC, 2)[0]
