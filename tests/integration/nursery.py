@@ -32,9 +32,9 @@ from typing import Literal
 __all__ = ["Child", "Process", "first_line", "nursery", "start_anew"]
 
 _BREATH_S = 60.0
+"""Importing PyTorch on a busy machine takes a while."""
 _IMPORTS_S = 110.0
 """How long a nursery may take to its first answer: it imports transformers beside other tests."""
-"""Importing PyTorch on a busy machine takes a while."""
 
 
 class Child:
