@@ -70,7 +70,7 @@ class Sight:
             self.page.set_viewport_size({**self.page.viewport_size, "height": height})
         self.page.wait_for_timeout(400)  # the charts follow the window's size
         shot = Image.open(BytesIO(self.page.screenshot())).convert("RGB")
-        few = shot.quantize(palette=_palette(shot), dither=Image.Dither.NONE)
+        few = shot.quantize(palette=palette_of(shot), dither=Image.Dither.NONE)
         few.save(ASSETS / f"{name}.png", optimize=True)
 
 
@@ -78,7 +78,7 @@ Opens = Callable[..., Sight]
 """Opens a page: its address, the window's width, height and scheme, a script that runs first."""
 
 
-def _palette(shot: Any) -> Any:
+def palette_of(shot: Any) -> Any:
     """The most frequent colours exactly, so that no surface changes its tone, and then a spread."""
     from PIL import Image
 

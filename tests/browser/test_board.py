@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from andon.v1 import coordinator_pb2 as pb
-from browser.conftest import PICTURES, Opens, Sight
+from browser.conftest import ASSETS, PICTURES, Opens, Sight
+from browser.film import Film
 from integration.harness import Service, Worker, on_line, start_worker
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
@@ -153,6 +154,30 @@ def test_a_planted_nan_is_shown_as_evidence_and_a_button_resumes_the_line(
         evidence.wait_for(state="hidden")
         page.locator("#feed li[data-kind=answered]").wait_for()
         service.await_status(at_step(SEEN_LONG + 10))
+
+
+def test_the_film_of_a_halt_is_green_then_red_and_a_click_makes_it_green_again(
+    tmp_path: Path, look: Opens
+) -> None:
+    paces, poison = (0.05, 0.055), {"slot": 1, "step": 75}
+    with line(tmp_path, *paces, poison=poison, hosts=["alpha", "beta"], steps=200) as (
+        service,
+        *_rest,
+    ):
+        service.await_status(at_step(30))
+        sight = look(board_of(service), width=960, height=680)
+        see(sight, "Running")
+        film, answer = Film(sight.page), sight.page.locator("[data-answer=retry]")
+
+        film.roll(lambda: halted(service.status()) and answer.is_visible())
+        film.roll_for(2.5)
+        film.point_at(answer)
+        answer.click()
+        film.roll(lambda: service.status().step >= 100)
+
+        assert film.sequence() == ["green", "red", "green"]
+        if PICTURES:
+            film.save(ASSETS / "board-halts.gif")
 
 
 def test_skipping_asks_first_and_the_keyboard_alone_can_do_it(tmp_path: Path, look: Opens) -> None:
