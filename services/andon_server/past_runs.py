@@ -10,7 +10,7 @@ from andon_coordinator.transport.reader import RecordedHalt
 from andon_server.book import RunBook
 from andon_server.runs import JOURNAL, service_of
 
-__all__ = ["PastRun", "read_run", "read_runs"]
+__all__ = ["PastRun", "read_run", "read_runs", "state_of"]
 
 
 _LAST_DATE = 253_402_300_800
@@ -76,7 +76,7 @@ def _past_run(book: RunBook, folder: Path) -> PastRun:
     return PastRun(
         run_id=book.run.run_id,
         folder=folder,
-        state=_state(book, folder),
+        state=state_of(book, folder),
         started_unix_s=book.run.created_at_unix_s,
         seconds=book.seconds,
         steps=book.steps,
@@ -89,7 +89,8 @@ def _past_run(book: RunBook, folder: Path) -> PastRun:
     )
 
 
-def _state(book: RunBook, folder: Path) -> str:
+def state_of(book: RunBook, folder: Path) -> str:
+    """How the run in a folder stands or ended; the states are those of `PastRun`."""
     service = service_of(folder)
     alive = service is not None and service.alive
     if book.complete and (book.everybody_went or not alive):

@@ -167,7 +167,7 @@ def test_ctrl_c_ends_the_run_with_130_and_leaves_no_process(tmp_path: Path, wait
     code, output, _ = finish(process)
 
     assert code == 130
-    assert "interrupted: 0 steps" in output
+    assert "stopped (interrupted): 0 steps" in output
     assert processes_of(tmp_path) == []
 
 

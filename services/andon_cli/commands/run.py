@@ -23,6 +23,7 @@ from andon_cli.launching.output import RunOutput
 from andon_cli.settings import as_table
 from andon_coordinator.transport.store import JournalError
 from andon_server.book import RunBook, halt_fields, outcomes_of
+from andon_server.past_runs import state_of
 from andon_server.process import Interrupts
 from andon_server.runs import JOURNAL, RUNS
 from andon_server.settings import ServeConfig
@@ -129,6 +130,7 @@ def _named(service: ServeConfig) -> str:
 class RunReport:
     """The outcome of a run.
 
+    `state` is that of the run by its journal, as `andon history` says it; empty if there is none.
     `losses`, `samples` and `correct` (None: not counted) hold one number for each committed step.
     `digests` has the SHA-256 of each worker's final weights by worker id. `seconds` is the time of
     the whole command, `training_seconds` the time from the line's first record to its last.
@@ -136,6 +138,7 @@ class RunReport:
 
     run_id: str
     steps: int
+    state: str
     losses: list[float]
     samples: list[int]
     correct: list[int | None]
@@ -167,12 +170,21 @@ class RunReport:
             parts.append(f"loss {self.losses[-1]:.3f}")
             accuracy = accuracy_of(self.correct[-1], self.samples[-1])
             parts += [] if accuracy is None else [accuracy_text(accuracy)]
-        parts.append(duration(self.seconds))
+        # The time that the history and the board say, not that of the command.
+        parts += [duration(self.training_seconds)] if self.steps else []
         digests = set(self.digests.values())
         if self.complete and len(digests) == 1:
             parts.append(f"all workers at digest {digests.pop()[:6]}...")
         parts.append(str(Path(self.journal).parent))
-        return f"{_HEADINGS.get(self.exit_code, 'failed')}: {', '.join(parts)}"
+        return f"{self._ending}: {', '.join(parts)}"
+
+    @property
+    def _ending(self) -> str:
+        """The run's state, and how the command ended if that says more: `stopped (failed)`."""
+        command = _HEADINGS.get(self.exit_code, "failed")
+        if not self.state or self.state == command:
+            return command
+        return self.state if self.exit_code == ExitCode.COMPLETE else f"{self.state} ({command})"
 
     def write(self, path: Path) -> None:
         """Writes the report as JSON, completely or not at all."""
@@ -217,6 +229,7 @@ def read_report(
     return RunReport(
         run_id=run_id,
         steps=book.steps if book else 0,
+        state=state_of(book, journal.parent) if book else "",
         losses=[step.loss for step in steps],
         samples=[step.samples for step in steps],
         correct=[step.correct for step in steps],
@@ -224,7 +237,7 @@ def read_report(
             str(worker): digest for worker, digest in sorted(book.digests.items() if book else ())
         },
         seconds=round(seconds, 3),
-        training_seconds=_training_seconds(book),
+        training_seconds=round(book.seconds, 3) if book else 0.0,
         journal=str(journal),
         metrics_url=metrics_url,
         halts=[halt_fields(halt) for halt in book.halts] if book else [],
@@ -232,9 +245,3 @@ def read_report(
         problem=problem,
         exit_code=int(verdict),
     )
-
-
-def _training_seconds(book: RunBook | None) -> float:
-    if book is None or book.head is None or book.began_at_unix_s is None:
-        return 0.0
-    return round(book.head.at_unix_s - book.began_at_unix_s, 3)

@@ -189,6 +189,7 @@ class RunFacts:
             "folder": str(past.folder),
             "state": past.state,
             "started_unix_s": past.started_unix_s,
+            "seconds": past.seconds,
             "plan": None if self.plan is None else asdict(self.plan),
             "layout_digest": self.layout_digest,
             **self.totals.fields(),

@@ -143,12 +143,11 @@ def _plan_lines(facts: RunFacts) -> list[str]:
 
 
 def _step_summary(facts: RunFacts) -> list[str]:
-    totals = facts.totals
-    began, ended = totals.began_unix_s, totals.ended_unix_s
+    totals, seconds = facts.totals, facts.past.seconds
     parts = [f"{totals.steps} steps, {grouped(totals.samples)} samples"]
-    if began is not None and ended is not None and ended > began:
-        rate = grouped(totals.samples / (ended - began))
-        parts.append(f"in {duration(ended - began)}, {rate} samples/s with all waits")
+    if seconds > 0:
+        rate = grouped(totals.samples / seconds)
+        parts.append(f"in {duration(seconds)}, {rate} samples/s with all waits")
     if totals.attempts:
         parts.append(f"{_attempts(totals.attempts)} came to nothing")
     if totals.overflows:

@@ -144,6 +144,7 @@ class RunHistory:
             "run_id": run_id,
             "state": run.state,
             "started_unix_s": run.started_unix_s,
+            "seconds": run.seconds,
             "steps": run.steps,
             "loss": run.loss,
             "accuracy": run.accuracy,

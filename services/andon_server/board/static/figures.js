@@ -1,7 +1,7 @@
 // The last step in figures, and the last steps as a table.
 
 import { byId, fill, make, mark, say } from "./dom.js";
-import { NONE, clock, count, duration, figure, percent, rate, span } from "./words.js";
+import { NONE, clock, count, figure, percent, rate, span } from "./words.js";
 
 const CELLS = ["Loss", "Throughput", "Step time", "Exchange", "Checkpoint"];
 const ROWS = 20;
@@ -73,9 +73,4 @@ export function showSteps(curves) {
     make("caption", { class: "hush" }, `The last ${rows.length} steps, newest first`),
     make("thead", {}, make("tr", {}, HEADINGS.map((name) => make("th", { scope: "col", class: "number" }, name)))),
     make("tbody", {}, rows.map(([first, ...rest]) => make("tr", {}, make("th", { scope: "row", class: "number" }, first), rest.map((cell) => make("td", { class: "number" }, cell)))))));
-}
-
-/** How long a run took or takes. */
-export function lasted(from, to) {
-  return from && to && to > from ? duration(to - from) : NONE;
 }

@@ -5,9 +5,8 @@ import { showMarks } from "./chart.js";
 import { Curves } from "./curves.js";
 import { byId, fill, make } from "./dom.js";
 import { Events, showEvents } from "./events.js";
-import { lasted } from "./figures.js";
 import { ComparedCharts, RunCharts } from "./panels.js";
-import { NONE, clock, count, date, figure, lightOf, plain, stateWord } from "./words.js";
+import { NONE, clock, count, date, duration, figure, lightOf, plain, stateWord } from "./words.js";
 
 let drawn = null; // the charts in sight
 
@@ -50,12 +49,12 @@ export async function showRuns() {
     return make("tr", { role: "row" }, cell("Compare", make("label", { class: "tick" }, box)),
       make("th", { scope: "row", role: "rowheader", class: "run", data: { title: "Run" } }, make("a", { href: run.current ? "#/" : `#/runs/${encodeURIComponent(run.run_id)}`, class: "cut", title: run.run_id }, run.run_id), run.current ? make("span", { class: "tag" }, "this line") : null),
       cell("State", badge(run.state)), cell("Started", run.started_unix_s ? date(run.started_unix_s) : NONE),
-      cell("Steps", count(run.steps), "number"), cell("Loss", figure(run.loss), "number"),
+      cell("Time", timeOf(run), "number"), cell("Steps", count(run.steps), "number"), cell("Loss", figure(run.loss), "number"),
       cell("Workers", count(run.workers), "number"), cell("Halts", haltsOf(run.halts), "number"));
   });
   fill(place, make("div", { class: "heading" }, title, make("div", { class: "row" }, note, go)),
     make("table", { class: "table cards runs", role: "table", "aria-label": "Runs, newest first" },
-      make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ["Compare", "Run", "State", "Started", "Steps", "Loss", "Workers", "Halts"].map((name, index) =>
+      make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ["Compare", "Run", "State", "Started", "Time", "Steps", "Loss", "Workers", "Halts"].map((name, index) =>
         make("th", { role: "columnheader", scope: "col", class: index > 3 ? "number" : null }, index ? name : make("span", { class: "hush" }, name))))),
       make("tbody", { role: "rowgroup" }, rows)));
 }
@@ -117,7 +116,7 @@ function summary(runs) {
   const lines = [
     ["State", ({ run }) => stateWord(run.state)],
     ["Started", ({ run }) => (run.started_unix_s ? date(run.started_unix_s) : NONE)],
-    ["Time", ({ curves }) => lasted(curves.steps.at_unix_s[0], curves.steps.at_unix_s.at(-1))],
+    ["Time", ({ run }) => timeOf(run)],
     ["Steps", ({ run }) => count(run.steps)],
     ["Last loss", ({ run }) => figure(run.loss)],
     ["Lowest loss", ({ curves }) => lowest(curves.steps.loss_min)],
@@ -142,6 +141,11 @@ function pastHalt(halt) {
   const dropped = halt.dropped === null || halt.dropped === undefined ? "" : ` worker ${halt.dropped}`;
   return make("li", {}, make("p", {}, halt.sentence), make("p", { class: "dim" }, `${plain(halt.reason)} · ${clock(halt.at_unix_s)} · `,
     halt.answer ? `answered${by}: ${halt.answer}${dropped}` : "not answered"));
+}
+
+/** From the run's first record to its last one, with all waits, as `andon history` has it. */
+function timeOf(run) {
+  return run.steps ? duration(run.seconds) : NONE;
 }
 
 function haltsOf(halts) {

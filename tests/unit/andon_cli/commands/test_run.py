@@ -9,6 +9,7 @@ import pytest
 
 from andon.host.errors import ExitCode
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.run_settings import DRAINED
 from andon_cli.commands.history import history_lines
 from andon_cli.commands.run import RunReport, read_report
 from andon_coordinator.core.events import LeaveReason
@@ -54,7 +55,7 @@ def test_a_complete_run_is_reported_step_by_step(book: Book, journal: Path) -> N
     assert report.complete
     assert report.exit_code == 0
     assert report.outcome == (
-        f"complete: 2 steps, loss 1.871, 1m58s, all workers at digest 9c1e04..., {journal.parent}"
+        f"complete: 2 steps, loss 1.871, 4.0s, all workers at digest 9c1e04..., {journal.parent}"
     )
 
 
@@ -122,7 +123,33 @@ def test_a_verdict_of_the_processes_stands(book: Book, journal: Path) -> None:
     report = report_of(journal, ExitCode.INTERRUPTED)
 
     assert report.exit_code == 130
-    assert report.outcome.startswith("interrupted: 2 steps")
+    assert report.outcome.startswith("stopped (interrupted): 2 steps")
+
+
+def test_the_summary_says_the_time_and_the_end_that_the_history_says(
+    book: Book, journal: Path
+) -> None:
+    book.step(3, 1.5, stop=DRAINED)
+    for worker, digest in DIGESTS.items():
+        book.leave(worker, LeaveReason.COMPLETE, digest)
+    book.close()
+
+    [row] = history_lines(read_runs(journal.parent.parent))[1:]
+
+    assert row.split()[-1] == "drained"
+    assert "  6.0s  " in row
+    assert report_of(journal).outcome.startswith("drained: 3 steps, loss 1.500, 6.0s, ")
+    assert report_of(journal, ExitCode.FAILED).outcome.startswith("drained (failed): 3 steps")
+
+
+def test_a_run_without_steps_has_no_time_as_in_the_history(tmp_path: Path) -> None:
+    journal = tmp_path / "7f3a" / "journal.sqlite"
+    journal.parent.mkdir()
+    Book(journal).close()
+
+    report = report_of(journal, ExitCode.INTERRUPTED)
+
+    assert report.outcome == f"stopped (interrupted): 0 steps, {journal.parent}"
 
 
 def test_a_run_without_a_journal_is_reported_too(tmp_path: Path) -> None:

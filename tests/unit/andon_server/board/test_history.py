@@ -33,8 +33,9 @@ def test_runs_are_the_services_own_and_those_beside_it_newest_first(
 
     assert (newest["run_id"], newest["steps"], newest["current"]) == ("0b1c", 0, False)
     assert own == {
-        "run_id": "7f3a", "state": "stopped", "started_unix_s": 100.0, "steps": 1, "loss": 2.5,
-        "accuracy": None, "workers": 2, "halts": 0, "problem": "", "current": True,
+        "run_id": "7f3a", "state": "stopped", "started_unix_s": 100.0, "seconds": 2.0,
+        "steps": 1, "loss": 2.5, "accuracy": None, "workers": 2, "halts": 0,
+        "problem": "", "current": True,
     }  # fmt: skip
 
 
