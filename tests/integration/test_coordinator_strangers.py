@@ -9,7 +9,6 @@ import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,7 +19,6 @@ from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
 from andon.testing import small_layout
 from andon.v1 import coordinator_pb2 as pb
-from andon.v1 import record_pb2
 from andon.wire import conversion, layouts
 from andon_coordinator.app import (
     Coordinator,
@@ -100,91 +98,6 @@ def test_whoever_waits_for_room_hears_that_the_coordinator_failed(tmp_path: Path
             Reason.INTERNAL
         ] * 3
         assert reducer.error is not None
-
-    run(story())
-
-
-def test_refused_join_says_what_differs(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            await served.worker(0).join()
-
-            other_model = served.worker(1, layout=small_layout(5)).join()
-            code, info = await refused(other_model)
-            assert (code, info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "LAYOUT_DIFFERS")
-            assert dict(info.metadata) == {
-                "component": "weight",
-                "mine": "float32[5]",
-                "theirs": "float32[4]",
-            }
-            code, info = await refused(served.worker(0).join())
-            assert (code, info.reason) == (grpc.StatusCode.ALREADY_EXISTS, "SLOT")
-            code, info = await refused(served.worker(1, run_id="other").join())
-            assert (code, info.reason) == (grpc.StatusCode.NOT_FOUND, "WRONG_RUN")
-
-    run(story())
-
-
-def test_wrong_token_is_unauthenticated(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, token=b"right")) as served:
-            code, info = await refused(served.worker(0).join(token=b"wrong"))
-            assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
-            assert (await served.worker(0).join(token=b"right")).worker == 0
-
-    run(story())
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        pb.TrainRequest(),
-        pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1)),
-        pb.TrainRequest(join=pb.Join(run_id=RUN)),
-        pb.TrainRequest(
-            join=pb.Join(
-                run_id=RUN,
-                protocol_version=PROTOCOL_VERSION,
-                layout=layouts.layout_to_proto(small_layout()),
-                plan=conversion.plan_to_proto(PLAN),
-                head=record_pb2.Key(term=1 << 32, round=1),
-                cursor=record_pb2.Cursor(position=PLAN.dataset_size),
-            )
-        ),
-    ],
-    ids=["no case", "not join", "empty join", "cursor beyond the data set"],
-)
-def test_c_wire_002_garbage_first_message_is_refused_and_the_others_go_on(
-    tmp_path: Path, message: pb.TrainRequest
-) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            workers = await served.workers()
-
-            intruder = served.stub.Train()
-            await intruder.write(message)
-            code, info = await refused(end_of(intruder))
-            assert (code, info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
-
-            await asyncio.gather(*(worker.work() for worker in workers))
-            assert await served.coordinator.wait()
-
-    run(story())
-
-
-def test_c_wire_002_bytes_that_are_no_message_end_their_stream_alone(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            workers = await served.workers()
-
-            async with grpc.aio.insecure_channel(served.address) as channel:
-                raw: Any = channel.stream_stream("/andon.v1.Coordinator/Train")()
-                await raw.write(b"\xff\xff\xff\xff")
-                code, _ = await refused(end_of(raw))
-                assert code is grpc.StatusCode.INVALID_ARGUMENT
-
-            await asyncio.gather(*(worker.work() for worker in workers))
-            assert await served.coordinator.wait()
 
     run(story())
 
