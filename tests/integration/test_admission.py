@@ -57,26 +57,23 @@ async def healthy(channel: grpc.aio.Channel) -> bool:
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def test_unary_and_streaming_calls_are_served_as_before() -> None:
-    async def story() -> None:
-        refused: list[str] = []
-        async with served(refused) as (channel, _):
-            assert await healthy(channel)
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            watching = stub.Watch(health_pb2.HealthCheckRequest())
-            told = await watching.read()
-            assert told.status == health_pb2.HealthCheckResponse.SERVING
-            watching.cancel()
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Check(health_pb2.HealthCheckRequest(service="none"))
-            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-            unknown: Any = channel.unary_unary("/andon.v1.None/None")
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await unknown(b"")
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-            assert refused == []
-
-    run(story())
+async def test_unary_and_streaming_calls_are_served_as_before() -> None:
+    refused: list[str] = []
+    async with served(refused) as (channel, _):
+        assert await healthy(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watching = stub.Watch(health_pb2.HealthCheckRequest())
+        told = await watching.read()
+        assert told.status == health_pb2.HealthCheckResponse.SERVING
+        watching.cancel()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Check(health_pb2.HealthCheckRequest(service="none"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        unknown: Any = channel.unary_unary("/andon.v1.None/None")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await unknown(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert refused == []
 
 
 def test_a_call_that_ended_with_an_error_is_not_kept_in_a_ring() -> None:
@@ -103,72 +100,60 @@ def test_a_call_that_ended_with_an_error_is_not_kept_in_a_ring() -> None:
         gc.enable()
 
 
-def test_one_silent_call_too_many_ends_the_oldest_and_who_speaks_is_served() -> None:
-    async def story() -> None:
-        refused: list[str] = []
-        async with served(refused, max_silent_calls=3) as (channel, admission):
-            calls = []
-            for number in range(3):
-                calls.append(silent(channel))
-                await until(partial(_are_silent, admission, number + 1))
+async def test_one_silent_call_too_many_ends_the_oldest_and_who_speaks_is_served() -> None:
+    refused: list[str] = []
+    async with served(refused, max_silent_calls=3) as (channel, admission):
+        calls = []
+        for number in range(3):
+            calls.append(silent(channel))
+            await until(partial(_are_silent, admission, number + 1))
 
-            assert await healthy(channel)
+        assert await healthy(channel)
 
-            code, text = await ended(calls[0])
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "--max-silent-calls" in text
-            assert refused == ["TOO_MANY_STREAMS"]
-            assert not calls[1].done()
-            assert not calls[2].done()
-
-    run(story())
+        code, text = await ended(calls[0])
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "--max-silent-calls" in text
+        assert refused == ["TOO_MANY_STREAMS"]
+        assert not calls[1].done()
+        assert not calls[2].done()
 
 
-def test_a_call_that_never_speaks_is_ended() -> None:
-    async def story() -> None:
-        async with served(first_message_timeout_s=0.1) as (channel, _):
-            code, text = await ended(silent(channel))
+async def test_a_call_that_never_speaks_is_ended() -> None:
+    async with served(first_message_timeout_s=0.1) as (channel, _):
+        code, text = await ended(silent(channel))
 
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "no message came within 0.1 s" in text
-
-    run(story())
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "no message came within 0.1 s" in text
 
 
-def test_watchers_beyond_their_limit_are_refused_and_others_are_not() -> None:
-    async def story() -> None:
-        async with served(max_watchers=2) as (channel, admission):
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            watching = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
-            for each in watching:
-                await each.read()
+async def test_watchers_beyond_their_limit_are_refused_and_others_are_not() -> None:
+    async with served(max_watchers=2) as (channel, admission):
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watching = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        for each in watching:
+            await each.read()
 
-            code, text = await ended(stub.Watch(health_pb2.HealthCheckRequest()))
+        code, text = await ended(stub.Watch(health_pb2.HealthCheckRequest()))
 
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "--max-watchers" in text
-            assert await healthy(channel)
-            watching[0].cancel()
-            await until(lambda: admission.open_calls == 1)
-            again = stub.Watch(health_pb2.HealthCheckRequest())
-            assert (await again.read()).status == health_pb2.HealthCheckResponse.SERVING
-
-    run(story())
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "--max-watchers" in text
+        assert await healthy(channel)
+        watching[0].cancel()
+        await until(lambda: admission.open_calls == 1)
+        again = stub.Watch(health_pb2.HealthCheckRequest())
+        assert (await again.read()).status == health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.mark.parametrize("setting", ["max_calls", "max_calls_per_host"])
-def test_calls_beyond_the_limit_are_refused_by_its_flag(setting: str) -> None:
-    async def story() -> None:
-        refused: list[str] = []
-        async with served(refused, **{setting: 1}) as (channel, admission):
-            holding = silent(channel)
-            await until(lambda: admission.open_calls == 1)
+async def test_calls_beyond_the_limit_are_refused_by_its_flag(setting: str) -> None:
+    refused: list[str] = []
+    async with served(refused, **{setting: 1}) as (channel, admission):
+        holding = silent(channel)
+        await until(lambda: admission.open_calls == 1)
 
-            code, text = await ended(silent(channel))
+        code, text = await ended(silent(channel))
 
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "--" + setting.replace("_", "-") in text
-            assert refused == ["TOO_MANY_STREAMS"]
-            holding.cancel()
-
-    run(story())
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "--" + setting.replace("_", "-") in text
+        assert refused == ["TOO_MANY_STREAMS"]
+        holding.cancel()

@@ -23,7 +23,7 @@ from andon.wire import conversion, layouts
 from andon.wire.frames import frame_request
 from integration import reducer_bench
 from integration.reducer_bench import Reducer
-from integration.served import PLAN, RUN, config_in, end_of, run, serving
+from integration.served import PLAN, RUN, config_in, end_of, serving
 from integration.strangers import REDUCE, Stranger
 
 pytestmark = pytest.mark.integration
@@ -81,7 +81,7 @@ async def ends_with(address: str, method: str, messages: list[bytes]) -> grpc.St
         return code
 
 
-def test_c_wire_002_a_coordinator_refuses_every_message_that_must_be_refused(
+async def test_c_wire_002_a_coordinator_refuses_every_message_that_must_be_refused(
     tmp_path: Path,
 ) -> None:
     join = pb.Join(
@@ -94,15 +94,12 @@ def test_c_wire_002_a_coordinator_refuses_every_message_that_must_be_refused(
     )
     joining = pb.TrainRequest(join=join).SerializeToString()
 
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            for vector in refused("TrainRequest"):
-                data = data_of(vector)
-                alone = data[:1] == joining[:1]  # a Join, which is the first message
-                code = await ends_with(served.address, TRAIN, [data] if alone else [joining, data])
-                assert code in BROKEN, vector["name"]
-            for vector in refused("RegisterReducerRequest"):
-                code = await ends_with(served.address, REGISTER, [data_of(vector)])
-                assert code in BROKEN, vector["name"]
-
-    run(story())
+    async with serving(config_in(tmp_path)) as served:
+        for vector in refused("TrainRequest"):
+            data = data_of(vector)
+            alone = data[:1] == joining[:1]  # a Join, which is the first message
+            code = await ends_with(served.address, TRAIN, [data] if alone else [joining, data])
+            assert code in BROKEN, vector["name"]
+        for vector in refused("RegisterReducerRequest"):
+            code = await ends_with(served.address, REGISTER, [data_of(vector)])
+            assert code in BROKEN, vector["name"]

@@ -30,7 +30,6 @@ from integration.served import (
     end_of,
     first_round,
     refused,
-    run,
     serving,
 )
 
@@ -74,231 +73,198 @@ asyncio.run(main())
 """
 
 
-def test_lost_stream_voids_the_round_and_the_worker_gets_the_next_attempt(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, min_workers=2)) as served:
-            survivor, lost = await served.workers()
-            before, _ = await first_round([survivor, lost])
-
-            await lost.reset()
-            voided = (await survivor.expect("round_voided")).round_voided
-            assert voided.key == before.key
-
-            again = replace(lost)
-            assert (await again.join()).join_status == pb.JOIN_STATUS_IN_SYNC
-            await again.ask()
-            after = (await survivor.expect("shard_assignment")).shard_assignment
-            assert conversion.key_from_proto(after.key) > conversion.key_from_proto(before.key)
-            assert after.attempt == 1
-            assert after.batch == before.batch
-            await survivor.ready(after)
-            await asyncio.gather(survivor.work(), again.work())
-
-            assert await served.coordinator.wait()
-            assert served.metric("andon_step_attempts_total", cause="stream_lost") == 1
-            assert served.metric("andon_recovery_seconds_count") == 1
-
-    run(story())
-
-
-def test_killed_process_is_known_to_be_gone_at_once(tmp_path: Path) -> None:
-    async def story() -> None:
-        # The grace period is longer than this test, so only a process known to be gone is lost.
-        async with serving(config_in(tmp_path, rejoin_grace_s=1000.0)) as served:
-            survivor = served.worker(0)
-            await survivor.join()
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", SCRIPT, served.address, RUN, stdout=asyncio.subprocess.PIPE
-            )
-            await first_round([survivor])
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"assigned\n"
-
-            process.send_signal(signal.SIGKILL)
-
-            await survivor.expect("round_voided")
-            await process.wait()
-        with JournalReader(tmp_path / "journal.sqlite") as journal:
-            (gone,) = journal.departures()
-            assert (gone.worker, gone.reason) == (1, "LOST")
-
-    run(story())
-
-
-def test_worker_of_a_half_closed_stream_may_come_back(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, rejoin_grace_s=1000.0)) as served:
-            survivor, other = await served.workers()
-            await first_round([survivor, other])
-
-            await other.call.done_writing()
-
-            await survivor.expect("round_voided")
-            assert await other.call.code() is grpc.StatusCode.OK
-        with JournalReader(tmp_path / "journal.sqlite") as journal:
-            assert journal.departures() == []
-
-    run(story())
-
-
-def test_stopped_process_loses_its_lease_and_one_that_only_says_nothing_does_not(
+async def test_lost_stream_voids_the_round_and_the_worker_gets_the_next_attempt(
     tmp_path: Path,
 ) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, liveness_s=0.6)) as served:
-            quiet = served.worker(0)
-            await quiet.join()
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", SCRIPT, served.address, RUN),
-                stdout=asyncio.subprocess.PIPE,
-            )
-            await first_round([quiet])
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"assigned\n"
+    async with serving(config_in(tmp_path, min_workers=2)) as served:
+        survivor, lost = await served.workers()
+        before, _ = await first_round([survivor, lost])
 
-            process.send_signal(signal.SIGSTOP)
+        await lost.reset()
+        voided = (await survivor.expect("round_voided")).round_voided
+        assert voided.key == before.key
 
-            await quiet.expect("round_voided")
-            assert served.coordinator.status().live == 1
-            process.kill()
-            await process.wait()
+        again = replace(lost)
+        assert (await again.join()).join_status == pb.JOIN_STATUS_IN_SYNC
+        await again.ask()
+        after = (await survivor.expect("shard_assignment")).shard_assignment
+        assert conversion.key_from_proto(after.key) > conversion.key_from_proto(before.key)
+        assert after.attempt == 1
+        assert after.batch == before.batch
+        await survivor.ready(after)
+        await asyncio.gather(survivor.work(), again.work())
 
-    run(story())
-
-
-def test_worker_that_holds_the_interpreter_lock_is_not_taken_for_dead(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, liveness_s=0.6)) as served:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", GIL_HOLDER, served.address, RUN),
-                stdout=asyncio.subprocess.PIPE,
-            )
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"7\n"
-            await process.wait()
-
-    run(story())
+        assert await served.coordinator.wait()
+        assert served.metric("andon_step_attempts_total", cause="stream_lost") == 1
+        assert served.metric("andon_recovery_seconds_count") == 1
 
 
-def test_restart_keeps_the_head_and_takes_a_greater_term(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            workers = await served.workers()
-            assignments = await first_round(workers)
-            for worker, assignment in zip(workers, assignments, strict=True):
-                await worker.ready(assignment)
-            for worker in workers:
-                assert await worker.obey(await worker.expect("step_committed"))
-            term = served.coordinator.status().term
+async def test_killed_process_is_known_to_be_gone_at_once(tmp_path: Path) -> None:
+    # The grace period is longer than this test, so only a process known to be gone is lost.
+    async with serving(config_in(tmp_path, rejoin_grace_s=1000.0)) as served:
+        survivor = served.worker(0)
+        await survivor.join()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SCRIPT, served.address, RUN, stdout=asyncio.subprocess.PIPE
+        )
+        await first_round([survivor])
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"assigned\n"
+
+        process.send_signal(signal.SIGKILL)
+
+        await survivor.expect("round_voided")
+        await process.wait()
+    with JournalReader(tmp_path / "journal.sqlite") as journal:
+        (gone,) = journal.departures()
+        assert (gone.worker, gone.reason) == (1, "LOST")
+
+
+async def test_worker_of_a_half_closed_stream_may_come_back(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path, rejoin_grace_s=1000.0)) as served:
+        survivor, other = await served.workers()
+        await first_round([survivor, other])
+
+        await other.call.done_writing()
+
+        await survivor.expect("round_voided")
+        assert await other.call.code() is grpc.StatusCode.OK
+    with JournalReader(tmp_path / "journal.sqlite") as journal:
+        assert journal.departures() == []
+
+
+async def test_stopped_process_loses_its_lease_and_one_that_only_says_nothing_does_not(
+    tmp_path: Path,
+) -> None:
+    async with serving(config_in(tmp_path, liveness_s=0.6)) as served:
+        quiet = served.worker(0)
+        await quiet.join()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", SCRIPT, served.address, RUN),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        await first_round([quiet])
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"assigned\n"
+
+        process.send_signal(signal.SIGSTOP)
+
+        await quiet.expect("round_voided")
+        assert served.coordinator.status().live == 1
+        process.kill()
+        await process.wait()
+
+
+async def test_worker_that_holds_the_interpreter_lock_is_not_taken_for_dead(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path, liveness_s=0.6)) as served:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", GIL_HOLDER, served.address, RUN),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"7\n"
+        await process.wait()
+
+
+async def test_restart_keeps_the_head_and_takes_a_greater_term(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        workers = await served.workers()
+        assignments = await first_round(workers)
+        for worker, assignment in zip(workers, assignments, strict=True):
+            await worker.ready(assignment)
         for worker in workers:
-            code, info = await refused(end_of(worker.call))
-            assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVICE_LEAVING")
-            await worker.channel.close()
+            assert await worker.obey(await worker.expect("step_committed"))
+        term = served.coordinator.status().term
+    for worker in workers:
+        code, info = await refused(end_of(worker.call))
+        assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVICE_LEAVING")
+        await worker.channel.close()
 
-        async with serving(config_in(tmp_path)) as served:
-            assert served.coordinator.status().term > term
-            assert served.coordinator.status().step == 1
-            assert served.metric("andon_steps_committed_total") == 1
-            again = [replace(worker, address=served.address) for worker in workers]
-            for worker in again:
-                accepted = await worker.join()
-                assert accepted.join_status == pb.JOIN_STATUS_IN_SYNC
-                await worker.ask()
-            await asyncio.gather(*(worker.work() for worker in again))
-            assert await served.coordinator.wait()
-            assert served.metric("andon_steps_committed_total") == 3
-
-    run(story())
+    async with serving(config_in(tmp_path)) as served:
+        assert served.coordinator.status().term > term
+        assert served.coordinator.status().step == 1
+        assert served.metric("andon_steps_committed_total") == 1
+        again = [replace(worker, address=served.address) for worker in workers]
+        for worker in again:
+            accepted = await worker.join()
+            assert accepted.join_status == pb.JOIN_STATUS_IN_SYNC
+            await worker.ask()
+        await asyncio.gather(*(worker.work() for worker in again))
+        assert await served.coordinator.wait()
+        assert served.metric("andon_steps_committed_total") == 3
 
     with JournalReader(tmp_path / "journal.sqlite") as journal:
         assert journal.ledger_faults() == []
         assert len(journal.terms()) == 2
 
 
-def test_record_that_one_worker_missed_is_sent_again_after_a_restart(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            workers = await served.workers()
-            assignments = await first_round(workers)
-            for worker, assignment in zip(workers, assignments, strict=True):
-                await worker.ready(assignment)
-            await workers[0].obey(await workers[0].expect("step_committed"))
-            held = assignments[1].key
-            for worker in workers:
-                await worker.reset()
+async def test_record_that_one_worker_missed_is_sent_again_after_a_restart(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        workers = await served.workers()
+        assignments = await first_round(workers)
+        for worker, assignment in zip(workers, assignments, strict=True):
+            await worker.ready(assignment)
+        await workers[0].obey(await workers[0].expect("step_committed"))
+        held = assignments[1].key
+        for worker in workers:
+            await worker.reset()
 
-        async with serving(config_in(tmp_path)) as served:
-            missed = replace(workers[1], address=served.address)
-            accepted = await missed.join(held_key=held)
-            assert accepted.join_status == pb.JOIN_STATUS_RECORD_FOLLOWS
-            record = (await missed.expect("step_committed")).step_committed
-            assert record.record.key == held
-            assert record.samples == 5
-
-    run(story())
+    async with serving(config_in(tmp_path)) as served:
+        missed = replace(workers[1], address=served.address)
+        accepted = await missed.join(held_key=held)
+        assert accepted.join_status == pb.JOIN_STATUS_RECORD_FOLLOWS
+        record = (await missed.expect("step_committed")).step_committed
+        assert record.record.key == held
+        assert record.samples == 5
 
 
-def test_term_above_a_workers_greater_one_is_durable_before_use(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            seen = served.coordinator.status().term + 2**32
-            workers = [served.worker(slot) for slot in range(2)]
-            for worker in workers:
-                await worker.join(greatest_term=seen)
-            assignments = await first_round(workers)
+async def test_term_above_a_workers_greater_one_is_durable_before_use(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        seen = served.coordinator.status().term + 2**32
+        workers = [served.worker(slot) for slot in range(2)]
+        for worker in workers:
+            await worker.join(greatest_term=seen)
+        assignments = await first_round(workers)
 
-            assert assignments[0].key.term > seen
-        with JournalReader(tmp_path / "journal.sqlite") as journal:
-            assert journal.terms()[-1] == assignments[0].key.term
-
-    run(story())
+        assert assignments[0].key.term > seen
+    with JournalReader(tmp_path / "journal.sqlite") as journal:
+        assert journal.terms()[-1] == assignments[0].key.term
 
 
-def test_second_coordinator_of_a_run_is_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)):
-            with pytest.raises(JournalLocked, match="another coordinator"):
-                build_coordinator(config_in(tmp_path), CollectorRegistry(), SECRET)
-
-    run(story())
+async def test_second_coordinator_of_a_run_is_refused(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)):
+        with pytest.raises(JournalLocked, match="another coordinator"):
+            build_coordinator(config_in(tmp_path), CollectorRegistry(), SECRET)
 
 
-def test_coordinator_that_was_taken_over_closes_every_stream(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            worker = served.worker(0)
-            await worker.join()
-            with sqlite3.connect(tmp_path / "journal.sqlite") as other:
-                other.execute("INSERT INTO terms VALUES (?, 0)", ("f" * 16,))
-            other.close()
+async def test_coordinator_that_was_taken_over_closes_every_stream(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        worker = served.worker(0)
+        await worker.join()
+        with sqlite3.connect(tmp_path / "journal.sqlite") as other:
+            other.execute("INSERT INTO terms VALUES (?, 0)", ("f" * 16,))
+        other.close()
 
-            (answer,) = await asyncio.gather(served.worker(1).join(), return_exceptions=True)
+        (answer,) = await asyncio.gather(served.worker(1).join(), return_exceptions=True)
 
-            # Refused if what the first join had still to write has shown it already.
-            if not isinstance(answer, pb.JoinAccepted):
-                assert isinstance(answer, grpc.aio.AioRpcError)
-                assert answer.code() is grpc.StatusCode.UNAVAILABLE
-            assert await code_of(end_of(worker.call)) is grpc.StatusCode.UNAVAILABLE
-            with pytest.raises(CoordinatorFailed, match="took the run over"):
-                await served.coordinator.wait()
-            assert await code_of(served.worker(0).join()) is grpc.StatusCode.UNAVAILABLE
-            assert (
-                await code_of(served.stub.Drain(pb.DrainRequest())) is grpc.StatusCode.UNAVAILABLE
-            )
-
-    run(story())
+        # Refused if what the first join had still to write has shown it already.
+        if not isinstance(answer, pb.JoinAccepted):
+            assert isinstance(answer, grpc.aio.AioRpcError)
+            assert answer.code() is grpc.StatusCode.UNAVAILABLE
+        assert await code_of(end_of(worker.call)) is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(CoordinatorFailed, match="took the run over"):
+            await served.coordinator.wait()
+        assert await code_of(served.worker(0).join()) is grpc.StatusCode.UNAVAILABLE
+        assert await code_of(served.stub.Drain(pb.DrainRequest())) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_worker_that_joins_again_replaces_its_older_stream(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            older = served.worker(0)
-            await older.join()
+async def test_worker_that_joins_again_replaces_its_older_stream(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        older = served.worker(0)
+        await older.join()
 
-            newer = replace(older)
-            assert (await newer.join()).worker == 0
+        newer = replace(older)
+        assert (await newer.join()).worker == 0
 
-            code, info = await refused(older.receive())
-            assert (code, info.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")
-
-    run(story())
+        code, info = await refused(older.receive())
+        assert (code, info.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")

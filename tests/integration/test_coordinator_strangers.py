@@ -9,7 +9,6 @@ import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,7 +19,6 @@ from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
 from andon.testing import small_layout
 from andon.v1 import coordinator_pb2 as pb
-from andon.v1 import record_pb2
 from andon.wire import conversion, layouts
 from andon_coordinator.app import (
     Coordinator,
@@ -82,248 +80,141 @@ def failing_task(config: CoordinatorConfig, settings: TaskSettings) -> LineTask:
     )
 
 
-def test_whoever_waits_for_room_hears_that_the_coordinator_failed(tmp_path: Path) -> None:
-    async def story() -> None:
-        task = failing_task(config_in(tmp_path), TaskSettings(max_streams=1, mailbox=1))
-        reducer = task.open_registration()
-        asking = [asyncio.create_task(task.ask(CordPulled("", operator))) for operator in "abc"]
-        await asyncio.sleep(0)  # All have begun: one has put its question, the others wait.
-        registering = asyncio.create_task(task.register(reducer, "127.0.0.1:1"))
-        await asyncio.sleep(0)
+async def test_whoever_waits_for_room_hears_that_the_coordinator_failed(tmp_path: Path) -> None:
+    task = failing_task(config_in(tmp_path), TaskSettings(max_streams=1, mailbox=1))
+    reducer = task.open_registration()
+    asking = [asyncio.create_task(task.ask(CordPulled("", operator))) for operator in "abc"]
+    await asyncio.sleep(0)  # All have begun: one has put its question, the others wait.
+    registering = asyncio.create_task(task.register(reducer, "127.0.0.1:1"))
+    await asyncio.sleep(0)
 
-        task.start()
-        answers = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 30)
-        await asyncio.wait_for(registering, 30)
-        await task.close()
+    task.start()
+    answers = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 30)
+    await asyncio.wait_for(registering, 30)
+    await task.close()
 
-        assert [each.reason for each in answers if isinstance(each, LineError)] == [
-            Reason.INTERNAL
-        ] * 3
-        assert reducer.error is not None
-
-    run(story())
+    assert [each.reason for each in answers if isinstance(each, LineError)] == [Reason.INTERNAL] * 3
+    assert reducer.error is not None
 
 
-def test_refused_join_says_what_differs(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            await served.worker(0).join()
-
-            other_model = served.worker(1, layout=small_layout(5)).join()
-            code, info = await refused(other_model)
-            assert (code, info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "LAYOUT_DIFFERS")
-            assert dict(info.metadata) == {
-                "component": "weight",
-                "mine": "float32[5]",
-                "theirs": "float32[4]",
-            }
-            code, info = await refused(served.worker(0).join())
-            assert (code, info.reason) == (grpc.StatusCode.ALREADY_EXISTS, "SLOT")
-            code, info = await refused(served.worker(1, run_id="other").join())
-            assert (code, info.reason) == (grpc.StatusCode.NOT_FOUND, "WRONG_RUN")
-
-    run(story())
+async def test_second_join_on_a_stream_ends_it(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        worker = served.worker(0)
+        await worker.join()
+        await worker.send(join=pb.Join(run_id=RUN))
+        code, _ = await refused(worker.receive())
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_wrong_token_is_unauthenticated(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, token=b"right")) as served:
-            code, info = await refused(served.worker(0).join(token=b"wrong"))
-            assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
-            assert (await served.worker(0).join(token=b"right")).worker == 0
-
-    run(story())
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        pb.TrainRequest(),
-        pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1)),
-        pb.TrainRequest(join=pb.Join(run_id=RUN)),
-        pb.TrainRequest(
-            join=pb.Join(
-                run_id=RUN,
-                protocol_version=PROTOCOL_VERSION,
-                layout=layouts.layout_to_proto(small_layout()),
-                plan=conversion.plan_to_proto(PLAN),
-                head=record_pb2.Key(term=1 << 32, round=1),
-                cursor=record_pb2.Cursor(position=PLAN.dataset_size),
-            )
-        ),
-    ],
-    ids=["no case", "not join", "empty join", "cursor beyond the data set"],
-)
-def test_c_wire_002_garbage_first_message_is_refused_and_the_others_go_on(
-    tmp_path: Path, message: pb.TrainRequest
-) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            workers = await served.workers()
-
-            intruder = served.stub.Train()
-            await intruder.write(message)
-            code, info = await refused(end_of(intruder))
-            assert (code, info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
-
-            await asyncio.gather(*(worker.work() for worker in workers))
-            assert await served.coordinator.wait()
-
-    run(story())
-
-
-def test_c_wire_002_bytes_that_are_no_message_end_their_stream_alone(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            workers = await served.workers()
-
-            async with grpc.aio.insecure_channel(served.address) as channel:
-                raw: Any = channel.stream_stream("/andon.v1.Coordinator/Train")()
-                await raw.write(b"\xff\xff\xff\xff")
-                code, _ = await refused(end_of(raw))
-                assert code is grpc.StatusCode.INVALID_ARGUMENT
-
-            await asyncio.gather(*(worker.work() for worker in workers))
-            assert await served.coordinator.wait()
-
-    run(story())
-
-
-def test_second_join_on_a_stream_ends_it(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            worker = served.worker(0)
-            await worker.join()
-            await worker.send(join=pb.Join(run_id=RUN))
-            code, _ = await refused(worker.receive())
-            assert code is grpc.StatusCode.INVALID_ARGUMENT
-
-    run(story())
-
-
-def test_internal_error_ends_every_stream_and_reveals_nothing(
+async def test_internal_error_ends_every_stream_and_reveals_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        config = config_in(tmp_path)
-        task = failing_task(config, TaskSettings(max_streams=1))
-        registration = ReducerRegistration(task, run_id=RUN, secret=b"", join_s=30.0)
-        access = AccessControl(run_id=RUN)
-        coordinator = Coordinator(
+    config = config_in(tmp_path)
+    task = failing_task(config, TaskSettings(max_streams=1))
+    registration = ReducerRegistration(task, run_id=RUN, secret=b"", join_s=30.0)
+    access = AccessControl(run_id=RUN)
+    coordinator = Coordinator(
+        task,
+        CoordinatorService(
             task,
-            CoordinatorService(
-                task,
-                registration,
-                access=access,
-                places=ServicePlaces(),
-                join_s=30.0,
-                count=lambda reason: None,
-            ),
-            access,
-        )
-        async with served_by(coordinator, config, CollectorRegistry()) as served:
-            worker = served.worker(0)
-            await worker.join()
+            registration,
+            access=access,
+            places=ServicePlaces(),
+            join_s=30.0,
+            count=lambda reason: None,
+        ),
+        access,
+    )
+    async with served_by(coordinator, config, CollectorRegistry()) as served:
+        worker = served.worker(0)
+        await worker.join()
 
-            code, info = await refused(worker.receive())
+        code, info = await refused(worker.receive())
 
-            assert (code, info.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
-            with pytest.raises(CoordinatorFailed):
-                await served.coordinator.wait()
-
-    run(story())
+        assert (code, info.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+        with pytest.raises(CoordinatorFailed):
+            await served.coordinator.wait()
 
     assert "a secret of the inside" in caplog.text
 
 
-def test_streams_beyond_the_limit_end_the_oldest_that_did_not_join(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, expect_workers=1)) as served:
-            limit = 4 * 1 + 16
-            calls = [served.stub.Train() for _ in range(limit)]
-            for call in calls:
-                await call.wait_for_connection()
-            await served.stub.GetStatus(pb.GetStatusRequest())
+async def test_streams_beyond_the_limit_end_the_oldest_that_did_not_join(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path, expect_workers=1)) as served:
+        limit = 4 * 1 + 16
+        calls = [served.stub.Train() for _ in range(limit)]
+        for call in calls:
+            await call.wait_for_connection()
+        await served.stub.GetStatus(pb.GetStatusRequest())
 
-            assert (await served.worker(0).join()).worker == 0
+        assert (await served.worker(0).join()).worker == 0
 
-            ends = [asyncio.create_task(refused(end_of(call))) for call in calls]
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            code, info = done.pop().result()
+        ends = [asyncio.create_task(refused(end_of(call))) for call in calls]
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        code, info = done.pop().result()
+        assert (code, info.reason) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "TOO_MANY_STREAMS",
+        )
+        assert sum(call.done() for call in calls) == 1
+        for each in ends:
+            each.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+
+
+async def test_stream_that_never_joins_gives_its_place_back(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path, expect_workers=1, join_s=0.2)) as served:
+        silent = [served.stub.Train() for _ in range(4 * 1 + 16)]
+        for call in silent:
+            code, info = await refused(end_of(call))
             assert (code, info.reason) == (
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "TOO_MANY_STREAMS",
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "INVALID_MESSAGE",
             )
-            assert sum(call.done() for call in calls) == 1
-            for each in ends:
-                each.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+            assert await call.details() == "no join came within 0.2 s"
 
-    run(story())
+        assert (await served.worker(0).join()).worker == 0
 
 
-def test_stream_that_never_joins_gives_its_place_back(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, expect_workers=1, join_s=0.2)) as served:
-            silent = [served.stub.Train() for _ in range(4 * 1 + 16)]
-            for call in silent:
-                code, info = await refused(end_of(call))
-                assert (code, info.reason) == (
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    "INVALID_MESSAGE",
-                )
-                assert await call.details() == "no join came within 0.2 s"
+async def test_worker_that_does_not_read_is_cut_off_and_the_others_go_on(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path, rejoin_grace_s=0.0)) as served:
+        # The window does not grow: answers to heartbeats fill it, and then the queue.
+        deaf = served.worker(0, options=(("grpc.http2.bdp_probe", 0),))
+        await deaf.join()
 
-            assert (await served.worker(0).join()).worker == 0
+        while served.coordinator.status().live == 1:
+            await deaf.send(heartbeat=pb.Heartbeat(sequence=2**64 - 1))
 
-    run(story())
+        await asyncio.gather(*(worker.work() for worker in await served.workers()))
+        assert await served.coordinator.wait()
+        code, info = await refused(end_of(deaf.call))
+        assert (code, info.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")
 
 
-def test_worker_that_does_not_read_is_cut_off_and_the_others_go_on(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, rejoin_grace_s=0.0)) as served:
-            # The window does not grow: answers to heartbeats fill it, and then the queue.
-            deaf = served.worker(0, options=(("grpc.http2.bdp_probe", 0),))
-            await deaf.join()
-
-            while served.coordinator.status().live == 1:
-                await deaf.send(heartbeat=pb.Heartbeat(sequence=2**64 - 1))
-
-            await asyncio.gather(*(worker.work() for worker in await served.workers()))
-            assert await served.coordinator.wait()
-            code, info = await refused(end_of(deaf.call))
-            assert (code, info.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")
-
-    run(story())
-
-
-def test_worker_that_half_closed_and_does_not_read_does_not_keep_its_call(
+async def test_worker_that_half_closed_and_does_not_read_does_not_keep_its_call(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, join_s=0.2, rejoin_grace_s=0.0)) as served:
-            join = pb.Join(
-                run_id=RUN,
-                protocol_version=PROTOCOL_VERSION,
-                layout=layouts.layout_to_proto(small_layout()),
-                plan=conversion.plan_to_proto(PLAN),
-            )
-            message = grpc_message(pb.TrainRequest(join=join).SerializeToString())
-            deaf = Connection(served.address, polite=False)
-            no_window = struct.pack(">HI", 4, 0)  # SETTINGS_INITIAL_WINDOW_SIZE
-            deaf.send(PREFACE + frame(SETTINGS, 0, 0, no_window))
-            stream = deaf.open("/andon.v1.Coordinator/Train")
-            deaf.send(frame(DATA, HALF_CLOSE, stream, message))
-
-            while "does not read its stream" not in caplog.text:
-                deaf.answer()  # It answers pings too, so its connection lives.
-                await asyncio.sleep(0.01)
-
-            assert served.coordinator.status().live == 0
-            deaf.close()
-
     caplog.set_level(logging.INFO)
-    run(story())
+
+    async with serving(config_in(tmp_path, join_s=0.2, rejoin_grace_s=0.0)) as served:
+        join = pb.Join(
+            run_id=RUN,
+            protocol_version=PROTOCOL_VERSION,
+            layout=layouts.layout_to_proto(small_layout()),
+            plan=conversion.plan_to_proto(PLAN),
+        )
+        message = grpc_message(pb.TrainRequest(join=join).SerializeToString())
+        deaf = Connection(served.address, polite=False)
+        no_window = struct.pack(">HI", 4, 0)  # SETTINGS_INITIAL_WINDOW_SIZE
+        deaf.send(PREFACE + frame(SETTINGS, 0, 0, no_window))
+        stream = deaf.open("/andon.v1.Coordinator/Train")
+        deaf.send(frame(DATA, HALF_CLOSE, stream, message))
+
+        while "does not read its stream" not in caplog.text:
+            deaf.answer()  # It answers pings too, so its connection lives.
+            await asyncio.sleep(0.01)
+
+        assert served.coordinator.status().live == 0
+        deaf.close()
 
 
 def test_a_refused_join_leaves_no_ring_that_would_hold_its_message(tmp_path: Path) -> None:

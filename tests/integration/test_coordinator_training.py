@@ -27,7 +27,6 @@ from integration.served import (
     end_of,
     first_round,
     refused,
-    run,
     serving,
     until,
 )
@@ -35,28 +34,25 @@ from integration.served import (
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 
-def test_two_workers_bootstrap_train_and_complete(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            workers = await served.workers()
-            await asyncio.gather(*(worker.work() for worker in workers))
-            assert await served.coordinator.wait()
+async def test_two_workers_bootstrap_train_and_complete(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        workers = await served.workers()
+        await asyncio.gather(*(worker.work() for worker in workers))
+        assert await served.coordinator.wait()
 
-            assert served.coordinator.status().state is LineState.COMPLETE
-            kinds = [each.record.kind for each in workers[0].committed]
-            assert (
-                kinds
-                == [conversion.enum_to_proto(RecordKind.INITIAL)]
-                + [conversion.enum_to_proto(RecordKind.STEP)] * 3
-            )
-            assert [each.record.step for each in workers[1].committed] == [1, 2, 3]
-            assert workers[1].committed[-1].stop_reason == "steps"
-            assert workers[1].committed[-1].loss == 1.0
-            assert served.metric("andon_steps_committed_total") == 3
-            assert served.metric("andon_samples_committed_total") == 5 + 5 + 2
-            assert served.metric("andon_step_attempts_total", cause="first") == 3
-
-    run(story())
+        assert served.coordinator.status().state is LineState.COMPLETE
+        kinds = [each.record.kind for each in workers[0].committed]
+        assert (
+            kinds
+            == [conversion.enum_to_proto(RecordKind.INITIAL)]
+            + [conversion.enum_to_proto(RecordKind.STEP)] * 3
+        )
+        assert [each.record.step for each in workers[1].committed] == [1, 2, 3]
+        assert workers[1].committed[-1].stop_reason == "steps"
+        assert workers[1].committed[-1].loss == 1.0
+        assert served.metric("andon_steps_committed_total") == 3
+        assert served.metric("andon_samples_committed_total") == 5 + 5 + 2
+        assert served.metric("andon_step_attempts_total", cause="first") == 3
 
     with JournalReader(tmp_path / "journal.sqlite") as journal:
         assert journal.steps() == 3
@@ -67,35 +63,33 @@ def test_two_workers_bootstrap_train_and_complete(tmp_path: Path) -> None:
         assert journal.run().plan == PLAN
 
 
-def test_a_complete_line_waits_for_those_who_may_still_come_and_for_nobody_else(
+async def test_a_complete_line_waits_for_those_who_may_still_come_and_for_nobody_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, liveness_s=1.5, max_workers=3)) as served:
-            tell = served.coordinator.tell_the_rest
-            workers = await served.workers()
-            away = served.worker(2)
-            await away.join()
-            await asyncio.sleep(1.2)  # More than two heartbeats: it is stopped, or cut off.
-            away.call.cancel()
-            joining = served.stub.Train()
-            await until(lambda: served.coordinator._task._streams.undecided == 3)
-            await asyncio.gather(*(worker.work() for worker in workers))
-            assert await served.coordinator.wait()
-            telling = asyncio.create_task(tell(30.0))
-            await until(lambda: "end_awaits_workers lost=2 joining=1" in caplog.text)
-
-            assert not telling.done()
-            assert (await refused(away.join()))[1].reason == "COMPLETE"
-            assert not telling.done()
-            await joining.write(pb.TrainRequest(join=pb.Join(run_id=RUN, protocol_version=1)))
-            await refused(joining.read())
-            await asyncio.wait_for(telling, 10)
-
-            await tell(30.0)
-
     caplog.set_level("INFO")
-    run(story())
+
+    async with serving(config_in(tmp_path, liveness_s=1.5, max_workers=3)) as served:
+        tell = served.coordinator.tell_the_rest
+        workers = await served.workers()
+        away = served.worker(2)
+        await away.join()
+        await asyncio.sleep(1.2)  # More than two heartbeats: it is stopped, or cut off.
+        away.call.cancel()
+        joining = served.stub.Train()
+        await until(lambda: served.coordinator._task._streams.undecided == 3)
+        await asyncio.gather(*(worker.work() for worker in workers))
+        assert await served.coordinator.wait()
+        telling = asyncio.create_task(tell(30.0))
+        await until(lambda: "end_awaits_workers lost=2 joining=1" in caplog.text)
+
+        assert not telling.done()
+        assert (await refused(away.join()))[1].reason == "COMPLETE"
+        assert not telling.done()
+        await joining.write(pb.TrainRequest(join=pb.Join(run_id=RUN, protocol_version=1)))
+        await refused(joining.read())
+        await asyncio.wait_for(telling, 10)
+
+        await tell(30.0)
 
     with JournalReader(tmp_path / "journal.sqlite") as journal:
         assert "silent for 1 s" in [gone.message for gone in journal.departures()]
@@ -103,94 +97,71 @@ def test_a_complete_line_waits_for_those_who_may_still_come_and_for_nobody_else(
     assert "workers_not_told" not in caplog.text
 
 
-def test_f_dp_002_every_position_is_in_exactly_one_record(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, max_steps=7)) as served:
-            await asyncio.gather(*(worker.work() for worker in await served.workers()))
+async def test_ranks_follow_launch_slots_not_who_joins_first(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        second, first = served.worker(1), served.worker(0)
+        await second.join()
+        await first.join()
+        assignments = await first_round([first, second])
 
-    run(story())
-
-    with JournalReader(tmp_path / "journal.sqlite") as journal:
-        assert journal.steps() == 7
-        assert journal.ledger_faults() == []
-
-
-def test_ranks_follow_launch_slots_not_who_joins_first(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            second, first = served.worker(1), served.worker(0)
-            await second.join()
-            await first.join()
-            assignments = await first_round([first, second])
-
-            assert [each.rank for each in assignments] == [0, 1]
-            assert list(assignments[0].roster) == [0, 1]
-            assert [
-                [(part.start, part.stop) for part in each.positions] for each in assignments
-            ] == [[(0, 3)], [(3, 5)]]
-
-    run(story())
+        assert [each.rank for each in assignments] == [0, 1]
+        assert list(assignments[0].roster) == [0, 1]
+        assert [[(part.start, part.stop) for part in each.positions] for each in assignments] == [
+            [(0, 3)],
+            [(3, 5)],
+        ]
 
 
-def test_join_is_answered_with_all_that_a_worker_needs(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, chunk_elements=77)) as served:
-            accepted = await served.worker(1, layout=small_layout(9)).join()
+async def test_join_is_answered_with_all_that_a_worker_needs(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path, chunk_elements=77)) as served:
+        accepted = await served.worker(1, layout=small_layout(9)).join()
 
-            assert accepted.worker == 1
-            assert tokens.session_serial(SECRET, RUN, 1, accepted.session_token) is not None
-            (share,) = accepted.reducers
-            assert (share.address, share.start_element, share.stop_element) == ("", 0, 9)
-            assert accepted.policy.chunk_elements == 77
-            assert conversion.liveness_from_proto(accepted.liveness).lease_s == 30.0
-            assert accepted.join_status == pb.JOIN_STATUS_FRESH
-            assert accepted.term == served.coordinator.status().term
-
-    run(story())
+        assert accepted.worker == 1
+        assert tokens.session_serial(SECRET, RUN, 1, accepted.session_token) is not None
+        (share,) = accepted.reducers
+        assert (share.address, share.start_element, share.stop_element) == ("", 0, 9)
+        assert accepted.policy.chunk_elements == 77
+        assert conversion.liveness_from_proto(accepted.liveness).lease_s == 30.0
+        assert accepted.join_status == pb.JOIN_STATUS_FRESH
+        assert accepted.term == served.coordinator.status().term
 
 
-def test_heartbeat_is_answered(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            worker = served.worker(0)
-            await worker.join()
+async def test_heartbeat_is_answered(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        worker = served.worker(0)
+        await worker.join()
 
-            beat = pb.Heartbeat(sequence=41, activity=pb.ACTIVITY_BUSY, detail="upload")
-            await worker.send(heartbeat=beat)
+        beat = pb.Heartbeat(sequence=41, activity=pb.ACTIVITY_BUSY, detail="upload")
+        await worker.send(heartbeat=beat)
 
-            assert (await worker.call.read()).heartbeat_answer.sequence == 41
-            (shown,) = (await served.stub.GetStatus(pb.GetStatusRequest())).status.workers
-            assert (shown.activity, shown.detail) == (pb.ACTIVITY_BUSY, "upload")
-
-    run(story())
+        assert (await worker.call.read()).heartbeat_answer.sequence == 41
+        (shown,) = (await served.stub.GetStatus(pb.GetStatusRequest())).status.workers
+        assert (shown.activity, shown.detail) == (pb.ACTIVITY_BUSY, "upload")
 
 
-def test_f_dp_003_fault_halts_all_workers_with_evidence(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            workers = await served.workers()
-            assignments = await first_round(workers)
+async def test_f_dp_003_fault_halts_all_workers_with_evidence(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        workers = await served.workers()
+        assignments = await first_round(workers)
 
-            fault = pb.Fault(
-                key=assignments[0].key,
-                kind=pb.FAULT_KIND_NON_FINITE_GRADIENT,
-                rank=1,
-                block=0,
-                element=2,
-                value="nan",
-            )
-            await workers[0].send(fault=fault)
+        fault = pb.Fault(
+            key=assignments[0].key,
+            kind=pb.FAULT_KIND_NON_FINITE_GRADIENT,
+            rank=1,
+            block=0,
+            element=2,
+            value="nan",
+        )
+        await workers[0].send(fault=fault)
 
-            for worker in workers:
-                evidence = (await worker.expect("halt")).halt.evidence
-                assert (evidence.worker, evidence.step) == (1, 1)
-                assert (evidence.parameter, list(evidence.element)) == ("weight", [2])
-                assert evidence.value == "nan"
-            label = HaltReason.NON_FINITE_GRADIENT.label
-            assert served.metric("andon_jidoka_halts_total", reason=label) == 1
-            assert (await served.stub.GetStatus(pb.GetStatusRequest())).status.halt == evidence
-
-    run(story())
+        for worker in workers:
+            evidence = (await worker.expect("halt")).halt.evidence
+            assert (evidence.worker, evidence.step) == (1, 1)
+            assert (evidence.parameter, list(evidence.element)) == ("weight", [2])
+            assert evidence.value == "nan"
+        label = HaltReason.NON_FINITE_GRADIENT.label
+        assert served.metric("andon_jidoka_halts_total", reason=label) == 1
+        assert (await served.stub.GetStatus(pb.GetStatusRequest())).status.halt == evidence
 
     with JournalReader(tmp_path / "journal.sqlite") as journal:
         (halt,) = journal.halts()
@@ -199,99 +170,72 @@ def test_f_dp_003_fault_halts_all_workers_with_evidence(tmp_path: Path) -> None:
         assert journal.steps() == 0
 
 
-def test_cord_is_pulled_watched_and_cleared(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            workers = await served.workers()
-            await first_round(workers)
-            watch = served.stub.WatchStatus(pb.WatchStatusRequest(run_id=RUN))
-            assert (await watch.read()).status.state == pb.LINE_STATE_RUNNING
+async def test_cord_is_pulled_watched_and_cleared(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        workers = await served.workers()
+        await first_round(workers)
+        watch = served.stub.WatchStatus(pb.WatchStatusRequest(run_id=RUN))
+        assert (await watch.read()).status.state == pb.LINE_STATE_RUNNING
 
-            request = pb.PullCordRequest(reason="loss looks odd", operator="ann")
-            halt = (await served.stub.PullCord(request)).halt
+        request = pb.PullCordRequest(reason="loss looks odd", operator="ann")
+        halt = (await served.stub.PullCord(request)).halt
 
-            assert "loss looks odd" in halt.message
-            for worker in workers:
-                assert (await worker.expect("halt")).halt.evidence.id == halt.id
-            while (await watch.read()).status.state != pb.LINE_STATE_HALTED:
-                pass
-            code, info = await refused(served.stub.PullCord(pb.PullCordRequest()))
-            assert code is grpc.StatusCode.FAILED_PRECONDITION
-            assert info.reason == "OPERATOR_REFUSED"
-            wrong = pb.ClearHaltRequest(halt_id=halt.id + 1, answer=pb.HALT_ANSWER_RETRY)
-            assert (await refused(served.stub.ClearHalt(wrong)))[0] is code
+        assert "loss looks odd" in halt.message
+        for worker in workers:
+            assert (await worker.expect("halt")).halt.evidence.id == halt.id
+        while (await watch.read()).status.state != pb.LINE_STATE_HALTED:
+            pass
+        code, info = await refused(served.stub.PullCord(pb.PullCordRequest()))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert info.reason == "OPERATOR_REFUSED"
+        wrong = pb.ClearHaltRequest(halt_id=halt.id + 1, answer=pb.HALT_ANSWER_RETRY)
+        assert (await refused(served.stub.ClearHalt(wrong)))[0] is code
 
-            right = pb.ClearHaltRequest(
-                halt_id=halt.id, answer=pb.HALT_ANSWER_RETRY, operator="bob"
-            )
-            await served.stub.ClearHalt(right)
+        right = pb.ClearHaltRequest(halt_id=halt.id, answer=pb.HALT_ANSWER_RETRY, operator="bob")
+        await served.stub.ClearHalt(right)
 
-            for worker in workers:
-                assert (await worker.expect("resume")).resume.halt_id == halt.id
-            while (await watch.read()).status.state != pb.LINE_STATE_RUNNING:
-                pass
-            await asyncio.gather(*(worker.work() for worker in workers))
-            assert await served.coordinator.wait()
-            watch.cancel()
-
-    run(story())
+        for worker in workers:
+            assert (await worker.expect("resume")).resume.halt_id == halt.id
+        while (await watch.read()).status.state != pb.LINE_STATE_RUNNING:
+            pass
+        await asyncio.gather(*(worker.work() for worker in workers))
+        assert await served.coordinator.wait()
+        watch.cancel()
 
     with JournalReader(tmp_path / "journal.sqlite") as journal:
         (halt,) = journal.halts()
         assert (halt.answer.name if halt.answer else None, halt.operator) == ("RETRY", "bob")
 
 
-def test_what_happens_while_a_watcher_does_not_look_is_shown_to_it_after_all(
+async def test_what_happens_while_a_watcher_does_not_look_is_shown_to_it_after_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_WATCH_EVERY_S", 3600.0)
     monkeypatch.setattr(LineTask, "look_s", 0.2)
 
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            await first_round(await served.workers())
-            watch = served.stub.WatchStatus(pb.WatchStatusRequest(run_id=RUN))
-            assert (await watch.read()).status.state == pb.LINE_STATE_RUNNING
+    async with serving(config_in(tmp_path)) as served:
+        await first_round(await served.workers())
+        watch = served.stub.WatchStatus(pb.WatchStatusRequest(run_id=RUN))
+        assert (await watch.read()).status.state == pb.LINE_STATE_RUNNING
 
-            await served.stub.PullCord(pb.PullCordRequest(reason="loss looks odd"))
-            while (await watch.read()).status.state != pb.LINE_STATE_HALTED:
-                pass
-            await served.coordinator.close()
+        await served.stub.PullCord(pb.PullCordRequest(reason="loss looks odd"))
+        while (await watch.read()).status.state != pb.LINE_STATE_HALTED:
+            pass
+        await served.coordinator.close()
 
-            await end_of(watch)
-            assert await watch.code() is grpc.StatusCode.OK
-
-    run(story())
+        await end_of(watch)
+        assert await watch.code() is grpc.StatusCode.OK
 
 
-def test_drain_ends_the_run_after_the_present_step(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, max_steps=None)) as served:
-            workers = await served.workers()
-            assignments = await first_round(workers)
+async def test_drain_ends_the_run_after_the_present_step(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path, max_steps=None)) as served:
+        workers = await served.workers()
+        assignments = await first_round(workers)
 
-            await served.stub.Drain(pb.DrainRequest(run_id=RUN, operator="ann"))
-            for worker, assignment in zip(workers, assignments, strict=True):
-                await worker.ready(assignment)
-            await asyncio.gather(*(worker.work() for worker in workers))
+        await served.stub.Drain(pb.DrainRequest(run_id=RUN, operator="ann"))
+        for worker, assignment in zip(workers, assignments, strict=True):
+            await worker.ready(assignment)
+        await asyncio.gather(*(worker.work() for worker in workers))
 
-            assert await served.coordinator.wait()
-            assert served.coordinator.status().step == 1
-
-    run(story())
-
-
-def test_operators_of_another_run_are_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            for call in (
-                served.stub.GetStatus(pb.GetStatusRequest(run_id="other")),
-                served.stub.PullCord(pb.PullCordRequest(run_id="other")),
-                served.stub.ClearHalt(pb.ClearHaltRequest(run_id="other")),
-                served.stub.Drain(pb.DrainRequest(run_id="other")),
-                served.stub.WatchStatus(pb.WatchStatusRequest(run_id="other")).read(),
-            ):
-                code, info = await refused(call)
-                assert (code, info.reason) == (grpc.StatusCode.NOT_FOUND, "WRONG_RUN")
-
-    run(story())
+        assert await served.coordinator.wait()
+        assert served.coordinator.status().step == 1

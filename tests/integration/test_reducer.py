@@ -25,7 +25,6 @@ from andon.protocol.messages import (
     BlockFaultKind,
     BlockGradient,
     OpenRound,
-    Operation,
     RoundAborted,
     StaleRound,
 )
@@ -253,35 +252,6 @@ def test_an_older_key_is_answered_with_the_greatest(reducer: Reducer) -> None:
 
 GRADIENT = chunks_of(0, np.ones(4, np.float32), key=KEY, world_size=1)[0]
 FIVE = memoryview(bytes(20))
-HOSTILE = {
-    "noise": bytes(range(255, 0, -1)),
-    "nothing": b"",
-    "cut": frame_request(GRADIENT)[:-1],
-    "unknown case": b"\x7a\x00",
-    "opened twice": frame_request(OpenRound(RUN, 1, tokens.session_token(SECRET, RUN, 1))),
-    "rank beyond the world": frame_request(replace(GRADIENT, rank=7)),
-    "no elements": frame_request(replace(GRADIENT, count=0, payload=memoryview(b""))),
-    "offset at the end of numbers": frame_request(replace(GRADIENT, offset=2**64 - 1)),
-}
-
-
-@pytest.mark.parametrize("message", HOSTILE.values(), ids=HOSTILE.keys())
-def test_c_wire_002_garbage_ends_its_own_stream_only(reducer: Reducer, message: bytes) -> None:
-    with Stream(reducer.port, 0) as good, Stream(reducer.port, 1) as bad:
-        bad.send_bytes(message)
-        reason = reason_of(bad.error())
-        good.send(*chunks_of(0, vector(0, 10), key=KEY, world_size=1))
-        answer = good.read()
-
-    assert reason == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
-    assert isinstance(answer, AveragedBlock)
-    assert reducer.metric("andon_refusals_total", service="reducer", reason="invalid_message") == 1
-
-
-def test_c_wire_002_the_first_message_must_open_the_stream(reducer: Reducer) -> None:
-    with Stream(reducer.port, 0, opened=False) as stream:
-        stream.send(GRADIENT)
-        assert reason_of(stream.error()) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
 
 
 def test_a_stream_that_is_not_opened_in_time_is_ended() -> None:
@@ -314,24 +284,6 @@ def test_c_wire_002_a_chunk_off_the_lines_grid_ends_its_own_stream_only(
 
     assert reason == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
     assert all(isinstance(answer, AveragedBlock) for answer in answers)
-
-
-def test_a_wrong_token_is_unauthenticated(reducer: Reducer) -> None:
-    with Stream(reducer.port, 0, opened=False) as stream:
-        stream.send(OpenRound(RUN, 0, tokens.session_token(SECRET, RUN, 1)))
-        assert reason_of(stream.error()) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN")
-
-
-def test_an_operation_that_is_not_offered_is_a_failed_precondition(reducer: Reducer) -> None:
-    with Stream(reducer.port, 0) as stream:
-        stream.send(replace(GRADIENT, operation=Operation.SUM))
-        assert reason_of(stream.error()) == (grpc.StatusCode.FAILED_PRECONDITION, "NOT_OFFERED")
-
-
-def test_a_payload_above_the_limit_is_refused() -> None:
-    with Reducer(ReducerConfig(max_payload_bytes=15)) as reducer, Stream(reducer.port, 0) as stream:
-        stream.send(GRADIENT)
-        assert reason_of(stream.error()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_LARGE")
 
 
 def test_a_reducer_that_goes_away_says_so() -> None:

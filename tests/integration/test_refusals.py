@@ -25,6 +25,7 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import record_pb2
 from andon.wire import conversion, layouts
 from andon.wire.frames import frame_request
 from andon_coordinator.transport.reader import JournalReader
@@ -151,10 +152,17 @@ def test_c_wire_002_a_control_stream_that_breaks_the_protocol_ends_alone(busy: B
     unknown_case, half_a_layout = b"\xfa\x06\x00", layouts.layout_to_proto(LAYOUT)
     del half_a_layout.blocks[0]
     beat = pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1))
+    empty = pb.TrainRequest(join=pb.Join(run_id=busy.service.run_id))
     ends = {
         "unknown case": busy.stranger.refused(TRAIN, unknown_case),
+        "no case": busy.stranger.refused(TRAIN, b""),
         "not join": busy.stranger.refused(TRAIN, beat.SerializeToString()),
         "no message": busy.stranger.refused(TRAIN, bytes(range(255, 0, -1))),
+        "empty join": busy.stranger.refused(TRAIN, empty.SerializeToString()),
+        "cursor beyond the data set": busy.join(
+            head=record_pb2.Key(term=1 << 32, round=1),
+            cursor=record_pb2.Cursor(position=PLAN.dataset_size),
+        ),
         "wrong digest": busy.join(layout=half_a_layout),
         "no batch": busy.join(plan=pb.RunPlan(dataset_size=40)),
         "too long": busy.stranger.refused(TRAIN, b"\x0a\x00" * MAX_MESSAGE_BYTES),
@@ -183,12 +191,18 @@ def of_bytes(size: int) -> bytes:
 def test_c_wire_002_a_data_stream_that_breaks_the_protocol_ends_alone(busy: Busy) -> None:
     wrong_count = gradient().replace(b"\x48\x04", b"\x48\x05")  # field 9, element_count
     abstention = Abstain(key=Key(1, 1), rank=0, world_size=2)
-    other = frame_request(OpenRound(busy.service.run_id, 0, busy.token))
+    again, other = (
+        frame_request(OpenRound(busy.service.run_id, worker, busy.token)) for worker in (7, 0)
+    )
     ends = {
         "not opened": busy.stranger.refused(REDUCE, gradient()),
         "abstains first": busy.stranger.refused(REDUCE, frame_request(abstention)),
         "unknown case": busy.reduce(b"\xfa\x06\x00"),
         "no message": busy.reduce(bytes(range(255, 0, -1))),
+        "nothing": busy.reduce(b""),
+        "cut": busy.reduce(gradient()[:-1]),
+        "opened twice": busy.reduce(again),
+        "rank beyond the world": busy.reduce(gradient(rank=7)),
         "wrong count": busy.reduce(wrong_count),
         "no elements": busy.reduce(gradient(count=0, payload=memoryview(b""))),
         "offset off the grid": busy.reduce(gradient(offset=7)),

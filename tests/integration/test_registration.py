@@ -28,7 +28,6 @@ from integration.served import (
     end_of,
     first_round,
     refused,
-    run,
     serving,
 )
 
@@ -77,115 +76,98 @@ async def await_reducers(served: Served, *addresses: str) -> None:
             return
 
 
-def test_a_reducer_is_in_the_map_of_each_assignment_until_its_stream_ends(tmp_path: Path) -> None:
-    async def story() -> None:
-        config = config_in(tmp_path, registers=True, reducers=2, chunk_elements=2)
-        async with serving(config) as served:
-            async with registered(served):
-                workers = await served.workers()
-                assigned = await first_round(workers)
-                told = [{share.address for share in each.reducers} for each in assigned]
-            await await_reducers(served, "")
-            again = await first_round(workers)
-
-            assert told == [{"", BETA}] * 2
-            assert [[share.address for share in each.reducers] for each in again] == [[""]] * 2
-            assert all(each.attempt == 1 for each in again)
-
-    run(story())
-
-
-def test_a_round_is_not_opened_before_the_expected_reducers_are_there(tmp_path: Path) -> None:
-    async def story() -> None:
-        config = config_in(tmp_path, registers=True, reducers=2)
-        async with serving(config) as served:
+async def test_a_reducer_is_in_the_map_of_each_assignment_until_its_stream_ends(
+    tmp_path: Path,
+) -> None:
+    config = config_in(tmp_path, registers=True, reducers=2, chunk_elements=2)
+    async with serving(config) as served:
+        async with registered(served):
             workers = await served.workers()
+            assigned = await first_round(workers)
+            told = [{share.address for share in each.reducers} for each in assigned]
+        await await_reducers(served, "")
+        again = await first_round(workers)
 
-            assert served.coordinator.status().waiting_for == "2 reducers, 1 of them here"
-            async with registered(served):
-                assert all(each.step == 1 for each in await first_round(workers))
-
-    run(story())
-
-
-def test_a_reducer_that_talks_while_a_round_is_announced_to_it_is_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, registers=True)) as served:
-            await first_round(await served.workers())
-            call, nonce = await challenged(served.stub)
-            await call.write(_proof(tokens.reducer_proof(SECRET, nonce, BETA)))
-            await call.write(offer_of())
-
-            async def end() -> None:
-                while await call.read() is not grpc.aio.EOF:
-                    pass
-
-            code, info = await refused(asyncio.wait_for(end(), 20))
-
-            assert (code, info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
-
-    run(story())
+        assert told == [{"", BETA}] * 2
+        assert [[share.address for share in each.reducers] for each in again] == [[""]] * 2
+        assert all(each.attempt == 1 for each in again)
 
 
-def test_a_reducer_that_comes_back_takes_its_own_place(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            serving(config_in(tmp_path, registers=True)) as served,
-            registered(served) as older,
-            registered(served),
-        ):
-            code, info = await refused(older.read())
+async def test_a_round_is_not_opened_before_the_expected_reducers_are_there(tmp_path: Path) -> None:
+    config = config_in(tmp_path, registers=True, reducers=2)
+    async with serving(config) as served:
+        workers = await served.workers()
 
-            assert (code, info.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")
-            await await_reducers(served, "", BETA)
-
-    run(story())
+        assert served.coordinator.status().waiting_for == "2 reducers, 1 of them here"
+        async with registered(served):
+            assert all(each.step == 1 for each in await first_round(workers))
 
 
-def test_of_two_reducers_at_one_address_the_older_gives_up(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, registers=True)) as served:
-            told: asyncio.Queue[str] = asyncio.Queue()
-            offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
-            staying = asyncio.create_task(
-                stay_registered(offer, announced(), until_complete=True, tell=told.put_nowait)
-            )
-            await told.get()
-            async with registered(served):
-                with pytest.raises(RegistrationRefused, match="same address"):
-                    await staying
+async def test_a_reducer_that_talks_while_a_round_is_announced_to_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    async with serving(config_in(tmp_path, registers=True)) as served:
+        await first_round(await served.workers())
+        call, nonce = await challenged(served.stub)
+        await call.write(_proof(tokens.reducer_proof(SECRET, nonce, BETA)))
+        await call.write(offer_of())
 
-    run(story())
+        async def end() -> None:
+            while await call.read() is not grpc.aio.EOF:
+                pass
 
+        code, info = await refused(asyncio.wait_for(end(), 20))
 
-def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, registers=True)) as served:
-            call, nonce = await challenged(served.stub)
-            # A valid proof for another address must not count for this one.
-            await call.write(_proof(tokens.reducer_proof(SECRET, nonce, "gamma.example:7071")))
-
-            await assert_kept_out(served, call)
-
-    run(story())
+        assert (code, info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
 
 
-def test_a_proof_that_was_overheard_opens_nothing_a_second_time(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, registers=True)) as served:
-            first, nonce = await challenged(served.stub)
-            overheard = _proof(tokens.reducer_proof(SECRET, nonce, BETA))
-            await first.write(overheard)
-            assert (await first.read()).registered.run_id == RUN
-            first.cancel()
-            await await_reducers(served, "")
+async def test_a_reducer_that_comes_back_takes_its_own_place(tmp_path: Path) -> None:
+    async with (
+        serving(config_in(tmp_path, registers=True)) as served,
+        registered(served) as older,
+        registered(served),
+    ):
+        code, info = await refused(older.read())
 
-            again, _ = await challenged(served.stub)
-            await again.write(overheard)
+        assert (code, info.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")
+        await await_reducers(served, "", BETA)
 
-            await assert_kept_out(served, again)
 
-    run(story())
+async def test_of_two_reducers_at_one_address_the_older_gives_up(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path, registers=True)) as served:
+        told: asyncio.Queue[str] = asyncio.Queue()
+        offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
+        staying = asyncio.create_task(
+            stay_registered(offer, announced(), until_complete=True, tell=told.put_nowait)
+        )
+        await told.get()
+        async with registered(served):
+            with pytest.raises(RegistrationRefused, match="same address"):
+                await staying
+
+
+async def test_a_wrong_proof_is_refused(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path, registers=True)) as served:
+        call, nonce = await challenged(served.stub)
+        # A valid proof for another address must not count for this one.
+        await call.write(_proof(tokens.reducer_proof(SECRET, nonce, "gamma.example:7071")))
+
+        await assert_kept_out(served, call)
+
+
+async def test_a_proof_that_was_overheard_opens_nothing_a_second_time(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path, registers=True)) as served:
+        first, nonce = await challenged(served.stub)
+        overheard = _proof(tokens.reducer_proof(SECRET, nonce, BETA))
+        await first.write(overheard)
+        assert (await first.read()).registered.run_id == RUN
+        first.cancel()
+        await await_reducers(served, "")
+
+        again, _ = await challenged(served.stub)
+        await again.write(overheard)
+
+        await assert_kept_out(served, again)
 
 
 @pytest.mark.parametrize(
@@ -203,65 +185,53 @@ def test_a_proof_that_was_overheard_opens_nothing_a_second_time(tmp_path: Path) 
         (pb.RegisterReducerRequest(), grpc.StatusCode.INVALID_ARGUMENT),
     ],
 )
-def test_an_offer_that_can_not_be_is_refused_before_any_challenge(
+async def test_an_offer_that_can_not_be_is_refused_before_any_challenge(
     tmp_path: Path, first: pb.RegisterReducerRequest, code: grpc.StatusCode
 ) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, registers=True)) as served:
-            call = served.stub.RegisterReducer()
-            await call.write(first)
+    async with serving(config_in(tmp_path, registers=True)) as served:
+        call = served.stub.RegisterReducer()
+        await call.write(first)
 
-            assert (await refused(call.read()))[0] == code
-
-    run(story())
+        assert (await refused(call.read()))[0] == code
 
 
-def test_a_line_without_registration_says_how_to_enable_it(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path)) as served:
-            offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
+async def test_a_line_without_registration_says_how_to_enable_it(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path)) as served:
+        offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
 
-            with pytest.raises(RegistrationRefused, match="--secret-file"):
-                await stay_registered(offer, announced(), until_complete=True, tell=lambda _: None)
-
-    run(story())
+        with pytest.raises(RegistrationRefused, match="--secret-file"):
+            await stay_registered(offer, announced(), until_complete=True, tell=lambda _: None)
 
 
-def test_a_reducer_registers_again_with_the_next_coordinator(tmp_path: Path) -> None:
-    async def story() -> None:
-        told: asyncio.Queue[str] = asyncio.Queue()
-        config = config_in(tmp_path, registers=True)
-        async with serving(config) as served:
-            offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
-            staying = asyncio.create_task(
-                stay_registered(offer, announced(), until_complete=True, tell=told.put_nowait)
-            )
-            assert await told.get() == RUN
-            await served.coordinator.close()
-            assert not staying.done()
-        staying.cancel()
-        await asyncio.gather(staying, return_exceptions=True)
-
-    run(story())
+async def test_a_reducer_registers_again_with_the_next_coordinator(tmp_path: Path) -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+    config = config_in(tmp_path, registers=True)
+    async with serving(config) as served:
+        offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
+        staying = asyncio.create_task(
+            stay_registered(offer, announced(), until_complete=True, tell=told.put_nowait)
+        )
+        assert await told.get() == RUN
+        await served.coordinator.close()
+        assert not staying.done()
+    staying.cancel()
+    await asyncio.gather(staying, return_exceptions=True)
 
 
-def test_a_run_that_is_over_dismisses_reducers(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with serving(config_in(tmp_path, registers=True)) as served:
-            await served.stub.Drain(pb.DrainRequest())
-            await served.coordinator.wait()
+async def test_a_run_that_is_over_dismisses_reducers(tmp_path: Path) -> None:
+    async with serving(config_in(tmp_path, registers=True)) as served:
+        await served.stub.Drain(pb.DrainRequest())
+        await served.coordinator.wait()
 
-            call, nonce = await challenged(served.stub)
-            await call.write(_proof(tokens.reducer_proof(SECRET, nonce, BETA)))
-            answer = (await call.read()).WhichOneof("message")
-            told = list[str]()
-            offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
-            await stay_registered(offer, announced(), until_complete=True, tell=told.append)
+        call, nonce = await challenged(served.stub)
+        await call.write(_proof(tokens.reducer_proof(SECRET, nonce, BETA)))
+        answer = (await call.read()).WhichOneof("message")
+        told = list[str]()
+        offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
+        await stay_registered(offer, announced(), until_complete=True, tell=told.append)
 
-            assert (answer, told) == ("dismissed", [])
-            assert reducers_of(served) == {""}
-
-    run(story())
+        assert (answer, told) == ("dismissed", [])
+        assert reducers_of(served) == {""}
 
 
 def announced() -> Announced:
@@ -273,25 +243,20 @@ def _proof(mac: bytes) -> pb.RegisterReducerRequest:
     return pb.RegisterReducerRequest(proof=pb.ReducerProof(mac=mac))
 
 
-def test_offers_without_a_proof_keep_no_reducer_out(tmp_path: Path) -> None:
-    async def story() -> None:
-        config = config_in(tmp_path, registers=True, reducers=2)
-        async with serving(config) as served:
-            idle, nonces = [], []
-            for _ in range(MAX_REDUCERS):
-                idle.append(served.stub.RegisterReducer())
-                await idle[-1].write(offer_of(address="idle.example:1"))
-                nonces.append((await idle[-1].read()).challenge.nonce)
+async def test_offers_without_a_proof_keep_no_reducer_out(tmp_path: Path) -> None:
+    config = config_in(tmp_path, registers=True, reducers=2)
+    async with serving(config) as served:
+        idle, nonces = [], []
+        for _ in range(MAX_REDUCERS):
+            idle.append(served.stub.RegisterReducer())
+            await idle[-1].write(offer_of(address="idle.example:1"))
+            nonces.append((await idle[-1].read()).challenge.nonce)
 
-            async with registered(served):
-                # A proof that comes after its call was ended does not count.
-                await idle[0].write(
-                    _proof(tokens.reducer_proof(SECRET, nonces[0], "idle.example:1"))
-                )
-                code, info = await refused(end_of(idle[0]))
+        async with registered(served):
+            # A proof that comes after its call was ended does not count.
+            await idle[0].write(_proof(tokens.reducer_proof(SECRET, nonces[0], "idle.example:1")))
+            code, info = await refused(end_of(idle[0]))
 
-            assert (code, info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")
-            for call in idle:
-                call.cancel()
-
-    run(story())
+        assert (code, info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")
+        for call in idle:
+            call.cancel()

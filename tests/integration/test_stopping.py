@@ -31,7 +31,7 @@ from andon_coordinator.transport.reader import JournalReader
 from andon_server.serving import GRACE_S
 from integration.harness import Service, clean_environment, on_line, start_worker
 from integration.nursery import Process, first_line, nursery
-from integration.served import RUN, config_in, refused, run
+from integration.served import RUN, config_in, refused
 from integration.served import SECRET as SESSION_SECRET
 from integration.strangers import REDUCE, TRAIN, Refused, Stranger
 
@@ -254,24 +254,21 @@ def test_a_client_that_does_not_read_is_cut_after_the_grace_and_by_a_second_sign
     assert patient_s > GRACE_S / 2
 
 
-def test_a_person_who_waits_for_an_answer_is_told_that_the_coordinator_goes_away(
+async def test_a_person_who_waits_for_an_answer_is_told_that_the_coordinator_goes_away(
     tmp_path: Path,
 ) -> None:
-    async def story() -> None:
-        coordinator = build_coordinator(config_in(tmp_path), CollectorRegistry(), SESSION_SECRET)
-        server = grpc.aio.server(options=server_options())
-        coordinator.add_to(server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()  # The coordinator is not: what it is asked waits.
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub: Any = CoordinatorStub(channel)
-            pulled = stub.PullCord(pb.PullCordRequest(run_id=RUN), timeout=30)
-            await stub.GetStatus(pb.GetStatusRequest(), timeout=30)  # It came after.
+    coordinator = build_coordinator(config_in(tmp_path), CollectorRegistry(), SESSION_SECRET)
+    server = grpc.aio.server(options=server_options())
+    coordinator.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()  # The coordinator is not: what it is asked waits.
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = CoordinatorStub(channel)
+        pulled = stub.PullCord(pb.PullCordRequest(run_id=RUN), timeout=30)
+        await stub.GetStatus(pb.GetStatusRequest(), timeout=30)  # It came after.
 
-            await coordinator.close()
+        await coordinator.close()
 
-            code, info = await refused(pulled)
-            assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVICE_LEAVING")
-        await server.stop(1.0)
-
-    run(story())
+        code, info = await refused(pulled)
+        assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVICE_LEAVING")
+    await server.stop(1.0)
