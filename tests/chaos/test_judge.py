@@ -148,7 +148,7 @@ def test_local_steps_that_are_not_those_of_the_record_are_seen(
 ) -> None:
     journal, logs = local_run[0], copy.deepcopy(local_run[1])
     # The first window is dealt evenly: it has several local steps whatever this machine's pace.
-    change([event for event in logs[1] if event["event"] == "computed"][0])
+    change(next(event for event in logs[1] if event["event"] == "computed"))
 
     with pytest.raises(AssertionError, match=says):
         judge_journal(journal, TASK, 3, logs, NESTEROV)
