@@ -170,6 +170,12 @@ async def first_round(workers: list[ScriptedWorker]) -> list[pb.ShardAssignment]
     return await asyncio.gather(*(to_assignment(worker) for worker in workers))
 
 
+async def all_ready(workers: list[ScriptedWorker], assignments: list[pb.ShardAssignment]) -> None:
+    """Each worker reports that it holds the averages of its round."""
+    for worker, assignment in zip(workers, assignments, strict=True):
+        await worker.ready(assignment)
+
+
 async def code_of(call: Awaitable[Any]) -> grpc.StatusCode:
     """The code that a call ends with; the connection may close before the details arrive."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -25,6 +25,7 @@ from andon_coordinator.transport.reader import JournalReader
 from integration.served import (
     RUN,
     SECRET,
+    all_ready,
     code_of,
     config_in,
     end_of,
@@ -170,8 +171,7 @@ async def test_restart_keeps_the_head_and_takes_a_greater_term(tmp_path: Path) -
     async with serving(config_in(tmp_path)) as served:
         workers = await served.workers()
         assignments = await first_round(workers)
-        for worker, assignment in zip(workers, assignments, strict=True):
-            await worker.ready(assignment)
+        await all_ready(workers, assignments)
         for worker in workers:
             assert await worker.obey(await worker.expect("step_committed"))
         term = served.coordinator.status().term
@@ -202,8 +202,7 @@ async def test_record_that_one_worker_missed_is_sent_again_after_a_restart(tmp_p
     async with serving(config_in(tmp_path)) as served:
         workers = await served.workers()
         assignments = await first_round(workers)
-        for worker, assignment in zip(workers, assignments, strict=True):
-            await worker.ready(assignment)
+        await all_ready(workers, assignments)
         await workers[0].obey(await workers[0].expect("step_committed"))
         held = assignments[1].key
         for worker in workers:

@@ -23,6 +23,7 @@ from integration.served import (
     PLAN,
     RUN,
     SECRET,
+    all_ready,
     config_in,
     end_of,
     first_round,
@@ -233,8 +234,7 @@ async def test_drain_ends_the_run_after_the_present_step(tmp_path: Path) -> None
         assignments = await first_round(workers)
 
         await served.stub.Drain(pb.DrainRequest(run_id=RUN, operator="ann"))
-        for worker, assignment in zip(workers, assignments, strict=True):
-            await worker.ready(assignment)
+        await all_ready(workers, assignments)
         await asyncio.gather(*(worker.work() for worker in workers))
 
         assert await served.coordinator.wait()

@@ -207,6 +207,7 @@ def test_c_wire_002_a_data_stream_that_breaks_the_protocol_ends_alone(busy: Busy
         "no elements": busy.reduce(gradient(count=0, payload=memoryview(b""))),
         "offset off the grid": busy.reduce(gradient(offset=7)),
         "offset beyond any model": busy.reduce(gradient(offset=2**63)),
+        "offset at the end of numbers": busy.reduce(gradient(offset=2**64 - 1)),
         "longer than a chunk": busy.reduce(of_bytes(4 * CHUNK_ELEMENTS + 4)),
         "token of another": busy.stranger.refused(REDUCE, other),
         "operation": busy.reduce(gradient(operation=Operation.SUM)),
