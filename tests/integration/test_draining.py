@@ -110,7 +110,7 @@ def test_a_script_by_hand_ends_after_a_drain_and_one_that_goes_on_in_words(
         assert "the run is over: drained. Nothing more is exchanged" in worker.output
 
 
-def test_a_drained_run_ends_complete_and_history_says_that_it_was_drained(tmp_path: Path) -> None:
+def test_a_drained_run_succeeds_and_its_last_line_and_history_say_drained(tmp_path: Path) -> None:
     run = start(tmp_path, "run", "--run-id", "7f3a", PROTOCOL_WORKER, "1000000")
     try:
         lines_until(run, "[worker 0] step 2 ")
@@ -123,5 +123,5 @@ def test_a_drained_run_ends_complete_and_history_says_that_it_was_drained(tmp_pa
     [past] = json.loads(over)
     assert (code, run_code, errors, again) == (0, 0, "", 0)
     assert output.startswith("finishing step ")
-    assert f"complete: {past['steps']} steps" in rest
+    assert f"drained: {past['steps']} steps" in rest
     assert past["state"] == "drained"
