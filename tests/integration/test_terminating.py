@@ -131,7 +131,7 @@ def test_run_passes_sigterm_on_and_every_worker_leaves_in_words(tmp_path: Path) 
         run.kill()
 
     assert (code, errors) == (143, "")
-    assert "terminated: " in output
+    assert "stopped (terminated): " in output
     with JournalReader(tmp_path / "runs/7f3a/journal.sqlite") as journal:
         assert {gone.reason for gone in journal.departures()} == {"INTERRUPTED"}
         assert {gone.worker for gone in journal.departures()} == {0, 1}
