@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from metrics_tables import process, service, table_of, worker
@@ -28,6 +30,8 @@ _PATH = re.compile(r"(?:proto|services|trainer|tests|examples|benchmarks|docs)/[
 _METRIC = re.compile(r"\bandon_[a-z_]*[a-z]\b")
 _PARTS_OF_A_HISTOGRAM = re.compile(r"_(bucket|sum|count)$")
 
+DRAWINGS = sorted(path for path in (ROOT / "docs/assets").glob("*.svg") if path.stem != "logo")
+
 every_document = pytest.mark.parametrize(
     "document", documents(), ids=lambda document: str(document.name)
 )
@@ -49,6 +53,30 @@ def test_every_link_of_a_document_leads_somewhere(document: Document) -> None:
         assert target.exists(), f"{document.name} links to {link}, which does not exist"
         if anchor and target.suffix == ".md":
             assert anchor in Document(target).anchors(), f"{document.name}: no heading for {link}"
+
+
+def test_the_home_page_changes_a_loop_as_the_readme_does() -> None:
+    read, home = (
+        re.findall(r"^```diff\n.*?^```", (ROOT / page).read_text("utf-8"), re.M | re.S)
+        for page in ("README.md", "docs/README.md")
+    )
+
+    assert len(read) == 1
+    assert home == read
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.stem)
+def test_every_drawing_is_shown_has_a_title_and_a_dark_form(drawing: Path) -> None:
+    root = ElementTree.parse(drawing).getroot()
+    shown = {
+        (document.path.parent / link).resolve()
+        for document in documents()
+        for link in document.links()
+    }
+
+    assert drawing in shown
+    assert root.findtext("{*}title")
+    assert "prefers-color-scheme: dark" in (root.findtext("{*}style") or "")
 
 
 @every_document
