@@ -299,6 +299,29 @@ def test_every_port_is_published_on_loopback_only(services: dict[str, dict[str, 
 
 
 @every_form
+def test_the_board_is_open_to_this_host_because_its_port_is_published_on_loopback(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    service = services["andon"]
+    config = read_config(service["command"][1:], service["environment"])
+    (port,) = (each for each in service["ports"] if each["target"] == 9400)
+
+    assert isinstance(config, ServeConfig)
+    assert is_loopback(config.board_bind)
+    assert port["host_ip"] == config.board_bind
+
+
+def test_a_board_that_is_published_to_other_hosts_knows_of_it() -> None:
+    service = compose("cpu", ANDON_PUBLISHED_ON="0.0.0.0")["services"]["andon"]
+    config = read_config(service["command"][1:], service["environment"])
+    published = {port["target"]: port["host_ip"] for port in service["ports"]}
+
+    assert isinstance(config, ServeConfig)
+    assert config.board_bind == "0.0.0.0"
+    assert published == {7070: "127.0.0.1", 7170: "127.0.0.1", 9400: "0.0.0.0"}
+
+
+@every_form
 def test_trainers_have_no_network_but_the_line(services: dict[str, dict[str, Any]]) -> None:
     assert services["trainer"]["networks"].keys() == {"line"}
     assert "ports" not in services["trainer"]
