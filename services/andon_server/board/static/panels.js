@@ -1,6 +1,6 @@
 // The charts of one run, and those of two runs over each other.
 
-import { Chart } from "./chart.js";
+import { Chart, FIRST } from "./chart.js";
 import { isLoss, joined } from "./curves.js";
 import { count, duration, figure, rate, shortSpan, shortly, span } from "./words.js";
 
@@ -23,6 +23,12 @@ export class RunCharts {
   close() {
     for (const chart of this.charts.values()) chart.close();
     this.charts.clear();
+  }
+
+  /** Says what the charts wait for while they are empty: `step` is the line's last one. */
+  expect(step) {
+    const text = step > 0 ? "Reading the steps so far." : FIRST;
+    for (const chart of this.charts.values()) chart.empty = text;
   }
 
   draw(curves) {
