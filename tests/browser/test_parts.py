@@ -78,8 +78,10 @@ def test_curves_with_other_steps_share_an_axis(ask: Any) -> None:
     assert ask("curves.js", body) == [[1, 2, 3], [10, None, 30], [None, 2, 3]]
 
 
-def test_an_empty_chart_has_no_labels_and_speaks_of_a_first_step_only_before_it(ask: Any) -> None:
-    before, later, hidden, drawn = ask(
+def test_an_empty_chart_has_no_labels_and_norms_get_a_chart_where_there_are_any(
+    ask: Any,
+) -> None:
+    before, later, hidden, drawn, titles = ask(
         "panels.js",
         """
         const place = document.body.appendChild(document.createElement("div"));
@@ -97,9 +99,14 @@ def test_an_empty_chart_has_no_labels_and_speaks_of_a_first_step_only_before_it(
         const later = said();
         for (const name in curves.steps) curves.steps[name] = [1, 2];
         charts.draw(curves);
-        return [before, later, hidden, shown()];""",
+        const drawn = shown();
+        curves.steps.gradient_norm = [null, 1.5];
+        charts.draw(curves);
+        const titles = [...place.querySelectorAll("h3")].map((each) => each.textContent);
+        return [before, later, hidden, drawn, titles];""",
     )
 
+    assert titles == ["Loss", "Step time", "Throughput", "Gradient norm"]
     assert before == "The first committed step begins the curve."
     assert later == "Reading the steps so far."
     assert hidden == ["hidden", "hidden"]
