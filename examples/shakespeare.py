@@ -214,6 +214,7 @@ def train(options: argparse.Namespace) -> None:
                 if line.step % options.evaluate_every == 0 or line.stopped:
                     validation = evaluate(line, model, evaluation)
                     curve.validation[line.step] = validation
+                    line.log({"val/loss": validation})
                     if line.is_main:
                         print(f"step {line.step}: validation loss {validation:.3f}", flush=True)
 

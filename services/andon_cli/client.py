@@ -151,8 +151,9 @@ class LineStatus:
     @property
     def uneven(self) -> bool:
         """Whether workers get unequal work, or their devices differ so that they might."""
-        shares = [each.share for each in self.workers if each.share]
-        devices = {each.hardware.name for each in self.workers if each.hardware} - {""}
+        live = [each for each in self.workers if each.live]
+        shares = [each.share for each in live if each.share]
+        devices = {each.hardware.name for each in live if each.hardware} - {""}
         # Equal shares differ by one sample if they don't divide the batch.
         apart = (max(shares, default=0.0) - min(shares, default=0.0)) * self.samples
         return (

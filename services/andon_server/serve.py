@@ -172,7 +172,7 @@ async def _serving(
         metrics.discover(config.run_id, coordinator.scraped_workers, coordinator.scraped_reducers)
         gate = BoardGate(
             coordinator.access,
-            config.bind,
+            config.board_bind,
             encrypts=identity is not None,
             count=refusals.of("server"),
         )
@@ -185,8 +185,10 @@ async def _serving(
         await coordinator.start()
         await server.start()
         # On loopback the board answers only to names of this host.
-        local = reachable(config.bind)
-        board_url = gate.url(local if is_loopback(config.bind) else host_in(public), metrics.port)
+        local, board_host = reachable(config.bind), config.board_bind
+        board_url = gate.url(
+            board_host if is_loopback(board_host) else host_in(public), metrics.port
+        )
         _search_folder(config, coordinator)
         yield (
             coordinator,

@@ -116,6 +116,10 @@ class ServeConfig(ServiceSettings):
 
     workers: Workers = 1
     """Workers that the line waits for before it starts."""
+    published_on: Annotated[str, Parameter(metavar="HOST")] = ""
+    """In a container: the address of its host on which the port of the metrics is published. On
+    loopback the board counts as on loopback, and shows itself without a token. Default: nothing is
+    known of it, and `--bind` decides."""
     role: Role = "all"
     """What this process serves: the coordinator and a reducer, or one of them alone."""
     coordinator: Address = ""
@@ -189,6 +193,11 @@ class ServeConfig(ServiceSettings):
                 f"the line at {self.coordinator} is on another host, whose workers can't reach a "
                 f"reducer on {self.bind}: pass --bind 0.0.0.0, or this host's address"
             )
+
+    @property
+    def board_bind(self) -> str:
+        """The address on which browsers find the board."""
+        return self.published_on or self.bind
 
     @property
     def line_port(self) -> int:

@@ -331,6 +331,9 @@ def test_complete_runs_are_in_the_history_and_two_lie_over_each_other(
 
         page.get_by_role("link", name="Runs").click()
         page.locator(".runs tbody tr").nth(1).wait_for()
+        times = page.locator(".runs td[data-title='Time']").all_inner_texts()
+        assert len(times) == 2
+        assert all(re.fullmatch(r"\d+s|\d+m\d\ds", each) for each in times)
         assert sight.barriers() == []
         page.get_by_label(f"compare run {service.run_id}").check()
         page.get_by_label(f"compare run {other.run_id}").check()

@@ -78,6 +78,41 @@ def test_curves_with_other_steps_share_an_axis(ask: Any) -> None:
     assert ask("curves.js", body) == [[1, 2, 3], [10, None, 30], [None, 2, 3]]
 
 
+def test_an_empty_chart_has_no_labels_and_norms_get_a_chart_where_there_are_any(
+    ask: Any,
+) -> None:
+    before, later, hidden, drawn, titles = ask(
+        "panels.js",
+        """
+        const place = document.body.appendChild(document.createElement("div"));
+        const charts = new m.RunCharts(place);
+        const curves = { steps: {}, scalars: new Map() };
+        const names = "step loss loss_min loss_max step_seconds samples_per_second".split(" ");
+        for (const name of names) curves.steps[name] = [];
+        const said = () => place.querySelector(".nothing").textContent;
+        const look = (part) => getComputedStyle(place.querySelector(part)).visibility;
+        const shown = () => [look(".plot"), look(".legend")];
+        charts.draw(curves);
+        charts.expect(0);
+        const before = said(), hidden = shown();
+        charts.expect(59);
+        const later = said();
+        for (const name in curves.steps) curves.steps[name] = [1, 2];
+        charts.draw(curves);
+        const drawn = shown();
+        curves.steps.gradient_norm = [null, 1.5];
+        charts.draw(curves);
+        const titles = [...place.querySelectorAll("h3")].map((each) => each.textContent);
+        return [before, later, hidden, drawn, titles];""",
+    )
+
+    assert titles == ["Loss", "Step time", "Throughput", "Gradient norm"]
+    assert before == "The first committed step begins the curve."
+    assert later == "Reading the steps so far."
+    assert hidden == ["hidden", "hidden"]
+    assert drawn == ["visible", "visible"]
+
+
 def test_messages_are_read_wherever_the_network_cuts_them(ask: Any) -> None:
     messages = ask(
         "live.js",

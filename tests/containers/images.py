@@ -21,7 +21,7 @@ from containers.origin import CERTIFICATES, PROXIES, Origin, has_cpu_build, orig
 from containers.report import Report
 from containers.stack import SCRIPTS
 
-__all__ = ["make_images"]
+__all__ = ["fetch_base", "make_images"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -41,7 +41,7 @@ def make_images(engine: Engine, composed: dict[str, Any], report: Report) -> Non
 
     Raises:
         Missing: if Debian's packages can't be fetched.
-        AssertionError: if a build fails.
+        AssertionError: if a build fails, or the base image takes too long.
     """
     with origin(engine.inside, GATEWAY) as packages:
         with report.timed("base image, from Debian's packages"):
@@ -88,25 +88,35 @@ def _import_base(engine: Engine, packages: Origin) -> None:
         "--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
         *(f"--customize-hook={hook}" for hook in hooks), SUITE, str(archive),
     ]  # fmt: skip
-    log = engine.folder / "mmdebstrap.log"
+    fetch_base(command, engine.folder / "mmdebstrap.log", _BASE_S)
+    engine.docker("import", "--change", 'CMD ["python3"]', str(archive), PYTHON_IMAGE)
+    archive.unlink()
+
+
+def fetch_base(command: list[str], log: Path, limit_s: float) -> None:
+    """Runs the command that makes the base's archive from Debian's packages.
+
+    Raises:
+        Missing: if it fails: there is no mirror that this machine can reach.
+        AssertionError: if it takes longer than `limit_s`. Skipped tests would hide that.
+    """
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         try:
-            failed = process.wait(_BASE_S) != 0
+            code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            failed = True
+            said = log.read_text()[-300:].strip()
+            raise AssertionError(f"no base image after {limit_s:.0f} s: {said}") from None
         finally:
             # As by Ctrl-C, also at what it has started: then it removes what it made.
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
             process.wait()
-    if failed:
+    if code != 0:
         raise Missing(
             f"Debian's packages can't be had here ({log.read_text()[-300:].strip()}): "
             f"try mmdebstrap --variant=minbase {SUITE} /dev/null"
         )
-    engine.docker("import", "--change", 'CMD ["python3"]', str(archive), PYTHON_IMAGE)
-    archive.unlink()
 
 
 def _arguments(packages: Origin) -> dict[str, str]:

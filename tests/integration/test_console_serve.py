@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -44,6 +46,42 @@ def test_a_service_announces_where_it_is_and_leaves_that_in_its_run_directory(
     assert told["board_url"].startswith("http://127.0.0.1:")
     assert Path(told["journal"]) == tmp_path / "runs/7f3a/journal.sqlite"
     assert Path(told["journal"]).is_file()
+
+
+OPEN = ("--bind", "0.0.0.0", "--insecure")
+
+
+def _board_answers(told: dict[str, Any], host: str) -> int:
+    """The status with which the board of an announced service answers a request for `host`."""
+    port = told["metrics_url"].rpartition(":")[2].partition("/")[0]
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/board/api/state", headers={"Host": f"{host}:{port}"}
+    )
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
+@pytest.mark.parametrize(
+    "place", [(), ("--published-on", "0.0.0.0"), ("--published-on", "10.0.0.7")]
+)
+def test_a_service_on_every_address_without_a_token_shows_no_board(
+    tmp_path: Path, place: tuple[str, ...]
+) -> None:
+    with announced(tmp_path, *OPEN, *place) as (told, _):
+        assert told["board_url"] == ""
+        assert _board_answers(told, "127.0.0.1") == 403
+
+
+def test_a_container_that_is_published_on_loopback_shows_its_board_to_the_host(
+    tmp_path: Path,
+) -> None:
+    with announced(tmp_path, *OPEN, "--published-on", "127.0.0.1") as (told, _):
+        assert told["board_url"].startswith("http://127.0.0.1:")
+        assert [_board_answers(told, host) for host in ("127.0.0.1", "localhost")] == [200, 200]
+        assert _board_answers(told, "evil.example") == 403
 
 
 def test_health_says_serving_for_the_whole_and_for_each_service_and_can_be_watched(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from andon_coordinator.transport.reader import JournalReader
 from integration.fixtures.console import andon
 from integration.harness import clean_environment
 from integration.nursery import nursery
@@ -41,6 +42,10 @@ def test_the_demo_learns_on_two_workers_and_leaves_all_it_promises(tmp_path: Pat
     assert final.keys() == checkpoint.keys()
     assert all(torch.equal(final[name], checkpoint[name]) for name in final)
     assert "step 10: validation loss" in output
+    with JournalReader(run / "journal.sqlite") as journal:
+        logged = {(each.step, each.worker): each.value for each in journal.scalars("val/loss")}
+    assert logged.keys() == {(step, worker) for step in (5, 10) for worker in (0, 1)}
+    assert f"step 10: validation loss {logged[10, 0]:.3f}" in output
 
     code, output, errors = andon(
         tmp_path, *("run", "--resume", report["run_id"], "--steps", "12", str(SCRIPT), *QUICK)

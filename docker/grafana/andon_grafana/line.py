@@ -29,6 +29,9 @@ _DOCS = ""
 """Where Andon's sources or documentation can be read, up to and with the slash before `docs/`: then
 the page that a panel names is a link. Empty: it is a path in the sources."""
 
+_BOARD = "http://127.0.0.1:9400/"
+"""Where a halt is answered: the board as Docker Compose publishes it."""
+
 _ANNOTATION_STEP = "15s"
 """Grafana joins points of an annotation that are no further apart into one region."""
 
@@ -42,11 +45,14 @@ class Annotation(Builder[models.AnnotationQuery]):
     title: str
     """What a mark says; a pattern, as a legend is."""
     color: str
+    text: str = ""
+    """What stands below the title; Grafana shows links."""
 
     def build(self) -> models.AnnotationQuery:
         """Grafana's model of it."""
         return _PrometheusAnnotation(
             self.title,
+            self.text,
             name=self.name,
             datasource=SOURCE,
             icon_color=self.color,
@@ -61,12 +67,15 @@ class _PrometheusAnnotation(models.AnnotationQuery):
     ones read `target`.
     """
 
-    def __init__(self, title: str, **known: Any) -> None:
+    def __init__(self, title: str, text: str, **known: Any) -> None:
         super().__init__(**known)
         self.title = title
+        self.text = text
 
     def to_json(self) -> dict[str, object]:
+        text = {"textFormat": self.text} if self.text else {}
         return super().to_json() | {
+            **text,
             "step": _ANNOTATION_STEP,
             "titleFormat": self.title,
             "target": {"expr": self.expr, "interval": _ANNOTATION_STEP, "refId": "Anno"},
@@ -77,17 +86,21 @@ def _lately(metric: str, label: str) -> str:
     return f"sum by ({label}) ({rate_of(metric)}) > 0"
 
 
+_ANSWER = f'<a href="{_BOARD}" target="_blank">Answer it on the board</a>'
+
 ANNOTATIONS = (
     Annotation(
         name="The line stopped itself",
         expr=f"{latest('andon_halted', 'reason', where=(stopped.OWN,))} == 1",
         title="Halted: {{reason}}",
+        text=_ANSWER,
         color=RED,
     ),
     Annotation(
         name="Somebody stopped it",
         expr=f"{latest('andon_halted', where=(stopped.PERSON,))} == 1",
         title="Halted by an operator",
+        text=_ANSWER,
         color=BLUE,
     ),
     Annotation(

@@ -207,7 +207,7 @@ def schedule_line(status: LineStatus) -> str:
     """
     if not status.uneven:
         return ""
-    workers = [each for each in status.workers if each.share]
+    workers = [each for each in status.workers if each.live and each.share]
     parts = [f"schedule  {status.schedule}"]
     if workers:
         parts.append("samples " + ", ".join(f"{each.share * 100:.0f} %" for each in workers))

@@ -29,6 +29,8 @@ class CurvePoint:
     samples_per_second: float
     at_unix_s: float
     """When the last of them was committed."""
+    gradient_norm: float | None = None
+    """The mean of those that are finite; None if there is none, or the line does not ask for it."""
 
 
 _LARGEST = 1.7976931348623157e308
@@ -37,6 +39,7 @@ _QUERY = f"""
 WITH known AS (
     SELECT
         id, kind, step, seconds, samples, at,
+        CASE WHEN abs(gradient_norm) <= {_LARGEST} THEN gradient_norm END AS norm,
         CASE WHEN abs(loss) <= {_LARGEST} THEN loss END AS loss,
         -- A later record with an earlier step: the line was rolled back behind this one.
         min(step) OVER (ORDER BY id DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS later
@@ -44,7 +47,8 @@ WITH known AS (
 )
 SELECT
     max(step), avg(loss), min(loss), max(loss), avg(seconds),
-    CASE WHEN sum(seconds) > 0 THEN sum(samples) / sum(seconds) ELSE 0.0 END, max(at)
+    CASE WHEN sum(seconds) > 0 THEN sum(samples) / sum(seconds) ELSE 0.0 END, max(at),
+    avg(norm)
 FROM known
 WHERE kind = '{RecordKind.STEP.name}' AND (later IS NULL OR step <= later)
 GROUP BY (step - 1) / :width
@@ -85,7 +89,7 @@ def reduced_scalar_curve(
 def step_curve(database: sqlite3.Connection, points: int) -> list[CurvePoint]:
     """The committed steps of the line's history, first to last, as at most `points` points."""
     steps: int | None = database.execute("SELECT max(step) FROM records").fetchone()[0]
-    width = max(1, -(-(steps or 0) // points))
+    found = database.execute(_QUERY, {"width": max(1, -(-(steps or 0) // points))})
     return [
         CurvePoint(
             step=step,
@@ -95,6 +99,7 @@ def step_curve(database: sqlite3.Connection, points: int) -> list[CurvePoint]:
             step_seconds=seconds,
             samples_per_second=rate,
             at_unix_s=at,
+            gradient_norm=norm,
         )
-        for step, loss, least, most, seconds, rate, at in database.execute(_QUERY, {"width": width})
+        for step, loss, least, most, seconds, rate, at, norm in found
     ]

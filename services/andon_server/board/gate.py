@@ -96,7 +96,8 @@ class BoardGate:
 
         Args:
             access: judges tokens, as for gRPC calls.
-            bind: the address that the service listens on.
+            bind: the address on which browsers find it: the one that the service listens on, or
+                that of a container's host on which its port is published.
             encrypts: whether its port answers TLS.
             count: called with the reason of each refused token.
             now: a monotonic time, in seconds.
@@ -232,7 +233,8 @@ class BoardGate:
                 HTTPStatus.FORBIDDEN,
                 "this service listens beyond this host and has no tokens, so its board shows "
                 "nothing to anybody: start it with --token-file (and --operator-token-file for "
-                "those who may answer), or with --bind 127.0.0.1",
+                "those who may answer), or with --bind 127.0.0.1 (in a container whose port is "
+                "published on loopback: --published-on 127.0.0.1)",
             )
         if self.wants_encryption(environ):
             raise RequestRefused(

@@ -52,6 +52,7 @@ class Book:
         *,
         stop: str = "",
         after_roll_back: bool = False,
+        gradient_norm: float | None = None,
     ) -> None:
         self._now += 2.0
         batch = PositionRange(4 * step - 4, 4 * step)
@@ -68,7 +69,7 @@ class Book:
         record = Record(Key(term, step + 1), parent, RecordKind.STEP, step, cursor, roster)
         result = StepResult(
             epoch=0, batch=batch, loss=loss, samples=4, weight=4.0, attempt=0, seconds=2.0,
-            contributions=parts, stop_reason=stop,
+            contributions=parts, stop_reason=stop, gradient_norm=gradient_norm,
         )  # fmt: skip
         self._store.save_record(SaveRecord(record, result))
 

@@ -133,6 +133,7 @@ EVERYTHING = ServeConfig(
         insecure=True,
     ),
     workers=3,
+    published_on="127.0.0.1",
     role="coordinator",
     secret_file=Path("secret"),
     withdrawn_file=Path("withdrawn"),

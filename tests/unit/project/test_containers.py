@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,6 +130,32 @@ def test_a_variable_of_andon_that_a_container_is_given_is_read(
     assert {name for name in trainer if name.startswith("ANDON_")} <= (
         trainer.asked | read_by_the_demo
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("2.24.0", "new enough"),
+        ("5.0.1", "new enough"),
+        ("2.23.3", "too old"),
+        ("2.9.0", "too old"),
+    ],
+)
+def test_the_documented_command_knows_which_compose_is_new_enough(
+    tmp_path: Path, version: str, says: str
+) -> None:
+    page = (ROOT / "docs/places/compose.md").read_text("utf-8")
+    (command,) = re.findall(r"^\$ (printf .*)$", page, re.MULTILINE)
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!/bin/sh\ntest "$*" = "compose version --short" && echo {version}\n')
+    docker.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+
+    done = subprocess.run(
+        ["sh", "-c", command], env={"PATH": path}, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == f"{says}\n"
 
 
 def test_run_steps_script_images_and_workers_are_chosen_by_variables() -> None:
@@ -296,6 +325,29 @@ def test_every_port_is_published_on_loopback_only(services: dict[str, dict[str, 
 
     assert published.keys() == {"7070", "7170", "9400", "9090", "9093", "3000"}
     assert all(is_loopback(host) for host in published.values())
+
+
+@every_form
+def test_the_board_is_open_to_this_host_because_its_port_is_published_on_loopback(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    service = services["andon"]
+    config = read_config(service["command"][1:], service["environment"])
+    (port,) = (each for each in service["ports"] if each["target"] == 9400)
+
+    assert isinstance(config, ServeConfig)
+    assert is_loopback(config.board_bind)
+    assert port["host_ip"] == config.board_bind
+
+
+def test_a_board_that_is_published_to_other_hosts_knows_of_it() -> None:
+    service = compose("cpu", ANDON_PUBLISHED_ON="0.0.0.0")["services"]["andon"]
+    config = read_config(service["command"][1:], service["environment"])
+    published = {port["target"]: port["host_ip"] for port in service["ports"]}
+
+    assert isinstance(config, ServeConfig)
+    assert config.board_bind == "0.0.0.0"
+    assert published == {7070: "127.0.0.1", 7170: "127.0.0.1", 9400: "0.0.0.0"}
 
 
 @every_form

@@ -62,6 +62,7 @@ def test_the_sdk_of_grafanas_release_reads_a_dashboard_and_writes_the_same(path:
     dashboard = _read(path)
     for mark in dashboard["annotations"]["list"]:
         assert all(mark.pop(name) for name in BEYOND_THE_SDK)
+        mark.pop("textFormat", None)
 
     again = json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder))
 
@@ -158,6 +159,21 @@ def test_a_halt_by_a_person_is_marked_apart_from_the_lines_own(path: Path) -> No
 
     assert 'reason!="operator"' in marks["red"]
     assert 'reason="operator"' in marks["blue"]
+
+
+@every_dashboard
+def test_a_mark_of_a_halt_leads_to_the_board_that_compose_publishes(path: Path) -> None:
+    (port,) = (
+        each
+        for each in compose("cpu")["services"]["andon"]["ports"]
+        if each["target"] == ServeConfig().endpoint_port
+    )
+    board = f"http://{port['host_ip']}:{port['published']}/"
+    marks = _read(path)["annotations"]["list"]
+    halts = [each for each in marks if each["titleFormat"].startswith("Halted")]
+
+    assert len(halts) == 2
+    assert all(f'<a href="{board}"' in each["textFormat"] for each in halts)
 
 
 def test_grafanas_source_knows_how_often_prometheus_scrapes() -> None:

@@ -105,6 +105,7 @@ function paint() {
   if (parts.has("state")) {
     showLight(state, signal);
     showFigures(state);
+    charts.expect(state?.step ?? 0);
     showWorkers(state, heard);
     showHalt(state, heard, () => login(""));
     showSignal(heard);

@@ -3,6 +3,9 @@
 import { fill, make, mark, say } from "./dom.js";
 import { NONE, count } from "./words.js";
 
+/** What an empty chart says before the first step. */
+export const FIRST = "The first committed step begins the curve.";
+
 const SYNC = "step";
 const charts = new Set();
 
@@ -34,7 +37,7 @@ export class Chart {
    *   `tick` writes the axis' numbers. `zero`: the axis begins at 0. `axis` names x in words.
    */
   constructor(options) {
-    this.options = { axis: "step", axisFormat: count, empty: "The first committed step begins the curve.", ...options };
+    this.options = { axis: "step", axisFormat: count, empty: FIRST, ...options };
     this.logarithmic = false;
     this.shape = "";
     this.legend = make("ul", { class: "legend" });
@@ -52,6 +55,7 @@ export class Chart {
       make("figcaption", {}, make("h3", { title: options.title }, options.title), unit, this.legend, this.button),
       make("div", { class: "stage" }, this.canvas, this.nothing),
     );
+    mark(this.element, "data-empty", "yes");
     this.button.setAttribute("aria-label", `log scale of ${options.title}`);
     this.resize = new ResizeObserver(() => this.#fit());
     this.resize.observe(this.canvas);
@@ -82,8 +86,14 @@ export class Chart {
     }
     const points = data[0].length;
     this.nothing.hidden = points > 0;
+    mark(this.element, "data-empty", points > 0 ? null : "yes");
     this.#describe();
     this.#show(null);
+  }
+
+  /** What it says while it has no points. */
+  set empty(text) {
+    say(this.nothing, text);
   }
 
   /** Draws again: colours or the range changed. */

@@ -1,6 +1,6 @@
 // A run's curves: what the journal has, and the points that arrive while it runs.
 
-const COLUMNS = ["step", "loss", "loss_min", "loss_max", "step_seconds", "samples_per_second", "at_unix_s"];
+const COLUMNS = ["step", "loss", "loss_min", "loss_max", "step_seconds", "samples_per_second", "at_unix_s", "gradient_norm"];
 const MOST_LIVE = 2000; // beyond so many live points the curves are fetched again, reduced
 
 /** The columns of one run, and its logged scalars by name: {step: [], value: []}. */
@@ -60,8 +60,8 @@ export class Curves {
     for (const [name, step, worker, value] of scalars) this.#log(name, step, worker, value);
   }
 
-  #append([step, loss, seconds, samples, , , at]) {
-    const row = [step, loss, loss, loss, seconds, seconds > 0 ? samples / seconds : null, at];
+  #append([step, loss, seconds, samples, , norm, at]) {
+    const row = [step, loss, loss, loss, seconds, seconds > 0 ? samples / seconds : null, at, norm];
     COLUMNS.forEach((name, index) => this.steps[name].push(row[index]));
     this.live += 1;
   }

@@ -1,6 +1,6 @@
 // The charts of one run, and those of two runs over each other.
 
-import { Chart } from "./chart.js";
+import { Chart, FIRST } from "./chart.js";
 import { isLoss, joined } from "./curves.js";
 import { count, duration, figure, rate, shortSpan, shortly, span } from "./words.js";
 
@@ -25,6 +25,12 @@ export class RunCharts {
     this.charts.clear();
   }
 
+  /** Says what the charts wait for while they are empty: `step` is the line's last one. */
+  expect(step) {
+    const text = step > 0 ? "Reading the steps so far." : FIRST;
+    for (const chart of this.charts.values()) chart.empty = text;
+  }
+
   draw(curves) {
     const { steps } = curves;
     const losses = [...curves.scalars].filter(([name]) => isLoss(name));
@@ -32,6 +38,7 @@ export class RunCharts {
     for (const { key, title } of MAIN.slice(1)) {
       this.charts.get(key).draw([steps.step, steps[key]], [{ name: title.toLowerCase(), colour: "--series-1" }]);
     }
+    this.#drawNorm(steps);
     const others = [...curves.scalars].filter(([name]) => !isLoss(name));
     const wanted = new Set(others.map(([name]) => `log:${name}`));
     for (const [key, chart] of this.charts) {
@@ -44,6 +51,17 @@ export class RunCharts {
       const chart = this.#chart(`log:${name}`, { title: name, unit: "logged", format: figure, tick: shortly });
       chart.draw([step, value], [{ name, colour: COLOURS[index % COLOURS.length] }]);
     });
+  }
+
+  /** The gradient's norm, if the line asks for it. */
+  #drawNorm({ step, gradient_norm: norm = [] }) {
+    if (norm.some((each) => each !== null)) {
+      this.#chart("norm", { title: "Gradient norm", format: figure, tick: shortly })
+        .draw([step, norm], [{ name: "gradient norm", colour: "--series-1" }]);
+    } else {
+      this.charts.get("norm")?.close();
+      this.charts.delete("norm");
+    }
   }
 
   #chart(key, options) {

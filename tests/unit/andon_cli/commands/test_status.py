@@ -55,7 +55,7 @@ def test_a_line_that_divides_its_work_unevenly_says_how_and_why() -> None:
         STATUS,
         workers=(
             replace(first, share=0.75, micro_batches=3),
-            replace(second, share=0.25, micro_batches=1),
+            replace(second, live=True, share=0.25, micro_batches=1),
         ),
         schedule="cadence",
         schedule_note="worker 0 has A, worker 10 has B",
@@ -67,9 +67,23 @@ def test_a_line_that_divides_its_work_unevenly_says_how_and_why() -> None:
     )
 
 
+def test_a_worker_that_is_gone_has_no_share_any_more() -> None:
+    first, second = STATUS.workers
+    workers = (
+        replace(first, share=1.0, micro_batches=4),
+        replace(second, live=False, share=0.25, micro_batches=1),
+    )
+
+    said = schedule_line(replace(STATUS, workers=workers, schedule="cadence"))
+    alone = replace(STATUS, workers=workers, samples=32, schedule="every-step")
+
+    assert said == "schedule  cadence  samples 100 %  micro-batches 4"
+    assert schedule_line(alone) == ""
+
+
 def test_equal_shares_of_a_batch_that_does_not_divide_are_not_called_uneven() -> None:
     first, second = STATUS.workers
-    workers = (replace(first, share=4 / 7), replace(second, share=3 / 7))
+    workers = (replace(first, share=4 / 7), replace(second, live=True, share=3 / 7))
     status = replace(STATUS, workers=workers, samples=7, schedule="every-step")
 
     assert schedule_line(status) == ""
@@ -78,7 +92,7 @@ def test_equal_shares_of_a_batch_that_does_not_divide_are_not_called_uneven() ->
 
 def test_a_line_of_different_devices_says_why_it_steps_evenly() -> None:
     workers = tuple(
-        replace(each, hardware=Hardware(name=name), share=0.5)
+        replace(each, live=True, hardware=Hardware(name=name), share=0.5)
         for each, name in zip(STATUS.workers, ("A", "B"), strict=True)
     )
     status = replace(STATUS, workers=workers, schedule="every-step", schedule_note="one can't")

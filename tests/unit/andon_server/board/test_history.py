@@ -122,7 +122,7 @@ def test_a_short_runs_curve_is_every_step(board: Board) -> None:
         "step": [1, 2, 3], "loss": [3.0, None, 2.0],
         "loss_min": [3.0, None, 2.0], "loss_max": [3.0, None, 2.0],
         "step_seconds": [2.0, 2.0, 2.0], "samples_per_second": [2.0, 2.0, 2.0],
-        "at_unix_s": [102.0, 104.0, 106.0],
+        "at_unix_s": [102.0, 104.0, 106.0], "gradient_norm": [None, None, None],
     }  # fmt: skip
 
 
@@ -137,6 +137,16 @@ def test_a_long_runs_curve_is_reduced_to_the_points_that_were_asked_for(board: B
     assert (steps["loss"], steps["loss_min"], steps["loss_max"]) == (
         [2.0, 5.0, 7.0], [1.0, 4.0, 7.0], [3.0, 6.0, 7.0],
     )  # fmt: skip
+
+
+def test_a_curve_has_the_mean_of_the_gradient_norms_that_are_finite(board: Board) -> None:
+    board.book.found()
+    for step, norm in ((1, 1.0), (2, 3.0), (3, math.inf), (4, 5.0), (5, None), (6, None)):
+        board.book.step(step, 2.0, gradient_norm=norm)
+
+    steps = board.get("/board/api/runs/7f3a/curves?points=3").json["steps"]
+
+    assert steps["gradient_norm"] == [2.0, 5.0, None]
 
 
 def test_steps_that_were_rolled_back_are_not_in_the_curve(board: Board) -> None:
