@@ -15,7 +15,6 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from andon.protocol.limits import LimitExceeded
-from andon.protocol.messages import Abstain, BlockGradient
 from andon.protocol.records import RecordKind
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.tcp.framing import PREFIX_BYTES, prefixed, read_prefix
@@ -57,21 +56,12 @@ from andon_coordinator.core import events as on
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import event_from, join_from
-from andon_reducer.core.effects import Effect, Reduce, RefuseStream, SendAverage
-from andon_reducer.core.events import (
-    Abstained,
-    AverageSent,
-    ChunkReduced,
-    GradientArrived,
-    ReduceStreamEnded,
-    ReduceStreamOpened,
-)
-from andon_reducer.core.rounds import Rounds
 from andon_trainer.errors import AndonError
 from andon_trainer.exchange.control.translation import accepted_from
 from andon_trainer.exchange.control.translation import event_from as heard_from
 from fuzz.passing import taken_by_a_rank
 from scenarios.line_bench import Bench
+from scenarios.reducer_port import STREAMS, WINDOW_BYTES, ReducerPort
 from unit.andon import generated
 
 __all__ = ["TARGETS"]
@@ -164,11 +154,10 @@ def reducing(data: bytes) -> None:
 
     Cut as a session is; a byte's low bits choose one of four streams.
     """
-    reducer = _Reducer()
+    reducer = ReducerPort()
     for command, frame in _messages(data):
-        if not reducer.take(1 + command % 4, frame):
-            return
-        assert reducer.rounds.inflight_bytes <= 2 * _WINDOW_BYTES + len(data)
+        reducer.take(command % STREAMS, frame)
+        assert reducer.rounds.inflight_bytes <= 2 * WINDOW_BYTES + len(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,49 +238,6 @@ def preambles(data: bytes) -> None:
         answer = data[PREAMBLE_BYTES:]
         found = is_answer(session, nonce, direction, answer)
         assert found == (answer == answer_of(session, nonce, direction))
-
-
-class _Reducer:
-    """The reducer's core with streams that obey it: what is paused is not read."""
-
-    def __init__(self) -> None:
-        self.rounds = Rounds(window_bytes=_WINDOW_BYTES, max_payload_bytes=_WINDOW_BYTES)
-        for stream in range(1, 5):
-            self.rounds.receive(ReduceStreamOpened(stream, "run", stream), 0.0)
-
-    def take(self, stream: int, frame: bytes) -> bool:
-        """One message of a stream; whether all streams live on."""
-        try:
-            messages = parse_requests(frame)
-        except FrameError:
-            self.rounds.receive(ReduceStreamEnded(stream), 0.0)
-            return False
-        for message in messages:
-            if self.rounds._by_stream[stream].streams[stream].paused:
-                return False
-            if isinstance(message, BlockGradient):
-                lives = self._perform(self.rounds.receive(GradientArrived(stream, message), 0.0))
-            elif isinstance(message, Abstain):
-                lives = self._perform(self.rounds.receive(Abstained(stream, message), 0.0))
-            else:
-                continue
-            if not lives:
-                return False
-        return True
-
-    def _perform(self, pending: list[Effect]) -> bool:
-        """Does what the core wants, and what follows from that; whether all streams live on."""
-        while pending:
-            match pending.pop(0):
-                case RefuseStream(stream):
-                    self.rounds.receive(ReduceStreamEnded(stream), 0.0)
-                    return False
-                case Reduce(job):
-                    pending += self.rounds.receive(ChunkReduced(job.id, None), 0.0)
-                case SendAverage(job_id, streams):
-                    for stream in streams:
-                        pending += self.rounds.receive(AverageSent(stream, job_id), 0.0)
-        return True
 
 
 class _Line:

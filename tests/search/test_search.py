@@ -94,32 +94,31 @@ def _searched(bounds: Bounds, states: int = 10**9) -> Report:
     return report
 
 
-@pytest.mark.parametrize("kind", sorted({*ALL_FAULTS, RAISED}))
-def test_c_commit_001_nothing_goes_wrong_or_gets_stuck_in_any_state_after(kind: str) -> None:
-    report = _searched(Bounds(faults=1, steps=1, means=1, kinds=frozenset({kind})))
-
+def _whole(bounds: Bounds) -> Report:
+    """A search of all states: nothing goes wrong, and the goal can be reached from each."""
+    report = _searched(bounds)
     assert report.complete
     assert report.goals
+    return report
+
+
+@pytest.mark.parametrize("kind", sorted({*ALL_FAULTS, RAISED}))
+def test_c_commit_001_nothing_goes_wrong_or_gets_stuck_in_any_state_after(kind: str) -> None:
+    _whole(Bounds(faults=1, steps=1, means=1, kinds=frozenset({kind})))
 
 
 @pytest.mark.parametrize("kind", OVERLAPPED)
 def test_f_dp_002_with_local_steps_every_position_is_in_one_record_in_any_state_after(
     kind: str,
 ) -> None:
-    report = _searched(Bounds(faults=1, steps=1, local=True, kinds=frozenset({kind})))
-
-    assert report.complete
-    assert report.goals
+    _whole(Bounds(faults=1, steps=1, local=True, kinds=frozenset({kind})))
 
 
 @pytest.mark.parametrize("kind", [*OVERLAPPED, RAISED])
 def test_f_dp_002_with_overlap_every_position_is_in_one_record_in_any_state_after(
     kind: str,
 ) -> None:
-    report = _searched(Bounds(faults=1, overlap=True, kinds=frozenset({kind})))
-
-    assert report.complete
-    assert report.goals
+    _whole(Bounds(faults=1, overlap=True, kinds=frozenset({kind})))
 
 
 @pytest.mark.parametrize(
@@ -132,43 +131,30 @@ def test_f_dp_002_with_overlap_every_position_is_in_one_record_in_any_state_afte
     ids=["plain", "local steps", "overlap"],
 )
 def test_a_nan_found_at_any_moment_of_a_step_leaves_the_goal_in_reach(bounds: Bounds) -> None:
-    report = _searched(bounds)
-
-    assert report.complete
-    assert report.goals
+    _whole(bounds)
 
 
 @pytest.mark.parametrize("kind", STANDING)
 def test_c_commit_001_with_standing_requests_nothing_goes_wrong_or_gets_stuck_after(
     kind: str,
 ) -> None:
-    report = _searched(Bounds(faults=1, standing=True, means=1, kinds=frozenset({kind})))
-
-    assert report.complete
-    assert report.goals
+    _whole(Bounds(faults=1, standing=True, means=1, kinds=frozenset({kind})))
 
 
 def test_c_commit_001_a_line_goes_on_from_a_checkpoint_in_any_state_after_a_loss_of_power() -> None:
-    report = _searched(CHECKPOINTED)
-
-    assert report.complete
-    assert report.goals
+    _whole(CHECKPOINTED)
 
 
 @pytest.mark.parametrize("windows", [0, 2])
 def test_overlapped_windows_reach_their_goal_from_every_state_without_faults(windows: int) -> None:
-    report = _searched(Bounds(faults=0, steps=3, overlap=True, windows=windows))
+    report = _whole(Bounds(faults=0, steps=3, overlap=True, windows=windows))
 
-    assert report.complete
-    assert report.goals
     assert not report.lost
 
 
 def test_a_line_of_three_reaches_its_goal_from_every_state_without_faults() -> None:
-    report = _searched(Bounds(workers=3, faults=0, steps=1))
+    report = _whole(Bounds(workers=3, faults=0, steps=1))
 
-    assert report.complete
-    assert report.goals
     assert not report.lost
 
 

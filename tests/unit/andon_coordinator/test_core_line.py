@@ -74,17 +74,6 @@ def test_a_trigger_that_is_not_in_the_table_is_an_assertion() -> None:
         next_state(do.LineState.RUNNING, Trigger.ANSWERED)
 
 
-def test_f_dp_001_all_workers_start_from_one_workers_weights() -> None:
-    bench = _bench(workers=3)
-
-    streams = _bootstrapped(bench)
-
-    found = bench.journal.records[0][0]
-    assert found.kind is RecordKind.INITIAL
-    assert found.roster == (0,)
-    assert {bench.peers[stream].head for stream in streams} == {found.key}
-
-
 def _step(bench: Bench, streams: list[int], reporting: int) -> list[bool]:
     """A step in which so many report a digest; who was asked for one."""
     _assigned(bench, streams)
@@ -145,17 +134,6 @@ def test_a_digest_of_another_head_is_not_compared() -> None:
         bench.send(on.WorkerReady(stream, report))
 
     assert bench.journal.pending_records
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_c_shard_001_shares_are_disjoint_and_complete(workers: int) -> None:
-    bench = _bench(workers=workers, batch=7)
-    streams = _bootstrapped(bench)
-
-    shares = [part for each in _assigned(bench, streams) for part in each.positions]
-
-    assert [p for part in shares for p in range(part.start, part.stop)] == list(range(7))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_correct_counts_add_up_only_if_all_workers_report_them() -> None:
@@ -249,11 +227,6 @@ def test_the_term_of_the_head_itself_is_refused() -> None:
             history=History(head=head),
             random_bits=lambda: 0,
         )
-
-
-def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ValueError, match="min_workers <= expect_workers"):
-        LineSettings(run_id="x", min_workers=3, expect_workers=2)
 
 
 def test_the_status_shows_who_is_waited_for() -> None:

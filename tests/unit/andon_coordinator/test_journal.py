@@ -351,22 +351,6 @@ def test_every_write_is_timed_and_a_records_has_its_step(path: Path) -> None:
     assert writes == [(True, 0), (True, 1), (True, None)]
 
 
-def test_answers_and_departures_are_counted_by_kind(path: Path) -> None:
-    with Writing(path) as writing:
-        writing.journal.save(effects.SaveHalt(HALT))
-        writing.journal.save(effects.SaveAnswer(HALT.id, HaltAnswer.SKIP, None, "ada"))
-        for worker in (0, 1):
-            writing.journal.save(effects.SaveDeparture(worker, None, "gone", 1, b""))
-        writing.journal.save(effects.SaveDeparture(2, None, "", 1, b"", dropped=True))
-        writing.save(effects.SaveTerm(TERM + 7))
-
-    journal = Journal.open(path, "7f3a")
-    counted = journal.counts()
-    journal.close()
-    assert counted.answers == {"SKIP": 1}
-    assert counted.departures == {"LOST": 2, "DROPPED": 1}
-
-
 class _Held:
     """A journal whose thread is held after its first write, so that more waits for it."""
 

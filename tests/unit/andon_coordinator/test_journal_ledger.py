@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.effects import Skip, StepContribution
 from andon_coordinator.transport.reader import JournalEntry, LedgerFault, chain_of, faults_of
@@ -55,58 +59,43 @@ def mark(number: int, parent: int, cursor: Cursor, skip: Skip | None = None) -> 
     return JournalEntry(record, skipped=skip)
 
 
-def test_f_dp_002_steps_end_to_end_have_no_fault() -> None:
-    chain = [step(1, None, 0, (0, 6)), step(2, 1, 0, (6, 10)), step(3, 2, 1, (0, 6))]
-
-    assert faults_of(chain, SIZE) == []
+def gap(start: int, stop: int) -> LedgerFault:
+    return LedgerFault("gap", 0, PositionRange(start, stop))
 
 
-def test_f_dp_002_gap_between_steps_is_found() -> None:
-    chain = [step(1, None, 0, (0, 3)), step(2, 1, 0, (5, 10))]
-
-    assert faults_of(chain, SIZE) == [LedgerFault("gap", 0, PositionRange(3, 5))]
-
-
-def test_f_dp_002_position_in_two_steps_is_found() -> None:
-    chain = [step(1, None, 0, (0, 6)), step(2, 1, 0, (4, 10))]
-
-    assert faults_of(chain, SIZE) == [LedgerFault("overlap", 0, PositionRange(4, 6))]
-
-
-def test_f_dp_002_epoch_that_ended_early_is_found() -> None:
-    first = step(1, None, 0, (0, 6))
-    early = Record(first.record.key, None, RecordKind.STEP, 1, Cursor(1, 0), (0, 1))
-    chain = [JournalEntry(early, first.result), step(2, 1, 1, (0, 6))]
-
-    assert faults_of(chain, SIZE) == [LedgerFault("gap", 0, PositionRange(6, 10))]
-
-
-def test_f_dp_002_skipped_positions_count_as_recorded() -> None:
-    skip = Skip(0, PositionRange(6, 10), 1, "ann")
-    chain = [step(1, None, 0, (0, 6)), mark(2, 1, Cursor(1, 0), skip), step(3, 2, 1, (0, 6))]
-
-    assert faults_of(chain, SIZE) == []
+FIRST = step(1, None, 0, (0, 6))
+EARLY = replace(FIRST, record=replace(FIRST.record, cursor=Cursor(1, 0)))
+SKIP = Skip(0, PositionRange(6, 10), 1, "ann")
+CHAINS: dict[str, tuple[list[JournalEntry], list[LedgerFault]]] = {
+    "end to end": ([FIRST, step(2, 1, 0, (6, 10)), step(3, 2, 1, (0, 6))], []),
+    "a gap": ([step(1, None, 0, (0, 3)), step(2, 1, 0, (5, 10))], [gap(3, 5)]),
+    "in two steps": (
+        [FIRST, step(2, 1, 0, (4, 10))], [LedgerFault("overlap", 0, PositionRange(4, 6))],
+    ),
+    "an epoch ended early": ([EARLY, step(2, 1, 1, (0, 6))], [gap(6, 10)]),
+    "skipped": ([FIRST, mark(2, 1, Cursor(1, 0), SKIP), step(3, 2, 1, (0, 6))], []),
+    "a cursor moved without a skip": ([FIRST, mark(2, 1, Cursor(1, 0))], [gap(6, 10)]),
+    "shares do not fill their batch": (
+        [step(1, None, 0, (0, 6), shares=((0, 3), (2, 5)))],
+        [
+            LedgerFault("overlap", 0, PositionRange(2, 3), Key(1, 1)),
+            LedgerFault("gap", 0, PositionRange(5, 6), Key(1, 1)),
+        ],
+    ),
+}  # fmt: skip
 
 
-def test_f_dp_002_cursor_moved_without_a_skip_is_found() -> None:
-    chain = [step(1, None, 0, (0, 6)), mark(2, 1, Cursor(1, 0))]
-
-    assert faults_of(chain, SIZE) == [LedgerFault("gap", 0, PositionRange(6, 10))]
-
-
-def test_f_dp_002_shares_must_fill_their_batch_exactly() -> None:
-    chain = [step(1, None, 0, (0, 6), shares=((0, 3), (2, 5)))]
-
-    assert faults_of(chain, SIZE) == [
-        LedgerFault("overlap", 0, PositionRange(2, 3), Key(1, 1)),
-        LedgerFault("gap", 0, PositionRange(5, 6), Key(1, 1)),
-    ]
+@pytest.mark.parametrize(("chain", "faults"), CHAINS.values(), ids=CHAINS)
+def test_f_dp_002_every_position_must_be_in_one_record(
+    chain: list[JournalEntry], faults: list[LedgerFault]
+) -> None:
+    assert faults_of(chain, SIZE) == faults
 
 
 def test_f_dp_002_samples_without_end_are_checked_too() -> None:
-    chain = [step(1, None, 0, (0, 6)), step(2, 1, 0, (6, 9)), step(3, 2, 0, (12, 15))]
+    chain = [FIRST, step(2, 1, 0, (6, 9)), step(3, 2, 0, (12, 15))]
 
-    assert faults_of(chain, None) == [LedgerFault("gap", 0, PositionRange(9, 12))]
+    assert faults_of(chain, None) == [gap(9, 12)]
 
 
 def test_record_that_was_rolled_back_is_not_on_the_chain() -> None:
@@ -126,7 +115,7 @@ def test_f_dp_002_record_that_the_journal_lost_shows_as_a_gap() -> None:
     chain = chain_of([first, third])
 
     assert chain == [first, third]
-    assert faults_of(chain, SIZE) == [LedgerFault("gap", 0, PositionRange(3, 6))]
+    assert faults_of(chain, SIZE) == [gap(3, 6)]
 
 
 def test_no_records_have_no_fault() -> None:

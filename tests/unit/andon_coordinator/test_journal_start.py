@@ -43,12 +43,17 @@ def test_counts_agree_with_what_was_written(path: Path) -> None:
     with Writing(path) as writing:
         writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
         writing.journal.save(effects.SaveHalt(HALT))
+        writing.journal.save(effects.SaveAnswer(HALT.id, HaltAnswer.SKIP, None, "ada"))
+        for worker in (0, 1):
+            writing.journal.save(effects.SaveDeparture(worker, None, "gone", 1, b""))
+        writing.journal.save(effects.SaveDeparture(2, None, "", 1, b"", dropped=True))
 
-    journal = Journal.open(path, "7f3a")
-    counted = journal.counts()
-    journal.close()
+    with closing(Journal.open(path, "7f3a")) as journal:
+        counted = journal.counts()
     assert (counted.steps, counted.samples) == (1, 4)
     assert counted.halts == {"NON_FINITE_GRADIENT": 1}
+    assert counted.answers == {"SKIP": 1}
+    assert counted.departures == {"LOST": 2, "DROPPED": 1}
 
 
 def test_history_has_the_results_of_the_last_steps_for_the_detectors(path: Path) -> None:

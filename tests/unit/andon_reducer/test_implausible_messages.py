@@ -19,8 +19,7 @@ from andon.protocol.messages import Abstain, BlockGradient
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.v1 import reducer_pb2
-from andon.wire.fields import FrameError
-from andon.wire.frames import frame_request, frame_response, parse_requests, parse_response
+from andon.wire.frames import frame_request
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core import effects as do
 from andon_reducer.core import events as on
@@ -36,92 +35,17 @@ from andon_reducer.core.stream import StreamState
 from andon_reducer.telemetry import ReducerTelemetry
 from andon_reducer.transport.admission import CallRefused, SessionTokens
 from andon_reducer.transport.announced import Announced
-from andon_reducer.transport.averaging import Delivery
 from andon_reducer.transport.relay import Relay
 from andon_reducer.transport.state import StateServicer
 from scenarios.implausible import changed
 from scenarios.line_port import held_bytes
+from scenarios.reducer_port import STREAMS, WINDOW_BYTES, ReducerPort
 from unit.andon.strategies import BOUNDED
 
-STREAMS = 4
-WINDOW_BYTES = 2**14
 MESSAGE_BYTES = 6000
 MOST_HELD_BYTES = 2**18
 """Two windows, a few messages a stream, and 300 remembered ranges."""
 KEY = Key(5, 7)
-
-
-class Reducer:
-    """The core, with streams that are opened again when it ends them, and jobs done at once."""
-
-    def __init__(self, **more: Any) -> None:
-        self.rounds = Rounds(window_bytes=WINDOW_BYTES, max_payload_bytes=WINDOW_BYTES, **more)
-        self.refusals: list[do.CallRefusal] = []
-        self._opened = 0
-        self._number: dict[int, int] = {}
-        self._waiting: dict[int, deque[BlockGradient | Abstain]] = {}
-        for worker in range(STREAMS):
-            self._open(worker)
-
-    def take(self, worker: int, data: bytes) -> None:
-        """One message of a worker's stream, read as the service reads it."""
-        try:
-            messages = parse_requests(data)
-        except FrameError:
-            self._end(worker)
-            return
-        for message in messages:
-            # The adapter checks slices and OpenRound, and the core never sees them.
-            if isinstance(message, Abstain) or (
-                isinstance(message, BlockGradient) and message.slice is None
-            ):
-                self._waiting[worker].append(message)
-        self._read()
-
-    def _read(self) -> None:
-        """Reads whatever is not paused."""
-        for worker in self._number:
-            # A message may end any stream, and another one takes its place.
-            while self._waiting[worker] and not self._stream(self._number[worker]).paused:
-                number, message = self._number[worker], self._waiting[worker].popleft()
-                if isinstance(message, Abstain):
-                    self._report(on.Abstained(number, message))
-                else:
-                    self._report(on.GradientArrived(number, message))
-
-    def _report(self, event: on.Event) -> None:
-        pending = deque(self.rounds.receive(event, 0.0))
-        while pending:
-            match pending.popleft():
-                case do.Reduce(job, streams):
-                    delivery = Delivery(job, dict.fromkeys(streams))
-                    assert all(delivery.reduce(part) for part in delivery.parts)
-                    for stream in () if delivery.fault else streams:
-                        parse_response(delivery.message_for(stream).frame)
-                    pending += self.rounds.receive(on.ChunkReduced(job.id, delivery.fault), 0.0)
-                case do.SendAverage(job_id, streams):
-                    for stream in streams:
-                        pending += self.rounds.receive(on.AverageSent(stream, job_id), 0.0)
-                case do.SendNotice(_, notice):
-                    frame_response(notice)
-                case do.RefuseStream(stream, refusal):
-                    self.refusals.append(refusal)
-                    worker = next(w for w, n in self._number.items() if n == stream)
-                    self._end(worker)
-
-    def _end(self, worker: int) -> None:
-        number = self._number[worker]
-        self._open(worker)
-        self._report(on.ReduceStreamEnded(number))
-
-    def _open(self, worker: int) -> None:
-        self._opened += 1
-        self._number[worker] = self._opened
-        self._waiting[worker] = deque()
-        self.rounds.receive(on.ReduceStreamOpened(self._opened, "run", worker), 0.0)
-
-    def _stream(self, number: int) -> StreamState:
-        return self.rounds._by_stream[number].streams[number]
 
 
 def chunk(**more: Any) -> BlockGradient:
@@ -145,7 +69,7 @@ def message_of(request: BlockGradient | Abstain) -> Any:
 @BOUNDED
 @given(st.data())
 def test_no_readable_message_ends_the_reducer_or_fills_its_memory(data: st.DataObject) -> None:
-    reducer = Reducer()
+    reducer = ReducerPort()
     for _ in range(data.draw(st.integers(1, 12))):
         worker, size = data.draw(st.integers(0, STREAMS - 1)), data.draw(st.sampled_from([1, 2]))
         key = data.draw(st.sampled_from([KEY, KEY, KEY, Key(5, 6), Key(5, 8)]))
@@ -170,7 +94,7 @@ def test_no_readable_message_ends_the_reducer_or_fills_its_memory(data: st.DataO
 
 
 def test_chunks_in_order_are_remembered_as_one_range() -> None:
-    reducer = Reducer()
+    reducer = ReducerPort()
 
     for offset in range(0, 2000, 2):
         reducer.take(0, frame_request(chunk(world_size=1, offset=offset)))
@@ -195,7 +119,7 @@ def test_a_made_up_term_ends_its_stream_and_keeps_nobody_out() -> None:
 
 
 def test_what_is_remembered_of_finished_chunks_counts_against_the_reducers_memory() -> None:
-    reducer = Reducer(max_held_bytes=2**16)
+    reducer = ReducerPort(max_held_bytes=2**16)
 
     for offset in range(0, 2000, 4):
         reducer.take(0, frame_request(chunk(world_size=1, offset=offset)))
@@ -213,7 +137,7 @@ def test_a_round_remembers_no_more_than_a_model_can_need() -> None:
 
 @pytest.mark.parametrize("offset", [0, 1, 3])
 def test_a_chunk_that_overlaps_a_finished_one_came_twice(offset: int) -> None:
-    reducer = Reducer()
+    reducer = ReducerPort()
     for worker in (0, 1):
         payload = memoryview(bytes(16))
         first = chunk(rank=worker, count=4, payload=payload)

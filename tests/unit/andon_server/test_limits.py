@@ -2,66 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import resource
 
 import pytest
 
 from andon.host.errors import UsageError
 from andon_cli.app import read_config
-from andon_cli.config import RunConfig
-from andon_cli.settings import as_flags
 from andon_reducer.config import ReducerLimits
 from andon_server.limits import Limits, with_descriptors
 from andon_server.serving import reducer_config
 from andon_server.settings import ServeConfig
-
-FLAGS = {
-    "max_message_bytes": ("--max-message-bytes", "2000000"),
-    "chunk_elements": ("--chunk-elements", "1024"),
-    "max_connections": ("--max-connections", "77"),
-    "max_streams_per_connection": ("--max-streams-per-connection", "17"),
-    "max_calls": ("--max-calls", "50"),
-    "max_calls_per_host": ("--max-calls-per-host", "40"),
-    "max_silent_calls": ("--max-silent-calls", "30"),
-    "max_watchers": ("--max-watchers", "3"),
-    "max_streams_per_worker": ("--max-streams-per-worker", "4"),
-    "max_held_bytes": ("--max-held-bytes", "1000000000"),
-    "max_state_pieces": ("--max-state-pieces", "2"),
-    "first_message_timeout_s": ("--first-message-timeout", "2.5"),
-}
-
-
-def value_of(limits: Limits, name: str) -> float:
-    found = getattr(limits, name, None)
-    return float(getattr(limits.reducer, name) if found is None else found)
 
 
 def limits(*argv: str, **environment: str) -> Limits:
     config = read_config(["serve", *argv], environment)
     assert isinstance(config, ServeConfig)
     return config.limits
-
-
-def test_every_limit_is_tried() -> None:
-    fields = {*dataclasses.fields(Limits), *dataclasses.fields(ReducerLimits)}
-
-    assert {*FLAGS, "reducer"} == {field.name for field in fields}
-
-
-@pytest.mark.parametrize("name", FLAGS)
-def test_a_limit_is_read_from_its_flag_and_from_its_variable(name: str) -> None:
-    flag, value = FLAGS[name]
-    chunk = ("--chunk-elements", "1024") if name == "max_message_bytes" else ()
-    small = {"ANDON_CHUNK_ELEMENTS": "1024"} if chunk else {}
-    variable = "ANDON_" + flag.removeprefix("--").replace("-", "_").upper()
-
-    assert value_of(limits(*chunk, flag, value), name) == float(value)
-    assert value_of(limits(**small, **{variable: value}), name) == float(value)
-
-
-def test_what_is_not_given_is_the_default() -> None:
-    assert limits() == Limits()
 
 
 @pytest.mark.parametrize(
@@ -79,17 +35,6 @@ def test_what_is_not_given_is_the_default() -> None:
 def test_what_nothing_could_work_within_is_refused_by_its_flag(flag: str, value: str) -> None:
     with pytest.raises(UsageError, match=flag):
         limits(flag, value)
-
-
-def test_a_runs_service_is_given_the_same_limits() -> None:
-    config = read_config(["run", "--max-watchers", "5", "--max-calls", "99", "x.py"], {})
-    assert isinstance(config, RunConfig)
-    assert config.service is not None
-
-    again = read_config(["serve", *as_flags(config.service)], {})
-
-    assert isinstance(again, ServeConfig)
-    assert again.limits == config.service.limits == Limits(max_watchers=5, max_calls=99)
 
 
 def test_a_reducer_has_limits_too() -> None:

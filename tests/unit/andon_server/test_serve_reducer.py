@@ -88,15 +88,6 @@ def test_what_can_not_work_is_refused_with_the_flag_to_change(
         read_config(argv, {})
 
 
-def test_a_run_may_wait_for_reducers_too(tmp_path: Path) -> None:
-    config = read_config(
-        ["serve", "--reducers", "4", "--secret-file", str(tmp_path / "secret")], {}
-    )
-
-    assert isinstance(config, ServeConfig)
-    assert (config.role, config.line.reducers) == ("all", 4)
-
-
 def test_a_secret_is_what_its_file_holds_without_white_space(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("0123456789abcdef\n")
 

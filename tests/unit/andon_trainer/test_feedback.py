@@ -54,19 +54,6 @@ def lost_of(numbers: Floats, encoding: Encoding) -> Floats:
 
 
 @narrow
-def test_what_the_encoding_lost_is_sent_with_the_next_gradient(encoding: Encoding) -> None:
-    residuals, first, second = Residuals(layout(300)), gradients(300, 1), gradients(300, 2)
-
-    came = exchanged(residuals, first, encoding)
-    residuals.commit()
-    sent = residuals.add(0, second)
-
-    np.testing.assert_array_equal(came, rounded(first, encoding))
-    np.testing.assert_array_equal(sent, second + lost_of(first, encoding))
-    assert sent.any()
-
-
-@narrow
 def test_the_gradient_itself_is_not_changed(encoding: Encoding) -> None:
     residuals, flat = Residuals(layout(40)), gradients(40)
     for _ in range(3):
@@ -74,19 +61,6 @@ def test_the_gradient_itself_is_not_changed(encoding: Encoding) -> None:
         residuals.commit()
 
     np.testing.assert_array_equal(flat, gradients(40))
-
-
-@narrow
-def test_a_void_attempt_is_sent_again_bit_for_bit(encoding: Encoding) -> None:
-    residuals, first, second = Residuals(layout(300)), gradients(300, 1), gradients(300, 2)
-    exchanged(residuals, first, encoding)
-    residuals.commit()
-
-    before = residuals.add(0, second).tobytes()
-    residuals.discard()
-    again = residuals.add(0, second).tobytes()
-
-    assert again == before
 
 
 def test_threads_of_a_void_round_write_nowhere_that_counts() -> None:

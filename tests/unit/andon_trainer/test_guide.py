@@ -108,12 +108,12 @@ def run(page: str, number: int = 0) -> dict[str, Any]:
     return given
 
 
-def batches(count: int) -> list[torch.Tensor]:
+def batches(count: int, size: int = 8) -> list[torch.Tensor]:
     """The samples of a run's first steps."""
     found = [
-        torch.from_numpy(Order(1, epoch, SAMPLES).indices(start, min(start + 8, SAMPLES)))
+        torch.from_numpy(Order(1, epoch, SAMPLES).indices(start, min(start + size, SAMPLES)))
         for epoch in range(3)
-        for start in range(0, SAMPLES, 8)
+        for start in range(0, SAMPLES, size)
     ]
     return found[:count]
 
@@ -124,6 +124,16 @@ def train_plainly(model: nn.Module, x: torch.Tensor, y: torch.Tensor, lr: float)
     optimizer.zero_grad()
     F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
     optimizer.step()
+
+
+def plain_twin(
+    data: TensorDataset, rates: list[float], *, size: int = 8, twin: nn.Module | None = None
+) -> nn.Module:
+    """What plain PyTorch makes of a model in the first steps, each at its rate."""
+    twin, (x, y) = twin or Net(), data.tensors
+    for lr, rows in zip(rates, batches(len(rates), size), strict=True):
+        train_plainly(twin, x[rows], y[rows], lr)
+    return twin
 
 
 def same(model: nn.Module, twin: nn.Module) -> bool:
@@ -160,9 +170,8 @@ def test_what_is_done_to_the_mean_is_what_a_hook_does_in_one_process() -> None:
 
     for part in twin.parameters():
         part.register_hook(clamp)  # type: ignore[no-untyped-call]  # torch's own
-    x, y = done["train_set"].tensors
-    for rows in batches(4):
-        train_plainly(twin, x[rows], y[rows], 0.1)
+    plain_twin(done["train_set"], [0.1] * 4, twin=twin)
+
     assert clamped[0], "the sample shows nothing"
     assert same(done["model"], twin)
 
@@ -170,11 +179,8 @@ def test_what_is_done_to_the_mean_is_what_a_hook_does_in_one_process() -> None:
 def test_a_rate_that_follows_the_epoch_is_that_of_the_lines_epoch() -> None:
     done = run("guide/plain-script", 1)
 
-    twin = Net()
-    x, y = done["train_set"].tensors
-    for step, rows in enumerate(batches(12)):
-        train_plainly(twin, x[rows], y[rows], 0.1 * 0.5 ** (step // 4))
-    assert same(done["model"], twin)
+    rates = [0.1 * 0.5 ** (step // 4) for step in range(12)]
+    assert same(done["model"], plain_twin(done["train_set"], rates))
 
 
 def test_accumulated_batches_are_one_step_of_the_optimizer(
@@ -186,14 +192,12 @@ def test_accumulated_batches_are_one_step_of_the_optimizer(
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     x, y = done["train_set"].tensors
-    for epoch in range(2):
-        for start in (0, 16):
-            rows = torch.from_numpy(Order(1, epoch, SAMPLES).indices(start, min(start + 16, 30)))
-            optimizer.zero_grad()
-            F.cross_entropy(twin(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]  # torch's own
-            nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
+    for rows in batches(4, 16):
+        optimizer.zero_grad()
+        F.cross_entropy(twin(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]  # torch's own
+        nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
     assert same(done["model"], twin)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         "4", "8", "12", "16",
@@ -203,15 +207,8 @@ def test_accumulated_batches_are_one_step_of_the_optimizer(
 def test_a_cell_runs_twice_with_the_same_objects() -> None:
     done = run("guide/notebooks")
 
-    twin = Net()
-    x, y = done["train_set"].tensors
-    for lr in (0.1, 0.01):
-        for epoch in range(2):
-            for start in range(0, SAMPLES, 8):
-                order = Order(1, epoch, SAMPLES)
-                rows = torch.from_numpy(order.indices(start, min(start + 8, SAMPLES)))
-                train_plainly(twin, x[rows], y[rows], lr)
-    assert same(done["model"], twin)
+    after_a_cell = plain_twin(done["train_set"], [0.1] * 8)
+    assert same(done["model"], plain_twin(done["train_set"], [0.01] * 8, twin=after_a_cell))
     assert "step" not in vars(done["optimizer"])
 
 
@@ -220,12 +217,8 @@ def test_a_token_mean_with_its_weight_is_that_of_the_whole_batch(
 ) -> None:
     done = run("guide/losses")
 
-    twin = Net()
-    x, y = done["padded_set"].tensors
-    for rows in batches(4):
-        train_plainly(twin, x[rows], y[rows], 0.1)
     assert done["line"].step == 4
-    assert same(done["model"], twin)
+    assert same(done["model"], plain_twin(done["padded_set"], [0.1] * 4))
     assert caplog.messages == []
 
 
@@ -322,14 +315,8 @@ def test_indices_without_a_loader_are_those_of_the_order() -> None:
 def test_micro_batches_change_nothing_but_the_memory_that_a_forward_takes() -> None:
     done = run("guide/micro-batches")
 
-    twin = Net()
-    x, y = done["train_set"].tensors
-    for epoch in range(2):
-        for start in (0, 16):
-            rows = torch.from_numpy(Order(1, epoch, SAMPLES).indices(start, min(start + 16, 30)))
-            train_plainly(twin, x[rows], y[rows], 0.1)
     assert done["line"].step == 4
-    assert same(done["model"], twin)
+    assert same(done["model"], plain_twin(done["train_set"], [0.1] * 4, size=16))
 
 
 def test_a_hidden_state_is_carried_through_the_columns_of_a_text() -> None:
@@ -397,12 +384,6 @@ def test_a_layer_that_is_frozen_for_an_epoch_trains_as_in_plain_pytorch() -> Non
     assert same(done["model"], twin)
 
 
-def test_a_compiled_model_trains() -> None:
-    done = run("guide/models", 1)
-
-    assert done["line"].step == 8
-
-
 @pytest.mark.parametrize("number", [1, 2], ids=["bfloat16", "float16"])
 def test_half_precision_trains(number: int) -> None:
     done = run("guide/micro-batches", number)
@@ -417,7 +398,7 @@ def test_a_gradient_penalty_is_a_part_of_the_loss() -> None:
     twin = Net()
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     inputs, targets = done["train_set"].tensors
-    for rows in (each for epoch in range(2) for each in batches(8)[4 * epoch : 4 * epoch + 4]):
+    for rows in batches(8):
         x = inputs[rows].requires_grad_()
         scores = twin(x)
         (slopes,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
@@ -471,10 +452,13 @@ def test_two_gradients_a_step_by_hand_are_those_of_sharpness_aware_minimisation(
     assert same(done["model"], twin)
 
 
-def test_two_models_step_by_hand() -> None:
-    done = run("guide/several-models", 1)
-
-    assert done["line"].step == 20
+@pytest.mark.parametrize(
+    ("page", "number", "steps"),
+    [("models", 1, 8), ("several-models", 1, 20)],
+    ids=["a compiled model", "two models by hand"],
+)
+def test_a_sample_makes_its_steps(page: str, number: int, steps: int) -> None:
+    assert run(f"guide/{page}", number)["line"].step == steps
 
 
 def test_the_trainer_calls_back_and_reports(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,19 +68,6 @@ def test_only_the_fresh_worker_that_an_initial_record_names_takes_it(state: Work
     assert state.head == before
 
 
-def test_work_is_asked_for_once_a_head_and_stream() -> None:
-    state = at_head()
-
-    assert [state.must_ask(1), state.must_ask(1), state.must_ask(2)] == [True, False, True]
-
-
-def test_work_that_came_is_not_asked_for() -> None:
-    state = at_head()
-    state.receive(work())
-
-    assert not state.must_ask(1)
-
-
 def test_work_is_not_asked_for_while_the_line_is_halted() -> None:
     state = at_head()
     state.joined(behind=False, in_sync=True, worker=0, halted=True)
@@ -91,17 +78,6 @@ def test_work_is_not_asked_for_while_the_line_is_halted() -> None:
     state.resumed()
 
     assert [before_it_is_taken, while_it_lasts, state.must_ask(1)] == [False, False, True]
-
-
-def test_work_for_another_head_is_never_taken() -> None:
-    state = at_head()
-    state.receive(work(parent=NEXT))
-
-    taken, effects = state.take_work()
-
-    assert taken is None
-    assert effects == [JoinAgain("assigned work for another head")]
-    assert state.phase is RoundPhase.NONE
 
 
 def test_a_round_that_the_script_never_began_is_returned_to_it() -> None:
@@ -196,14 +172,6 @@ def test_the_void_of_another_round_voids_nothing() -> None:
 
     assert state.receive(Voided(NEXT, "not this one")) == []
     assert state.held_key == KEY
-
-
-def test_work_that_is_void_before_it_is_taken_is_forgotten() -> None:
-    state = at_head()
-    state.receive(work())
-    state.receive(Voided(KEY, "worker 1 is lost"))
-
-    assert state.take_work() == (None, [])
 
 
 def test_new_assignment_voids_the_round() -> None:

@@ -102,14 +102,12 @@ def test_indices_of_no_position_are_empty() -> None:
     assert indices.dtype == "int64"
 
 
-def test_c_shard_001_each_epoch_has_a_new_order() -> None:
-    orders = {tuple(Order(7, epoch, 100).indices(0, 100).tolist()) for epoch in range(50)}
-
-    assert len(orders) == 50
-
-
-def test_each_seed_has_its_own_order() -> None:
-    orders = {tuple(Order(seed, 0, 100).indices(0, 100).tolist()) for seed in range(50)}
+@pytest.mark.parametrize("vary", ["seed", "epoch"])
+def test_c_shard_001_each_epoch_and_each_seed_has_an_order_of_its_own(vary: str) -> None:
+    orders = {
+        tuple(Order(**{"seed": 7, "epoch": 0, "size": 100, vary: value}).indices(0, 100).tolist())
+        for value in range(50)
+    }
 
     assert len(orders) == 50
 

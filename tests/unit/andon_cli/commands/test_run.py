@@ -59,25 +59,32 @@ def test_a_complete_run_is_reported_step_by_step(book: Book, journal: Path) -> N
     )
 
 
-def test_a_worker_that_was_lost_and_came_back_counts_by_its_last_end(
-    book: Book, journal: Path
+DONE, DRAINS, STOPPED = LeaveReason.COMPLETE, LeaveReason.DRAINED, LeaveReason.INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("ends", "complete"),
+    [
+        pytest.param([(0, DONE)], False, id="one is not heard of"),
+        pytest.param([(0, DRAINS), (1, DRAINS)], True, id="drained"),
+        pytest.param([(1, None), (0, DONE), (1, DONE)], True, id="lost, and came back"),
+        pytest.param([(1, STOPPED), (0, DONE)], True, id="one of two interrupted"),
+        pytest.param([(1, LeaveReason.FAILED), (0, DONE)], True, id="one of two failed"),
+        pytest.param([(1, None), (0, DONE)], True, id="one of two lost"),
+        pytest.param([(1, STOPPED), (0, None)], False, id="all in trouble"),
+    ],
+)
+def test_a_run_is_complete_if_one_left_in_order_after_the_last_step_and_all_are_heard_of(
+    book: Book, journal: Path, ends: list[tuple[int, LeaveReason | None]], *, complete: bool
 ) -> None:
-    book.leave(1, None, b"")
-    for worker, digest in DIGESTS.items():
-        book.leave(worker, LeaveReason.COMPLETE, digest)
-    book.close()
-
-    assert report_of(journal).complete
-
-
-def test_a_run_that_a_worker_did_not_complete_is_not_complete(book: Book, journal: Path) -> None:
-    book.leave(0, LeaveReason.COMPLETE, DIGESTS[0])
+    for worker, how in ends:
+        book.leave(worker, how, DIGESTS[worker] if how in (DONE, DRAINS) else b"")
     book.close()
 
     report = report_of(journal)
 
-    assert not report.complete
-    assert report.exit_code == ExitCode.FAILED
+    assert report.complete is complete
+    assert report.exit_code == (ExitCode.COMPLETE if complete else ExitCode.FAILED)
 
 
 @pytest.mark.parametrize("accepted", [False, True])
@@ -201,25 +208,6 @@ def test_a_worker_that_went_before_the_last_step_does_not_count(book: Book, jour
     assert report_of(journal).complete
 
 
-@pytest.mark.parametrize("how", [LeaveReason.INTERRUPTED, LeaveReason.FAILED, None])
-def test_how_others_went_after_the_last_step_does_not_matter_once_one_left_in_order(
-    book: Book, journal: Path, how: LeaveReason | None
-) -> None:
-    book.leave(1, how, b"")
-    book.leave(0, LeaveReason.COMPLETE, DIGESTS[0])
-    book.close()
-
-    assert report_of(journal).complete
-
-
-def test_a_run_that_everybody_left_in_trouble_is_not_complete(book: Book, journal: Path) -> None:
-    book.leave(1, LeaveReason.INTERRUPTED, b"")
-    book.leave(0, None, b"")
-    book.close()
-
-    assert not report_of(journal).complete
-
-
 @pytest.mark.parametrize(("stop", "complete"), [("steps", True), ("", False)])
 def test_departures_that_could_not_be_written_do_not_undo_a_run_that_reached_its_end(
     book: Book, journal: Path, stop: str, *, complete: bool
@@ -262,14 +250,6 @@ def test_a_halt_with_a_record_after_it_was_answered_though_the_answer_is_not_the
     assert (report.complete, report.exit_code) == (True, 0)
     [run] = read_runs(journal.parent.parent)
     assert history_lines([run])[-1].endswith("Its answer is not recorded.")
-
-
-def test_a_drained_run_is_complete(book: Book, journal: Path) -> None:
-    for worker, digest in DIGESTS.items():
-        book.leave(worker, LeaveReason.DRAINED, digest)
-    book.close()
-
-    assert report_of(journal).complete
 
 
 def test_ends_from_before_a_roll_back_do_not_count(book: Book, journal: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from andon.protocol.halts import HaltEvidence, HaltReason
-from andon.protocol.records import Key
 from andon_cli.client import Hardware, LineStatus, WorkerStatus
-from andon_cli.commands.status import status_json, status_lines
+from andon_cli.commands.status import status_lines
 from andon_cli.drawing.texts import schedule_line
 
 STATUS = LineStatus(
@@ -100,16 +98,6 @@ def test_a_line_of_different_devices_says_why_it_steps_evenly() -> None:
     assert status_lines(status)[-1] == "schedule  every-step  samples 50 %, 50 %  (one can't)"
 
 
-def test_a_halted_line_shows_its_halt() -> None:
-    halt = HaltEvidence(id=1, reason=HaltReason.NON_FINITE_LOSS, step=3, message="worker 1: nan")
-    status = LineStatus(run_id="7f3a", state="HALTED", waiting_for="an answer", halt=halt)
-
-    lines = status_lines(status)
-
-    assert not any("waiting" in line for line in lines)
-    assert "HALTED at step 3: worker 1: nan. No weight moved." in lines
-
-
 def test_what_a_worker_says_can_not_move_the_cursor() -> None:
     evil = replace(STATUS.workers[0], detail="\x1b[2Jboo\nhoo")
     halt = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3, message="\x1b]0;title\x07")
@@ -118,19 +106,3 @@ def test_what_a_worker_says_can_not_move_the_cursor() -> None:
 
     assert all(line.isprintable() for line in lines)
     assert any("[2Jboo hoo" in line for line in lines)
-
-
-def test_the_json_is_one_line_and_names_a_halts_reason_and_key() -> None:
-    halt = HaltEvidence(
-        id=1, reason=HaltReason.NON_FINITE_GRADIENT, step=3, key=Key(2**32, 7), element=(1, 2)
-    )
-    status = LineStatus(run_id="7f3a", state="HALTED", halt=halt)
-
-    text = status_json(status)
-
-    assert "\n" not in text
-    told = json.loads(text)
-    assert told["state"] == "HALTED"
-    assert told["halt"]["reason"] == "non_finite_gradient"
-    assert told["halt"]["key"] == "1.00000000/7"
-    assert told["halt"]["element"] == [1, 2]

@@ -185,18 +185,25 @@ HALT = HaltEvidence(
     value="nan",
     message="worker 1 sent nan in blocks.2.weight[1, 2] (block 2)",
 )
-HALTED_STATUS = LineStatus(run_id="7f3a", state="HALTED", step=2, halt=HALT)
+HALTED_STATUS = LineStatus(
+    run_id="7f3a", state="HALTED", step=2, waiting_for="an answer", halt=HALT
+)
 
 
 def test_the_status_and_the_terminal_of_the_run_tell_a_halt_in_the_same_words() -> None:
     assert halted_line(HALT) in status_lines(HALTED_STATUS)
     assert halt_lines(HALT, on_halt="wait")[0] == halted_line(HALT)
     assert set(answer_lines(HALT)) < set(status_lines(HALTED_STATUS))
+    assert not any("waiting" in line for line in status_lines(HALTED_STATUS))
 
 
-def test_json_has_every_field_of_the_evidence_and_its_place() -> None:
-    fields = json.loads(status_json(HALTED_STATUS))["halt"]
+def test_json_is_one_line_with_every_field_of_the_evidence_and_its_place() -> None:
+    text = status_json(HALTED_STATUS)
+    told = json.loads(text)
+    fields = told["halt"]
 
+    assert "\n" not in text
+    assert told["state"] == "HALTED"
     assert fields == json.loads(json.dumps(evidence_fields(HALT)))
     assert fields["reason"] == "non_finite_gradient"
     assert fields["key"] == "1.00000000/7"

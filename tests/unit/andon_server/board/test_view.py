@@ -61,19 +61,6 @@ def test_the_worker_that_waits_least_while_others_wait_holds_them_up() -> None:
     assert [each["holds_up"] for each in view["workers"]] == [False, True, False]
 
 
-def test_nobody_holds_up_workers_that_hardly_wait() -> None:
-    line = line_of(2)
-    first, second = line.workers
-    workers = [
-        replace(first, waiting_ratio=0.05, rank=0, samples_per_second=4.0),
-        replace(second, rank=1, samples_per_second=4.0),
-    ]
-
-    view = state_view(replace(line, workers=tuple(workers)), pace_s=None, now_unix_s=0.0)
-
-    assert not any(each["holds_up"] for each in view["workers"])
-
-
 def test_checkpoints_are_shown_once_somebody_can_write_them() -> None:
     known = RunCheckpoints(writer=1, host="beta", place="runs/x", every=10, step=20)
 
