@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -36,6 +35,7 @@ from andon_coordinator.core.events import Fault, FaultKind
 from andon_reducer.config import ReducerConfig
 from andon_reducer.transport import averaging
 from hostile.http2 import DATA, HALF_CLOSE, PREFACE, SETTINGS, Connection, frame, grpc_message
+from integration.harness import wait_until
 from integration.reducer_bench import (
     CHUNK,
     RUN,
@@ -230,14 +230,6 @@ def test_a_killed_process_aborts_its_round_for_the_others(reducer: Reducer) -> N
 
     assert isinstance(answer, RoundAborted)
     assert reducer.app.inflight_bytes == 0
-
-
-def wait_until(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
-    """Waits until a condition holds; another process makes it true."""
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not hold in time"
-        threading.Event().wait(0.005)
 
 
 def test_an_older_key_is_answered_with_the_greatest(reducer: Reducer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from andon.protocol import tokens
 from andon.protocol.encoding import Encoding
@@ -30,7 +28,7 @@ from andon.wire import conversion, layouts
 from andon.wire.frames import frame_request
 from andon_coordinator.transport.reader import JournalReader
 from andon_trainer.model.layout import plan_model
-from integration.harness import Service, Worker, on_line, start_worker
+from integration.harness import Service, Worker, finish, on_line, start_worker
 from integration.reducer_bench import chunks_of
 from integration.scripts.train import Model
 from integration.strangers import REDUCE, TRAIN, Refused, Stranger, resident_bytes, talk
@@ -303,27 +301,14 @@ def test_nobodys_mistake_costs_memory(busy: Busy) -> None:
     assert busy.goes_on()
 
 
-def attempts_of(service: Service) -> dict[str, float]:
-    """The number of attempts, by cause."""
-    with urllib.request.urlopen(service.metrics_url, timeout=10) as answer:
-        text = answer.read().decode()
-    return {
-        sample.labels["cause"]: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "andon_step_attempts_total" and sample.value
-    }
-
-
 def test_the_run_of_the_others_is_not_disturbed_and_ends_with_equal_digests(busy: Busy) -> None:
     (busy.folder / "go").touch()
 
-    codes = [worker.wait() for worker in busy.workers]
+    seen = finish(busy.workers)
 
-    assert codes == [0, 0], busy.workers[0].output
-    assert busy.workers[0].seen["digest"] == busy.workers[1].seen["digest"]
-    assert [worker.seen["step"] for worker in busy.workers] == [STEPS, STEPS]
-    assert attempts_of(busy.service) == {"first": STEPS}
+    assert len({each["digest"] for each in seen}) == 1
+    assert [each["step"] for each in seen] == [STEPS, STEPS]
+    assert busy.service.scrape().shown("andon_step_attempts_total", "cause") == {"first": STEPS}
     with JournalReader(busy.service.journal) as journal:
         assert (journal.steps(), journal.halts(), journal.ledger_faults()) == (STEPS, [], [])
         assert len(set(journal.digests().values())) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import struct
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from andon.wire.frames import frame_request
 from andon_coordinator.app import build_coordinator, server_options
 from andon_coordinator.transport.reader import JournalReader
 from andon_server.serving import GRACE_S
+from hostile.http2 import DATA, HALF_CLOSE, HEADERS, PREFACE, SETTINGS, Connection, frame
 from integration.harness import Service, clean_environment, on_line, start_worker
 from integration.nursery import Process, first_line, nursery
 from integration.served import RUN, config_in, refused
@@ -46,8 +46,6 @@ GOES_AWAY = [
 ]
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 PATIENCE_S = 60
-DATA, HEADERS, SETTINGS = 0, 1, 4
-END_STREAM, END_HEADERS = 1, 4
 
 
 @contextmanager
@@ -63,37 +61,15 @@ def watched(address: str) -> Iterator[Any]:
 @contextmanager
 def stuck_watch(address: str) -> Iterator[None]:
     """A watch of the process's health by a client that never reads."""
-    headers = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": "/grpc.health.v1.Health/Watch",
-        ":authority": address,
-        "content-type": "application/grpc",
-        "te": "trailers",
-    }
-    block = b"".join(
-        b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in field)
-        for field in headers.items()
-    )
-    no_window, empty_message = struct.pack(">HI", 4, 0), bytes(5)
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
-        connection.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(SETTINGS, 0, 0, no_window)
-            + frame(HEADERS, END_HEADERS, 1, block)
-            + frame(DATA, END_STREAM, 1, empty_message)
-        )
-        said = connection.makefile("rb")
-        while (head := said.read(9))[3] != HEADERS:
-            said.read(int.from_bytes(head[:3], "big"))
-        yield
-
-
-def frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
-    """An HTTP/2 frame."""
-    length = len(data).to_bytes(3, "big")
-    return length + bytes([kind, flags]) + stream.to_bytes(4, "big") + data
+    stuck, no_window = Connection(address, polite=False), struct.pack(">HI", 4, 0)
+    stuck.send(PREFACE + frame(SETTINGS, 0, 0, no_window))
+    stuck.send(frame(DATA, HALF_CLOSE, stuck.open("/grpc.health.v1.Health/Watch"), bytes(5)))
+    said = stuck.socket.makefile("rb")
+    while (head := said.read(9))[3] != HEADERS:
+        said.read(int.from_bytes(head[:3], "big"))
+    yield
+    said.close()
+    stuck.close()
 
 
 def told(watch: Any) -> list[Any]:
