@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import struct
 import time
@@ -28,16 +27,15 @@ from andon.wire.frames import frame_request
 from andon_coordinator.app import build_coordinator, server_options
 from andon_coordinator.transport.reader import JournalReader
 from andon_server.serving import GRACE_S
+from chaos.reducers import SECRET, Reducer
 from hostile.http2 import DATA, HALF_CLOSE, HEADERS, PREFACE, SETTINGS, Connection, frame
-from integration.harness import Service, clean_environment, on_line, start_worker
-from integration.nursery import Process, first_line, nursery
+from integration.harness import Service, on_line, start_worker
 from integration.served import RUN, config_in, refused
 from integration.served import SECRET as SESSION_SECRET
 from integration.strangers import REDUCE, TRAIN, Refused, Stranger
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
-SECRET = b"a secret of the tests, longer than sixteen bytes"
 LEAVING = "UNAVAILABLE SERVICE_LEAVING"
 GOES_AWAY = [
     health_pb2.HealthCheckResponse.SERVING,
@@ -165,44 +163,34 @@ def test_a_worker_whose_service_ends_waits_and_goes_on_with_the_next_one(tmp_pat
     assert "Traceback" not in worker.output
 
 
-def start_reducer(folder: Path, service: Service) -> tuple[Process, str, Path]:
-    output, errors = folder / "reducer.out", folder / "reducer.err"
-    command = [
-        *("-m", "andon_cli", "serve", "--role", "reducer", "--announce"),
-        *("--coordinator", service.address, "--secret-file", str(folder / "secret")),
-        *("--port", "0", "--metrics-port", "0"),
-    ]
-    process = nursery("service").start(command, clean_environment(), output, errors)
-    line = first_line(process, output)
-    assert line, errors.read_text()
-    return process, json.loads(line)["address"], errors
-
-
 def test_a_reducer_that_is_told_to_end_tells_everybody_and_its_coordinator_notices(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "secret").write_text(SECRET)
     flags = ("--reducers", "2", "--secret-file", str(tmp_path / "secret"))
 
     with Service(tmp_path / "run", 1, *flags) as service, ExitStack() as stack:
-        process, address, errors = start_reducer(tmp_path, service)
+        reducer = Reducer(service.address, tmp_path)
+        stack.callback(reducer.close)
+        reducer.start()
         service.await_status(lambda line: len(line.reducers) == 2)
-        watch, states = stack.enter_context(watched(address))
-        stranger = Stranger(address, service.run_id, Layout(()), RunPlan(global_batch=1))
+        watch, states = stack.enter_context(watched(reducer.address))
+        stranger = Stranger(reducer.address, service.run_id, Layout(()), RunPlan(global_batch=1))
         bulk, hears = stack.enter_context(stranger.call(REDUCE))
-        token = tokens.session_token(SECRET, service.run_id, 0)
+        token = tokens.session_token(SECRET.encode(), service.run_id, 0)
         bulk.put(frame_request(OpenRound(service.run_id, 0, token)))
         next(hears)
 
-        process.send_signal(signal.SIGTERM)
+        assert reducer.process is not None
+        reducer.signal(signal.SIGTERM)
 
         states += told(watch)
         end = str(end_of(hears))
-        code = process.wait(PATIENCE_S)
+        code = reducer.process.wait(PATIENCE_S)
         service.await_status(lambda line: len(line.reducers) == 1)
 
     assert (states, end, code) == (GOES_AWAY, LEAVING, 0)
-    assert errors.read_text() == ""
+    assert (tmp_path / "reducers.txt").read_text() == ""
 
 
 def test_a_client_that_does_not_read_is_cut_after_the_grace_and_by_a_second_signal_at_once(

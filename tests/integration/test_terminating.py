@@ -72,7 +72,7 @@ def test_a_worker_of_a_halted_line_that_waits_for_the_answer_leaves_at_once(tmp_
     spec = {**SPEC, "bad_loss": {"slot": 0, "step": 4}}
 
     with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
-        service.await_status(lambda line: line.HasField("halt"))
+        service.await_halt()
         workers[1].process.send_signal(signal.SIGTERM)
         code = workers[1].wait()
         state = service.status().state
