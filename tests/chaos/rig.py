@@ -278,7 +278,7 @@ class ChaosLine:
 
     def moved_over(self, path: str) -> float:
         """The bytes that the service's reducer has moved over a path since it started."""
-        return self.service.metric_of("andon_exchange_bytes_total", path=path)
+        return self.service.metric("andon_exchange_bytes_total", path=path)
 
     def await_status(self, what: str, reached: Callable[[pb.LineStatus], bool]) -> pb.LineStatus:
         """Polls the status until it is as wanted, and returns it."""
@@ -320,6 +320,10 @@ class ChaosLine:
         """Why workers left, each reason once."""
         with JournalReader(self.journal) as journal:
             return {gone.reason for gone in journal.departures()}
+
+    def installs(self, slot: int) -> int:
+        """How often a worker was brought in sync, by a bootstrap or by a transfer."""
+        return [event["event"] for event in events_of(self.workers[slot].log)].count("installed")
 
     def said(self, slot: int, text: str) -> list[str]:
         """What a worker's log says that has this text in it."""

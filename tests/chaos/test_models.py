@@ -31,24 +31,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return worker.out.with_suffix(".safetensors")
 
 
-def test_a_model_comes_out_the_same_though_a_worker_was_killed_in_a_step(
-    tmp_path: Path, alone: Path
-) -> None:
-    go = tmp_path / "go"
-    spec = {**SPEC, "pauses": [{"slot": 1, "step": STEP, "until": str(go)}]}
-    with start_line(tmp_path, spec, 2, *FLAGS) as (service, workers):
-        service.await_status(_in_step)
-        workers[1].process.send_signal(signal.SIGKILL)
-        code = workers[0].wait()
-
-    assert code == 0, workers[0].output
-    _judge(tmp_path, workers[:1])
-    contributions = _contributions(tmp_path)
-    assert [part.worker for part in contributions[STEP - 2]] == [0, 1]
-    assert [part.worker for part in contributions[STEP - 1]] == [0]
-    _compare(workers[0], alone)
-
-
 def test_a_model_comes_out_the_same_though_worker_and_coordinator_were_killed(
     tmp_path: Path, alone: Path
 ) -> None:

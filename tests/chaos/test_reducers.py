@@ -20,31 +20,6 @@ STEP = 4
 """The step in which the fault occurs."""
 
 
-def test_three_reducers_average_one_model_to_the_bit(tmp_path: Path) -> None:
-    with reduced_line(tmp_path, 2) as reduced:
-        first, second = reduced.reducers
-        status = reduced.await_reducers(first, second)
-        reduced.line.await_progress()
-        reduced.line.finish()
-
-    assert sum(each.elements for each in status.reducers) == 105
-    assert judge(reduced.line).steps >= 2
-
-
-def test_a_line_waits_for_the_reducers_that_it_expects(tmp_path: Path) -> None:
-    with reduced_line(tmp_path, 0, "--reducers", "2") as reduced:
-        waiting = reduced.line.await_status(
-            "the line to wait for a reducer", lambda status: "reducers" in status.waiting_for
-        )
-        reduced.start_reducer()
-        reduced.line.await_progress()
-        reduced.line.finish()
-
-    assert waiting.waiting_for == "2 reducers, 1 of them here"
-    assert waiting.step == 0
-    judge(reduced.line)
-
-
 def test_a_reducer_killed_in_the_midst_of_a_round_costs_an_attempt_and_is_used_once_it_is_back(
     tmp_path: Path,
 ) -> None:
@@ -56,10 +31,11 @@ def test_a_reducer_killed_in_the_midst_of_a_round_costs_an_attempt_and_is_used_o
         reduced.line.await_progress()
         reduced.await_reducers(second)
         first.start()
-        reduced.await_reducers(first, second)
+        sharing = reduced.await_reducers(first, second).reducers
         reduced.line.await_progress()
         reduced.line.finish()
 
+    assert sum(each.elements for each in sharing) == 105
     verdict = judge(reduced.line)
     assert (verdict.roster(STEP), verdict.attempts[STEP] > 0) == ((0, 1, 2), True)
     assert verdict.roster() == (0, 1, 2)

@@ -41,6 +41,7 @@ def test_f_dp_006_faults_in_the_middle_of_a_window_cost_only_what_was_lost(
     assert verdict.attempts[joined] == 0
     assert verdict.roster(again) == (0, 1, 2)
     assert verdict.roster(frozen) == (1, 2)
+    assert line.installs(0) == 2, "it came back behind, and was brought in sync"
     assert verdict.roster() == (0, 1, 2)
     assert schedule.even or len(verdict.divisions) > 1, "nobody's share ever moved"
     # The survivors computed what the dead one had, and nothing of their own a second time. A new

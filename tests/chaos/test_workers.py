@@ -95,35 +95,3 @@ def test_a_worker_killed_in_the_attempt_after_a_death_leaves_the_step_to_the_thi
 
     verdict = judge(line)
     assert (verdict.roster(STEP), verdict.attempts[STEP]) == ((0,), 2)
-
-
-def test_a_killed_worker_that_comes_back_gets_the_weights_and_its_share(tmp_path: Path) -> None:
-    with chaos_line(tmp_path, stops={1: ("mid-blocks", STEP)}) as line:
-        line.workers[1].await_point("mid-blocks")
-        line.workers[1].kill()
-        line.await_progress(0, 2)
-        line.start_worker(1)
-        line.await_progress()
-        line.finish()
-
-    verdict = judge(line)
-    assert verdict.roster() == (0, 1, 2)
-
-
-def test_a_worker_that_joins_in_the_midst_of_a_step_takes_part_from_a_later_one(
-    tmp_path: Path,
-) -> None:
-    with chaos_line(tmp_path) as line:
-        line.await_progress()
-        line.workers[1].kill()
-        line.workers[2].stop_at("mid-blocks", line.await_progress(0, 2))
-        step = line.workers[2].await_point("mid-blocks")
-        line.start_worker(1)
-        line.await_roster(3)
-        line.workers[2].go()
-        line.await_progress()
-        line.finish()
-
-    verdict = judge(line)
-    assert (verdict.roster(step), verdict.attempts[step]) == ((0, 2), 0)
-    assert verdict.roster() == (0, 1, 2)

@@ -1,9 +1,8 @@
 """Admitted workers, and reducers with the run's secret, lie to a line that trains with PyTorch.
 
 Newcomers that the coordinator named lie about the state that they are to take; a donor that it
-named lies about the one that it is to give; reducers lie about themselves; and a worker's recorded
-sessions are played again. All meet one line, which must end with equal weights.
-`ANDON_ATTACK_SECONDS` and `ANDON_REPLAYS` say how much of it; `make soak` raises them.
+named lies about the one that it is to give; and reducers lie about themselves. All meet one line,
+which must end with equal weights. `ANDON_ATTACK_SECONDS` says how much of it; `make soak` raises it.
 """
 
 from __future__ import annotations
@@ -34,11 +33,10 @@ from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.v1.reducer_pb2_grpc import ReducerStub
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.schema import layout_of
-from chaos.lane_relay import LaneRelay, Recorded
+from chaos.lane_relay import LaneRelay
 from chaos.rig import free_port
 from hostile.lying_donor import LIES
 from hostile.rig import SECRET, secret_flags
-from hostile.test_replays import CHANGES, play, plays
 from integration.harness import Service, Worker, on_line, start_worker
 from integration.strangers import Refused
 
@@ -106,7 +104,7 @@ class Attacked:
 
 @contextmanager
 def attacked(folder: Path) -> Iterator[Attacked]:
-    """Two PyTorch workers that train, and lie to newcomers if told so; the second is recorded."""
+    """Two PyTorch workers that train, and lie to newcomers if told so."""
     tcp_port = free_port()
     flags = ("--max-workers", "20", *secret_flags(folder), "--tcp-port", str(tcp_port))
     with ExitStack() as stack:
@@ -296,25 +294,13 @@ def donor_lies(line: Attacked) -> None:
         assert not line.lies.read_text(), f"not all of {told} were told"
 
 
-def sessions_are_replayed(line: Attacked, recorded: list[Recorded]) -> None:
-    """What the second worker said from its Join on, as it was and changed."""
-    host, _, grpc_port = line.service.address.rpartition(":")
-    for each in plays(recorded, CHANCE, max(1, CHANGES // 3)):
-        play(host, line.tcp_port if each.direction else int(grpc_port), bytes(each.data))
-    line.goes_on()
-
-
 def test_f_dp_001_a_line_of_pytorch_that_insiders_lie_to_ends_with_equal_weights(
     tmp_path: Path,
 ) -> None:
     with attacked(tmp_path) as line:
-        recorded = [Recorded(each.direction, bytearray(each.data)) for each in line.relay.records]
-        assert {each.direction for each in recorded} == {0, 1, 2}
-
         newcomers_lie(line)
         reducers_lie(line)
         donor_lies(line)
-        sessions_are_replayed(line, recorded)
 
         with grpc.insecure_channel(line.service.address) as channel:
             CoordinatorStub(channel).Drain(pb.DrainRequest(operator="test"), timeout=30)

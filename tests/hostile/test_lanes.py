@@ -129,16 +129,6 @@ def test_a_stream_without_the_capability_gets_no_offer(port: Port) -> None:
         assert not stream.opened.HasField("tcp")
 
 
-def test_a_stream_whose_lanes_are_not_opened_goes_on_over_grpc(port: Port) -> None:
-    with port.stream() as stream:
-        half = stream.lane(UP)
-        half.close()
-        stream.say(reducer_pb2.ReduceRequest(block_gradient=_gradient()))
-
-        answer = reducer_pb2.ReduceResponse.FromString(next(stream.call))
-        assert answer.averaged_block.payload == NUMBERS
-
-
 def _reflected(stream: RawStream) -> bytes:
     """The listener's own proof, in place of the client's."""
     mac = proof("server", stream.token, stream.nonce, UP, stream.run_id, stream.worker)
@@ -189,17 +179,6 @@ def test_a_wrong_preamble_is_hung_up_on_without_a_byte(port: Port, name: str) ->
 
         assert lane.ended()
         assert_echo(*stream.lanes())  # the offer is still good for its worker
-
-
-def test_a_proof_is_good_once(port: Port) -> None:
-    with port.stream() as stream:
-        up, down = stream.lanes()
-        for direction in (UP, DOWN):
-            again = stream.connect()
-            again.send(stream.preamble(direction))
-            assert again.ended()
-
-        assert_echo(up, down)
 
 
 def test_a_proof_is_good_on_no_other_stream(port: Port) -> None:
@@ -278,17 +257,6 @@ def test_the_end_of_the_call_ends_its_lanes(port: Port, direction: int) -> None:
     port.still_serves()
 
 
-def test_a_message_over_grpc_beside_the_lanes_is_refused(port: Port) -> None:
-    with port.stream() as stream:
-        up, down = stream.lanes()
-        assert_echo(up, down)
-        stream.say(
-            reducer_pb2.ReduceRequest(abstain=reducer_pb2.Abstain(key=next_key(), world_size=1))
-        )
-
-        assert str(stream.end()) == INVALID
-
-
 def test_what_a_worker_says_on_its_lane_down_is_never_read(port: Port) -> None:
     pid = port.service.process.pid
     with port.stream() as stream:
@@ -314,19 +282,6 @@ def test_a_lane_down_that_is_closed_ends_its_stream_when_something_is_sent(port:
 
         assert stream.end().code != grpc.StatusCode.OK
     port.still_serves()
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_a_value_that_is_not_finite_is_found_and_named(port: Port, value: str) -> None:
-    with port.stream() as stream:
-        up, down = stream.lanes()
-        numbers = np.array([1.0, float(value), 2.0], "<f4").tobytes()
-        up.send(chunk(numbers, element_offset=CHUNK_ELEMENTS, block=2))
-
-        fault = down.frame()[0].block_fault
-
-        assert (fault.kind, fault.rank) == (reducer_pb2.BLOCK_FAULT_KIND_NON_FINITE, 0)
-        assert (fault.block, fault.element, fault.value) == (2, CHUNK_ELEMENTS + 1, value)
 
 
 def _gradient() -> reducer_pb2.BlockGradient:

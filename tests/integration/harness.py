@@ -9,39 +9,29 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from andon.host.tls import open_channel
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon.v1.halt_pb2 import HaltEvidence
 from integration.nursery import Child, Process, first_line, nursery, start_anew
 
 __all__ = [
-    "SCRIPTS",
-    "Service",
-    "Worker",
-    "benchmark_in_small",
-    "clean_environment",
-    "on_line",
-    "start_line",
-    "start_worker",
-    "train",
+    *("SCRIPTS", "Scrape", "Service", "Worker"),
+    *("await_exit", "clean_environment", "fetch", "finish", "on_line"),
+    *("start_line", "start_worker", "start_workers", "train", "train_alone", "wait_until"),
 ]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
-benchmark_in_small = pytest.mark.skipif(
-    os.environ.get("ANDON_BENCHMARKS") != "1",
-    reason="runs a benchmark for ten seconds: `make soak` runs it, with ANDON_BENCHMARKS=1",
-)
 _PATIENCE_S = 90
 _OUTPUTS = ("out", "err")
 
@@ -55,6 +45,58 @@ def clean_environment(**more: str) -> dict[str, str]:
         if not name.startswith(("ANDON_", "TORCHELASTIC_")) and name not in launchers
     }
     return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+def wait_until(
+    condition: Callable[[], object], what: str = "the condition", patience_s: float = _PATIENCE_S
+) -> None:
+    """Waits until a condition holds; another process or thread makes it true."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {patience_s:g} s in vain for {what}"
+        time.sleep(0.005)
+
+
+def fetch(url: str) -> str:
+    """What a URL answers, as text."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """The metrics of one endpoint."""
+
+    text: str
+    families: list[Metric]
+
+    @classmethod
+    def of(cls, url: str) -> Scrape:
+        """Reads an endpoint."""
+        text = fetch(url)
+        return cls(text, list(text_string_to_metric_families(text)))
+
+    def labels_of(self, name: str) -> list[dict[str, str]]:
+        """The labels of each of a metric's series."""
+        return [s.labels for f in self.families for s in f.samples if s.name == name]
+
+    def value(self, name: str, **labels: str) -> float:
+        """The value of the series that has these labels and no others."""
+        (value,) = self._values(name, lambda of: of == labels)
+        return value
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of a metric's series with these labels."""
+        return sum(self._values(name, lambda of: labels.items() <= of.items()))
+
+    def shown(self, name: str, label: str) -> dict[str, float]:
+        """A metric's nonzero values, by a label."""
+        found = {each[label]: self.value(name, **each) for each in self.labels_of(name)}
+        return {key: value for key, value in found.items() if value}
+
+    def _values(self, name: str, has: Callable[[dict[str, str]], bool]) -> list[float]:
+        samples = (sample for family in self.families for sample in family.samples)
+        return [float(each.value) for each in samples if each.name == name and has(each.labels)]
 
 
 class Service:
@@ -129,34 +171,39 @@ class Service:
                     return update.status
         raise AssertionError("the service ended the watch")
 
-    def clear_halt(self, halt_id: int, answer: pb.HaltAnswer) -> None:
+    def await_waiting_for(self, text: str) -> None:
+        """Waits until the line says that it waits for this."""
+        self.await_status(lambda line: line.waiting_for == text)
+
+    def await_halt(self) -> HaltEvidence:
+        """Waits until the line is halted; returns the evidence."""
+        return self.await_status(lambda line: line.state == pb.LINE_STATE_HALTED).halt
+
+    def clear_halt(
+        self, halt_id: int, answer: pb.HaltAnswer = pb.HALT_ANSWER_RETRY, **more: Any
+    ) -> None:
         """Answers a halt, as `andon resume` does."""
         with open_channel(self.address, (), self._certs) as channel:
             CoordinatorStub(channel).ClearHalt(
-                pb.ClearHaltRequest(halt_id=halt_id, answer=answer, operator="test"), timeout=10
+                pb.ClearHaltRequest(halt_id=halt_id, answer=answer, operator="ann", **more),
+                timeout=10,
             )
+
+    def scrape(self) -> Scrape:
+        """Its metrics now."""
+        return Scrape.of(self.metrics_url)
 
     def refusals(self) -> dict[tuple[str, str], float]:
         """The metrics' counts of calls that ended with an error, by service and reason."""
+        name, scrape = "andon_refusals_total", self.scrape()
         return {
-            (each.labels["service"], each.labels["reason"]): each.value
-            for each in self._samples("andon_refusals_total")
+            (each["service"], each["reason"]): scrape.value(name, **each)
+            for each in scrape.labels_of(name)
         }
 
-    def metric(self, name: str) -> float:
-        """The current value of a metric without labels."""
-        (sample,) = self._samples(name)
-        return float(sample.value)
-
-    def metric_of(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's current values with these labels."""
-        wanted = labels.items()
-        return sum(each.value for each in self._samples(name) if wanted <= each.labels.items())
-
-    def _samples(self, name: str) -> list[Sample]:
-        with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-        return [each for family in families for each in family.samples if each.name == name]
+        return self.scrape().total(name, **labels)
 
     def stop(self) -> None:
         """Stops it with a signal, as a person would."""
@@ -182,11 +229,16 @@ class Worker:
 
     def await_output(self, part: str) -> None:
         """Waits until it has printed `part`."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while part not in self.process.output.read_text():
+        self.await_true(lambda: part in self.process.output.read_text())
+
+    def await_true(self, condition: Callable[[], object]) -> None:
+        """Waits until a condition holds, which this process makes true before its end."""
+
+        def holds() -> object:
             assert self.process.poll() is None, self.process.output.read_text()
-            assert time.monotonic() < deadline, self.process.output.read_text()
-            time.sleep(0.02)
+            return condition()
+
+        wait_until(holds)
 
     @property
     def seen(self) -> dict[str, Any]:
@@ -226,6 +278,31 @@ def on_line(service: Service, slot: int, workers: int) -> dict[str, str]:
 
 
 @contextmanager
+def start_workers(
+    folder: Path,
+    service: Service,
+    spec: dict[str, Any],
+    workers: int,
+    *,
+    script: str = "train.py",
+    each: Sequence[dict[str, str]] = (),
+    **more: str,
+) -> Iterator[list[Worker]]:
+    """Starts `workers` workers of a service; kills whatever still runs at the end.
+
+    `more` is added to the environment of all, and `each` to that of each by its slot. Workers that
+    the test appends to the list are killed, too.
+    """
+    started: list[Worker] = []
+    with ExitStack() as stack:
+        stack.callback(_kill, started)
+        for slot in range(workers):
+            where = {**on_line(service, slot, workers), **more, **(each[slot] if each else {})}
+            started.append(start_worker(folder, spec, slot=slot, script=script, **where))
+        yield started
+
+
+@contextmanager
 def start_line(
     folder: Path,
     spec: dict[str, Any],
@@ -234,31 +311,50 @@ def start_line(
     script: str = "train.py",
     **more: str,
 ) -> Iterator[tuple[Service, list[Worker]]]:
-    """A service with `workers` workers; kills whatever still runs at the end.
-
-    `more` is added to the workers' environment; the service uses its folder for shared memory.
-    """
+    """A service with these flags, and its workers; the service shares memory in their folder."""
+    folder.mkdir(exist_ok=True)
     shared_dir = more.get("ANDON_SHARED_DIR", "")
-    with Service(folder / "run", workers, *flags, shared_dir=shared_dir) as service:
-        started = [
-            start_worker(
-                folder, spec, slot=slot, script=script, **on_line(service, slot, workers), **more
-            )
-            for slot in range(workers)
-        ]
-        try:
-            yield service, started
-        finally:
-            for worker in started:
-                worker.kill()
+    with (
+        Service(folder / "run", workers, *flags, shared_dir=shared_dir) as service,
+        start_workers(folder, service, spec, workers, script=script, each=(), **more) as started,
+    ):
+        yield service, started
+
+
+def _kill(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.kill()
+
+
+def await_exit(workers: Sequence[Worker], code: int = 0) -> None:
+    """Waits until workers have ended, all with this exit code."""
+    for worker in workers:
+        assert worker.wait() == code, worker.output
+
+
+def finish(workers: Sequence[Worker], expect_exit: int = 0) -> list[dict[str, Any]]:
+    """Waits until workers have ended as expected; returns what each wrote."""
+    await_exit(workers, expect_exit)
+    return [worker.seen for worker in workers]
 
 
 def train(
-    folder: Path, spec: dict[str, Any], workers: int, *, expect_exit: int = 0, **more: str
+    folder: Path,
+    spec: dict[str, Any],
+    workers: int,
+    *flags: str,
+    script: str = "train.py",
+    expect_exit: int = 0,
+    **more: str,
 ) -> list[dict[str, Any]]:
     """Trains on a line of `workers` processes; returns what each wrote, by slot."""
-    with start_line(folder, spec, workers, **more) as (_service, started):
-        for worker in started:
-            code = worker.wait()
-            assert code == expect_exit, worker.output
-    return [worker.seen for worker in started]
+    with start_line(folder, spec, workers, *flags, script=script, **more) as (_, started):
+        return finish(started, expect_exit)
+
+
+def train_alone(folder: Path, spec: dict[str, Any], script: str = "train.py") -> Worker:
+    """Trains in one process without a line."""
+    folder.mkdir(exist_ok=True)
+    worker = start_worker(folder, spec, script=script)
+    finish([worker])
+    return worker

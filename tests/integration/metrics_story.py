@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-
 from andon.protocol.halts import HaltReason
-from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import Service, Worker, on_line, start_line, start_worker
+from integration.harness import (
+    Scrape,
+    Service,
+    Worker,
+    fetch,
+    finish,
+    on_line,
+    start_line,
+    start_worker,
+    wait_until,
+)
 from integration.watchers import Watchers
 
 __all__ = [
     *("BACK", "BAD", "HELD_UP_S", "LOST", "PAUSED", "STEPS"),
-    *("Scrape", "Stage", "Story", "fetch", "tell"),
+    *("Stage", "Story", "tell"),
 ]
 
 STEPS = 9
@@ -33,43 +38,12 @@ PAUSED, BAD, LOST, BACK = 3, 5, 7, 8
 """Steps at which worker 1 is slow; a loss is NaN; worker 1 is killed; worker 0 is slow."""
 HELD_UP_S = 1.0
 """The minimum time that worker 0 waits for worker 1 at step `PAUSED`."""
-_PATIENCE_S = 30.0
 
 Groups = list[dict[str, Any]]
 """The answer of `/sd`."""
 
 Watch = Callable[[str, Service], None]
 """Called at each stage, in which the line stands still; it may take its time."""
-
-
-@dataclass(frozen=True)
-class Scrape:
-    """The metrics of one endpoint."""
-
-    text: str
-    families: list[Metric]
-
-    @classmethod
-    def of(cls, url: str) -> Scrape:
-        text = fetch(url)
-        return cls(text, list(text_string_to_metric_families(text)))
-
-    def labels_of(self, name: str) -> list[dict[str, str]]:
-        return [s.labels for f in self.families for s in f.samples if s.name == name]
-
-    def value(self, name: str, **labels: str) -> float:
-        (value,) = [
-            sample.value
-            for family in self.families
-            for sample in family.samples
-            if sample.name == name and sample.labels == labels
-        ]
-        return float(value)
-
-    def shown(self, name: str, label: str) -> dict[str, float]:
-        """A metric's nonzero values, by a label."""
-        found = {each[label]: self.value(name, **each) for each in self.labels_of(name)}
-        return {key: value for key, value in found.items() if value}
 
 
 @dataclass(frozen=True)
@@ -121,11 +95,6 @@ class Story:
         self.moments[stage] = time.time()
 
 
-def fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
-
-
 def tell(folder: Path, watch: Watch) -> dict[str, Stage]:
     """Runs the story in `folder`; returns its stages."""
     spec = {
@@ -153,34 +122,30 @@ def tell(folder: Path, watch: Watch) -> dict[str, Stage]:
 def _stages(
     service: Service, workers: list[Worker], restart: Callable[[], Worker], gates: Path
 ) -> Iterator[tuple[str, Stage]]:
-    service.await_status(_waits_for(f"workers 0, 1 to finish step {PAUSED}"))
+    service.await_waiting_for(f"workers 0, 1 to finish step {PAUSED}")
     yield "paused", _look(service, _training)
     time.sleep(HELD_UP_S)
     (gates / "paused").touch()
-    halt = service.await_status(_halted).halt
+    halt = service.await_halt()
     yield "halted", _look(service, _state_is("halted"))
-    service.clear_halt(halt.id, pb.HALT_ANSWER_RETRY)
-    service.await_status(_waits_for(f"workers 0, 1 to finish step {LOST}"))
+    service.clear_halt(halt.id)
+    service.await_waiting_for(f"workers 0, 1 to finish step {LOST}")
     yield "resumed", _look(service, _training)
     workers[1].process.kill()
     yield "lost", _look(service, _state_is("forming"))
     workers.append(restart())
-    service.await_status(_waits_for(f"workers 0, 1 to finish step {BACK}"))
+    service.await_waiting_for(f"workers 0, 1 to finish step {BACK}")
     yield "back", _look(service, _training)
     (gates / "back").touch()
-    for worker in (workers[0], workers[2]):
-        assert worker.wait() == 0, worker.output
+    finish([workers[0], workers[2]])
     yield "complete", _look(service, _state_is("complete"))
 
 
 def _look(service: Service, reached: Callable[[Scrape, Groups], bool]) -> Stage:
     """All endpoints, once the service's match: some gauges are updated twice a second."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while not reached(scrape := Scrape.of(service.metrics_url), _discovery(service)):
-        assert time.monotonic() < deadline, scrape.text
-        time.sleep(0.05)
+    wait_until(lambda: reached(service.scrape(), _discovery(service)))
     # Once more: the gauges may have been moving while that was read.
-    scrape, groups = Scrape.of(service.metrics_url), _discovery(service)
+    scrape, groups = service.scrape(), _discovery(service)
     with JournalReader(service.journal) as journal:
         return Stage(
             service=scrape,
@@ -214,11 +179,3 @@ def _training(scrape: Scrape, groups: Groups) -> bool:
 
 def _state_is(name: str) -> Callable[[Scrape, Groups], bool]:
     return lambda scrape, _: scrape.value("andon_line_state", state=name) == 1
-
-
-def _waits_for(text: str) -> Callable[[pb.LineStatus], bool]:
-    return lambda line: line.waiting_for == text
-
-
-def _halted(line: pb.LineStatus) -> bool:
-    return line.state == pb.LINE_STATE_HALTED

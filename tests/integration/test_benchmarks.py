@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from integration.harness import benchmark_in_small, clean_environment
+from integration.fixtures.benchmarks import benchmark_in_small, measured, ran
 
 pytestmark = pytest.mark.integration
 
 MEMORY_MIB, MEMORY_STEPS = 4, 200
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 _MADE_UP = """
 import pytest
@@ -28,14 +23,10 @@ def test_absent(): pass
 
 
 def test_the_exchange_benchmark_writes_a_row_beside_its_machine(tmp_path: Path) -> None:
-    out = tmp_path / "results" / "exchange.json"
+    flags = ("--paths", "wire", "--workers", "2", "--kib", "4", "--pairs", "1")
 
-    command = [sys.executable, str(BENCHMARKS / "exchange.py"), "--paths", "wire"]
-    command += ["--workers", "2", "--kib", "4", "--pairs", "1", "--json", str(out)]
-    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+    figures = measured(tmp_path, "exchange.py", *flags)
 
-    assert ran.returncode == 0, ran.stderr
-    figures = json.loads(out.read_text())
     assert figures.keys() == {"machine", "rows"}
     assert figures["machine"]["cores"] > 0
     (row,) = figures["rows"]
@@ -58,14 +49,8 @@ def test_the_exchange_benchmark_writes_a_row_beside_its_machine(tmp_path: Path) 
 
 
 def test_the_benchmark_of_crowds_tells_the_core_alone_and_a_real_line(tmp_path: Path) -> None:
-    out = tmp_path / "results" / "crowd.json"
+    figures = measured(tmp_path, "crowd.py", "--workers", "3", "--steps", "5", "--rest-s", "0.1")
 
-    command = [sys.executable, str(BENCHMARKS / "crowd.py"), "--workers", "3", "--steps", "5"]
-    command += ["--rest-s", "0.1", "--json", str(out)]
-    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
-
-    assert ran.returncode == 0, ran.stderr
-    figures = json.loads(out.read_text())
     assert figures.keys() == {"machine", "descriptors", "rows"}
     (row,) = figures["rows"]
     assert (row["workers"], row["steps"]) == (3, 2)
@@ -76,14 +61,8 @@ def test_the_benchmark_of_crowds_tells_the_core_alone_and_a_real_line(tmp_path: 
 
 
 def test_the_benchmark_of_encryption_tells_both_lines_and_their_ratio(tmp_path: Path) -> None:
-    out = tmp_path / "results" / "security.json"
+    figures = measured(tmp_path, "security.py", "--mib", "1", "--pairs", "1")
 
-    command = [sys.executable, str(BENCHMARKS / "security.py"), "--mib", "1", "--pairs", "1"]
-    command += ["--json", str(out)]
-    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
-
-    assert ran.returncode == 0, ran.stderr
-    figures = json.loads(out.read_text())
     assert figures.keys() == {"machine", "rows"}
     (row,) = figures["rows"]
     low, high = row["spread"]
@@ -94,34 +73,35 @@ def test_the_benchmark_of_encryption_tells_both_lines_and_their_ratio(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"),
+    ("script", "flag", "value"),
     [
-        ("--paths", "pigeon"),
-        ("--workers", "1"),
-        ("--mib", "many"),
-        ("--kib", "0"),
-        ("--encodings", "int2"),
+        ("exchange.py", "--paths", "pigeon"),
+        ("exchange.py", "--workers", "1"),
+        ("exchange.py", "--mib", "many"),
+        ("exchange.py", "--kib", "0"),
+        ("exchange.py", "--encodings", "int2"),
+        ("uneven.py", "--schedules", "pigeon"),
+        ("uneven.py", "--repeats", "0"),
+        ("uneven.py", "--cores", "0"),
+        ("hosts.py", "--cases", "pigeon"),
     ],
 )
-def test_the_exchange_benchmark_refuses_what_it_can_not_measure(flag: str, value: str) -> None:
-    command = [sys.executable, str(BENCHMARKS / "exchange.py"), flag, value]
-    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+def test_what_can_not_be_measured_is_refused_by_its_flag(
+    script: str, flag: str, value: str
+) -> None:
+    done = ran(script, flag, value)
 
-    assert ran.returncode == 2
-    assert f"argument {flag}: " in ran.stderr
+    assert done.returncode == 2
+    assert flag in done.stderr.splitlines()[-1]
 
 
 def test_memory_of_service_and_workers_is_bounded_whatever_the_number_of_steps(
     tmp_path: Path,
 ) -> None:
-    out = tmp_path / "memory.json"
+    flags = ("--mib", str(MEMORY_MIB), "--steps", str(MEMORY_STEPS), "--every", "20")
 
-    command = [sys.executable, str(BENCHMARKS / "memory.py"), "--mib", str(MEMORY_MIB)]
-    command += ["--steps", str(MEMORY_STEPS), "--every", "20", "--json", str(out)]
-    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+    figures = measured(tmp_path, "memory.py", *flags)
 
-    assert ran.returncode == 0, ran.stderr
-    figures = json.loads(out.read_text())
     for who in ("service", "worker"):
         row = figures[who]
         assert len(row["seen_mib"]) == MEMORY_STEPS // 20
@@ -130,36 +110,18 @@ def test_memory_of_service_and_workers_is_bounded_whatever_the_number_of_steps(
 
 
 def test_the_journal_benchmark_writes_a_small_file_and_reads_all_of_it(tmp_path: Path) -> None:
-    out = tmp_path / "journal.json"
-
-    command = [sys.executable, str(BENCHMARKS / "journal.py"), "--steps", "3000", "--repeats", "1"]
-    ran = subprocess.run(
-        [*command, "--single", "10", "--json", str(out)],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
+    figures = measured(
+        tmp_path, "journal.py", "--steps", "3000", "--repeats", "1", "--single", "10"
     )
 
-    assert ran.returncode == 0, ran.stderr
-    figures = json.loads(out.read_text())
     assert (figures["steps"], figures["contributions_a_step"]) == (3000, 4)
     assert figures["bytes_per_step"] < 300
     assert all(value > 0 for name, value in figures.items() if name.endswith("_ms"))
 
 
 def test_the_benchmark_of_checks_writes_both_figures(tmp_path: Path) -> None:
-    out = tmp_path / "checks.json"
+    figures = measured(tmp_path, "checks.py", "--megabytes", "1", "--repeats", "2")
 
-    command = [sys.executable, str(BENCHMARKS / "checks.py"), "--megabytes", "1"]
-    ran = subprocess.run(
-        [*command, "--repeats", "2", "--json", str(out)],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-    )
-
-    assert ran.returncode == 0, ran.stderr
-    figures = json.loads(out.read_text())
     assert figures["megabytes"] == 1.0
     for name in ("digest_cpu_ms", "gradient_norm_cpu_ms", "digest_wall_ms"):
         assert 0 <= figures[name]["least"] <= figures[name]["median"] <= figures[name]["greatest"]
@@ -168,15 +130,8 @@ def test_the_benchmark_of_checks_writes_both_figures(tmp_path: Path) -> None:
 def test_the_benchmark_of_metrics_writes_the_time_of_a_step_and_of_a_scrape(
     tmp_path: Path,
 ) -> None:
-    out = tmp_path / "telemetry.json"
+    figures = measured(tmp_path, "telemetry.py", "--steps", "20", "--repeats", "2")
 
-    command = [sys.executable, str(BENCHMARKS / "telemetry.py"), "--steps", "20", "--repeats", "2"]
-    ran = subprocess.run(
-        [*command, "--json", str(out)], env=clean_environment(), capture_output=True, text=True
-    )
-
-    assert ran.returncode == 0, ran.stderr
-    figures = json.loads(out.read_text())
     assert figures["worker"].keys() == {"step", "scrape_text", "scrape_openmetrics"}
     for workers in (2, 8, 64):
         for each in figures[f"{workers}_workers"].values():
@@ -184,14 +139,12 @@ def test_the_benchmark_of_metrics_writes_the_time_of_a_step_and_of_a_scrape(
 
 
 def test_the_recovery_benchmark_writes_each_part_of_a_recovery(tmp_path: Path) -> None:
-    out = tmp_path / "recovery.json"
+    flags = ("--repeats", "1", "--only", "sigkill_to_commit_s")
 
-    command = [sys.executable, str(BENCHMARKS / "recovery.py"), "--repeats", "1"]
-    command += ["--only", "sigkill_to_commit_s", "--json", str(out)]
-    ran = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+    figures = measured(tmp_path, "recovery.py", *flags)
 
-    assert ran.returncode == 0, ran.stderr
-    (recovery,) = json.loads(out.read_text())["sigkill_to_commit_s"]["repeats"]
+    (recovery,) = figures["sigkill_to_commit_s"]["repeats"]
+
     total = recovery.pop("total")
     assert recovery.keys() == {"detection", "re-assignment", "recomputation", "commit"}
     assert min(recovery.values()) >= 0
@@ -200,22 +153,14 @@ def test_the_recovery_benchmark_writes_each_part_of_a_recovery(tmp_path: Path) -
 
 @benchmark_in_small
 def test_what_runs_on_gpus_measures_on_the_cpu_as_well(tmp_path: Path) -> None:
-    out = tmp_path / "results" / "gpu.json"
     tiny = ["--layers", "1", "--width", "64", "--context", "8", "--samples", "1", "--steps", "2"]
     tiny += ["--models", "mlp", "--rounds", "1", "--pairs", "1", "--block", "2"]
     tests = tmp_path / "test_made_up.py"
     tests.write_text(_MADE_UP)
 
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", *tiny]
-    ran = subprocess.run(
-        [*command, "--tests", str(tests), "--json", str(out)],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-    )
+    flags = ("--device", "cpu", *tiny, "--tests", str(tests))
+    figures = measured(tmp_path, "gpu.py", *flags, expect_exit=1)  # a test failed
 
-    assert ran.returncode == 1, "a test failed"
-    figures = json.loads(out.read_text())
     assert figures["tests"] == {
         "passed": 1,
         "failed": ["test_bad"],
@@ -232,14 +177,9 @@ def test_what_runs_on_gpus_measures_on_the_cpu_as_well(tmp_path: Path) -> None:
 
 def test_without_cuda_what_needs_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--json", str(out)]
-    ran = subprocess.run(
-        command,
-        env=clean_environment(CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
-    )
 
-    assert (ran.returncode, out.exists()) == (0, False)
-    assert len(ran.stdout.splitlines()) == 1
-    assert "sees no CUDA device, so nothing ran" in ran.stdout
+    done = ran("gpu.py", "--json", str(out), CUDA_VISIBLE_DEVICES="")
+
+    assert (done.returncode, out.exists()) == (0, False)
+    assert len(done.stdout.splitlines()) == 1
+    assert "sees no CUDA device, so nothing ran" in done.stdout

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from andon.v1 import coordinator_pb2 as pb
-from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import Service, Worker, on_line, start_worker
+from integration.harness import (
+    Service,
+    Worker,
+    finish,
+    on_line,
+    start_line,
+    start_worker,
+    train,
+    train_alone,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -22,30 +29,11 @@ SCRIPT = "gan.py"
 SPEC: dict[str, Any] = {"steps": 12}
 
 
-def start(service: Service, folder: Path, slot: int, workers: int, **spec: Any) -> Worker:
-    where = on_line(service, slot, workers)
-    return start_worker(folder, {**SPEC, **spec}, slot=slot, script=SCRIPT, **where)
-
-
-def run(folder: Path, workers: int = 2, *, expect_exit: int = 0, **spec: Any) -> list[Worker]:
-    folder.mkdir(exist_ok=True)
-    with Service(folder / "run", workers) as service:
-        started = [start(service, folder, slot, workers, **spec) for slot in range(workers)]
-        try:
-            for worker in started:
-                code = worker.wait()
-                assert code == expect_exit, worker.output
-        finally:
-            for worker in started:
-                worker.kill()
-    return started
-
-
-def alone(folder: Path, **spec: Any) -> Worker:
-    folder.mkdir()
-    worker = start_worker(folder, {**SPEC, **spec}, script=SCRIPT)
-    assert worker.wait() == 0, worker.output
-    return worker
+def started(
+    folder: Path, workers: int = 2, *flags: str, **spec: Any
+) -> AbstractContextManager[tuple[Service, list[Worker]]]:
+    """A line of this script."""
+    return start_line(folder, {**SPEC, **spec}, workers, *flags, script=SCRIPT)
 
 
 def weights(worker: Worker) -> dict[str, torch.Tensor]:
@@ -56,24 +44,24 @@ def weights(worker: Worker) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def digests(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The weights' digest after each step of an undisturbed run of two workers."""
-    worker, other = run(tmp_path_factory.mktemp("clean"))
-    assert worker.seen["digests"] == other.seen["digests"]
-    return list(worker.seen["digests"])
+    one, other = train(tmp_path_factory.mktemp("clean"), SPEC, 2, script=SCRIPT)
+    assert one["digests"] == other["digests"]
+    return list(one["digests"])
 
 
 def test_a_gan_on_two_workers_is_the_gan_of_one_process(tmp_path: Path) -> None:
-    plain = alone(tmp_path / "plain", plain=True)
+    plain = train_alone(tmp_path / "plain", {**SPEC, "plain": True}, SCRIPT)
 
-    started = run(tmp_path / "line", 2, drift=True)
+    with started(tmp_path / "line", drift=True) as (_, workers):
+        seen = finish(workers)
 
-    seen = [worker.seen for worker in started]
     assert len({each["digest"] for each in seen}) == 1
     assert len({each["buffers"] for each in seen}) == 1
     assert "nan" in seen[0]["buffers"]
     assert [each["step"] for each in seen] == [12, 12]
     assert [each["told"] for each in seen] == [[[0, step] for step in range(1, 13)]] * 2
     for name, expected in weights(plain).items():
-        error = (weights(started[0])[name] - expected).norm() / expected.norm()
+        error = (weights(workers[0])[name] - expected).norm() / expected.norm()
         assert error <= 1e-5, name
     with JournalReader(tmp_path / "line" / "run" / "journal.sqlite") as journal:
         assert journal.steps() == 12
@@ -81,48 +69,29 @@ def test_a_gan_on_two_workers_is_the_gan_of_one_process(tmp_path: Path) -> None:
 
 
 def test_the_same_script_alone_computes_the_same_bits_as_pytorch_alone(tmp_path: Path) -> None:
-    plain = alone(tmp_path / "plain", plain=True)
+    plain = train_alone(tmp_path / "plain", {**SPEC, "plain": True}, SCRIPT).seen
 
-    solo = alone(tmp_path / "solo")
+    solo = train_alone(tmp_path / "solo", SPEC, SCRIPT).seen
 
-    assert solo.seen["digest"] == plain.seen["digest"]
-    assert solo.seen["step"] == 12
-    assert solo.seen["stopped"] == "steps"
+    assert solo["digest"] == plain["digest"]
+    assert (solo["step"], solo["stopped"]) == (12, "steps")
 
 
-def test_f_dp_003_a_nan_in_the_second_model_stops_all_workers(
+def test_f_dp_003_a_nan_in_the_second_model_is_told_to_all_and_the_step_is_computed_again(
     tmp_path: Path, digests: list[str]
 ) -> None:
-    started = run(tmp_path / "halted", expect_exit=3, poison={"slot": 1, "step": 5})
+    poison = {"slot": 1, "step": 5}
+    with started(tmp_path, poison=poison, survive=True) as (service, workers):
+        service.clear_halt(service.await_halt().id)
+        seen = finish(workers)
 
-    for worker in started:
-        ((reason, who, step, parameter, text),) = worker.seen["halts"]
+    for each in seen:
+        ((reason, who, step, parameter, text),) = each["halts"]
         assert (reason, who, step) == ("non_finite_gradient", 1, 5)
         assert parameter == "1.layers.0.weight"
         assert "worker 1 sent nan in 1.layers.0.weight[2, 1] (block " in text
         assert " says " not in text, "the service's own reducer saw it"
-        assert worker.seen["step"] == 4
-        assert worker.seen["digest"] == digests[3]
-
-
-def test_a_script_that_catches_the_halt_computes_the_step_again(
-    tmp_path: Path, digests: list[str]
-) -> None:
-    spec = {"poison": {"slot": 1, "step": 5}, "survive": True}
-
-    with Service(tmp_path / "run", 2) as service:
-        started = [start(service, tmp_path, slot, 2, **spec) for slot in range(2)]
-        try:
-            halted = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED)
-            service.clear_halt(halted.halt.id, pb.HALT_ANSWER_RETRY)
-            codes = [worker.wait() for worker in started]
-        finally:
-            for worker in started:
-                worker.kill()
-
-    assert codes == [0, 0], started[0].output
-    assert [len(worker.seen["halts"]) for worker in started] == [1, 1]
-    assert [worker.seen["digest"] for worker in started] == [digests[-1]] * 2
+        assert each["digests"] == digests
 
 
 def test_f_dp_006_a_worker_that_is_killed_and_comes_back_costs_one_attempt(
@@ -130,52 +99,29 @@ def test_f_dp_006_a_worker_that_is_killed_and_comes_back_costs_one_attempt(
 ) -> None:
     lingers = tmp_path / "lingers"
 
-    with Service(tmp_path / "run", 2, "--min-workers", "2") as service:
-        survivor = start(service, tmp_path, 0, 2)
-        killed = start(service, tmp_path, 1, 2, linger=[1, 6], lingers=str(lingers))
-        started = [survivor, killed]
-        try:
-            until = time.monotonic() + 60
-            while not lingers.exists():
-                assert time.monotonic() < until
-                time.sleep(0.02)
-            killed.kill()
-            started.append(start(service, tmp_path, 1, 2))
-            codes = [started[0].wait(), started[2].wait()]
-        finally:
-            for worker in started:
-                worker.kill()
+    where = {"linger": [1, 6], "lingers": str(lingers)}
+    with started(tmp_path, 2, "--min-workers", "2", **where) as (service, workers):
+        survivor, killed = workers
+        killed.await_true(lingers.exists)
+        killed.kill()
+        again = start_worker(tmp_path, SPEC, slot=1, script=SCRIPT, **on_line(service, 1, 2))
+        workers.append(again)
+        finish([survivor, again])
 
-    again = started[2]
-    assert codes == [0, 0], survivor.output + again.output
     assert survivor.seen["again"] == [[6, 6, 2]]
     assert again.seen["joined_at"] == 5
     assert again.seen["committed"] == [[step, 1, 2] for step in range(6, 13)]
     assert survivor.seen["digest"] == again.seen["digest"] == digests[-1]
 
 
-def drop(service: Service, halt_id: int, worker: int) -> None:
-    with grpc.insecure_channel(service.address) as channel:
-        request = pb.ClearHaltRequest(
-            halt_id=halt_id, answer=pb.HALT_ANSWER_DROP, worker=worker, operator="test"
-        )
-        CoordinatorStub(channel).ClearHalt(request, timeout=10)
-
-
 def test_the_line_goes_on_with_fewer_workers_and_they_are_told(tmp_path: Path) -> None:
     spec = {"poison": {"slot": 1, "step": 6}, "survive": True}
 
-    with Service(tmp_path / "run", 3) as service:
-        started = [start(service, tmp_path, slot, 3, **spec) for slot in range(3)]
-        try:
-            halted = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED)
-            drop(service, halted.halt.id, 1)
-            codes = [worker.wait() for worker in started]
-        finally:
-            for worker in started:
-                worker.kill()
+    with started(tmp_path, 3, **spec) as (service, workers):
+        service.clear_halt(service.await_halt().id, pb.HALT_ANSWER_DROP, worker=1)
+        codes = [worker.wait() for worker in workers]
 
-    first, _dropped, last = started
+    first, _dropped, last = workers
     assert codes == [0, 5, 0], first.output + last.output
     # After the halt they still computed their shares of three.
     assert first.seen["again"] == last.seen["again"] == [[6, 6, 2]]
@@ -192,28 +138,23 @@ def test_workers_without_a_given_number_learn_it_at_the_first_step(
 
     with Service(tmp_path / "run", 2) as service:
         where = {"ANDON_ADDRESS": service.address, "ANDON_RUN_ID": service.run_id}
-        started = [
+        workers = [
             start_worker(tmp_path, SPEC, slot=slot, script=SCRIPT, **where) for slot in range(2)
         ]
-        try:
-            codes = [worker.wait() for worker in started]
-        finally:
-            for worker in started:
-                worker.kill()
+        seen = finish(workers)
 
-    assert codes == [0, 0], started[0].output
-    for worker in started:
-        assert worker.seen["again"] == [[1, 1, 2]]
-        assert len(worker.seen["committed"]) == 12
-    assert started[0].seen["digest"] == started[1].seen["digest"]
-    assert sorted(worker.seen["committed"][0] for worker in started) == [[1, 0, 2], [1, 1, 2]]
+    for each in seen:
+        assert each["again"] == [[1, 1, 2]]
+        assert len(each["committed"]) == 12
+    assert seen[0]["digest"] == seen[1]["digest"]
+    assert sorted(each["committed"][0] for each in seen) == [[1, 0, 2], [1, 1, 2]]
 
 
 def test_calls_that_do_not_pair_stop_the_line_and_say_what_was_called(tmp_path: Path) -> None:
-    started = run(tmp_path, expect_exit=3, mispair=[1, 3])
+    spec = {**SPEC, "mispair": [1, 3]}
 
-    for worker in started:
-        ((reason, _who, step, _parameter, text),) = worker.seen["halts"]
+    for seen in train(tmp_path, spec, 2, script=SCRIPT, expect_exit=3):
+        ((reason, _who, step, _parameter, text),) = seen["halts"]
         assert (reason, step) == ("protocol_violation", 3)
         assert "rank 1 called barrier as call 5 of the step" in text
 
@@ -221,26 +162,11 @@ def test_calls_that_do_not_pair_stop_the_line_and_say_what_was_called(tmp_path: 
 def test_stop_busy_mean_and_split_go_with_steps_by_hand(tmp_path: Path) -> None:
     upload = tmp_path / "upload"
 
-    with Service(tmp_path / "run", 2) as service:
-        started = [
-            start(service, tmp_path, slot, 2, stop_at=[1, 3], upload=str(upload))
-            for slot in range(2)
-        ]
-        try:
-            service.await_status(
-                lambda line: (
-                    [each.detail for each in line.workers if each.detail == "upload"]
-                    == ["upload"] * 2
-                )
-            )
-            upload.touch()
-            codes = [worker.wait() for worker in started]
-        finally:
-            for worker in started:
-                worker.kill()
+    with started(tmp_path, stop_at=[1, 3], upload=str(upload)) as (service, workers):
+        service.await_status(lambda line: [each.detail for each in line.workers] == ["upload"] * 2)
+        upload.touch()
+        seen = finish(workers)
 
-    assert codes == [0, 0], started[0].output
-    seen = [worker.seen for worker in started]
     assert [(each["step"], each["stopped"]) for each in seen] == [(4, "enough")] * 2
     assert [each["mean"] for each in seen] == [(1 * 1 + 2 * 2) / 3] * 2
     assert seen[0]["split"] + seen[1]["split"] == list(range(7))

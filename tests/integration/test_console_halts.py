@@ -25,9 +25,8 @@ from integration.fixtures.console import (
     processes_of,
     start,
 )
-from integration.harness import Service, start_line
+from integration.harness import Service
 from unit.andon_cli.pipes import end_of
-from unit.andon_cli.trace_format import assert_valid, events_in
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -280,56 +279,3 @@ def test_a_run_that_took_over_the_newest_ones_port_is_not_answered(tmp_path: Pat
 
     assert code == 4
     assert "run 7f3a is served here, not beef" in errors
-
-
-def test_skipping_leaves_equal_weights_on_workers_of_the_library(tmp_path: Path) -> None:
-    spec = {
-        "samples": 40, "batch": 8, "steps": 8,
-        "poison": {"step": 5, "slot": 1, "parameter": "blocks.1.up.weight", "element": [3, 2],
-                   "value": "nan"},
-    }  # fmt: skip
-
-    more = {"ANDON_ON_HALT": "wait", "ANDON_TRACE": str(tmp_path / "t.json")}
-
-    with start_line(tmp_path, spec, 2, **more) as (service, workers):
-        service.await_status(lambda line: line.HasField("halt"))
-        code, _, _ = andon(tmp_path, "resume", "--skip", "--address", service.address)
-        codes = [worker.wait() for worker in workers]
-
-    assert (code, codes) == (0, [0, 0]), workers[0].output
-    assert len({worker.seen["digest"] for worker in workers}) == 1
-    with JournalReader(service.journal) as journal:
-        assert journal.steps() == 8
-        assert journal.ledger_faults() == []
-        [skipped] = [entry.skipped for entry in journal.chain() if entry.skipped is not None]
-        assert len(skipped.positions) == 8
-        assert skipped.operator == operator_name()
-    # Workers without a launcher leave parts, which the command merges.
-    code, table, errors = andon(tmp_path, "trace", "t.json.parts", "-o", "t.json")
-    assert code == 0, errors
-    assert "within" in table
-    events = assert_valid(tmp_path / "t.json")
-    for process in (1000, 1001):
-        happened = [each["name"] for each in events_in(events, "i", process)]
-        assert happened == ["joined", "round void", "halted", "resumed"]
-
-
-def test_a_library_worker_that_is_dropped_leaves_the_run_to_the_others(tmp_path: Path) -> None:
-    spec = {
-        "samples": 40, "batch": 8, "steps": 8,
-        "poison": {"step": 5, "slot": 1, "parameter": "blocks.1.up.weight", "element": [3, 2],
-                   "value": "nan"},
-    }  # fmt: skip
-
-    with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
-        service.await_status(lambda line: line.HasField("halt"))
-        code, _, _ = andon(tmp_path, "resume", "--drop", "1", "--address", service.address)
-        codes = [worker.wait() for worker in workers]
-
-    assert (code, codes[0]) == (0, 0), workers[0].output
-    assert codes[1] == 5, workers[1].output
-    assert "an operator dropped this worker" in workers[1].output
-    assert "Traceback" not in workers[1].output
-    assert workers[0].seen["step"] == 8
-    with JournalReader(service.journal) as journal:
-        assert journal.ledger_faults() == []

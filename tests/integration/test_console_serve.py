@@ -9,11 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from prometheus_client.parser import text_string_to_metric_families
 
 from integration.fixtures.console import (
     PROTOCOL_WORKER,
@@ -26,9 +22,6 @@ from integration.fixtures.console import (
 from unit.andon_cli.pipes import end_of
 
 pytestmark = pytest.mark.integration
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-SERVICES = ("andon.v1.Coordinator", "andon.v1.Reducer")
 
 
 def test_a_service_announces_where_it_is_and_leaves_that_in_its_run_directory(
@@ -82,48 +75,6 @@ def test_a_container_that_is_published_on_loopback_shows_its_board_to_the_host(
         assert told["board_url"].startswith("http://127.0.0.1:")
         assert [_board_answers(told, host) for host in ("127.0.0.1", "localhost")] == [200, 200]
         assert _board_answers(told, "evil.example") == 403
-
-
-def test_health_says_serving_for_the_whole_and_for_each_service_and_can_be_watched(
-    tmp_path: Path,
-) -> None:
-    with announced(tmp_path) as (told, _), grpc.insecure_channel(told["address"]) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        checked = [
-            stub.Check(health_pb2.HealthCheckRequest(service=name)).status
-            for name in ("", *SERVICES)
-        ]
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICES[0]))
-        watched = next(watch).status
-        watch.cancel()
-
-    assert [*checked, watched] == [SERVING] * 4
-
-
-def test_reflection_lists_every_service_and_knows_their_files(tmp_path: Path) -> None:
-    with announced(tmp_path) as (told, _), grpc.insecure_channel(told["address"]) as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        requests = [
-            reflection_pb2.ServerReflectionRequest(list_services=""),
-            *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=s) for s in SERVICES),
-        ]
-        listed, *files = stub.ServerReflectionInfo(iter(requests))
-
-    names = {service.name for service in listed.list_services_response.service}
-    assert names >= {*SERVICES, "grpc.health.v1.Health"}
-    assert all(file.file_descriptor_response.file_descriptor_proto for file in files)
-
-
-def test_the_metrics_of_both_planes_are_on_one_endpoint(tmp_path: Path) -> None:
-    with (
-        announced(tmp_path) as (told, _),
-        urllib.request.urlopen(told["metrics_url"], timeout=10) as answer,
-    ):
-        families = {
-            family.name for family in text_string_to_metric_families(answer.read().decode())
-        }
-
-    assert {"andon_line_state", "andon_step", "andon_inflight_bytes"} <= families
 
 
 _ASKING = (

@@ -6,31 +6,23 @@ import asyncio
 import signal
 import sqlite3
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
-from prometheus_client import CollectorRegistry
 
 from andon.v1 import coordinator_pb2 as pb
-from andon.wire import conversion
 from andon_coordinator.app import (
     CoordinatorFailed,
-    build_coordinator,
 )
-from andon_coordinator.transport.journal import JournalLocked
 from andon_coordinator.transport.reader import JournalReader
 from integration.served import (
     RUN,
-    SECRET,
-    all_ready,
     code_of,
     config_in,
     end_of,
     first_round,
-    refused,
     serving,
 )
 
@@ -72,32 +64,6 @@ async def main():
     print((await worker.call.read()).heartbeat_answer.sequence, flush=True)
 asyncio.run(main())
 """
-
-
-async def test_lost_stream_voids_the_round_and_the_worker_gets_the_next_attempt(
-    tmp_path: Path,
-) -> None:
-    async with serving(config_in(tmp_path, min_workers=2)) as served:
-        survivor, lost = await served.workers()
-        before, _ = await first_round([survivor, lost])
-
-        await lost.reset()
-        voided = (await survivor.expect("round_voided")).round_voided
-        assert voided.key == before.key
-
-        again = replace(lost)
-        assert (await again.join()).join_status == pb.JOIN_STATUS_IN_SYNC
-        await again.ask()
-        after = (await survivor.expect("shard_assignment")).shard_assignment
-        assert conversion.key_from_proto(after.key) > conversion.key_from_proto(before.key)
-        assert after.attempt == 1
-        assert after.batch == before.batch
-        await survivor.ready(after)
-        await asyncio.gather(survivor.work(), again.work())
-
-        assert await served.coordinator.wait()
-        assert served.metric("andon_step_attempts_total", cause="stream_lost") == 1
-        assert served.metric("andon_recovery_seconds_count") == 1
 
 
 async def test_killed_process_is_known_to_be_gone_at_once(tmp_path: Path) -> None:
@@ -167,56 +133,6 @@ async def test_worker_that_holds_the_interpreter_lock_is_not_taken_for_dead(tmp_
         await process.wait()
 
 
-async def test_restart_keeps_the_head_and_takes_a_greater_term(tmp_path: Path) -> None:
-    async with serving(config_in(tmp_path)) as served:
-        workers = await served.workers()
-        assignments = await first_round(workers)
-        await all_ready(workers, assignments)
-        for worker in workers:
-            assert await worker.obey(await worker.expect("step_committed"))
-        term = served.coordinator.status().term
-    for worker in workers:
-        code, info = await refused(end_of(worker.call))
-        assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVICE_LEAVING")
-        await worker.channel.close()
-
-    async with serving(config_in(tmp_path)) as served:
-        assert served.coordinator.status().term > term
-        assert served.coordinator.status().step == 1
-        assert served.metric("andon_steps_committed_total") == 1
-        again = [replace(worker, address=served.address) for worker in workers]
-        for worker in again:
-            accepted = await worker.join()
-            assert accepted.join_status == pb.JOIN_STATUS_IN_SYNC
-            await worker.ask()
-        await asyncio.gather(*(worker.work() for worker in again))
-        assert await served.coordinator.wait()
-        assert served.metric("andon_steps_committed_total") == 3
-
-    with JournalReader(tmp_path / "journal.sqlite") as journal:
-        assert journal.ledger_faults() == []
-        assert len(journal.terms()) == 2
-
-
-async def test_record_that_one_worker_missed_is_sent_again_after_a_restart(tmp_path: Path) -> None:
-    async with serving(config_in(tmp_path)) as served:
-        workers = await served.workers()
-        assignments = await first_round(workers)
-        await all_ready(workers, assignments)
-        await workers[0].obey(await workers[0].expect("step_committed"))
-        held = assignments[1].key
-        for worker in workers:
-            await worker.reset()
-
-    async with serving(config_in(tmp_path)) as served:
-        missed = replace(workers[1], address=served.address)
-        accepted = await missed.join(held_key=held)
-        assert accepted.join_status == pb.JOIN_STATUS_RECORD_FOLLOWS
-        record = (await missed.expect("step_committed")).step_committed
-        assert record.record.key == held
-        assert record.samples == 5
-
-
 async def test_term_above_a_workers_greater_one_is_durable_before_use(tmp_path: Path) -> None:
     async with serving(config_in(tmp_path)) as served:
         seen = served.coordinator.status().term + 2**32
@@ -228,12 +144,6 @@ async def test_term_above_a_workers_greater_one_is_durable_before_use(tmp_path: 
         assert assignments[0].key.term > seen
     with JournalReader(tmp_path / "journal.sqlite") as journal:
         assert journal.terms()[-1] == assignments[0].key.term
-
-
-async def test_second_coordinator_of_a_run_is_refused(tmp_path: Path) -> None:
-    async with serving(config_in(tmp_path)):
-        with pytest.raises(JournalLocked, match="another coordinator"):
-            build_coordinator(config_in(tmp_path), CollectorRegistry(), SECRET)
 
 
 async def test_coordinator_that_was_taken_over_closes_every_stream(tmp_path: Path) -> None:
@@ -255,15 +165,3 @@ async def test_coordinator_that_was_taken_over_closes_every_stream(tmp_path: Pat
             await served.coordinator.wait()
         assert await code_of(served.worker(0).join()) is grpc.StatusCode.UNAVAILABLE
         assert await code_of(served.stub.Drain(pb.DrainRequest())) is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_worker_that_joins_again_replaces_its_older_stream(tmp_path: Path) -> None:
-    async with serving(config_in(tmp_path)) as served:
-        older = served.worker(0)
-        await older.join()
-
-        newer = replace(older)
-        assert (await newer.join()).worker == 0
-
-        code, info = await refused(older.receive())
-        assert (code, info.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")

@@ -97,15 +97,6 @@ async def test_whoever_waits_for_room_hears_that_the_coordinator_failed(tmp_path
     assert reducer.error is not None
 
 
-async def test_second_join_on_a_stream_ends_it(tmp_path: Path) -> None:
-    async with serving(config_in(tmp_path)) as served:
-        worker = served.worker(0)
-        await worker.join()
-        await worker.send(join=pb.Join(run_id=RUN))
-        code, _ = await refused(worker.receive())
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-
-
 async def test_internal_error_ends_every_stream_and_reveals_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

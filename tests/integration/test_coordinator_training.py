@@ -10,7 +10,6 @@ import grpc.aio
 import pytest
 
 from andon.protocol import tokens
-from andon.protocol.halts import HaltReason
 from andon.protocol.records import RecordKind
 from andon.testing import small_layout
 from andon.v1 import coordinator_pb2 as pb
@@ -23,7 +22,6 @@ from integration.served import (
     PLAN,
     RUN,
     SECRET,
-    all_ready,
     config_in,
     end_of,
     first_round,
@@ -140,74 +138,6 @@ async def test_heartbeat_is_answered(tmp_path: Path) -> None:
         assert (shown.activity, shown.detail) == (pb.ACTIVITY_BUSY, "upload")
 
 
-async def test_f_dp_003_fault_halts_all_workers_with_evidence(tmp_path: Path) -> None:
-    async with serving(config_in(tmp_path)) as served:
-        workers = await served.workers()
-        assignments = await first_round(workers)
-
-        fault = pb.Fault(
-            key=assignments[0].key,
-            kind=pb.FAULT_KIND_NON_FINITE_GRADIENT,
-            rank=1,
-            block=0,
-            element=2,
-            value="nan",
-        )
-        await workers[0].send(fault=fault)
-
-        for worker in workers:
-            evidence = (await worker.expect("halt")).halt.evidence
-            assert (evidence.worker, evidence.step) == (1, 1)
-            assert (evidence.parameter, list(evidence.element)) == ("weight", [2])
-            assert evidence.value == "nan"
-        label = HaltReason.NON_FINITE_GRADIENT.label
-        assert served.metric("andon_jidoka_halts_total", reason=label) == 1
-        assert (await served.stub.GetStatus(pb.GetStatusRequest())).status.halt == evidence
-
-    with JournalReader(tmp_path / "journal.sqlite") as journal:
-        (halt,) = journal.halts()
-        assert (halt.evidence.worker, halt.evidence.parameter) == (1, "weight")
-        assert halt.answer is None
-        assert journal.steps() == 0
-
-
-async def test_cord_is_pulled_watched_and_cleared(tmp_path: Path) -> None:
-    async with serving(config_in(tmp_path)) as served:
-        workers = await served.workers()
-        await first_round(workers)
-        watch = served.stub.WatchStatus(pb.WatchStatusRequest(run_id=RUN))
-        assert (await watch.read()).status.state == pb.LINE_STATE_RUNNING
-
-        request = pb.PullCordRequest(reason="loss looks odd", operator="ann")
-        halt = (await served.stub.PullCord(request)).halt
-
-        assert "loss looks odd" in halt.message
-        for worker in workers:
-            assert (await worker.expect("halt")).halt.evidence.id == halt.id
-        while (await watch.read()).status.state != pb.LINE_STATE_HALTED:
-            pass
-        code, info = await refused(served.stub.PullCord(pb.PullCordRequest()))
-        assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert info.reason == "OPERATOR_REFUSED"
-        wrong = pb.ClearHaltRequest(halt_id=halt.id + 1, answer=pb.HALT_ANSWER_RETRY)
-        assert (await refused(served.stub.ClearHalt(wrong)))[0] is code
-
-        right = pb.ClearHaltRequest(halt_id=halt.id, answer=pb.HALT_ANSWER_RETRY, operator="bob")
-        await served.stub.ClearHalt(right)
-
-        for worker in workers:
-            assert (await worker.expect("resume")).resume.halt_id == halt.id
-        while (await watch.read()).status.state != pb.LINE_STATE_RUNNING:
-            pass
-        await asyncio.gather(*(worker.work() for worker in workers))
-        assert await served.coordinator.wait()
-        watch.cancel()
-
-    with JournalReader(tmp_path / "journal.sqlite") as journal:
-        (halt,) = journal.halts()
-        assert (halt.answer.name if halt.answer else None, halt.operator) == ("RETRY", "bob")
-
-
 async def test_what_happens_while_a_watcher_does_not_look_is_shown_to_it_after_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,16 +156,3 @@ async def test_what_happens_while_a_watcher_does_not_look_is_shown_to_it_after_a
 
         await end_of(watch)
         assert await watch.code() is grpc.StatusCode.OK
-
-
-async def test_drain_ends_the_run_after_the_present_step(tmp_path: Path) -> None:
-    async with serving(config_in(tmp_path, max_steps=None)) as served:
-        workers = await served.workers()
-        assignments = await first_round(workers)
-
-        await served.stub.Drain(pb.DrainRequest(run_id=RUN, operator="ann"))
-        await all_ready(workers, assignments)
-        await asyncio.gather(*(worker.work() for worker in workers))
-
-        assert await served.coordinator.wait()
-        assert served.coordinator.status().step == 1

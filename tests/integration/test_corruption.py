@@ -11,7 +11,7 @@ from andon_coordinator.transport.reader import JournalReader
 from chaos.lane_relay import DOWN, UP, LaneRelay
 from chaos.rig import free_port
 from integration.flipping import FlippingRelay, before_trailer
-from integration.harness import Service, on_line, start_worker, train
+from integration.harness import Service, finish, start_workers, train
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -21,10 +21,7 @@ SPEC: dict[str, Any] = {"samples": 40, "batch": 10, "steps": 6, "optimizer": "ad
 def test_the_step_is_tried_again_and_the_weights_are_those_of_a_sound_network(
     tmp_path: Path,
 ) -> None:
-    sound = tmp_path / "sound"
-    sound.mkdir()
-    expected = train(sound, SPEC, 2)
-
+    expected = train(tmp_path / "sound", SPEC, 2)
     # Over gRPC a gradient from worker 0 is corrupted; over lanes one from worker 1, and an average
     # on its way there.
     tcp_port = free_port()
@@ -34,22 +31,14 @@ def test_the_step_is_tried_again_and_the_weights_are_those_of_a_sound_network(
         LaneRelay(service.address, tcp_port) as lanes,
     ):
         lanes.flips |= {UP, DOWN}
-        workers = [
-            start_worker(
-                tmp_path,
-                SPEC,
-                slot=slot,
-                **{
-                    **on_line(service, slot, 2),
-                    "ANDON_ADDRESS": address,
-                    "ANDON_SHARED_DIR": "off",
-                    "ANDON_TCP": tcp,
-                },
-            )
-            for slot, (address, tcp) in enumerate(((up.address, "off"), (lanes.address, "on")))
+        each = [
+            {"ANDON_ADDRESS": up.address, "ANDON_TCP": "off"},
+            {"ANDON_ADDRESS": lanes.address, "ANDON_TCP": "on"},
         ]
-        for worker in workers:
-            assert worker.wait() == 0, worker.output
+        with start_workers(
+            tmp_path, service, SPEC, 2, each=each, ANDON_SHARED_DIR="off"
+        ) as workers:
+            finish(workers)
 
     assert (up.flipped, lanes.flips) == (1, set())
     for worker in workers:

@@ -17,7 +17,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_coordinator.core.effects import StepResult
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import Service, Worker, on_line, start_line, start_worker
+from integration.harness import Service, Worker, await_exit, on_line, start_line, start_worker
 
 pytestmark = pytest.mark.integration
 
@@ -99,9 +99,8 @@ def test_f_dp_006_f_dp_002_survivors_of_a_killed_worker_compute_its_positions_al
     with start_line(tmp_path, spec, 3) as (service, workers):
         await_exchanging(service, 0, 2)
         workers[1].process.kill()
-        codes = [workers[0].wait(), workers[2].wait()]
+        await_exit([workers[0], workers[2]])
 
-    assert codes == [0, 0], workers[0].output
     roster, result = result_of(tmp_path)
     assert (roster, result.attempt, result.samples) == ((0, 2), 1, 12)
     assert positions_by_worker(result) == {0: [(36, 42)], 2: [(42, 48)]}
@@ -157,12 +156,11 @@ def test_c_commit_001_after_the_cord_the_same_gradients_are_sent_again(
         await_exchanging(service, 0)
         with grpc.insecure_channel(service.address) as channel:
             CoordinatorStub(channel).PullCord(pb.PullCordRequest(operator="test"), timeout=10)
-        halted = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED)
+        halt = service.await_halt()
         (tmp_path / "go-1").touch()
-        service.clear_halt(halted.halt.id, pb.HALT_ANSWER_RETRY)
-        codes = [worker.wait() for worker in workers]
+        service.clear_halt(halt.id)
+        await_exit(workers)
 
-    assert codes == [0, 0], workers[0].output
     _roster, result = result_of(tmp_path)
     assert (result.attempt, result.samples) == (1, 12)
     borrowed = samples((36, 38))
@@ -180,11 +178,10 @@ def test_f_dp_003_after_a_nan_its_worker_alone_computes_anew(
     with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
         await_exchanging(service, 0)
         (tmp_path / "go-1").touch()
-        halted = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED)
-        service.clear_halt(halted.halt.id, pb.HALT_ANSWER_RETRY)
-        codes = [worker.wait() for worker in workers]
+        halt = service.await_halt()
+        service.clear_halt(halt.id)
+        await_exit(workers)
 
-    assert codes == [0, 0], workers[0].output
     assert bodies(workers[0]) == [samples((36, 42)), samples((36, 38))]
     assert bodies(workers[1]) == [samples((42, 48)), samples((42, 48))]
     result_of(tmp_path)

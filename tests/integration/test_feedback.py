@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from andon.protocol.encoding import Encoding, decode, encode
-from andon.v1 import coordinator_pb2 as pb
 from andon_trainer.core.calls import Floats
 from integration.harness import start_line
 
@@ -66,12 +65,12 @@ def test_weights_are_those_of_a_replay_though_a_round_was_void_and_a_worker_died
     flags, more = ("--encoding", ENCODING.label), {"ANDON_ON_HALT": "wait"}
 
     with start_line(tmp_path, spec, 2, *flags, script="narrow.py", **more) as (service, workers):
-        halted = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED)
-        service.clear_halt(halted.halt.id, pb.HALT_ANSWER_RETRY)
+        halt = service.await_halt()
+        service.clear_halt(halt.id)
         codes = [worker.wait() for worker in workers]
 
     assert codes == [0, -signal.SIGKILL], workers[0].output
-    assert [halted.halt.worker, halted.halt.step] == SPOILS
+    assert [halt.worker, halt.step] == SPOILS
     weights = np.array(workers[0].seen["weights"], np.float32)
     np.testing.assert_array_equal(weights, replay(feedback=True))
     assert (weights != replay(feedback=False)).any(), "the encoding loses something here"

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from andon.v1 import coordinator_pb2 as pb
 from integration.harness import Service, Worker, start_worker
 
 pytestmark = pytest.mark.integration
@@ -63,8 +62,8 @@ def test_f_dp_005_f_dp_006_hosts_of_several_processes_match_one_though_a_process
         beta = start_host(tmp_path, service, {**SPEC, "pauses": pauses}, "beta")
         started = [*alpha, *beta]
         try:
-            halt = service.await_status(lambda line: line.state == pb.LINE_STATE_HALTED).halt
-            service.clear_halt(halt.id, pb.HALT_ANSWER_RETRY)
+            halt = service.await_halt()
+            service.clear_halt(halt.id)
             while not until.with_suffix(".here").exists():
                 assert all(each.process.poll() is None for each in started), beta[1].output
             beta[1].kill()  # in the middle of a step, while its leader waits for it

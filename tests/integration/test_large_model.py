@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from andon.protocol.limits import CHUNK_ELEMENTS
-from integration.harness import Service, on_line, start_worker
+from integration.harness import Service, finish, start_workers
 from integration.strangers import resident_bytes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -26,22 +26,12 @@ def test_c_wire_002_a_tensor_of_300_mb_passes_and_the_service_holds_a_few_chunks
     spec = {"elements": ELEMENTS, "steps": STEPS, "batch": BATCH}
     with Service(tmp_path / "run", WORKERS, shared_dir="off") as service:
         idle = resident_bytes(service.process.pid)
-        workers = [
-            start_worker(
-                tmp_path, spec, slot=slot, script="large.py", **on_line(service, slot, WORKERS)
-            )
-            for slot in range(WORKERS)
-        ]
-        try:
-            codes = [worker.wait() for worker in workers]
-        finally:
-            for worker in workers:
-                worker.kill()
+        with start_workers(tmp_path, service, spec, WORKERS, script="large.py") as workers:
+            seen = finish(workers)
         most = resident_bytes(service.process.pid, most=True)
 
-    assert codes == [0] * WORKERS, workers[0].output
-    assert [worker.seen["step"] for worker in workers] == [STEPS] * WORKERS
-    assert len({worker.seen["digest"] for worker in workers}) == 1
+    assert [each["step"] for each in seen] == [STEPS] * WORKERS
+    assert len({each["digest"] for each in seen}) == 1
     # Positions 0 to 3 have gradients 1 to 4, so each step moves every element by 0.5 * 2.5.
-    assert workers[0].seen["ends"] == [-1.25 * STEPS] * 2
+    assert seen[0]["ends"] == [-1.25 * STEPS] * 2
     assert most - idle < CHUNKS_A_WORKER * CHUNK_BYTES * WORKERS < 4 * ELEMENTS

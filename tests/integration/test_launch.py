@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from integration.fixtures.console import finish, lines_until, start
+from integration.fixtures.console import finish as end_of
+from integration.fixtures.console import lines_until, start
 from integration.harness import (
     SCRIPTS,
     Service,
     clean_environment,
-    on_line,
+    finish,
     start_worker,
     train,
+    train_alone,
 )
 
 pytestmark = pytest.mark.integration
@@ -74,14 +76,12 @@ def test_the_same_script_gives_the_same_losses_however_it_is_started(tmp_path: P
 
 def test_one_worker_on_the_line_is_solo_bit_for_bit(tmp_path: Path) -> None:
     spec = {**SPEC, "micro": 3, "optimizer": "adamw", "clip": 0.5}
-    (tmp_path / "solo").mkdir()
-    alone = start_worker(tmp_path / "solo", spec)
-    assert alone.wait() == 0, alone.output
+    alone = train_alone(tmp_path / "solo", spec)
 
     # As `andon serve --help` says: a worker that knows only the address.
     with Service(tmp_path / "run", 1) as service:
         worker = start_worker(tmp_path, spec, ANDON_ADDRESS=service.address)
-        assert worker.wait() == 0, worker.output
+        finish([worker])
 
     assert worker.seen["losses"] == alone.seen["losses"]
     assert worker.seen["digest"] == alone.seen["digest"]
@@ -108,7 +108,7 @@ def test_a_killed_service_starts_again_on_its_journal_or_the_line_is_lost(
     os.kill(told["pid"], signal.SIGKILL)
     lines_until(run, "the service was killed by SIGKILL: it starts again on its journal in")
     (tmp_path / "go on").touch()
-    code, output, _ = finish(run)
+    code, output, _ = end_of(run)
 
     report = json.loads((tmp_path / "report.json").read_text())
     assert code == report["exit_code"] == (0 if comes_back else 5)
@@ -119,32 +119,3 @@ def test_a_killed_service_starts_again_on_its_journal_or_the_line_is_lost(
     else:
         assert "(4 of 4)" in output
         assert "the line is lost" in output
-
-
-def test_ranks_follow_launch_slots_and_not_who_comes_first(tmp_path: Path) -> None:
-    with Service(tmp_path / "run", 2) as service:
-        second = start_worker(tmp_path, SPEC, slot=1, **on_line(service, 1, 2))
-        service.await_status(lambda line: line.live == 1)
-        first = start_worker(tmp_path, SPEC, slot=0, **on_line(service, 0, 2))
-        codes = [first.wait(), second.wait()]
-
-    assert codes == [0, 0], first.output
-    assert {rank for _step, rank, _indices in first.seen["indices"]} == {0}
-    assert {rank for _step, rank, _indices in second.seen["indices"]} == {1}
-
-
-def test_prefetching_processes_stay_and_load_every_sample_once(tmp_path: Path) -> None:
-    spec = {**SPEC, "samples": 60, "batch": 6, "steps": 50, "loader_processes": 2, "micro": 2}
-
-    seen = train(tmp_path, spec, 2)
-
-    assert [each["step"] for each in seen] == [50, 50]
-    for epoch in range(5):
-        loaded = [
-            index
-            for each in seen
-            for step, _rank, indices in each["indices"]
-            for index in indices
-            if (step - 1) // 10 == epoch
-        ]
-        assert sorted(loaded) == list(range(60))

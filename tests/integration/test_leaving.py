@@ -12,7 +12,7 @@ import pytest
 
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalReader, RecordedDeparture
-from integration.harness import Service, on_line, start_line, start_worker
+from integration.harness import Service, start_line, start_worker
 
 pytestmark = pytest.mark.integration
 
@@ -75,43 +75,6 @@ def test_a_survivor_that_carries_hidden_state_begins_anew_with_the_rows_of_the_l
     carried, alone = bodies[:3], bodies[-3:]
     assert carried == [(1, 4, False), (2, 4, True), (3, 4, True)]
     assert alone == [(4, 8, False), (5, 8, True), (6, 8, True)]
-
-
-def test_a_killed_worker_that_comes_back_gets_the_weights_and_the_run_goes_on(
-    tmp_path: Path,
-) -> None:
-    spec = {**SPEC, "steps": 400}
-    with start_line(tmp_path, spec, 2, "--min-workers", "2") as (service, workers):
-        service.await_status(lambda line: line.step >= 5)
-        workers[1].process.kill()
-        workers[1].wait()
-        service.await_status(lambda line: line.live == 1)
-        (tmp_path / "again").mkdir()
-        again = start_worker(tmp_path / "again", spec, slot=1, **on_line(service, 1, 2))
-        codes = [workers[0].wait(), again.wait()]
-
-    assert codes == [0, 0], again.output
-    assert workers[0].seen["digest"] == again.seen["digest"]
-    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
-        assert journal.ledger_faults() == []
-        assert journal.steps() == 400
-
-
-def test_a_coordinator_that_restarts_on_its_journal_is_joined_again(tmp_path: Path) -> None:
-    with start_line(tmp_path, {**SPEC, "steps": 200}, 2) as (service, workers):
-        service.await_status(lambda line: line.step >= 5)
-        service.process.kill()
-        service.process.wait()
-        port = int(service.address.rpartition(":")[2])
-        with Service(tmp_path / "run", 2, "--run-id", service.run_id, port=port) as second:
-            second.await_status(lambda line: line.step >= 20)
-            codes = [worker.wait() for worker in workers]
-
-    assert codes == [0, 0], workers[0].output
-    assert len({worker.seen["digest"] for worker in workers}) == 1
-    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
-        assert journal.ledger_faults() == []
-        assert (journal.steps(), len(journal.terms())) == (200, 2)
 
 
 def test_one_process_trains_on_one_line_after_another_with_the_same_objects(

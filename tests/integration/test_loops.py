@@ -9,25 +9,20 @@ import numpy as np
 import pytest
 
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import Service, Worker, on_line, start_line, start_worker
+from integration.harness import (
+    Service,
+    Worker,
+    await_exit,
+    finish,
+    on_line,
+    start_line,
+    start_worker,
+    train_alone,
+)
 
 pytestmark = pytest.mark.integration
 
 SCRIPT = "plain.py"
-
-
-def run(folder: Path, spec: dict[str, Any], *, expect_exit: int = 0) -> list[Worker]:
-    with Service(folder / "run", 2) as service:
-        started = [
-            start_worker(folder, spec, slot=slot, script=SCRIPT, **on_line(service, slot, 2))
-            for slot in range(2)
-        ]
-        try:
-            assert [worker.wait() for worker in started] == [expect_exit] * 2, started[0].output
-        finally:
-            for worker in started:
-                worker.kill()
-    return started
 
 
 @pytest.mark.parametrize("loop", ["epochs", "range"])
@@ -36,7 +31,8 @@ def test_weights_that_moved_apart_stop_every_worker_before_it_leaves(
 ) -> None:
     spec = {"epochs": 2, "range": loop == "range", "drift": [1, 8]}
 
-    workers = run(tmp_path, spec, expect_exit=3)
+    with start_line(tmp_path, spec, 2, script=SCRIPT) as (_, workers):
+        await_exit(workers, 3)
 
     for worker in workers:
         assert "the weights of workers 0 and 1 differ after step 8, first in 2.weight" in (
@@ -57,11 +53,10 @@ def flat_weights(worker: Worker) -> Any:
 def test_an_epoch_that_was_left_is_left_on_every_worker(tmp_path: Path) -> None:
     """An evaluation before the first step also covers every sample, whatever the roster is."""
     spec = {"epochs": 3, "break": 2}
-    (tmp_path / "solo").mkdir()
-    alone = start_worker(tmp_path / "solo", spec, script=SCRIPT)
-    assert alone.wait() == 0, alone.output
+    alone = train_alone(tmp_path / "solo", spec, SCRIPT)
 
-    workers = run(tmp_path, spec)
+    with start_line(tmp_path, spec, 2, script=SCRIPT) as (_, workers):
+        finish(workers)
 
     for worker in (alone, *workers):
         assert worker.seen["epochs"] == [0, 1, 2]
@@ -89,9 +84,8 @@ def test_a_second_line_on_a_run_that_the_script_has_trained_is_refused_at_once(
                 del place["ANDON_RUN_ID"]
             spec = {"epochs": 2, "runs": 2}
             workers.append(start_worker(tmp_path, spec, slot=slot, script=SCRIPT, **place))
-        codes = [worker.wait() for worker in workers]
+        await_exit(workers, 4)
 
-    assert codes == [4, 4], workers[0].output
     for worker in workers:
         assert f"has trained run {service.run_id} to its end" in worker.output
         assert "start the script once for each run" in worker.output

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from andon.host.metrics import MetricsEndpoint
 from andon_trainer.config import LineConfig
 from andon_trainer.telemetry import Telemetry
-from integration.metrics_story import fetch
+from integration.harness import fetch
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import Service, on_line, start_line, start_worker, train
+from integration.harness import Service, finish, start_line, start_workers, train, train_alone
 
 pytestmark = pytest.mark.integration
 
@@ -19,10 +19,7 @@ SPEC: dict[str, Any] = {"samples": 45, "batch": 8, "steps": 20}
 
 
 def train_plainly(folder: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    folder.mkdir()
-    worker = start_worker(folder, {**spec, "plain": True})
-    assert worker.wait() == 0, worker.output
-    return worker.seen
+    return train_alone(folder, {**spec, "plain": True}).seen
 
 
 def weights(folder: Path, slot: int) -> dict[str, Any]:
@@ -75,19 +72,12 @@ def test_f_dp_005_batches_smaller_than_the_roster_leave_ranks_without_samples(
 def test_f_dp_005_a_cadence_matches_one_process_on_what_its_steps_took(tmp_path: Path) -> None:
     spec = {**SPEC, "samples": 3000, "steps": 12, "lr": 0.02, "micro": 3}
     flags = ("--schedule", "cadence", "--lr-scaling", "linear")
-    with Service(tmp_path / "run", 2, *flags) as service:
-        workers = [
-            start_worker(
-                tmp_path, spec, slot=slot, ANDON_SPEED_HINT=hint, **on_line(service, slot, 2)
-            )
-            for slot, hint in enumerate(("3", "1"))
-        ]
-        try:
-            assert [worker.wait() for worker in workers] == [0, 0], workers[0].output
-        finally:
-            for worker in workers:
-                worker.kill()
-    seen = [worker.seen for worker in workers]
+    hints = ({"ANDON_SPEED_HINT": "3"}, {"ANDON_SPEED_HINT": "1"})
+    with (
+        Service(tmp_path / "run", 2, *flags) as service,
+        start_workers(tmp_path, service, spec, 2, each=hints) as workers,
+    ):
+        seen = finish(workers)
     steps: list[list[int]] = [[] for _ in range(12)]
     for step, _rank, indices in chain(*(each["indices"] for each in seen)):
         steps[step - 1] += indices
@@ -101,17 +91,15 @@ def test_f_dp_005_a_cadence_matches_one_process_on_what_its_steps_took(tmp_path:
 
 @pytest.mark.parametrize(
     "flags",
-    [(), ("--schedule", "local", "--local-steps", "3", "--overlap")],
-    ids=["every step", "local"],
+    [(), ("--topology", "ring"), ("--schedule", "local", "--local-steps", "3", "--overlap")],
+    ids=["every step", "ring", "local"],
 )
-def test_f_dp_001_all_workers_hold_the_same_bits_from_different_initial_weights(
+def test_f_dp_001_c_ring_001_all_workers_hold_the_same_bits_from_different_initial_weights(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     spec = {**SPEC, "optimizer": "adamw", "micro": 2, "clip": 1.0, "mean": True, "batchnorm": True}
 
-    with start_line(tmp_path, {**spec, "steps": 8 if flags else 20}, 3, *flags) as (_, workers):
-        assert [worker.wait() for worker in workers] == [0, 0, 0], workers[0].output
-    seen = [worker.seen for worker in workers]
+    seen = train(tmp_path, {**spec, "steps": 8 if flags else 20}, 3, *flags)
 
     assert len({each["digest"] for each in seen}) == 1
     assert seen[0]["losses"] == seen[1]["losses"] == seen[2]["losses"]
@@ -136,17 +124,6 @@ def test_c_ddp_001_every_worker_steps_with_the_same_gradient_and_no_other(tmp_pa
     assert len(complete[0]) == 20
     assert len(set(complete[0])) == 20
     assert seen[0]["gradients"][:4] == ["", complete[0][0], "", complete[0][1]]
-
-
-def test_c_shard_001_a_dataset_smaller_than_the_roster_is_refused_by_name(tmp_path: Path) -> None:
-    spec = {**SPEC, "samples": 1}
-
-    with start_line(tmp_path, spec, 2) as (_service, workers):
-        codes = [worker.wait() for worker in workers]
-
-    assert codes == [4, 4]
-    assert "JoinRefused" in workers[0].output
-    assert "a dataset of 1 sample is" in workers[0].output
 
 
 def test_workers_with_other_samples_of_the_same_number_are_refused_by_name(tmp_path: Path) -> None:

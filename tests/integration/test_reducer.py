@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import struct
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -19,23 +15,21 @@ import pytest
 
 from andon.protocol import tokens
 from andon.protocol.messages import (
-    Abstain,
     AveragedBlock,
     BlockFault,
     BlockFaultKind,
     BlockGradient,
     OpenRound,
     RoundAborted,
-    StaleRound,
 )
 from andon.protocol.records import Key
-from andon.v1 import layout_pb2, reducer_pb2
 from andon.wire.frames import batch_requests, frame_request
 from andon_coordinator.core.defects import in_fault
 from andon_coordinator.core.events import Fault, FaultKind
 from andon_reducer.config import ReducerConfig
 from andon_reducer.transport import averaging
 from hostile.http2 import DATA, HALF_CLOSE, PREFACE, SETTINGS, Connection, frame, grpc_message
+from integration.harness import wait_until
 from integration.reducer_bench import (
     CHUNK,
     RUN,
@@ -115,45 +109,6 @@ def test_c_ddp_001_any_order_of_arrival_gives_the_same_bytes(reducer: Reducer) -
     assert len(seen) == 1
 
 
-def test_a_rank_that_abstains_gets_the_averages_of_the_others(reducer: Reducer) -> None:
-    numbers = vector(1, 1000)
-
-    with Stream(reducer.port, 0) as idle, Stream(reducer.port, 1) as busy:
-        idle.send(Abstain(key=KEY, rank=0, world_size=2))
-        busy.send(*chunks_of(1, numbers, key=KEY, weight=0.3))
-        answers = [stream.averages(1)[0] for stream in (idle, busy)]
-
-    for answer in answers:
-        assert bytes(answer.payload) == numbers.tobytes()
-        assert (answer.contributors, answer.world_size, answer.total_weight) == (1, 2, 0.3)
-
-
-def test_c_wire_002_generated_code_of_any_language_can_take_part(reducer: Reducer) -> None:
-    with Stream(reducer.port, 0, opened=False) as stream:
-        opening = reducer_pb2.OpenRound(
-            run_id=RUN,
-            worker=0,
-            session_token=tokens.session_token(SECRET, RUN, 0),
-            capabilities=["unheard-of.v1"],
-        )
-        stream.send_bytes(reducer_pb2.ReduceRequest(open_round=opening).SerializeToString())
-        opened = reducer_pb2.ReduceResponse.FromString(next(stream.call)).round_opened
-        gradient = reducer_pb2.BlockGradient(
-            key={"term": 1, "round": 1},
-            operation=reducer_pb2.OPERATION_WEIGHTED_MEAN,
-            world_size=1,
-            element_count=3,
-            weight=2.0,
-            encoding=layout_pb2.ENCODING_BFLOAT16,
-            payload=b"\x80\x3f\x00\x40\x40\xc0",
-        )
-        stream.send_bytes(reducer_pb2.ReduceRequest(block_gradient=gradient).SerializeToString())
-        answer = reducer_pb2.ReduceResponse.FromString(next(stream.call)).averaged_block
-
-    assert list(opened.capabilities) == []
-    assert (answer.payload, answer.total_weight) == (gradient.payload, 2.0)
-
-
 def test_f_dp_003_a_nan_names_rank_and_element_to_everybody(reducer: Reducer) -> None:
     good, bad = vector(0, 3 * CHUNK), vector(1, 3 * CHUNK)
     bad[CHUNK + 77] = np.nan
@@ -205,49 +160,6 @@ def test_a_cancelled_stream_aborts_its_round_for_the_others(reducer: Reducer) ->
     assert isinstance(answer, RoundAborted)
     assert answer.key == KEY
     assert "worker 1" in answer.message
-
-
-VICTIM = """
-import signal, sys
-import numpy as np
-from integration.reducer_bench import Stream, chunks_of
-from andon.protocol.records import Key
-
-with Stream(int(sys.argv[1]), 1) as stream:
-    stream.send(*chunks_of(1, np.zeros(1000, np.float32), key=Key(1, 1), world_size=3))
-    signal.pause()
-"""
-
-
-def test_a_killed_process_aborts_its_round_for_the_others(reducer: Reducer) -> None:
-    with Stream(reducer.port, 0) as a:
-        victim = subprocess.Popen([sys.executable, "-c", VICTIM, str(reducer.port)], cwd="tests")
-        a.send(*chunks_of(0, vector(0, 1000), key=KEY, world_size=3))
-        wait_until(lambda: reducer.app.inflight_bytes >= 8000)
-        victim.send_signal(signal.SIGKILL)
-        victim.wait()
-        answer = a.read()
-
-    assert isinstance(answer, RoundAborted)
-    assert reducer.app.inflight_bytes == 0
-
-
-def wait_until(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
-    """Waits until a condition holds; another process makes it true."""
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not hold in time"
-        threading.Event().wait(0.005)
-
-
-def test_an_older_key_is_answered_with_the_greatest(reducer: Reducer) -> None:
-    with Stream(reducer.port, 0) as a:
-        a.send(*chunks_of(0, vector(0, 10), key=Key(2, 5), world_size=1))
-        assert isinstance(a.read(), AveragedBlock)
-        a.send(*chunks_of(0, vector(0, 10), key=Key(2, 4), world_size=1))
-        answer = a.read()
-
-    assert answer == StaleRound(Key(2, 4), Key(2, 5))
 
 
 GRADIENT = chunks_of(0, np.ones(4, np.float32), key=KEY, world_size=1)[0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -26,6 +26,7 @@ from andon.protocol.messages import (
 from andon.protocol.records import Key
 from andon.wire.frames import batch_requests, frame_request, parse_responses
 from andon_reducer.config import ReducerConfig
+from integration.harness import wait_until
 from integration.reducer_bench import (
     CHUNK,
     RUN,
@@ -199,12 +200,7 @@ def test_a_forged_slice_ends_its_stream_alone(
     reducer: Reducer, tmp_path: Path, forged: Slice
 ) -> None:
     good = slice_of(0, 0, CHUNK)
-    bad = BlockGradient(
-        **{
-            **{name: getattr(good, name) for name in good.__dataclass_fields__},
-            "slice": forged,
-        }
-    )
+    bad = replace(good, slice=forged)
     with Sharing(reducer.port, 0, tmp_path) as liar, Sharing(reducer.port, 1, tmp_path) as other:
         liar.send(bad)
 
@@ -233,10 +229,7 @@ def test_a_worker_that_ends_before_it_has_mapped_leaves_no_name(
     with Sharing(reducer.port, 0, tmp_path, proved=False):
         assert len(list(tmp_path.iterdir())) == 2
 
-    deadline = time.monotonic() + 30
-    while list(tmp_path.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not list(tmp_path.iterdir()))
 
 
 def test_a_full_folder_is_reported_and_the_stream_uses_the_wire(

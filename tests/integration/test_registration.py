@@ -203,21 +203,6 @@ async def test_a_line_without_registration_says_how_to_enable_it(tmp_path: Path)
             await stay_registered(offer, announced(), until_complete=True, tell=lambda _: None)
 
 
-async def test_a_reducer_registers_again_with_the_next_coordinator(tmp_path: Path) -> None:
-    told: asyncio.Queue[str] = asyncio.Queue()
-    config = config_in(tmp_path, registers=True)
-    async with serving(config) as served:
-        offer = ReducerOffer(coordinator=served.address, address=BETA, secret=SECRET)
-        staying = asyncio.create_task(
-            stay_registered(offer, announced(), until_complete=True, tell=told.put_nowait)
-        )
-        assert await told.get() == RUN
-        await served.coordinator.close()
-        assert not staying.done()
-    staying.cancel()
-    await asyncio.gather(staying, return_exceptions=True)
-
-
 async def test_a_run_that_is_over_dismisses_reducers(tmp_path: Path) -> None:
     async with serving(config_in(tmp_path, registers=True)) as served:
         await served.stub.Drain(pb.DrainRequest())

@@ -17,6 +17,7 @@ from integration.fixtures.console import (
     lines_until,
     processes_of,
     start,
+    worker_of,
 )
 from integration.harness import SCRIPTS
 from unit.andon_cli.trace_format import assert_valid, events_in, spans_of
@@ -24,20 +25,6 @@ from unit.andon_cli.trace_format import assert_valid, events_in, spans_of
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 SCRIPT = str(SCRIPTS / "resumable.py")
-
-
-def worker_process(folder: Path, slot: int) -> int:
-    """The process of the worker in a slot of the run in `folder`."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            here = entry.joinpath("cwd").readlink() == folder
-            if here and f"\0RANK={slot}\0" in entry.joinpath("environ").read_text():
-                return int(entry.name)
-        except OSError:
-            continue  # It has ended, or belongs to another user.
-    raise AssertionError(f"there is no worker in slot {slot}")
 
 
 def test_a_worker_that_is_killed_starts_again_and_the_run_completes(tmp_path: Path) -> None:
@@ -48,7 +35,7 @@ def test_a_worker_that_is_killed_starts_again_and_the_run_completes(tmp_path: Pa
         *(SCRIPT, str(tmp_path), "9", "--hold-at", "4", "--slot", "1"),
     )
     lines_until(process, "holding at step 4")
-    os.kill(worker_process(tmp_path, 1), signal.SIGKILL)
+    os.kill(worker_of(tmp_path, slot=1), signal.SIGKILL)
     code, output, errors = finish(process)
 
     assert code == 0, output + errors
@@ -79,7 +66,7 @@ def test_a_worker_that_comes_back_after_the_end_does_not_spoil_the_run(tmp_path:
         *(SCRIPT, str(tmp_path), "9", "--hold-at", "8", "--slot", "1"),
     )
     lines_until(process, "holding at step 8")
-    os.kill(worker_process(tmp_path, 1), signal.SIGKILL)
+    os.kill(worker_of(tmp_path, slot=1), signal.SIGKILL)
     code, output, errors = finish(process)
 
     assert code == 0, output + errors
@@ -122,22 +109,12 @@ def test_a_script_that_fails_before_the_first_step_is_not_started_again(tmp_path
     assert "it starts again" not in output
 
 
-def test_a_halt_that_workers_raise_is_no_reason_to_start_again(tmp_path: Path) -> None:
-    code, output, _ = andon(
-        tmp_path,
-        *("run", "--workers", "2", "--on-halt", "raise", PROTOCOL_WORKER, "5", "--nan-at", "3"),
-    )
-
-    assert code == 3
-    assert "it starts again" not in output
-
-
 def test_the_only_worker_is_not_started_again_since_nobody_could_give_it_the_state(
     tmp_path: Path,
 ) -> None:
     process = start(tmp_path, "run", "--workers", "1", PROTOCOL_WORKER, "100000")
     lines_until(process, "[worker 0] step 20 ")
-    os.kill(worker_process(tmp_path, 0), signal.SIGKILL)
+    os.kill(worker_of(tmp_path, slot=0), signal.SIGKILL)
     code, output, _ = finish(process)
 
     assert code == 1

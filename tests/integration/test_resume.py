@@ -152,12 +152,12 @@ def test_another_number_of_workers_goes_on_and_the_ledger_stays_exact(
     assert rosters == [2] * 6 + [3] * (STEPS - 6)
 
 
-def test_a_resumed_run_that_is_killed_is_resumed_again(killed: Path, whole: Path) -> None:
-    process = start(
-        killed,
-        *("run", "--workers", "2", "--resume", "7f3a", *EVERY, SCRIPT, str(killed), str(STEPS)),
-        *("--hold-at", "10", "--slot", "1"),
-    )
+def test_a_run_that_is_resumed_from_an_older_checkpoint_and_killed_is_resumed_again(
+    killed: Path, whole: Path
+) -> None:
+    older = ("--workers", "2", "--resume", "7f3a", "--resume-step", "3", *EVERY)
+    hold = ("--hold-at", "10", "--slot", "1")
+    process = start(killed, "run", *older, SCRIPT, str(killed), str(STEPS), *hold)
     lines_until(process, "holding at step 10")
     kill_all(killed, process)
 
@@ -168,6 +168,8 @@ def test_a_resumed_run_that_is_killed_is_resumed_again(killed: Path, whole: Path
     assert same_bits(weights(killed), weights(whole))
     with JournalReader(killed / "runs/7f3a/journal.sqlite") as journal:
         assert journal.ledger_faults() == []
+        marks = [entry.record for entry in journal.chain()]
+    assert [each.step for each in marks if each.kind is RecordKind.MARK] == [3, 9]
 
 
 def test_a_run_is_resumed_without_its_journal_from_the_checkpoint_alone(
@@ -196,16 +198,6 @@ def test_a_complete_run_goes_further_and_one_that_is_done_just_ends(tmp_path: Pa
 
     assert (further, went["began"], went["step"]) == (0, 6, 9)
     assert (done, seen(tmp_path)["losses"]) == (0, []), said
-
-
-def test_an_older_checkpoint_can_be_chosen(killed: Path, whole: Path) -> None:
-    code, output = resume(killed, 2, "--resume-step", "3")
-
-    assert code == 0, output
-    assert seen(killed)["began"] == 3
-    assert same_bits(weights(killed), weights(whole))
-    with JournalReader(killed / "runs/7f3a/journal.sqlite") as journal:
-        assert journal.ledger_faults() == []
 
 
 def test_a_changed_byte_is_refused_with_code_4_and_the_file_is_named(killed: Path) -> None:

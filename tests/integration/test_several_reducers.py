@@ -4,48 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 
 from chaos.reducers import SECRET, Reducer
-from integration.harness import Service, on_line, start_worker
+from integration.harness import Service, fetch, finish, on_line, start_worker, start_workers
 
 pytestmark = pytest.mark.integration
 
 
-def run(folder: Path, reducers: int, *flags: str, script: str, **spec: Any) -> list[dict[str, Any]]:
+def run(folder: Path, reducers: int, *flags: str, **spec: Any) -> list[dict[str, Any]]:
     """Runs two workers and `reducers` reducer processes; returns what each worker saw."""
     folder.mkdir()
     (folder / "secret").write_text(SECRET)
     more = ("--reducers", str(reducers + 1), "--secret-file", str(folder / "secret"), *flags)
-    with Service(folder / "run", 2, *more) as service:
-        others = [Reducer(service.address, folder) for _ in range(reducers)]
-        workers = []
-        try:
-            for each in others:
-                each.start()
-            for slot in range(2):
-                where = on_line(service, slot, 2)
-                workers.append(start_worker(folder, spec, slot=slot, script=script, **where))
-            for worker in workers:
-                code = worker.wait()
-                assert code == 0, worker.output
-        finally:
-            for worker in workers:
-                worker.kill()
-            for each in others:
-                each.close()
-    return [worker.seen for worker in workers]
+    with Service(folder / "run", 2, *more) as service, ExitStack() as stack:
+        for _ in range(reducers):
+            other = Reducer(service.address, folder)
+            stack.callback(other.close)
+            other.start()
+        workers = stack.enter_context(start_workers(folder, service, spec, 2, script="gan.py"))
+        return finish(workers)
 
 
 def test_c_ddp_001_models_that_several_reducers_share_train_to_the_bits_of_one(
     tmp_path: Path,
 ) -> None:
-    one = run(tmp_path / "one", 0, script="gan.py", steps=6)
-    three = run(tmp_path / "three", 2, script="gan.py", steps=6)
+    one = run(tmp_path / "one", 0, steps=6)
+    three = run(tmp_path / "three", 2, steps=6)
 
     assert three[0]["digests"] == three[1]["digests"] == one[0]["digests"]
 
@@ -54,7 +43,7 @@ def test_c_ddp_001_models_that_several_reducers_share_train_to_the_bits_of_one(
 def test_a_half_as_wide_encoding_is_the_same_on_all_workers(tmp_path: Path, encoding: str) -> None:
     flags: Sequence[str] = ("--encoding", encoding, "--digest-every", "1")
 
-    seen = run(tmp_path / "line", 1, *flags, script="gan.py", steps=4)
+    seen = run(tmp_path / "line", 1, *flags, steps=4)
 
     assert seen[0]["digests"] == seen[1]["digests"]
     assert seen[0]["step"] == 4
@@ -67,12 +56,10 @@ def test_a_worker_sends_nothing_in_the_clear_to_a_reducer_on_another_host(tmp_pa
         elsewhere = Reducer(service.address, tmp_path, ("--advertise", "andon.invalid:7071"))
         elsewhere.start()
         try:
-            refused = start_worker(
-                tmp_path, {"steps": 2}, slot=0, script="gan.py", **on_line(service, 0, 1)
-            )
+            spec, where = {"steps": 2}, on_line(service, 0, 1)
+            refused = start_worker(tmp_path, spec, slot=0, script="gan.py", **where)
             code = refused.wait()
-            with urlopen(service.metrics_url.replace("/metrics", "/sd"), timeout=10) as answer:
-                scraped = json.load(answer)
+            scraped = json.loads(fetch(service.metrics_url.replace("/metrics", "/sd")))
         finally:
             elsewhere.close()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import socket
 import struct
 import time
 from collections.abc import Iterator
@@ -29,15 +27,15 @@ from andon.wire.frames import frame_request
 from andon_coordinator.app import build_coordinator, server_options
 from andon_coordinator.transport.reader import JournalReader
 from andon_server.serving import GRACE_S
-from integration.harness import Service, clean_environment, on_line, start_worker
-from integration.nursery import Process, first_line, nursery
+from chaos.reducers import SECRET, Reducer
+from hostile.http2 import DATA, HALF_CLOSE, HEADERS, PREFACE, SETTINGS, Connection, frame
+from integration.harness import Service, on_line, start_worker
 from integration.served import RUN, config_in, refused
 from integration.served import SECRET as SESSION_SECRET
 from integration.strangers import REDUCE, TRAIN, Refused, Stranger
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
-SECRET = b"a secret of the tests, longer than sixteen bytes"
 LEAVING = "UNAVAILABLE SERVICE_LEAVING"
 GOES_AWAY = [
     health_pb2.HealthCheckResponse.SERVING,
@@ -46,8 +44,6 @@ GOES_AWAY = [
 ]
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 PATIENCE_S = 60
-DATA, HEADERS, SETTINGS = 0, 1, 4
-END_STREAM, END_HEADERS = 1, 4
 
 
 @contextmanager
@@ -63,37 +59,15 @@ def watched(address: str) -> Iterator[Any]:
 @contextmanager
 def stuck_watch(address: str) -> Iterator[None]:
     """A watch of the process's health by a client that never reads."""
-    headers = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": "/grpc.health.v1.Health/Watch",
-        ":authority": address,
-        "content-type": "application/grpc",
-        "te": "trailers",
-    }
-    block = b"".join(
-        b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in field)
-        for field in headers.items()
-    )
-    no_window, empty_message = struct.pack(">HI", 4, 0), bytes(5)
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
-        connection.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(SETTINGS, 0, 0, no_window)
-            + frame(HEADERS, END_HEADERS, 1, block)
-            + frame(DATA, END_STREAM, 1, empty_message)
-        )
-        said = connection.makefile("rb")
-        while (head := said.read(9))[3] != HEADERS:
-            said.read(int.from_bytes(head[:3], "big"))
-        yield
-
-
-def frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
-    """An HTTP/2 frame."""
-    length = len(data).to_bytes(3, "big")
-    return length + bytes([kind, flags]) + stream.to_bytes(4, "big") + data
+    stuck, no_window = Connection(address, polite=False), struct.pack(">HI", 4, 0)
+    stuck.send(PREFACE + frame(SETTINGS, 0, 0, no_window))
+    stuck.send(frame(DATA, HALF_CLOSE, stuck.open("/grpc.health.v1.Health/Watch"), bytes(5)))
+    said = stuck.socket.makefile("rb")
+    while (head := said.read(9))[3] != HEADERS:
+        said.read(int.from_bytes(head[:3], "big"))
+    yield
+    said.close()
+    stuck.close()
 
 
 def told(watch: Any) -> list[Any]:
@@ -189,44 +163,34 @@ def test_a_worker_whose_service_ends_waits_and_goes_on_with_the_next_one(tmp_pat
     assert "Traceback" not in worker.output
 
 
-def start_reducer(folder: Path, service: Service) -> tuple[Process, str, Path]:
-    output, errors = folder / "reducer.out", folder / "reducer.err"
-    command = [
-        *("-m", "andon_cli", "serve", "--role", "reducer", "--announce"),
-        *("--coordinator", service.address, "--secret-file", str(folder / "secret")),
-        *("--port", "0", "--metrics-port", "0"),
-    ]
-    process = nursery("service").start(command, clean_environment(), output, errors)
-    line = first_line(process, output)
-    assert line, errors.read_text()
-    return process, json.loads(line)["address"], errors
-
-
 def test_a_reducer_that_is_told_to_end_tells_everybody_and_its_coordinator_notices(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "secret").write_text(SECRET)
     flags = ("--reducers", "2", "--secret-file", str(tmp_path / "secret"))
 
     with Service(tmp_path / "run", 1, *flags) as service, ExitStack() as stack:
-        process, address, errors = start_reducer(tmp_path, service)
+        reducer = Reducer(service.address, tmp_path)
+        stack.callback(reducer.close)
+        reducer.start()
         service.await_status(lambda line: len(line.reducers) == 2)
-        watch, states = stack.enter_context(watched(address))
-        stranger = Stranger(address, service.run_id, Layout(()), RunPlan(global_batch=1))
+        watch, states = stack.enter_context(watched(reducer.address))
+        stranger = Stranger(reducer.address, service.run_id, Layout(()), RunPlan(global_batch=1))
         bulk, hears = stack.enter_context(stranger.call(REDUCE))
-        token = tokens.session_token(SECRET, service.run_id, 0)
+        token = tokens.session_token(SECRET.encode(), service.run_id, 0)
         bulk.put(frame_request(OpenRound(service.run_id, 0, token)))
         next(hears)
 
-        process.send_signal(signal.SIGTERM)
+        assert reducer.process is not None
+        reducer.signal(signal.SIGTERM)
 
         states += told(watch)
         end = str(end_of(hears))
-        code = process.wait(PATIENCE_S)
+        code = reducer.process.wait(PATIENCE_S)
         service.await_status(lambda line: len(line.reducers) == 1)
 
     assert (states, end, code) == (GOES_AWAY, LEAVING, 0)
-    assert errors.read_text() == ""
+    assert (tmp_path / "reducers.txt").read_text() == ""
 
 
 def test_a_client_that_does_not_read_is_cut_after_the_grace_and_by_a_second_signal_at_once(

@@ -14,13 +14,12 @@ import pytest
 
 from andon.host.tls import ServerIdentity
 from andon.tcp.connecting import TcpUnavailable, connect
-from andon.tcp.connection import TcpConnection, TcpLost
+from andon.tcp.connection import TcpConnection
 from andon.tcp.framing import Frame
 from andon.tcp.listening import MAX_UNPROVEN, OpenOffer, TcpListener
-from andon.tcp.proof import ANSWER_BYTES, LaneDirection, LaneSession, preamble
+from andon.tcp.proof import LaneDirection, LaneSession
 from andon.tcp.receiving import FrameReader, TcpReceiver
 from andon.tcp.sending import TcpSender
-from andon.wire.fields import FrameError
 from unit.andon.certificates import certify
 
 SENDS, RECEIVES = LaneDirection
@@ -168,26 +167,6 @@ def test_a_wrong_key_opens_nothing(joining: Joining) -> None:
     assert joining.joined.empty()
 
 
-def test_a_preamble_that_is_sent_again_opens_nothing(joining: Joining) -> None:
-    with ExitStack() as stack:
-        data = preamble(SESSION, joining.offer.message.nonce, SENDS)
-        first, again = raw_connection(joining, stack), raw_connection(joining, stack)
-        first.sendall(data)
-        answer = first.recv(ANSWER_BYTES, socket.MSG_WAITALL)
-
-        again.sendall(data)
-
-        assert len(answer) == ANSWER_BYTES
-        assert again.recv(1) == b""
-
-
-def test_an_offer_that_was_withdrawn_opens_nothing(joining: Joining) -> None:
-    joining.listener.withdraw(joining.offer)
-
-    with pytest.raises(TcpUnavailable):
-        connect("127.0.0.1", joining.offer.message, SESSION, (SENDS,))
-
-
 def test_a_client_leaves_a_listener_that_can_not_answer_the_proof() -> None:
     with socket.create_server(("127.0.0.1", 0)) as impostor, ExitStack() as stack:
         joining = offered(listener := TcpListener("127.0.0.1"), stack)
@@ -198,17 +177,6 @@ def test_a_client_leaves_a_listener_that_can_not_answer_the_proof() -> None:
         # It accepts, as the kernel does, and says nothing.
         with pytest.raises(TcpUnavailable, match=r"did not answer within 0\.2 s"):
             connect("127.0.0.1", wrong, SESSION, (SENDS,), within_s=0.2)
-
-
-def test_silent_connections_do_not_keep_others_out(joining: Joining) -> None:
-    with ExitStack() as stack:
-        silent = [raw_connection(joining, stack) for _ in range(MAX_UNPROVEN + 1)]
-
-        connections = connect("127.0.0.1", joining.offer.message, SESSION, (SENDS, RECEIVES))
-
-        for connection in connections:
-            connection.close()
-        assert silent[0].recv(1) == b""  # The oldest made room.
 
 
 def test_an_error_that_nobody_expected_costs_one_connection(
@@ -256,36 +224,6 @@ def test_the_silent_connections_of_one_host_push_out_its_own(joining: Joining) -
         other.setblocking(False)
         with pytest.raises(BlockingIOError):
             other.recv(1)
-
-
-def test_a_frame_above_the_limit_ends_the_lane_before_it_is_read(joining: Joining) -> None:
-    with ExitStack() as stack:
-        (mine,) = connect("127.0.0.1", joining.offer.message, SESSION, (SENDS,))
-        received = Received(joining.joined.get(timeout=30)[1], stack)
-        lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        sender = TcpSender(mine, lost.put, "test-out")
-        stack.callback(sender.close)
-
-        for _ in range(64):  # More than the kernel holds, unless somebody reads.
-            sender.send(given(b"h", bytes(MAX_PAYLOAD + 1)))
-
-        error = received.ended.get(timeout=30)
-        assert isinstance(error, FrameError)
-        assert "above the limit" in str(error)
-        assert lost.get(timeout=30)
-
-
-def test_a_connection_that_ends_within_a_frame_is_lost(joining: Joining) -> None:
-    with ExitStack() as stack:
-        raw = raw_connection(joining, stack)
-        raw.sendall(preamble(SESSION, joining.offer.message.nonce, SENDS))
-        received = Received(joining.joined.get(timeout=30)[1], stack)
-
-        raw.sendall(b"\4\0\0\0\0\1\0\0head" + bytes(100))
-        raw.recv(ANSWER_BYTES, socket.MSG_WAITALL)
-        raw.close()
-
-        assert isinstance(received.ended.get(timeout=30), TcpLost)
 
 
 def test_closing_frees_a_thread_that_waits_for_a_peer_that_does_not_read(joining: Joining) -> None:

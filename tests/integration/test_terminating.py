@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import pytest
 from andon.protocol.records import RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalEntry, JournalReader, RecordedDeparture
-from integration.fixtures.console import finish, lines_until, processes_of, start
-from integration.harness import SCRIPTS, Service, on_line, start_line, start_worker
+from integration.fixtures.console import finish, lines_until, processes_of, start, worker_of
+from integration.harness import SCRIPTS, Service, on_line, start_line, start_worker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -33,29 +32,6 @@ def steps_of(journal: Path) -> dict[int, JournalEntry]:
         return {e.record.step: e for e in reader.chain() if e.record.kind is RecordKind.STEP}
 
 
-def worker_of(folder: Path, *, slot: int) -> int:
-    """The process id of the worker in a slot of an `andon run` in `folder`."""
-    [found] = [
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdecimal() and runs_in(entry, folder, slot)
-    ]
-    return found
-
-
-def await_file(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.01)
-
-
-def runs_in(process: Path, folder: Path, slot: int) -> bool:
-    try:
-        here = process.joinpath("cwd").readlink() == folder
-        return here and f"RANK={slot}" in process.joinpath("environ").read_text().split("\0")
-    except OSError:
-        return False  # It has ended, or belongs to another user.
-
-
 def test_a_worker_that_is_told_to_terminate_finishes_its_step_and_the_others_go_on(
     tmp_path: Path,
 ) -> None:
@@ -63,7 +39,7 @@ def test_a_worker_that_is_told_to_terminate_finishes_its_step_and_the_others_go_
     spec = {**SPEC, "pauses": [{"slot": 1, "step": 5, "until": str(gate)}]}
 
     with start_line(tmp_path, spec, 2, "--min-workers", "1") as (service, workers):
-        await_file(gate.with_suffix(".here"))
+        wait_until(gate.with_suffix(".here").exists)
         workers[1].process.send_signal(signal.SIGTERM)
         gate.touch()
         codes = [worker.wait() for worker in reversed(workers)]
@@ -96,7 +72,7 @@ def test_a_worker_of_a_halted_line_that_waits_for_the_answer_leaves_at_once(tmp_
     spec = {**SPEC, "bad_loss": {"slot": 0, "step": 4}}
 
     with start_line(tmp_path, spec, 2, ANDON_ON_HALT="wait") as (service, workers):
-        service.await_status(lambda line: line.HasField("halt"))
+        service.await_halt()
         workers[1].process.send_signal(signal.SIGTERM)
         code = workers[1].wait()
         state = service.status().state
@@ -147,7 +123,7 @@ def test_a_run_that_one_worker_was_told_to_leave_completes(tmp_path: Path) -> No
     flags = ("--workers", "2", "--min-workers", "1", "--run-id", "7f3a")
     run = start(tmp_path, "run", *flags, *script)
     try:
-        await_file(gate.with_suffix(".here"))
+        wait_until(gate.with_suffix(".here").exists)
         os.kill(worker_of(tmp_path, slot=1), signal.SIGTERM)
         gate.touch()
         code, output, errors = finish(run)

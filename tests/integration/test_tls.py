@@ -6,20 +6,19 @@ import json
 import shutil
 import socket
 import ssl
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from andon.host.tls import open_channel
 from andon.v1 import coordinator_pb2 as pb
-from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_trainer import JoinRefused
-from integration.fixtures.console import andon, finish, start
-from integration.harness import Service, Worker, on_line, start_worker
+from integration.fixtures.console import andon, start
+from integration.fixtures.console import finish as end_of
+from integration.harness import Service, Worker, await_exit, finish, on_line, start_worker, train
 from integration.newcomer import refusal_of
 from unit.andon.certificates import certify
 
@@ -29,65 +28,40 @@ PAUSED, STEPS = 100, 130
 """The line waits for the last stranger before step `PAUSED`; for the test, before the last step."""
 SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": STEPS}
 HOST = "127.0.0.1"
-_PATIENCE_S = 60
 
 
 class Line:
     """A line over mTLS with two workers that train."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.ca = folder, folder / "ca"
         self.certs = certify(self.ca, folder / "host", HOST)
         self.on, self.go = folder / "on", folder / "go"
-        where = ("--tls", str(self.certs), "--max-workers", "3", "--min-workers", "2")
-        self.service = Service(folder / "run", 2, *where, *flags)
+        flags = ("--max-workers", "3", "--min-workers", "2")
+        self.service = Service(folder / "run", 2, *flags, certs=self.certs)
         pauses = ((PAUSED, self.on), (STEPS, self.go))
         self.spec = {
             **SPEC,
             "pauses": [{"slot": 0, "step": step, "until": str(file)} for step, file in pauses],
         }
-        self.workers = [self.worker(slot, self.certs) for slot in range(2)]
-        self.await_status(lambda line: line.step >= 1)
+        self.workers = [self.worker(slot, self.certs, f"worker-{slot}") for slot in range(2)]
+        self.service.await_status(lambda line: line.step >= 1)
 
-    def worker(self, slot: int, certs: Path | None, name: str = "", **more: str) -> Worker:
-        """A training script; if `certs` is None, it uses plaintext."""
-        folder = self.folder / (name or f"worker-{slot}")
+    def worker(self, slot: int, certs: Path, name: str) -> Worker:
+        """A training script."""
+        folder = self.folder / name
         folder.mkdir()
-        tls = {} if certs is None else {"ANDON_TLS_DIR": str(certs)}
-        variables = {**on_line(self.service, slot, 2), **tls, **more}
+        variables = {**on_line(self.service, slot, 2), "ANDON_TLS_DIR": str(certs)}
         return start_worker(folder, self.spec, slot=slot, **variables)
 
-    def status(self) -> pb.LineStatus:
-        with open_channel(self.service.address, (), self.certs) as channel:
-            return CoordinatorStub(channel).GetStatus(pb.GetStatusRequest(), timeout=10).status
-
-    def await_status(self, reached: Callable[[pb.LineStatus], bool]) -> None:
-        with open_channel(self.service.address, (), self.certs) as channel:
-            watch = CoordinatorStub(channel).WatchStatus(
-                pb.WatchStatusRequest(), timeout=_PATIENCE_S
-            )
-            assert any(reached(update.status) for update in watch)
-            watch.cancel()
-
-    def undisturbed(self, before: int) -> None:
-        """Waits for a step after `before`, or until both workers wait for the test."""
-        self.await_status(lambda status: status.step > before or status.step == PAUSED - 1)
-        after = self.status()
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Then waits for a step more, or until both workers wait for the test."""
+        before = self.service.status().step
+        yield
+        self.service.await_status(lambda line: line.step > before or line.step == PAUSED - 1)
+        after = self.service.status()
         assert (after.state, after.live, after.participating) == (pb.LINE_STATE_RUNNING, 2, 2)
-
-    def metric(self, name: str) -> float:
-        with urllib.request.urlopen(self.service.metrics_url, timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
-
-    def finish(self, *others: Worker) -> None:
-        """Lets the run end; checks that all workers exit successfully with the same weights."""
-        self.go.touch()
-        workers = [*self.workers, *others]
-        for worker in workers:
-            assert worker.wait() == 0, worker.output
-        assert len({worker.seen["digest"] for worker in workers}) == 1
-        assert {worker.seen["step"] for worker in workers} == {STEPS}
 
     def close(self) -> None:
         for worker in self.workers:
@@ -97,82 +71,76 @@ class Line:
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    line = Line(tmp_path_factory.mktemp("tls"))
-    try:
+    with closing(Line(tmp_path_factory.mktemp("tls"))) as line:
         yield line
-    finally:
-        line.close()
 
 
 def refused(line: Line, certs: Path | None, **more: str) -> JoinRefused:
     """The error of a worker that asks for the third slot; also checks that the others continue."""
-    before = line.status().step
     tls = {} if certs is None else {"ANDON_TLS_DIR": str(certs)}
-    refusal = refusal_of(line.spec, 2, {**on_line(line.service, 2, 2), **tls, **more})
-    line.undisturbed(before)
-    return refusal
+    with line.undisturbed():
+        return refusal_of(line.spec, 2, {**on_line(line.service, 2, 2), **tls, **more})
 
 
-def test_a_worker_of_another_ca_is_told_whose_ca_does_not_fit(line: Line) -> None:
-    other = certify(line.folder / "other-ca", line.folder / "other", HOST)
-
-    stranger = refused(line, other)
-
-    assert stranger.reason == "tls"
-    assert "does not trust the certificate of what listens at" in str(stranger)
-    assert "ca.crt is not of the CA that signed it; copy the line's ca.crt here" in str(stranger)
+def having(file: Path, folder: Path) -> Path:
+    """A folder of certificates with another line's file in place of its own."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(file, folder)
+    return folder
 
 
-def test_a_worker_that_trusts_the_line_and_is_not_trusted_is_told_so(line: Line) -> None:
-    other = certify(line.folder / "third-ca", line.folder / "third", HOST)
-    shutil.copy(line.certs / "ca.crt", other / "ca.crt")
+STRANGERS: dict[str, tuple[Callable[[Line], Path | None], tuple[str, ...]]] = {
+    "of another CA": (
+        lambda line: certify(line.folder / "other-ca", line.folder / "other", HOST),
+        (
+            "does not trust the certificate of what listens at",
+            "ca.crt is not of the CA that signed it; copy the line's ca.crt here",
+        ),
+    ),
+    "trusts the line and is not trusted": (
+        lambda line: having(
+            line.certs / "ca.crt",
+            certify(line.folder / "third-ca", line.folder / "third", HOST),
+        ),
+        ("tls.crt is not signed by ca.crt beside it",),
+    ),
+    "without a certificate": (
+        lambda line: having(line.certs / "ca.crt", line.folder / "bare"),
+        ("asks for a certificate, and", "holds no tls.crt"),
+    ),
+    "with another one's key": (
+        lambda line: having(line.certs / "tls.key", certify(line.ca, line.folder / "mixed", HOST)),
+        ("tls.key is not the key of",),
+    ),
+    "in the clear": (
+        lambda _: None,
+        ("speaks TLS, and this process does not", "ANDON_TLS_DIR"),
+    ),
+}
 
-    stranger = refused(line, other)
 
-    assert stranger.reason == "tls"
-    assert "tls.crt is not signed by ca.crt beside it" in str(stranger)
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_a_stranger_is_told_what_is_wrong_and_the_others_train_on(
+    line: Line, stranger: str
+) -> None:
+    make, told = STRANGERS[stranger]
+
+    refusal = refused(line, make(line))
+
+    assert refusal.reason == "tls"
+    for part in told:
+        assert part in str(refusal)
 
 
 def test_a_worker_with_an_expired_certificate_is_told_to_renew_it(line: Line) -> None:
     late = certify(line.ca, line.folder / "late", HOST, expired=True)
 
-    before = line.status().step
-    worker = line.worker(2, late, "expired")
-    code = worker.wait()
-    line.undisturbed(before)
+    with line.undisturbed():
+        worker = line.worker(2, late, "expired")
+        await_exit([worker], 4)
 
-    assert (code, worker.seen["reason"]) == (4, "tls")
+    assert worker.seen["reason"] == "tls"
     assert "tls.crt has expired: make it anew with `andon certs --renew`" in worker.output
-
-
-def test_a_worker_without_a_certificate_is_told_that_one_is_asked_for(line: Line) -> None:
-    bare = line.folder / "bare"
-    bare.mkdir()
-    shutil.copy(line.certs / "ca.crt", bare)
-
-    stranger = refused(line, bare)
-
-    assert stranger.reason == "tls"
-    assert "asks for a certificate, and" in str(stranger)
-    assert "holds no tls.crt" in str(stranger)
-
-
-def test_a_worker_in_the_clear_is_told_that_the_line_speaks_tls(line: Line) -> None:
-    stranger = refused(line, None)
-
-    assert stranger.reason == "tls"
-    assert "speaks TLS, and this process does not" in str(stranger)
-    assert "ANDON_TLS_DIR" in str(stranger)
-
-
-def test_a_worker_whose_key_is_another_ones_is_told_before_it_sends_anything(line: Line) -> None:
-    mixed = certify(line.ca, line.folder / "mixed", HOST)
-    shutil.copy(line.certs / "tls.key", mixed)
-
-    stranger = refused(line, mixed)
-
-    assert stranger.reason == "tls"
-    assert "tls.key is not the key of" in str(stranger)
 
 
 def test_a_worker_of_a_line_elsewhere_sends_nothing_in_the_clear(line: Line) -> None:
@@ -187,17 +155,14 @@ def test_strangers_who_shake_hands_at_once_crash_nothing(line: Line) -> None:
     context = ssl.create_default_context(cafile=line.certs / "ca.crt")
     context.set_alpn_protocols(["h2"])
     where = (HOST, int(line.service.address.rpartition(":")[2]))
-    before = line.status().step
 
     def shake_hands(_: int) -> None:
         # They show no certificate: TLS 1.3 tells a client so only after its handshake.
         with socket.create_connection(where) as raw, context.wrap_socket(raw, server_hostname=HOST):
             pass
 
-    with ThreadPoolExecutor(8) as threads:
+    with line.undisturbed(), ThreadPoolExecutor(8) as threads:
         list(threads.map(shake_hands, range(400)))
-
-    line.undisturbed(before)
 
 
 def test_the_console_says_what_is_wrong_and_asks_with_certificates(line: Line) -> None:
@@ -220,28 +185,29 @@ def test_the_console_says_what_is_wrong_and_asks_with_certificates(line: Line) -
 
 
 def test_certificates_change_while_the_line_runs(line: Line) -> None:
-    begun = line.metric("andon_tls_handshakes_total")
+    begun = line.service.metric("andon_tls_handshakes_total")
     old = shutil.copytree(line.certs, line.folder / "old")
     certify(line.folder / "new-ca", line.certs, HOST)  # in place: the service's and the workers'
 
     late = line.worker(2, old, "left-behind")
-    code = late.wait()
+    await_exit([late], 4)
     newcomer = line.worker(2, line.certs, "newcomer")
-    line.await_status(lambda status: status.live == 3)
+    line.service.await_status(lambda status: status.live == 3)
     line.on.touch()
-    line.await_status(lambda status: status.participating == 3)
+    line.service.await_status(lambda status: status.participating == 3)
+    line.go.touch()
+    seen = finish([*line.workers, newcomer])
 
-    assert code == 4
     assert "does not trust the certificate" in late.output
-    assert line.metric("andon_tls_handshakes_total") > begun
-    line.finish(newcomer)
+    assert line.service.metric("andon_tls_handshakes_total") > begun
+    assert len({each["digest"] for each in seen}) == 1
+    assert {each["step"] for each in seen} == {STEPS}
 
 
 def test_a_certificate_for_another_host_is_refused_by_the_worker(tmp_path: Path) -> None:
     certs = certify(tmp_path / "ca", tmp_path / "alpha", "alpha")
     # 127.0.0.2 is also this host, but no certificate of `andon certs alpha` contains it.
-    flags = ("--tls", str(certs), "--bind", "127.0.0.2")
-    with Service(tmp_path / "run", 1, *flags) as service:
+    with Service(tmp_path / "run", 1, "--bind", "127.0.0.2", certs=certs) as service:
         environment = {**on_line(service, 0, 1), "ANDON_TLS_DIR": str(certs)}
         refusal = refusal_of(SPEC, 0, environment)
 
@@ -261,7 +227,7 @@ def test_a_worker_with_certificates_is_told_that_the_line_has_none(tmp_path: Pat
 
 def test_a_worker_waits_for_a_line_over_tls_that_is_not_up_yet(tmp_path: Path) -> None:
     certs = certify(tmp_path / "ca", tmp_path / "alpha", "alpha")
-    with Service(tmp_path / "first", 1, "--tls", str(certs)) as service:
+    with Service(tmp_path / "first", 1, certs=certs) as service:
         port = int(service.address.rpartition(":")[2])
     spec = {**SPEC, "steps": 3}
     worker = start_worker(
@@ -274,24 +240,18 @@ def test_a_worker_waits_for_a_line_over_tls_that_is_not_up_yet(tmp_path: Path) -
     )
     worker.await_output("waiting for a coordinator")
 
-    with Service(tmp_path / "run", 1, "--tls", str(certs), "--run-id", "late", port=port):
-        assert worker.wait() == 0, worker.output
+    with Service(tmp_path / "run", 1, "--run-id", "late", port=port, certs=certs):
+        await_exit([worker])
 
 
 def test_a_ring_runs_over_mtls(tmp_path: Path) -> None:
     certs = certify(tmp_path / "ca", tmp_path / "alpha", "alpha")
     spec = {**SPEC, "steps": 6}
-    with Service(tmp_path / "run", 2, "--tls", str(certs), "--topology", "ring") as service:
-        workers = [
-            start_worker(
-                tmp_path, spec, slot=slot, ANDON_TLS_DIR=str(certs), **on_line(service, slot, 2)
-            )
-            for slot in range(2)
-        ]
-        codes = [worker.wait() for worker in workers]
+    flags = ("--tls", str(certs), "--topology", "ring")
 
-    assert codes == [0, 0], [worker.output for worker in workers]
-    assert len({worker.seen["digest"] for worker in workers}) == 1
+    seen = train(tmp_path, spec, 2, *flags, ANDON_TLS_DIR=str(certs))
+
+    assert len({each["digest"] for each in seen}) == 1
 
 
 def test_reducers_elsewhere_average_over_mtls_and_a_stranger_among_them_is_told(
@@ -319,7 +279,7 @@ def test_reducers_elsewhere_average_over_mtls_and_a_stranger_among_them_is_told(
             **on_line(service, 0, 1),
         )
         code = worker.wait()
-        ended = finish(averaging)
+        ended = end_of(averaging)
 
     assert stranger[0] == 4
     assert "does not trust the certificate of what listens at" in stranger[2]

@@ -56,34 +56,28 @@ def asked(folder: Path, shown: bytes, **line_tokens: bytes) -> dict[str, str]:
     return ends
 
 
-@pytest.mark.parametrize("shown", [b"", b"a-token-of-another-run"], ids=["none", "another"])
-def test_a_caller_without_the_lines_token_learns_nothing_about_it(
-    tmp_path: Path, shown: bytes
+BOTH = {"token": RUN, "operator_token": OPERATORS}
+REFUSED, NOT_ONES_OWN = "UNAUTHENTICATED TOKEN", "PERMISSION_DENIED OPERATOR_TOKEN"
+
+
+@pytest.mark.parametrize(
+    ("shown", "line_tokens", "looking", "operating"),
+    [
+        (b"", BOTH, REFUSED, REFUSED),
+        (b"a-token-of-another-run", BOTH, REFUSED, REFUSED),
+        (RUN, BOTH, "", NOT_ONES_OWN),
+        (OPERATORS, BOTH, "", ""),
+        (RUN, {"token": RUN}, "", ""),
+        (b"", {}, "", ""),
+    ],
+    ids=["none", "another", "the run's", "operators'", "the run's alone", "none is asked for"],
+)
+def test_a_token_opens_what_it_is_for_and_without_one_a_caller_learns_nothing(
+    tmp_path: Path, shown: bytes, line_tokens: dict[str, bytes], looking: str, operating: str
 ) -> None:
-    ends = asked(tmp_path, shown, token=RUN, operator_token=OPERATORS)
+    ends = asked(tmp_path, shown, **line_tokens)
 
-    assert ends == dict.fromkeys((*LOOKING, *OPERATING), "UNAUTHENTICATED TOKEN")
-
-
-def test_with_the_runs_token_one_looks_and_operators_stop(tmp_path: Path) -> None:
-    ends = asked(tmp_path, RUN, token=RUN, operator_token=OPERATORS)
-
-    assert ends == {
-        **dict.fromkeys(LOOKING, ""),
-        **dict.fromkeys(OPERATING, "PERMISSION_DENIED OPERATOR_TOKEN"),
-    }
-
-
-def test_operators_may_do_everything(tmp_path: Path) -> None:
-    assert not any(asked(tmp_path, OPERATORS, token=RUN, operator_token=OPERATORS).values())
-
-
-def test_without_operators_the_runs_token_does_everything(tmp_path: Path) -> None:
-    assert not any(asked(tmp_path, RUN, token=RUN).values())
-
-
-def test_a_line_without_tokens_asks_for_none(tmp_path: Path) -> None:
-    assert not any(asked(tmp_path, b"").values())
+    assert ends == {**dict.fromkeys(LOOKING, looking), **dict.fromkeys(OPERATING, operating)}
 
 
 # ------------------------------------------------------------------ with real processes

@@ -11,28 +11,26 @@ import pytest
 
 from andon.protocol.shards import Ranges
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import Service, Worker, on_line, start_line, start_worker
+from integration.harness import Service, Worker, finish, start_workers, train
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 SPEC: dict[str, Any] = {"samples": 100, "batch": 8, "steps": 9}
 
 
+ONE_IS_FAST = ({"ANDON_SPEED_HINT": "3"}, {"ANDON_SPEED_HINT": "1"})
+"""Worker 0 says that it is three times as fast."""
+
+
 @contextmanager
 def one_fast_worker(folder: Path, *flags: str) -> Iterator[tuple[Service, list[Worker]]]:
-    """A line of two, of which worker 0 says that it is three times as fast."""
-    with Service(folder / "run", 2, *flags) as service:
-        workers = [
-            start_worker(
-                folder, SPEC, slot=slot, ANDON_SPEED_HINT=hint, **on_line(service, slot, 2)
-            )
-            for slot, hint in enumerate(("3", "1"))
-        ]
-        try:
-            yield service, workers
-        finally:
-            for worker in workers:
-                worker.kill()
+    """A line of two, which has trained."""
+    with (
+        Service(folder / "run", 2, *flags) as service,
+        start_workers(folder, service, SPEC, 2, each=ONE_IS_FAST) as workers,
+    ):
+        finish(workers)
+        yield service, workers
 
 
 def shares_of_first_step(service: Service) -> list[Ranges]:
@@ -94,12 +92,11 @@ def test_a_worker_whose_own_gradient_stands_out_halts_the_line_and_is_named(
 ) -> None:
     poison = {"slot": 1, "step": 4, "parameter": "head.weight", "element": [0, 0], "value": 1e4}
     flags = ("--worker-grad-norm", "10")
-    with start_line(tmp_path, {**SPEC, "poison": poison}, 3, *flags) as (_service, workers):
-        codes = [worker.wait() for worker in workers]
 
-    assert codes == [3, 3, 3], workers[0].output
-    [halt] = workers[0].seen["halts"]
+    seen = train(tmp_path, {**SPEC, "poison": poison}, 3, *flags, expect_exit=3)
+
+    [halt] = seen[0]["halts"]
     assert (halt["reason"], halt["step"], halt["worker"]) == ("gradient_norm_spike", 4, 1)
     assert float(halt["value"]) == pytest.approx(1e4, rel=0.01)
-    assert {worker.seen["step"] for worker in workers} == {3}
-    assert len({worker.seen["digest"] for worker in workers}) == 1
+    assert {each["step"] for each in seen} == {3}
+    assert len({each["digest"] for each in seen}) == 1

@@ -25,7 +25,7 @@ from chaos.lane_relay import UP, LaneRelay
 from integration.andon_trainer.ring_workers import Floats, RingLine
 from integration.andon_trainer.test_tcp_star import NO_THREAD, no_thread_called, noted_connections
 from integration.flipping import FlippingRelay, in_run_of
-from integration.test_reducer import wait_until
+from integration.harness import wait_until
 from unit.andon.certificates import certify
 from unit.andon_trainer.ring_bench import expected_means, layout_of
 

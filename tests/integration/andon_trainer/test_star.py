@@ -1,4 +1,4 @@
-"""A worker's exchange striped over several real reducers."""
+"""A worker's exchange with real reducers: the same over gRPC, TCP lanes and shared memory."""
 
 from __future__ import annotations
 
@@ -6,229 +6,130 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from andon.protocol import tokens
+from andon.protocol.encoding import Encoding, decode, encode
 from andon.protocol.layout import Block, BlockKind, Component, Layout
-from andon.protocol.messages import OpenRound
-from andon.protocol.records import Key, PositionRange
-from andon.protocol.reducers import ReducerShare, partition
+from andon.protocol.records import Key
 from andon.protocol.run_settings import Policy
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Call
-from andon_trainer.core.events import Assigned, AveragesComplete, Event, ExchangeFailed
+from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.path import Inbox
 from andon_trainer.exchange.star.bulk_stream import ReducerAccess
+from andon_trainer.exchange.star.reducer_path import ReducerUnfit
 from andon_trainer.exchange.star.star import ReducerAway, StarExchange
-from integration.reducer_bench import RUN, SECRET, Reducer
+from integration.andon_trainer.star_workers import (
+    CHUNK,
+    LAYOUT,
+    PATHS,
+    PATIENCE_S,
+    POLICY,
+    SIZES,
+    StarWorker,
+    exchanged,
+    means,
+    opening_of,
+    shares_of,
+    star,
+    weighted_mean,
+)
+from integration.flipping import FlippingRelay, in_run_of
+from integration.harness import wait_until
+from integration.reducer_bench import Reducer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
-CHUNK = 2**8
-SIZES = (9 * CHUNK + 7, 3, 20 * CHUNK, 1)
-LAYOUT = Layout(
-    tuple(
-        Block(BlockKind.OTHER, f"b{i}", (Component(f"w{i}", (size,)),))
-        for i, size in enumerate(SIZES)
-    )
-)
-POLICY = Policy(chunk_elements=CHUNK)
-PATIENCE_S = 20.0
-QUIET_S = 0.3
+over_every_path = pytest.mark.parametrize("path", PATHS)
+WIDE = Layout((Block(BlockKind.OTHER, "b", (Component("w", (2**18,)),)),))
 
 
-class Worker:
-    """One worker's exchange, without a coordinator."""
-
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        shares: tuple[ReducerShare, ...],
-        shared_dir: Path | None = None,
-        lane_patience_s: float = 60.0,
-    ) -> None:
-        self.inbox = Inbox()
-        self.rank, self.size = rank, size
-        self.opening = OpenRound(RUN, rank, tokens.session_token(SECRET, RUN, rank))
-        self.address = shares[0].address
-        access = ReducerAccess(
-            opening_s=PATIENCE_S, shared_dir=shared_dir, lane_patience_s=lane_patience_s
-        )
-        self.exchange = StarExchange(LAYOUT, POLICY, self.inbox, shares, access)
-        generator = np.random.default_rng(rank)
-        self.blocks = [generator.standard_normal(size, dtype=np.float32) for size in SIZES]
-
-    def begin(self, number: int, call: Call | None = None) -> None:
-        if not self.exchange.is_open:
-            self.exchange.open(self.address, self.opening)
-        assigned = Assigned(
-            key=Key(1, number),
-            parent=None,
-            roster=tuple(range(self.size)),
-            rank=self.rank,
-            step=1,
-            attempt=0,
-            epoch=0,
-            positions=(PositionRange(0, 1),),
-            batch=PositionRange(0, self.size),
-        )
-        self.exchange.begin(assigned, self.rank + 0.5, call)
-
-    def give(self, number: int) -> None:
-        self.begin(number)
-        for index, block in enumerate(self.blocks):
-            self.exchange.submit(index, block)
-
-    def told(self) -> Event:
-        event = self.inbox.take(PATIENCE_S)
-        assert event is not None
-        return event
-
-    def is_told_no_more(self) -> bool:
-        return self.inbox.take(QUIET_S) is None
+@pytest.fixture(scope="module")
+def bits_of_one(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The averages of three workers that one reducer makes over gRPC."""
+    with star("wire", tmp_path_factory.mktemp("one"), 1, 3) as (_, workers):
+        first, *others = exchanged(workers, 1)
+        assert others == [first] * 2
+    return first
 
 
-@contextmanager
-def hosts(folder: Path, count: int) -> Iterator[list[Worker]]:
-    """A reducer and a worker on each of `count` hosts; no two hosts share a folder."""
-    with ExitStack() as stack:
-        folders = [folder / f"host{number}" for number in range(count)]
-        for each in folders:
-            each.mkdir()
-        reducers = [
-            stack.enter_context(Reducer(ReducerConfig(chunk_elements=CHUNK, shared_dir=each)))
-            for each in folders
-        ]
-        shares = partition(LAYOUT, CHUNK, [f"127.0.0.1:{each.port}" for each in reducers])
-        members = [Worker(rank, count, shares, each) for rank, each in enumerate(folders)]
-        for worker in members:
-            stack.callback(worker.exchange.close)
-        yield members
-        assert [list(each.iterdir()) for each in folders] == [[]] * count
+def moved(reducers: list[Reducer], direction: str, path: str) -> float:
+    """The bytes that reducers have moved over a path."""
+    name = "andon_exchange_bytes_total"
+    return sum(each.metric(name, direction=direction, path=path) for each in reducers)
 
 
-@contextmanager
-def line(reducers: int, workers: int) -> Iterator[tuple[list[Reducer], list[Worker]]]:
-    """Reducers that share the model, and workers whose streams are not open yet."""
-    with ExitStack() as stack:
-        started = [stack.enter_context(Reducer(ReducerConfig())) for _ in range(reducers)]
-        shares = partition(LAYOUT, CHUNK, [f"127.0.0.1:{each.port}" for each in started])
-        members = [Worker(rank, workers, shares) for rank in range(workers)]
-        for worker in members:
-            stack.callback(worker.exchange.close)
-        yield started, members
+def has_moved(reducers: list[Reducer], direction: str, path: str, size: int) -> bool:
+    return moved(reducers, direction, path) == size
 
 
-def means(workers: list[Worker]) -> list[bytes]:
-    return [np.concatenate(worker.exchange.averages).tobytes() for worker in workers]
+# ------------------------------------------------------------------------- every path
 
 
-def test_several_reducers_give_every_worker_the_bits_of_one() -> None:
-    results = []
-    for reducers in (1, 3):
-        with line(reducers, 3) as (_, workers):
-            for worker in workers:
-                worker.give(1)
-            told = [worker.told() for worker in workers]
-            results.append(means(workers))
-
-        assert told == [AveragesComplete(Key(1, 1), 4.5, 3)] * 3
-    assert len({*results[0], *results[1]}) == 1
-
-
-def test_a_worker_shares_memory_with_the_reducer_of_its_host_and_gets_the_same_bits(
-    tmp_path: Path,
+@pytest.mark.parametrize("reducers", [1, 3])
+@over_every_path
+def test_a_path_carries_the_bits_of_one_reducer_over_grpc_and_nothing_takes_another(
+    tmp_path: Path, bits_of_one: bytes, path: str, reducers: int
 ) -> None:
-    with line(1, 3) as (_, workers):
-        for worker in workers:
-            worker.give(1)
-        assert {type(worker.told()) for worker in workers} == {AveragesComplete}
-        expected = means(workers)
-
-    with hosts(tmp_path, 3) as workers:
+    with star(path, tmp_path, reducers, 3) as (started, workers):
         for number in (1, 2):
-            for worker in workers:
-                worker.give(number)
-            told = [worker.told() for worker in workers]
-            assert told == [AveragesComplete(Key(1, number), 4.5, 3)] * 3
-            assert means(workers) == expected
+            assert exchanged(workers, number) == [bits_of_one] * 3
+
         traffic = [worker.exchange.traffic for worker in workers]
-        model = 2 * 4 * sum(SIZES)
         for each in traffic:
-            for way in (each.sent, each.received):
-                assert 0.2 * model < way["shared-memory"] < 0.45 * model
-                assert 0.55 * model < way["wire"] < model
+            assert min(each.sent[path], each.received[path]) >= 2 * 4 * sum(SIZES)
+            assert not any(each.sent[other] + each.received[other] for other in {*PATHS} - {path})
+        for direction, told in (("up", "sent"), ("down", "received")):
+            expected = sum(getattr(each, told)[path] for each in traffic)
+            if path != "shared-memory":
+                # Counted once the kernel has an average, by when the worker may have it.
+                wait_until(partial(has_moved, started, direction, path, expected))
+            assert moved(started, direction, path) > 0
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_over_shared_lanes_too_a_rank_may_abstain_and_bytes_go_to_all(tmp_path: Path) -> None:
-    data = [np.full(3 * CHUNK + 5, rank, np.uint8) for rank in range(2)]
-    with hosts(tmp_path, 2) as workers:
+@over_every_path
+def test_a_rank_that_abstains_gets_every_average(tmp_path: Path, path: str) -> None:
+    with star(path, tmp_path, 3, 2) as (_, workers):
         workers[0].give(1)
-        workers[1].begin(1)
-        workers[1].exchange.abstain()
+        workers[1].abstain(1)
+
         assert [worker.told() for worker in workers] == [AveragesComplete(Key(1, 1), 0.5, 2)] * 2
-        alone = np.concatenate(workers[0].blocks).tobytes()
-        assert means(workers) == [alone, alone]
-        for worker, mine in zip(workers, data, strict=True):
-            worker.begin(2, Call(name="broadcast", data=mine))
-        workers[0].exchange.submit_data()
-        workers[1].exchange.abstain()
-        assert [type(worker.told()) for worker in workers] == [AveragesComplete] * 2
-    assert data[1].tobytes() == data[0].tobytes()
+
+        assert means(workers) == [np.concatenate(workers[0].blocks).tobytes()] * 2
 
 
-def test_each_reducer_carries_its_part_alone() -> None:
-    with line(3, 2) as (_, workers):
-        for worker in workers:
-            worker.give(1)
-        for worker in workers:
-            worker.told()
-        exchange = workers[0].exchange
-        sent = [reducer.traffic.sent["wire"] for reducer in exchange._reducers]
-
-    assert exchange.traffic.sent == {"wire": sum(sent)}
-    assert sum(sent) < 1.2 * 4 * sum(SIZES)
-    assert max(sent) < 0.45 * sum(sent)
-
-
-def test_a_rank_that_abstains_gets_every_average() -> None:
-    with line(3, 2) as (_, workers):
-        workers[0].give(1)
-        workers[1].begin(1)
-        workers[1].exchange.abstain()
-
-        told = [worker.told() for worker in workers]
-
-        assert told == [AveragesComplete(Key(1, 1), 0.5, 2)] * 2
-        np.testing.assert_array_equal(workers[1].exchange.averages[2], workers[0].blocks[2])
-
-
-def test_if_all_abstain_each_is_told_once_that_the_averages_are_zero() -> None:
-    with line(3, 2) as (_, workers):
-        for number in (1, 2):
+@over_every_path
+def test_if_all_abstain_each_is_told_once_that_the_averages_are_zero(
+    tmp_path: Path, path: str
+) -> None:
+    with star(path, tmp_path, 3, 2) as (_, workers):
+        exchanged(workers, 1)
+        for number in (2, 3):
             for worker in workers:
-                worker.exchange.averages[0][:] = 7.0
-                worker.begin(number)
-                worker.exchange.abstain()
+                worker.abstain(number)
 
             told = [worker.told() for worker in workers]
 
             assert told == [AveragesComplete(Key(1, number), 0.0, 2)] * 2
-            assert all(worker.is_told_no_more() for worker in workers)
-            assert not any(worker.exchange.averages[0].any() for worker in workers)
+            assert means(workers) == [bytes(4 * sum(SIZES))] * 2
+        assert all(worker.is_told_no_more() for worker in workers)
 
 
-def test_calls_of_one_round_run_in_order_over_the_lanes_that_they_use() -> None:
+@over_every_path
+def test_calls_of_one_round_run_in_order_over_the_reducers_that_they_use(
+    tmp_path: Path, path: str
+) -> None:
     calls = [
         Call(name="a", sequence=0, blocks=range(1)),
         Call(name="barrier", sequence=1),
         Call(name="b", sequence=2, blocks=range(1, 4)),
     ]
-    with line(3, 2) as (_, workers):
+    with star(path, tmp_path, 3, 2) as (_, workers):
         for call in calls:
             for worker in workers:
                 worker.begin(1, call)
@@ -243,14 +144,14 @@ def test_calls_of_one_round_run_in_order_over_the_lanes_that_they_use() -> None:
         assert all(worker.is_told_no_more() for worker in workers)
 
 
-def test_bytes_of_rank_0_reach_the_others_once() -> None:
-    with line(3, 2) as (_, workers):
+@over_every_path
+def test_bytes_of_rank_0_reach_the_others_once(tmp_path: Path, path: str) -> None:
+    with star(path, tmp_path, 3, 2) as (_, workers):
         sent = np.arange(5 * CHUNK + 9, dtype=np.uint8)
         arrived = np.zeros_like(sent)
         workers[0].begin(1, Call(name="broadcast", data=sent))
         workers[0].exchange.submit_data()
-        workers[1].begin(1, Call(name="broadcast", data=arrived))
-        workers[1].exchange.abstain()
+        workers[1].abstain(1, Call(name="broadcast", data=arrived))
 
         told = [worker.told() for worker in workers]
 
@@ -259,8 +160,11 @@ def test_bytes_of_rank_0_reach_the_others_once() -> None:
         np.testing.assert_array_equal(arrived, sent)
 
 
-def test_f_dp_003_a_value_that_must_not_be_sent_is_reported_once_and_goes_to_no_reducer() -> None:
-    with line(3, 1) as (_, (worker,)):
+@pytest.mark.parametrize("path", ["wire", "tcp"])
+def test_f_dp_003_a_value_that_must_not_be_sent_is_reported_once_and_goes_to_no_reducer(
+    tmp_path: Path, path: str
+) -> None:
+    with star(path, tmp_path, 3, 1) as (_, (worker,)):
         worker.blocks[0][5] = np.nan
 
         worker.give(1)
@@ -270,26 +174,174 @@ def test_f_dp_003_a_value_that_must_not_be_sent_is_reported_once_and_goes_to_no_
         assert (told.kind, told.block, told.element) == ("NON_FINITE_GRADIENT", 0, 5)
         assert worker.is_told_no_more()
         assert worker.exchange.refused
-        assert not worker.exchange.traffic.sent["wire"]
+        assert not worker.exchange.traffic.sent[path]
 
 
-def test_a_reducer_that_goes_away_is_named_and_the_next_round_opens_all_lanes_anew() -> None:
-    with line(2, 2) as (_, workers):
-        for worker in workers:
+@pytest.mark.parametrize("path", ["wire", "tcp"])
+def test_blocks_of_a_void_round_do_not_stand_in_the_next_ones_way(
+    tmp_path: Path, path: str
+) -> None:
+    # The model is larger than the window, and a rank died before it sent anything.
+    window_bytes = 8 * 2**10
+    with star(path, tmp_path, 1, 3, window_bytes=window_bytes) as ((reducer,), workers):
+        for worker in workers[:2]:
+            worker.give(1)
+        workers[2].open()
+        wait_until(lambda: reducer.app.inflight_bytes > window_bytes - 2 * 4 * CHUNK)
+        workers[2].exchange.close()
+        survivors = workers[:2]
+        for worker in survivors:
+            worker.exchange.end()
+            worker.size = 2
+
+        assert exchanged(survivors, 2) == [weighted_mean(survivors)] * 2
+
+
+# ---------------------------------------------------------------- where a path matters
+
+
+@contextmanager
+def hosts(folder: Path, count: int) -> Iterator[list[StarWorker]]:
+    """A reducer and a worker on each of `count` hosts; no two hosts share a folder."""
+    with ExitStack() as stack:
+        folders = [folder / f"host{number}" for number in range(count)]
+        for each in folders:
+            each.mkdir()
+        reducers = [
+            stack.enter_context(Reducer(ReducerConfig(chunk_elements=CHUNK, shared_dir=each)))
+            for each in folders
+        ]
+        shares = shares_of([f"127.0.0.1:{each.port}" for each in reducers])
+        members = [
+            StarWorker(rank, count, shares, shared_dir=each) for rank, each in enumerate(folders)
+        ]
+        for worker in members:
+            stack.callback(worker.exchange.close)
+        yield members
+        assert [list(each.iterdir()) for each in folders] == [[]] * count
+
+
+def test_a_worker_shares_memory_with_the_reducer_of_its_host_and_gets_the_same_bits(
+    tmp_path: Path, bits_of_one: bytes
+) -> None:
+    with hosts(tmp_path, 3) as workers:
+        for number in (1, 2):
+            assert exchanged(workers, number) == [bits_of_one] * 3
+        traffic = [worker.exchange.traffic for worker in workers]
+
+    model = 2 * 4 * sum(SIZES)
+    for each in traffic:
+        for way in (each.sent, each.received):
+            assert 0.2 * model < way["shared-memory"] < 0.45 * model
+            assert 0.55 * model < way["wire"] < model
+
+
+def test_memory_that_a_reducer_of_this_host_does_not_share_is_counted(tmp_path: Path) -> None:
+    with Reducer(ReducerConfig(chunk_elements=CHUNK)) as reducer:  # It shares none.
+        shares = shares_of([f"127.0.0.1:{reducer.port}"])
+        sharing, plain = StarWorker(0, 1, shares, shared_dir=tmp_path), StarWorker(0, 1, shares)
+        for worker in (sharing, plain):
             worker.begin(1)
-        with Reducer(ReducerConfig()) as leaving:
-            stand_in = [
-                Worker(
-                    rank,
-                    2,
-                    partition(LAYOUT, CHUNK, [workers[0].address, f"127.0.0.1:{leaving.port}"]),
-                )
-                for rank in range(2)
-            ]
-            for worker in stand_in:
+            worker.exchange.close()
+
+    assert sharing.exchange.traffic.fallbacks == 1
+    assert plain.exchange.traffic.fallbacks == 0, "it was not asked to share"
+
+
+def test_each_reducer_carries_its_part_alone(tmp_path: Path) -> None:
+    with star("wire", tmp_path, 3, 2) as (_, workers):
+        exchanged(workers, 1)
+        exchange = workers[0].exchange
+        sent = [reducer.traffic.sent["wire"] for reducer in exchange._reducers]
+
+    assert exchange.traffic.sent == {"wire": sum(sent)}
+    assert sum(sent) < 1.2 * 4 * sum(SIZES)
+    assert max(sent) < 0.45 * sum(sent)
+
+
+def test_a_round_that_was_void_after_its_averages_keeps_the_stream(tmp_path: Path) -> None:
+    with star("wire", tmp_path, 1, 1) as (_, (worker,)):
+        exchanged([worker], 1)
+
+        assert worker.exchange.is_open
+
+
+@pytest.mark.parametrize("answer", [None, Encoding.FLOAT32])
+@pytest.mark.parametrize(
+    "encoding", [Encoding.FLOAT16, Encoding.BFLOAT16, Encoding.INT8_BLOCK, Encoding.INT4_BLOCK]
+)
+def test_narrow_gradients_are_averaged_in_float32_and_come_back_as_asked(
+    tmp_path: Path, encoding: Encoding, answer: Encoding | None
+) -> None:
+    policy = Policy(chunk_elements=2**12, encoding=encoding, answer_encoding=answer)
+
+    with star("wire", tmp_path, 1, 2, policy=policy, layout=WIDE) as (_, workers):
+        found = exchanged(workers, 1)
+        sent = workers[0].exchange.traffic.sent["wire"]
+
+    size = workers[0].blocks[0].size
+    first, second = (decode(encode(each.blocks[0], encoding), encoding, size) for each in workers)
+    exact = first * np.float32(0.25) + second * np.float32(0.75)
+    expected = exact if answer else decode(encode(exact, encoding), encoding, size)
+    assert found == [expected.tobytes()] * 2
+    assert 1 < sent / encoding.payload_bytes(size) < 1.1
+
+
+def test_a_reducer_that_lacks_the_lines_encoding_is_refused_by_the_capabilitys_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy(chunk_elements=CHUNK, encoding=Encoding.INT4_BLOCK)
+    monkeypatch.setattr("andon_reducer.transport.reduce.CAPABILITIES", ("int8.v1",))
+
+    with (
+        star("wire", tmp_path, 1, 1, policy=policy) as (_, (worker,)),
+        pytest.raises(ReducerUnfit, match=r"lacks int4\.v1, which the line"),
+    ):
+        worker.open()
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_bit_that_flips_on_the_wire_voids_the_round_and_the_next_one_is_right(
+    direction: str,
+) -> None:
+    # Rank 1 sends 2.0 everywhere, and gets 1.75.
+    number = np.float32(2.0 if direction == "up" else 1.75).tobytes()
+    with (
+        Reducer() as reducer,
+        FlippingRelay(f"127.0.0.1:{reducer.port}", direction, in_run_of(number)) as relay,
+    ):
+        sound, relayed = f"127.0.0.1:{reducer.port}", relay.address
+        workers = [
+            StarWorker(rank, 2, shares_of([address]))
+            for rank, address in enumerate((sound, relayed))
+        ]
+        for rank, worker in enumerate(workers):
+            worker.blocks = [np.full(size, rank + 1.0, np.float32) for size in SIZES]
+            worker.give(1)
+
+        told = workers[1].told()
+        for worker in workers:
+            worker.exchange.end()
+        found = exchanged(workers, 2)
+        for worker in workers:
+            worker.exchange.close()
+
+    assert relay.flipped == 1
+    assert isinstance(told, ExchangeFailed), "what was changed was averaged"
+    assert (told.kind, told.rank) == ("CORRUPT_CHUNK", 1)
+    assert told.block in {block for block, size in enumerate(SIZES) if size > 16}
+    assert found == [np.full(sum(SIZES), 1.75, np.float32).tobytes()] * 2
+
+
+def test_a_reducer_that_goes_away_is_named_and_the_next_round_opens_all_streams_anew() -> None:
+    with Reducer() as stays:
+        with Reducer() as leaving:
+            shares = shares_of([f"127.0.0.1:{each.port}" for each in (stays, leaving)])
+            workers = [StarWorker(rank, 2, shares) for rank in range(2)]
+            for worker in workers:
                 worker.begin(2)
-        told = [worker.told() for worker in stand_in]
-        for worker in stand_in:
+        told = [worker.told() for worker in workers]
+        for worker in workers:
             assert not worker.exchange.is_open
             worker.exchange.end()
             with pytest.raises(ReducerAway, match=f"no reducer at 127.0.0.1:{leaving.port}"):
@@ -301,27 +353,15 @@ def test_a_reducer_that_goes_away_is_named_and_the_next_round_opens_all_lanes_an
 
 
 def test_a_reducer_that_never_answers_is_given_up() -> None:
-    with line(2, 1) as (reducers, _), socket.create_server(("127.0.0.1", 0)) as silent:
-        addresses = [f"127.0.0.1:{reducers[0].port}", f"127.0.0.1:{silent.getsockname()[1]}"]
-        shares = partition(LAYOUT, CHUNK, addresses)
-        exchange = StarExchange(LAYOUT, POLICY, Inbox(), shares, ReducerAccess(opening_s=0.3))
+    with Reducer() as reducer, socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = [f"127.0.0.1:{reducer.port}", f"127.0.0.1:{silent.getsockname()[1]}"]
+        access = ReducerAccess(opening_s=0.3)
+        exchange = StarExchange(LAYOUT, POLICY, Inbox(), shares_of(addresses), access)
         began = time.monotonic()
 
         with pytest.raises(ReducerAway, match=addresses[1]):
-            exchange.open("", OpenRound(RUN, 0, tokens.session_token(SECRET, RUN, 0)))
+            exchange.open("", opening_of(0))
 
         assert time.monotonic() - began < PATIENCE_S
         assert not exchange.is_open
         exchange.close()
-
-
-def test_memory_that_a_reducer_of_this_host_does_not_share_is_counted(tmp_path: Path) -> None:
-    with Reducer(ReducerConfig(chunk_elements=CHUNK)) as reducer:  # It shares none.
-        shares = partition(LAYOUT, CHUNK, [f"127.0.0.1:{reducer.port}"])
-        sharing, plain = Worker(0, 1, shares, tmp_path), Worker(0, 1, shares)
-        for worker in (sharing, plain):
-            worker.begin(1)
-            worker.exchange.close()
-
-    assert sharing.exchange.traffic.fallbacks == 1
-    assert plain.exchange.traffic.fallbacks == 0, "it was not asked to share"

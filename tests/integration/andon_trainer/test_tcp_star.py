@@ -6,58 +6,44 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from andon.protocol import tokens
 from andon.protocol.messages import Abstain, OpenRound, RoundOpened
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
-from andon.protocol.reducers import partition
 from andon.tcp.connecting import connect
 from andon.tcp.connection import TcpConnection
 from andon.tcp.framing import prefixed
 from andon.tcp.proof import CAPABILITY, LaneDirection, LaneSession
 from andon.tcp.sending import TcpSender
-from andon.wire import checksums
 from andon.wire.frames import split_request
 from andon.wire.lane_reports import REDUCER_METHOD, frame_asked, read_report
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.events import AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.star.tcp import WorkerLanes
 from chaos.lane_relay import DOWN, UP, LaneRelay
-from integration.andon_trainer.test_star import CHUNK, LAYOUT, SIZES, Worker, means
+from integration.andon_trainer.star_workers import (
+    CHUNK,
+    StarWorker,
+    exchanged,
+    means,
+    shares_of,
+    star,
+    weighted_mean,
+)
+from integration.harness import wait_until
 from integration.reducer_bench import RUN, SECRET, Reducer, Stream, reason_of
 from integration.reducer_bench import connect as connect_grpc
-from integration.test_reducer import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
-
-CAPABILITIES = (checksums.CAPABILITY, CAPABILITY)
-
-
-@contextmanager
-def line(
-    reducers: int, workers: int, *, lanes: bool = True, window_bytes: int = 2**26
-) -> Iterator[tuple[list[Reducer], list[Worker]]]:
-    """Reducers that offer lanes, and workers that can use them."""
-    with ExitStack() as stack:
-        config = ReducerConfig(window_bytes=window_bytes)
-        started = [stack.enter_context(Reducer(config, lanes=lanes)) for _ in range(reducers)]
-        shares = partition(LAYOUT, CHUNK, [f"127.0.0.1:{each.port}" for each in started])
-        members = [Worker(rank, workers, shares) for rank in range(workers)]
-        for worker in members:
-            worker.opening = replace(worker.opening, capabilities=CAPABILITIES)
-            stack.callback(worker.exchange.close)
-        yield started, members
-
 
 NO_THREAD = "can't start new thread"
 
@@ -86,19 +72,7 @@ def noted_connections(where: str, monkeypatch: pytest.MonkeyPatch) -> list[TcpCo
     return opened
 
 
-def exchanged(workers: list[Worker], number: int) -> list[bytes]:
-    for worker in workers:
-        worker.give(number)
-    for worker in workers:
-        told = worker.told()
-        assert isinstance(told, AveragesComplete), told
-    found = means(workers)
-    for worker in workers:
-        worker.exchange.end()
-    return found
-
-
-def lanes_of(worker: Worker) -> Any:
+def lanes_of(worker: StarWorker) -> Any:
     return worker.exchange._reducers[0]._wire._lanes
 
 
@@ -106,54 +80,11 @@ def moved(reducer: Reducer, direction: str, path: str) -> float:
     return reducer.metric("andon_exchange_bytes_total", direction=direction, path=path)
 
 
-def has_moved(reducers: list[Reducer], direction: str, path: str, size: int) -> bool:
-    return sum(moved(each, direction, path) for each in reducers) == size
-
-
-def test_lanes_carry_the_bits_of_grpc_and_nothing_else_travels_over_grpc() -> None:
-    found = []
-    for lanes in (False, True):
-        with line(2, 2, lanes=lanes) as (reducers, workers):
-            found += exchanged(workers, 1)
-            path, other = ("tcp", "wire") if lanes else ("wire", "tcp")
-            traffic = [worker.exchange.traffic for worker in workers]
-            for each in traffic:
-                assert min(each.sent[path], each.received[path]) >= 4 * sum(SIZES)
-                assert not each.sent[other] + each.received[other]
-            for direction, told in (("up", "sent"), ("down", "received")):
-                expected = sum(getattr(each, told)[path] for each in traffic)
-                # Counted once the kernel has an average, by when the worker may have it.
-                wait_until(partial(has_moved, reducers, direction, path, expected))
-
-    assert found == [found[0]] * 4
-
-
-def test_all_ranks_but_one_may_abstain_over_lanes() -> None:
-    with line(1, 2) as (_, workers):
-        workers[0].give(1)
-        workers[1].begin(1)
-        workers[1].exchange.abstain()
-
-        assert all(isinstance(worker.told(), AveragesComplete) for worker in workers)
-
-        assert means(workers) == [np.concatenate(workers[0].blocks).tobytes()] * 2
-
-
-def test_zeros_come_over_lanes_if_every_rank_abstains() -> None:
-    with line(1, 2) as (_, workers):
-        exchanged(workers, 1)
-        for worker in workers:
-            worker.begin(2)
-            worker.exchange.abstain()
-
-        assert all(isinstance(worker.told(), AveragesComplete) for worker in workers)
-
-        assert means(workers) == [bytes(4 * sum(SIZES))] * 2
-
-
-def test_a_worker_that_is_ahead_waits_for_the_others_and_the_window_stays_bounded() -> None:
+def test_a_worker_that_is_ahead_waits_for_the_others_and_the_window_stays_bounded(
+    tmp_path: Path,
+) -> None:
     window = 8 * 2**10
-    with line(1, 2, window_bytes=window) as ((reducer,), workers):
+    with star("tcp", tmp_path, 1, 2, window_bytes=window) as ((reducer,), workers):
         workers[0].give(1)
         wait_until(lambda: reducer.app.inflight_bytes > window / 2)
 
@@ -165,8 +96,8 @@ def test_a_worker_that_is_ahead_waits_for_the_others_and_the_window_stays_bounde
         assert means(workers)[0] == means(workers)[1]
 
 
-def test_a_lane_that_breaks_voids_its_round_and_the_next_one_opens_anew() -> None:
-    with line(1, 2) as (_, workers):
+def test_a_lane_that_breaks_voids_its_round_and_the_next_one_opens_anew(tmp_path: Path) -> None:
+    with star("tcp", tmp_path, 1, 2) as (_, workers):
         exchanged(workers, 1)
         broken = lanes_of(workers[0])
         received = workers[0].exchange.traffic.received["tcp"]
@@ -198,10 +129,11 @@ class DeadFromTheFirst(WorkerLanes):
 
 
 def test_a_lane_that_is_dead_once_its_threads_run_carries_no_round(
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("andon_trainer.exchange.star.reducer_path._REASON_S", 0.0)
-    with line(1, 1) as (_, workers):
+    with star("tcp", tmp_path, 1, 1) as (_, workers):
         with monkeypatch.context() as patched:
             patched.setattr(
                 "andon_trainer.exchange.star.reducer_path.WorkerLanes", DeadFromTheFirst
@@ -214,10 +146,11 @@ def test_a_lane_that_is_dead_once_its_threads_run_carries_no_round(
 
 
 def test_a_lane_that_dies_between_two_rounds_fails_the_round_that_began_with_it(
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("andon_trainer.exchange.star.reducer_path._REASON_S", 0.0)
-    with line(1, 1) as (_, workers):
+    with star("tcp", tmp_path, 1, 1) as (_, workers):
         exchanged(workers, 1)
         # Its loss is reported before the round begins that would have used it.
         lanes_of(workers[0])._receiver._connection.end()
@@ -233,11 +166,11 @@ def test_a_lane_that_dies_between_two_rounds_fails_the_round_that_began_with_it(
 
 @pytest.mark.parametrize("name", ["andon-lane-out", "andon-lane-in", "andon-lane-watch"])
 def test_grpc_carries_everything_if_there_is_no_thread_for_a_lane(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened = noted_connections("andon_trainer.exchange.star.tcp.connect", monkeypatch)
     no_thread_called(name, monkeypatch)
-    with line(1, 1) as (_, workers), caplog.at_level(logging.INFO):
+    with star("tcp", tmp_path, 1, 1) as (_, workers), caplog.at_level(logging.INFO):
         exchanged(workers, 1)
 
         assert lanes_of(workers[0]) is None
@@ -246,9 +179,10 @@ def test_grpc_carries_everything_if_there_is_no_thread_for_a_lane(
 
 
 def test_grpc_carries_everything_if_the_port_takes_no_connections(
+    tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with line(1, 2) as ((reducer,), workers), socket.socket() as closed:
+    with star("tcp", tmp_path, 1, 2) as ((reducer,), workers), socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert reducer.listener is not None
         reducer.listener.port = closed.getsockname()[1]  # Nobody listens: refused at once.
@@ -270,7 +204,7 @@ PATIENCE_S = 0.5
 @contextmanager
 def relayed(
     workers: int = 2, *, patience_s: float = PATIENCE_S, window_bytes: int = 2**26
-) -> Iterator[tuple[Reducer, list[Worker], LaneRelay]]:
+) -> Iterator[tuple[Reducer, list[StarWorker], LaneRelay]]:
     """One reducer, and workers of which the last one reaches it through a relay."""
     with ExitStack() as stack:
         config = ReducerConfig(window_bytes=window_bytes)
@@ -281,9 +215,9 @@ def relayed(
         members = []
         for rank in range(workers):
             at = relay.address if rank == workers - 1 else address
-            shares = partition(LAYOUT, CHUNK, [at])
-            members.append(Worker(rank, workers, shares, lane_patience_s=patience_s))
-            members[-1].opening = replace(members[-1].opening, capabilities=CAPABILITIES)
+            members.append(
+                StarWorker(rank, workers, shares_of([at]), lanes=True, lane_patience_s=patience_s)
+            )
             stack.callback(members[-1].exchange.close)
         yield reducer, members, relay
 
@@ -320,14 +254,6 @@ def test_a_lane_that_takes_bytes_and_passes_none_on_is_named_and_grpc_takes_over
         assert moved(reducer, "up", "wire") > 0 < before
     said = [each.getMessage() for each in caplog.records if "over gRPC" in each.getMessage()]
     assert len([each for each in said if relay.address in each and "stood still" in each]) == 1
-
-
-def weighted_mean(workers: list[Worker]) -> bytes:
-    """Of two workers with the weights 0.5 and 1.5, by the rule of the protocol."""
-    shares = [np.float32(0.25), np.float32(0.75)]
-    first, second = (np.concatenate(worker.blocks) for worker in workers)
-    mean: bytes = (first * shares[0] + second * shares[1]).tobytes()
-    return mean
 
 
 @pytest.mark.parametrize("direction", [UP, DOWN])
@@ -401,48 +327,11 @@ class Joined:
 ABSTAIN = Abstain(key=Key(1, 1), rank=0, world_size=2)
 
 
-def refusal_after(act: Callable[[Reducer, Joined], None]) -> grpc.RpcError:
-    with ExitStack() as stack:
-        reducer = stack.enter_context(Reducer(lanes=True))
-        joined = Joined(reducer, stack)
-
-        act(reducer, joined)
-
-        with pytest.raises(grpc.RpcError) as refused:
-            joined.stream.read()
-        return refused.value
-
-
 def used(reducer: Reducer, joined: Joined) -> None:
     """Sends a message over the lane, which the reducer has taken when this returns."""
     round_ = replace(ABSTAIN, world_size=1)
     joined.sender.send(lambda: split_request(round_))
     assert joined.down.receive_into(memoryview(bytearray(8)))  # The answer: zeros.
-
-
-def test_a_message_over_grpc_is_refused_once_the_lanes_are_in_use() -> None:
-    def act(reducer: Reducer, joined: Joined) -> None:
-        used(reducer, joined)
-        joined.stream.send(ABSTAIN)
-
-    assert reason_of(refusal_after(act))[1] == Reason.INVALID_MESSAGE.name
-
-
-def test_a_frame_that_breaks_a_rule_is_refused_over_grpc() -> None:
-    head, _ = split_request(replace(ABSTAIN, rank=2))
-
-    error = refusal_after(lambda _, joined: joined.sender.send(lambda: (head, None)))
-
-    assert reason_of(error)[1] == Reason.INVALID_MESSAGE.name
-    assert "rank 2 is not below" in (error.details() or "")
-
-
-def test_a_frame_above_the_limit_is_refused_as_too_large() -> None:
-    payload = memoryview(bytes(5 * 2**20))
-
-    error = refusal_after(lambda _, joined: joined.sender.send(lambda: (b"h", payload)))
-
-    assert reason_of(error)[1] == Reason.TOO_LARGE.name
 
 
 def test_a_stream_goes_on_over_grpc_if_its_lanes_are_never_used() -> None:
@@ -466,16 +355,3 @@ def test_the_end_of_a_lane_that_carried_nothing_yet_ends_the_other_one() -> None
         assert not joined.down.receive_into(memoryview(bytearray(1)), may_end=True)
         joined.stream.send(replace(ABSTAIN, world_size=1))
         assert joined.stream.read() is not None
-
-
-def test_lanes_end_with_their_call() -> None:
-    with ExitStack() as stack:
-        reducer = stack.enter_context(Reducer(lanes=True))
-        joined = Joined(reducer, stack)
-        used(reducer, joined)
-
-        joined.stream.call.cancel()
-
-        rest = memoryview(bytearray(2**16))
-        with pytest.raises(OSError, match="ended within a frame"):
-            joined.down.receive_into(rest)
