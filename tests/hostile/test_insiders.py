@@ -2,7 +2,7 @@
 
 Newcomers that the coordinator named lie about the state that they are to take; a donor that it
 named lies about the one that it is to give; and reducers lie about themselves. All meet one line,
-which must end with equal weights. `ANDON_ATTACK_SECONDS` says how much of it; `make soak` raises it.
+which must end with equal weights. `ANDON_ATTACK_SECONDS` says how long; `make soak` raises it.
 """
 
 from __future__ import annotations
