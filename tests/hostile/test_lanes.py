@@ -181,6 +181,17 @@ def test_a_wrong_preamble_is_hung_up_on_without_a_byte(port: Port, name: str) ->
         assert_echo(*stream.lanes())  # the offer is still good for its worker
 
 
+def test_a_proof_is_good_once(port: Port) -> None:
+    with port.stream() as stream:
+        up, down = stream.lanes()
+        for direction in (UP, DOWN):
+            again = stream.connect()
+            again.send(stream.preamble(direction))
+            assert again.ended()
+
+        assert_echo(up, down)
+
+
 def test_a_proof_is_good_on_no_other_stream(port: Port) -> None:
     with port.stream(worker=900) as one, port.stream(worker=900) as other:
         lane = other.connect()
