@@ -202,8 +202,12 @@ class Service:
         }
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's current values with these labels."""
-        return self.scrape().total(name, **labels)
+        """The sum of a metric's current values with these labels.
+
+        Without labels it is the metric's only value, which there must be.
+        """
+        scrape = self.scrape()
+        return scrape.total(name, **labels) if labels else scrape.value(name)
 
     def stop(self) -> None:
         """Stops it with a signal, as a person would."""
