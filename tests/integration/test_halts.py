@@ -104,11 +104,12 @@ def test_f_dp_003_a_halt_that_is_answered_retry_is_told_to_all_alike_and_costs_n
     assert {worker.seen["digest"] for worker in workers} == {undisturbed}
 
 
+@pytest.mark.parametrize("on_halt", ["wait", "raise"])
 def test_f_dp_002_skipped_samples_are_recorded_with_who_skipped_them_and_trained_by_nobody(
-    tmp_path: Path,
+    tmp_path: Path, on_halt: str
 ) -> None:
     spec = {**poisoned(5, 0), "loader_processes": 1}
-    more = {"ANDON_ON_HALT": "wait", "ANDON_TRACE": str(tmp_path / "t.json")}
+    more = {"ANDON_ON_HALT": on_halt, "ANDON_TRACE": str(tmp_path / "t.json")}
 
     # The last batch of epoch 0: the skip moves the line into the next epoch.
     with start_line(tmp_path, spec, 2, **more) as (service, workers):
