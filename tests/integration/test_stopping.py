@@ -65,9 +65,11 @@ def stuck_watch(address: str) -> Iterator[None]:
     said = stuck.socket.makefile("rb")
     while (head := said.read(9))[3] != HEADERS:
         said.read(int.from_bytes(head[:3], "big"))
-    yield
-    said.close()
-    stuck.close()
+    try:
+        yield
+    finally:
+        said.close()
+        stuck.close()
 
 
 def told(watch: Any) -> list[Any]:
