@@ -43,6 +43,13 @@ def services(
     return found
 
 
+def settings_of(service: dict[str, Any]) -> ServeConfig:
+    """What `andon serve` makes of a container's command and environment."""
+    config = read_config(service["command"][1:], service["environment"])
+    assert isinstance(config, ServeConfig)
+    return config
+
+
 def _mounted(service: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What is mounted in a container, by where."""
     return {volume["target"]: volume for volume in service.get("volumes", [])}
@@ -66,9 +73,8 @@ def test_the_service_is_started_by_a_command_that_andon_understands(
 ) -> None:
     service = services["andon"]
 
-    config = read_config(service["command"][1:], service["environment"])
+    config = settings_of(service)
 
-    assert isinstance(config, ServeConfig)
     assert (config.bind, config.line_port, config.endpoint_port) == ("0.0.0.0", 7070, 9400)
     assert config.tcp_port == 7170
     assert config.workers == services["trainer"]["scale"] == 2
@@ -96,11 +102,10 @@ def test_no_trainer_has_a_rank_so_that_there_can_be_any_number(
     services: dict[str, dict[str, Any]],
 ) -> None:
     trainer, service = services["trainer"], services["andon"]
-    config = read_config(service["command"][1:], service["environment"])
+    config = settings_of(service)
 
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & trainer["environment"].keys()
     assert "container_name" not in trainer
-    assert isinstance(config, ServeConfig)
     assert config.line.max_workers is not None
     assert config.line.max_workers > config.workers
 
@@ -174,10 +179,9 @@ def test_run_steps_script_images_and_workers_are_chosen_by_variables() -> None:
     )["services"]
     service, trainer = chosen["andon"], chosen["trainer"]
 
-    config = read_config(service["command"][1:], service["environment"])
+    config = settings_of(service)
     worker = LineConfig.read(trainer["environment"] | {"ANDON_RESUME": ""})
 
-    assert isinstance(config, ServeConfig)
     assert (config.run_id, worker.run_id) == ("second", "second")
     assert (str(config.folder), str(worker.run_dir)) == ("runs/second", f"{RUNS}/second")
     assert (config.line.max_steps, trainer["environment"]["ANDON_STEPS"]) == (7, "7")
@@ -255,10 +259,9 @@ def test_without_gpus_nothing_is_reserved(composed: dict[str, dict[str, Any]], f
 @encrypted_forms
 def test_with_certificates_nothing_may_go_unencrypted(services: dict[str, dict[str, Any]]) -> None:
     service, trainer = services["andon"], services["trainer"]
-    config = read_config(service["command"][1:], service["environment"])
+    config = settings_of(service)
     worker = LineConfig.read(trainer["environment"] | {"ANDON_RESUME": ""})
 
-    assert isinstance(config, ServeConfig)
     assert str(config.access.tls_dir) in _mounted(service)
     assert str(worker.tls) in _mounted(trainer)
     assert not config.access.insecure
@@ -332,20 +335,18 @@ def test_the_board_is_open_to_this_host_because_its_port_is_published_on_loopbac
     services: dict[str, dict[str, Any]],
 ) -> None:
     service = services["andon"]
-    config = read_config(service["command"][1:], service["environment"])
+    config = settings_of(service)
     (port,) = (each for each in service["ports"] if each["target"] == 9400)
 
-    assert isinstance(config, ServeConfig)
     assert is_loopback(config.board_bind)
     assert port["host_ip"] == config.board_bind
 
 
 def test_a_board_that_is_published_to_other_hosts_knows_of_it() -> None:
     service = compose("cpu", ANDON_PUBLISHED_ON="0.0.0.0")["services"]["andon"]
-    config = read_config(service["command"][1:], service["environment"])
+    config = settings_of(service)
     published = {port["target"]: port["host_ip"] for port in service["ports"]}
 
-    assert isinstance(config, ServeConfig)
     assert config.board_bind == "0.0.0.0"
     assert published == {7070: "127.0.0.1", 7170: "127.0.0.1", 9400: "0.0.0.0"}
 
