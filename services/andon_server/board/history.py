@@ -170,11 +170,11 @@ def _curves(run_id: str, reader: JournalReader, points: int) -> dict[str, Any]:
             "step": [each.step for each in steps],
             "loss": [each.loss for each in steps],
             "loss_min": [each.loss_min for each in steps],
-            "gradient_norm": [each.gradient_norm for each in steps],
             "loss_max": [each.loss_max for each in steps],
             "step_seconds": [each.step_seconds for each in steps],
             "samples_per_second": [each.samples_per_second for each in steps],
             "at_unix_s": [each.at_unix_s for each in steps],
+            "gradient_norm": [each.gradient_norm for each in steps],
         },
         "scalars": scalars,
     }
