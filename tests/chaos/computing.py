@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -57,31 +58,31 @@ class Pace:
 
 
 @dataclass
-class Computing:
+class Computing(ABC):
     """What a worker computes, and what of it it keeps."""
 
     task: Task
     pace: Pace = field(default_factory=Pace)
 
+    @abstractmethod
     def compute(
         self, assigned: Assigned, doubts: int, state: LineState, pass_by: PassBy
     ) -> Sequence[Positions]:
         """Computes what is missing of `assigned.positions`, in parts; returns these."""
-        raise NotImplementedError
 
+    @abstractmethod
     def contribution(self, assigned: Assigned, state: LineState) -> Floats:
         """What is sent for `assigned.positions`; `state` is the line's."""
-        raise NotImplementedError
 
     def compute_ahead(self, assigned: Assigned, pass_by: PassBy) -> Sequence[Positions]:
         """Computes what is missing of `assigned.ahead`, while the contribution travels."""
         return []
 
+    @abstractmethod
     def after(
         self, state: LineState, assigned: Assigned, total_weight: float, mean: Floats
     ) -> LineState:
         """The line's state once the round is committed."""
-        raise NotImplementedError
 
     def _in_parts(
         self, parts: Sequence[Positions], compute: Callable[[Positions], None], pass_by: PassBy
