@@ -122,7 +122,7 @@ class Worker:
         self._note_head()
         self._computing = self.computing()
         self._member.on_drop = self._drop
-        while not self._member.stop_reason:
+        while not self._member.position.stop_reason:
             try:
                 assigned = self._member.next_round()
             except RunOver:
@@ -130,12 +130,12 @@ class Worker:
                 break
             self._note_head()
             self._step(assigned)
-        head, digest = self._member.head, self._replica.state.digest
-        reason = "DRAINED" if self._member.stop_reason == "drained" else "COMPLETE"
-        self._log.write("complete", head=_pair(head), step=self._member.step, digest=digest.hex())
+        end, digest = self._member.position, self._replica.state.digest
+        reason = "DRAINED" if end.stop_reason == "drained" else "COMPLETE"
+        self._log.write("complete", head=_pair(end.head), step=end.step, digest=digest.hex())
         last = Digest(digest)
         self._member.leave(
-            LeaveReport(reason=reason, final_step=self._member.step, head=head, digest=last)
+            LeaveReport(reason=reason, final_step=end.step, head=end.head, digest=last)
         )
 
     def computing(self) -> Computing:
@@ -157,7 +157,7 @@ class Worker:
             stop("mid-compute", assigned.step)
 
         state = self._replica.state
-        parts = self._computing.compute(assigned, self._member.doubts, state, middle)
+        parts = self._computing.compute(assigned, self._member.position.doubts, state, middle)
         # Before anything is sent: the judge makes the same local steps in the same order.
         self._note_computed("computed", assigned, parts)
         vector = self._computing.contribution(assigned, state)
@@ -214,8 +214,8 @@ class Worker:
             exchange.submit(index, block)
 
     def _report(self, assigned: Assigned, own_norm: float, complete: AveragesComplete) -> None:
-        every, samples = self._member.digest_every, sum(map(len, assigned.positions))
-        due = assigned.wants_digest or (bool(every) and self._member.step % every == 0)
+        samples = sum(map(len, assigned.positions))
+        due = assigned.wants_digest or self._member.position.digest_due
         self._member.report(
             StepReport(
                 key=assigned.key,
@@ -238,7 +238,7 @@ class Worker:
         )
         self._log.write("ready", key=_pair(assigned.key), step=assigned.step)
         # The next heartbeat shows this phase. It follows the report on the same stream.
-        self._member.show("COMMITTING")
+        self._member.talk.show("COMMITTING")
 
     def _apply(
         self, commit: Committed, assigned: Assigned, total_weight: float, mean: Floats
@@ -283,16 +283,17 @@ class Worker:
 
     def _drop(self) -> None:
         """What was computed beyond the head does not count any more."""
-        self._log.write("dropped", head=_pair(self._member.head))
+        self._log.write("dropped", head=_pair(self._member.position.head))
         if isinstance(self._computing, LocalSteps):
             self._computing.drop()
 
     def _note_head(self) -> None:
         """Logs a head that came from a bootstrap or a transfer."""
-        if self._member.head != self._known:
-            self._known = self._member.head
+        here = self._member.position
+        if here.head != self._known:
+            self._known = here.head
             self._log.write(
-                "installed", key=_pair(self._known), step=self._member.step, digest=self._digest()
+                "installed", key=_pair(here.head), step=here.step, digest=self._digest()
             )
 
     def _digest(self) -> str:

@@ -27,12 +27,14 @@ from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.collectives import LineCollectives
 from andon_trainer.averaging.line_averaging import LineAverager
 from andon_trainer.core.calls import Call
-from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed, TransferAsked
+from andon_trainer.core.events import Assigned, AveragesComplete, ExchangeFailed
 from andon_trainer.exchange.path import Exchange, Inbox
 from andon_trainer.exchange.star.bulk_stream import ReducerAccess
 from andon_trainer.exchange.star.star import StarExchange
 from andon_trainer.model.layout import ModelPlan, plan_model
 from andon_trainer.place.membership import Membership
+from andon_trainer.place.position import Position
+from andon_trainer.place.talk import Silence
 from integration.andon_trainer.ring_workers import RingLine
 from integration.reducer_bench import RUN, SECRET, Reducer
 
@@ -79,9 +81,9 @@ class Seat:
     ) -> None:
         self.exchange = exchange
         self.policy = policy
-        self.installed_from: TransferAsked | None = None
+        self.position = Position()
+        self.talk = Silence()
         self.timeline = None
-        self.assigned: Assigned | None = None
         self.void_after: int | None = None
         """The round is void once this many exchanges of it were begun."""
         self.all_are_there = threading.Barrier(1)
@@ -93,14 +95,16 @@ class Seat:
         self._begun = 0
 
     def assign(self, assigned: Assigned, void_after: int | None = None) -> None:
-        self.assigned, self.void_after, self._begun = assigned, void_after, 0
+        self.position = Position(assigned=assigned)
+        self.void_after, self._begun = void_after, 0
 
     def begin(self, weight: float, call: Call | None = None) -> bool:
-        assert self.assigned is not None
+        assigned = self.position.assigned
+        assert assigned is not None
         self._begun += 1
         if not self.exchange.is_open:  # A void round takes its stream with it.
             self.exchange.open(*self._opening)
-        self.exchange.begin(self.assigned, weight, call)
+        self.exchange.begin(assigned, weight, call)
         return True
 
     def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
@@ -109,10 +113,10 @@ class Seat:
             self.all_are_there.wait(PATIENCE_S)
             self.exchange.end()
             return None
-        assert self.assigned is not None
+        assert self.position.assigned is not None
         while (event := self._inbox.take(PATIENCE_S)) is not None:
             assert isinstance(event, AveragesComplete | ExchangeFailed), event
-            if event.key == self.assigned.key:
+            if event.key == self.position.assigned.key:
                 break  # What is said of a void round comes late.
         assert isinstance(event, AveragesComplete), event
         if self._begun == 1:
@@ -121,9 +125,6 @@ class Seat:
 
     def hold(self) -> bool:
         return True
-
-    def show(self, activity: str, detail: str = "") -> None:
-        """Nobody looks."""
 
 
 class Worker:

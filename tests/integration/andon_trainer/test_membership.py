@@ -158,13 +158,13 @@ def test_a_script_that_left_a_step_in_the_middle_and_loops_again_holds_nobody_up
         _step(member)  # An exception came between, and the script caught it.
 
     first, second = pair.members
-    before = first.step
+    before = first.position.step
     steps = [pair.threads.submit(interrupted, first), pair.threads.submit(_step, second)]
 
     for each in steps:
         each.result(20)
-    assert first.head == second.head
-    assert first.step == second.step == before + 1
+    assert first.position.head == second.position.head
+    assert first.position.step == second.position.step == before + 1
 
 
 def _step(member: Membership) -> None:
@@ -240,7 +240,7 @@ def test_a_script_that_averages_a_number_after_all_waits_for_nobody_who_has_gone
 
     ahead.result(20)
     assert mean == (3.0, 1.0, 1)
-    assert {member.step for member in pair.members} == {7}
+    assert {member.position.step for member in pair.members} == {7}
 
 
 def test_a_worker_that_was_away_is_where_the_line_is_before_its_script_begins_an_epoch(
@@ -256,14 +256,17 @@ def test_a_worker_that_was_away_is_where_the_line_is_before_its_script_begins_an
 
     away._link.control._call.cancel()
     training = pair.threads.submit(train_alone)
-    while stays.cursor.epoch == 0:
+    while stays.position.cursor.epoch == 0:
         assert not training.done(), training.result()  # The test's own time limit bounds this.
     away.catch_up()
-    epoch = away.cursor.epoch
+    epoch = away.position.cursor.epoch
     away.catch_up()
     back.set()
     _step(away)  # The work that came with the state.
 
     training.result(20)
     assert epoch >= 1
-    assert (away.cursor, away.head) == (stays.cursor, stays.head)
+    assert (away.position.cursor, away.position.head) == (
+        stays.position.cursor,
+        stays.position.head,
+    )

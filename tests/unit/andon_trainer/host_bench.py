@@ -199,7 +199,11 @@ class Process:
             member=member,
             accumulated=AccumulatedGradients(plan),
             feeder=ShardFeeder(
-                _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: member.step + 1
+                _SAMPLES,
+                BATCH,
+                seed=0,
+                micro_batch_size=micro,
+                step=lambda: member.position.step + 1,
             ),
             replica=replica,
             device=device,

@@ -137,7 +137,11 @@ class LocalBench:
             accumulated=AccumulatedGradients(plan),
             feeder=feed
             or ShardFeeder(
-                _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.member.step + 1
+                _SAMPLES,
+                BATCH,
+                seed=0,
+                micro_batch_size=micro,
+                step=lambda: self.member.position.step + 1,
             ),
             replica=self.replica,
             device=device,

@@ -11,8 +11,9 @@ from andon.protocol.layout import Layout
 from andon.protocol.run_settings import Policy
 from andon_trainer.averaging.averaging import Averaging
 from andon_trainer.core.calls import Bytes, Call, Floats
-from andon_trainer.core.events import Assigned, AveragesComplete, TransferAsked
+from andon_trainer.core.events import Assigned, AveragesComplete
 from andon_trainer.exchange.path import Exchange
+from andon_trainer.place.position import Position
 from unit.andon_trainer.assigned_work import work
 
 __all__ = ["Seat"]
@@ -23,9 +24,8 @@ class Seat:
 
     def __init__(self, layout: Layout, rank: int = 0, ranks: int = 2, **assigned: Any) -> None:
         self.policy = Policy()
-        self.installed_from: TransferAsked | None = None
         fields = {"roster": tuple(range(ranks)), "rank": rank, **assigned}
-        self.assigned: Assigned | None = replace(work(), **fields)
+        self.position = Position(assigned=replace(work(), **fields))
         self.averages: list[Floats] = [
             np.zeros(block.elements, np.float32) for block in layout.blocks
         ]
@@ -45,10 +45,18 @@ class Seat:
     def exchange(self) -> Exchange:
         return cast(Exchange, self)
 
+    @property
+    def assigned(self) -> Assigned:
+        assert self.position.assigned is not None
+        return self.position.assigned
+
+    def stand(self, **facts: Any) -> None:
+        """Makes these facts of its position other ones."""
+        self.position = replace(self.position, **facts)
+
     def next_round(self) -> None:
-        assert self.assigned is not None
         key = self.assigned.key
-        self.assigned = replace(self.assigned, key=replace(key, round=key.round + 1))
+        self.stand(assigned=replace(self.assigned, key=replace(key, round=key.round + 1)))
 
     def begin(self, weight: float, call: Call | None = None) -> bool:
         assert call is not None
@@ -63,7 +71,6 @@ class Seat:
     def submit_data(self) -> None:
         call, _ = self.calls[-1]
         assert call.data is not None
-        assert self.assigned is not None
         assert self.assigned.rank == 0
         self.wire[call.sequence] = call.data.copy()
 
@@ -86,7 +93,6 @@ class Seat:
             assert sent[: call.head_bytes].tobytes() == call.data[: call.head_bytes].tobytes()
             call.data[:] = sent
         self.held += last
-        assert self.assigned is not None
         return AveragesComplete(self.assigned.key, 2.0, self.assigned.world_size)
 
     def hold(self) -> bool:

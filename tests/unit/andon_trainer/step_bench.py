@@ -20,12 +20,14 @@ from andon_trainer.averaging.line_averaging import LineAverager
 from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
-from andon_trainer.core.reports import Digest, LeaveReport, StepReport
+from andon_trainer.core.reports import Digest, StepReport
 from andon_trainer.core.values import rounded
 from andon_trainer.data.feed import Feeder, Shard, ShardFeeder
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import plan_model
 from andon_trainer.place.membership import Membership
+from andon_trainer.place.position import Position
+from andon_trainer.place.talk import Silence
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.stepper import Stepper
 from andon_trainer.script.scaling import ScalerGate
@@ -80,24 +82,26 @@ class Sent:
         """Nothing is sent."""
 
 
+class Logged(Silence):
+    """Keeps what a script logs."""
+
+    def __init__(self) -> None:
+        self.scalars: list[Scalar] = []
+
+    def log(self, scalars: Sequence[Scalar]) -> None:
+        self.scalars += scalars
+
+
 class ScriptedSeat:
     """A place on a line whose rounds end as the test says."""
 
     policy = Policy()
-    pacing = b""
-    worker: int | None = 0
-    coordinator_can: frozenset[str] = frozenset(COORDINATOR_CAPABILITIES)
 
     def __init__(self, blocks: Sequence[int]) -> None:
-        self.head: Key | None = Key(1, 0)
-        self.cursor = Cursor(0, 0)
-        self.step = 0
-        self.assigned: Assigned | None = None
-        self.stop_reason = ""
-        self.digest_every = 0
+        can = frozenset(COORDINATOR_CAPABILITIES)
+        self.position = Position(worker=0, head=Key(1, 0), coordinator_can=can)
+        self.talk = Logged()
         self.timeline: Timeline | None = None
-        self.doubts = 0
-        self.installed_from: TransferAsked | None = None
         self.transfers: dict[Key, TransferAsked] = {}
         """What is installed while the script waits for the round of a key."""
         self.exchange = Sent(blocks)
@@ -108,7 +112,6 @@ class ScriptedSeat:
         `commit overflow` (another worker's)."""
         self.waited: Callable[[], object] = lambda: None
         """Called in each wait for the line."""
-        self.logged: list[Scalar] = []
         self.calls: list[Call | None] = []
         """Of each exchange; None: the gradients are all of its round."""
 
@@ -117,17 +120,22 @@ class ScriptedSeat:
         self.policy = replace(self.policy, encoding=encoding)
         self.exchange.encoding = encoding
 
+    def stand(self, **facts: Any) -> None:
+        """Makes these facts of its position other ones."""
+        self.position = replace(self.position, **facts)
+
     def next_round(self) -> Assigned:
         self.waited()
         if not self.assignments:
-            self.stop_reason = "no more"
+            self.stand(stop_reason="no more")
             return self._work(())
-        self.assigned = self.assignments.pop(0)
-        transfer = self.transfers.pop(self.assigned.key, None)
+        assigned = self.assignments.pop(0)
+        self.stand(assigned=assigned)
+        transfer = self.transfers.pop(assigned.key, None)
         if transfer is not None:
-            self.installed_from, self.cursor = transfer, transfer.cursor
-            self.head, self.step = transfer.head, transfer.step
-        return self.assigned
+            at = {"head": transfer.head, "cursor": transfer.cursor, "step": transfer.step}
+            self.stand(installed_from=transfer, **at)
+        return assigned
 
     def begin(self, weight: float, call: Call | None = None) -> bool:
         self.waited()
@@ -137,23 +145,23 @@ class ScriptedSeat:
 
     def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
         self.waited()
-        assert self.assigned is not None
         if self.ends[0] == "void" or self.exchange.refused:
             self.ends.pop(0)
             return None
-        return AveragesComplete(self.assigned.key, self.exchange.weights[-1], 1)
+        assert self.position.assigned is not None
+        return AveragesComplete(self.position.assigned.key, self.exchange.weights[-1], 1)
 
     def await_commit(self) -> Committed | None:
         self.waited()
         end = self.ends.pop(0)
         if end not in ("commit", "commit overflow"):
             return None
-        assert self.assigned is not None
-        self.step += 1
-        self.head = self.assigned.key
-        self.cursor = Cursor(self.assigned.epoch, self.assigned.batch.stop)
+        assigned = self.position.assigned
+        assert assigned is not None
+        cursor = Cursor(assigned.epoch, assigned.batch.stop)
+        self.stand(step=self.position.step + 1, head=assigned.key, cursor=cursor)
         return Committed(
-            record=Record(self.head, self.assigned.parent, RecordKind.STEP, 1, self.cursor, (0,)),
+            record=Record(assigned.key, assigned.parent, RecordKind.STEP, 1, cursor, (0,)),
             overflow=end == "commit overflow" or self.reports[-1].overflow,
         )
 
@@ -166,12 +174,6 @@ class ScriptedSeat:
 
     def abandon(self, message: str) -> None:
         """Nobody else is here."""
-
-    def wrote(self, step: int, folder: str) -> None:
-        raise AssertionError(folder)
-
-    def log(self, scalars: Sequence[Scalar]) -> None:
-        self.logged += scalars
 
     def stop_line(self, kind: str, message: str) -> None:
         raise AssertionError(f"{kind}: {message}")
@@ -189,24 +191,18 @@ class ScriptedSeat:
         """Nobody goes on without this worker."""
 
     def leave_epoch(self) -> None:
-        self.cursor = Cursor(self.cursor.epoch + 1, 0)
+        self.stand(cursor=Cursor(self.position.cursor.epoch + 1, 0))
 
     def compare(self, digest: Digest) -> None:
         """Nobody else is here."""
 
-    def show(self, activity: str, detail: str = "") -> None:
-        """Nobody looks."""
-
-    def leave(self, departure: LeaveReport) -> None:
-        """Nobody is told."""
-
     def _work(self, positions: tuple[PositionRange, ...]) -> Assigned:
         return Assigned(
             key=Key(1, 1000),
-            parent=self.head,
+            parent=self.position.head,
             roster=(0, 1, 2),
             rank=0,
-            step=self.step + 1,
+            step=self.position.step + 1,
             attempt=0,
             epoch=99,
             positions=positions,
@@ -241,7 +237,11 @@ class StepBench:
         member = cast(Membership, self.member)
         self.averager = LineAverager(member, plan, device, [self.model], scale)
         feeder = feed or ShardFeeder(
-            _SAMPLES, BATCH, seed=0, micro_batch_size=micro, step=lambda: self.member.step + 1
+            _SAMPLES,
+            BATCH,
+            seed=0,
+            micro_batch_size=micro,
+            step=lambda: self.member.position.step + 1,
         )
         parts = LoopParts(
             member=self.member,

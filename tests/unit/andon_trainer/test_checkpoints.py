@@ -21,7 +21,7 @@ from andon.host.manifest import MANIFEST, Manifest, checkpoints_in, step_of
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import CheckpointRefused, Line, LineHalted
 from andon_trainer.config import LineConfig
-from andon_trainer.place.member import SoloMember
+from andon_trainer.place.solo import SoloMember
 from andon_trainer.state.checkpoints import WorkerCheckpoints
 from andon_trainer.state.replica import Replica
 from andon_trainer.state.weights import weights_digest
@@ -126,20 +126,12 @@ def test_prepare_returns_with_the_checkpoints_state_and_step(tmp_path: Path) -> 
     resumed.line.close()
 
 
-class Second(SoloMember):
-    """A worker to which the line gave slot 1."""
-
-    @property
-    def worker(self) -> int:
-        return 1
-
-
 @pytest.mark.parametrize(
-    ("member", "given", "takes_over"),
-    [(SoloMember, None, True), (Second, None, False), (SoloMember, 1, False), (Second, 0, True)],
+    ("worker", "given", "takes_over"),
+    [(0, None, True), (1, None, False), (0, 1, False), (1, 0, True)],
 )
 def test_only_slot_0_continues_the_writers_random_numbers_whoever_chose_the_slot(
-    tmp_path: Path, member: type[SoloMember], given: int | None, takes_over: bool
+    tmp_path: Path, worker: int, given: int | None, takes_over: bool
 ) -> None:
     run = Run(4, run_dir=tmp_path, checkpoint_every=4).train()
     replica, plan = run.line._worker.replica, RunPlan(global_batch=4, dataset_size=8)
@@ -149,7 +141,10 @@ def test_only_slot_0_continues_the_writers_random_numbers_whoever_chose_the_slot
     checkpoints = WorkerCheckpoints(config, torch.device("cpu"))
     checkpoints.begin(replica)
 
-    checkpoints.between_steps(replica, member(plan), plan)
+    member = SoloMember(plan)
+    member.position = replace(member.position, worker=worker)
+
+    checkpoints.between_steps(replica, member, plan)
 
     assert torch.equal(torch.get_rng_state(), own) is not takes_over
 
@@ -162,7 +157,8 @@ def test_a_writer_whose_line_went_back_writes_the_steps_from_there_on_again(tmp_
     )
     for step in (4, 2):  # It survived at step 4, and got the state of step 1 then.
         member = SoloMember(plan)
-        member.step, member.head = step, member.next_round().key
+        head = member.next_round().key
+        member.position = replace(member.position, step=step, head=head)
         checkpoints.between_steps(replica, member, plan)
 
     assert steps_in(tmp_path) == [4, 2]

@@ -247,7 +247,7 @@ def test_a_script_that_raised_or_left_its_epoch_is_timed_anew_in_the_next_step()
     timed.bench.assign((4, 6), end="commit")
     next(timed.bench.bodies())
     timed.bench.stepper.leave_epoch()
-    timed.bench.member.cursor = Cursor(0, 4)
+    timed.bench.member.stand(cursor=Cursor(0, 4))
     timed.bench.member.ends.pop(0)
 
     assert timed.run() == [Busy(7.0, 1, 2)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from andon_trainer.averaging import held_buffers
 from andon_trainer.averaging.copied_buffers import StepBuffers
 from andon_trainer.averaging.running_statistics import RankZeroStatistics
 from andon_trainer.core.calls import Bytes
-from andon_trainer.core.events import Assigned, TransferAsked
+from andon_trainer.core.events import Assigned
 from unit.andon_trainer.assigned_work import work
 from unit.andon_trainer.host_bench import HostBench, Process
 from unit.andon_trainer.local_bench import LocalBench
@@ -161,11 +161,10 @@ def test_rank_0_sends_all_where_another_worker_may_hold_other_values(
     came = Worker(1, wire)  # Its state has what the second one's script wrote between two steps.
     came.memory.codes += 5
     came.model.eval()
-    first.seat.installed_from = cast(TransferAsked, object()) if installed else None
+    first.seat.stand(installed_from=object() if installed else None)
 
     for worker in (first, came):
-        assert worker.seat.assigned is not None
-        worker.seat.assigned = replace(worker.seat.assigned, **assigned)
+        worker.seat.stand(assigned=replace(worker.seat.assigned, **assigned))
         worker.step(1)
 
     assert same(lasting(came.model), lasting(first.model))
@@ -180,7 +179,7 @@ def test_what_came_in_a_round_that_was_lost_is_not_what_a_worker_that_is_alone_c
     assert second.buffers.exchange(1.0)  # The step is not committed: the first worker is lost.
     mine = lasting(second.model)
 
-    second.seat.assigned = work()
+    second.seat.stand(assigned=work())
     assert second.buffers.exchange(1.0)
     second.buffers.apply()
 
@@ -360,7 +359,7 @@ def test_what_a_hosts_scripts_write_between_steps_is_its_first_processs() -> Non
 
         def written(process: Process = process, commit: Callable[[], bool] = commit) -> bool:
             done = commit()
-            if process.member.step == 1:
+            if process.member.position.step == 1:
                 process.model.get_buffer("1.codes").add_(3 + process.group.rank)
             if process is follower:
                 process.model.get_buffer("1.at").add_(1)

@@ -392,7 +392,8 @@ def by_hand(encoding: Encoding) -> tuple[nn.Linear, LineCollectives, ManualSeat]
     model = nn.Linear(40, 1, bias=False)
     plan = plan_model([model])
     seat = ManualSeat([40])
-    seat.ends, seat.assigned = ["never"], seat._work(())
+    seat.ends = ["never"]
+    seat.stand(assigned=seat._work(()))
     seat.encode_as(encoding)
     return model, LineCollectives(cast(Membership, seat), plan, torch.device("cpu")), seat
 
@@ -402,11 +403,11 @@ def give(
 ) -> None:
     """Gives gradients in a round of its own, or `again` in the same one."""
     model.weight.grad = torch.from_numpy(flat.copy()).view(1, -1)
-    assigned = collectives._member.assigned
+    assigned = collectives._member.position.assigned
     assert assigned is not None
     if not again:
         key = replace(assigned.key, round=assigned.key.round + 1)
-        cast(Any, collectives._member).assigned = replace(assigned, key=key)
+        cast(Any, collectives._member).stand(assigned=replace(assigned, key=key))
     call = Call(name="all_reduce_gradients", blocks=range(1))
     assert collectives.run(call, 1.0) is not None
 
@@ -464,9 +465,10 @@ def test_a_window_sends_what_was_lost_of_the_one_before(encoding: Encoding) -> N
     alone = LocalBench()
     for mine, held in zip(alone.model.parameters(), start.model.parameters(), strict=True):
         mine.data.copy_(held)
-    alone.member.installed_from = TransferAsked(  # The line has written them.
+    transfer = TransferAsked(
         transfer_id=7, head=Key(1, 9), sends=False, step=0, cursor=Cursor(0, 0)
     )
+    alone.member.stand(installed_from=transfer)  # The line has written them.
     alone.optimizer.load_state_dict(start.optimizer.state_dict())
     alone.assign((8, 16), end="commit")
     alone.run()

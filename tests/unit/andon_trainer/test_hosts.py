@@ -326,7 +326,7 @@ def test_followers_hold_the_state_that_their_leader_got_from_the_line() -> None:
 
     assert bench.run() == [None, None]
 
-    assert follower.member.installed_from == state
+    assert follower.member.position.installed_from == state
     assert torch.equal(follower.model.get_parameter("0.weight"), torch.full((5, 3), 0.5))
 
 
@@ -341,7 +341,7 @@ def test_all_processes_catch_up_if_the_line_went_on_without_their_host(behind: b
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda process: process.member.catch_up(), bench.processes))
 
-    at = [process.member.installed_from for process in bench.processes]
+    at = [process.member.position.installed_from for process in bench.processes]
     assert at == ([state, state] if behind else [None, None])
 
 
@@ -359,7 +359,7 @@ def test_running_statistics_are_the_leaders_after_each_commit() -> None:
 
 def test_a_process_with_other_weights_than_its_leader_ends_the_host() -> None:
     bench = HostBench()
-    bench.seat.digest_every = 1
+    bench.seat.stand(digest_every=1)
     bench.assign((0, 4))
     bench.assign((4, 8))
     other = bench.processes[1]

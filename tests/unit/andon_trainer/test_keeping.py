@@ -156,7 +156,7 @@ def test_what_was_doubted_is_computed_anew() -> None:
     bench.assign((0, 4), end="commit", attempt=1)
 
     for _body in bench.bodies():
-        bench.member.doubts += 1
+        bench.member.stand(doubts=bench.member.position.doubts + 1)
 
     assert bench.computed == [samples((0, 4)), samples((0, 4))]
 

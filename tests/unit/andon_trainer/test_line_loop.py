@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -266,14 +267,18 @@ def test_epochs_go_on_where_the_line_is_for_a_worker_that_it_went_on_without(lin
     member: Any = line._member
     arrivals = iter([None, Cursor(3, 0), None, None])
 
+    def be_at(cursor: Cursor | None) -> None:
+        if cursor is not None:
+            member.position = replace(member.position, cursor=cursor)
+
     def catch_up() -> None:
-        member.cursor = next(arrivals) or member.cursor
+        be_at(next(arrivals))
 
     member.catch_up = catch_up
     seen = []
     for epoch in line.epochs(7):
         if epoch == 3:
-            member.cursor = Cursor(5, 0)  # In this body, before its first batch.
+            be_at(Cursor(5, 0))  # In this body, before its first batch.
         for x, y, _ in loader:
             seen.append((epoch, line.epoch))
             line.backward(F.mse_loss(net(x), y))

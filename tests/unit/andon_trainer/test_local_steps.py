@@ -110,7 +110,7 @@ def test_the_outer_optimizer_moves_the_weights_of_the_windows_start() -> None:
             outer.step()
             torch.testing.assert_close(bench.weights, [p.detach() for p in expected])
 
-    assert bench.member.step == 3
+    assert bench.member.position.step == 3
     assert any(not torch.equal(a, b) for a, b in zip(before, bench.weights, strict=True))
 
 
@@ -283,7 +283,7 @@ def test_an_overlapped_window_is_sent_while_the_next_one_is_computed() -> None:
     assert sent == [0, 0, 1, 1, 2]
     assert len(bench.borrowed) == 1
     assert bench.stepper.last_commit is not None
-    assert bench.member.step == 2
+    assert bench.member.position.step == 2
     # Nothing was lost: the two changes together are what plain training on all samples changes.
     trained = by_hand(LocalBench(), bench.computed)
     both = bench.change_of(bench.sent[0]) + bench.change_of(bench.sent[1])
@@ -417,7 +417,7 @@ def test_a_round_that_is_void_between_two_local_steps_is_left_at_once(*, overlap
 
     # What was made stays; the rest is made under the next assignment.
     assert bench.computed == calm.computed
-    assert bench.member.step == 1
+    assert bench.member.position.step == 1
     assert bench.sent[-1] == calm.sent[-1]
 
 

@@ -19,7 +19,7 @@ from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import StepReport, Timings
 from andon_trainer.model.layout import plan_model
-from andon_trainer.place.member import SoloMember
+from andon_trainer.place.solo import SoloMember
 from andon_trainer.schedules.manual import SYNC_BUFFERS, ManualStepper
 from andon_trainer.state.replica import Replica
 
@@ -189,7 +189,8 @@ def test_a_run_that_ends_before_a_step_can_ends_the_script_s_loop_and_no_more(li
     assert line.should_commit()
 
     member: Any = line._member
-    member.stop_reason = "drained"  # Somebody did, while nobody could finish a step.
+    # Somebody drained it, while nobody could finish a step.
+    member.position = replace(member.position, stop_reason="drained")
     backward(model)
     line.sync_params(model)
     line.all_reduce_gradients(model)

@@ -200,7 +200,7 @@ def test_a_local_step_that_overflows_is_skipped_by_this_workers_scaler_alone(
             assert all(torch.equal(a, b) for a, b in zip(start, bench.weights, strict=True))
 
     assert len(bodies) == 2
-    assert bench.member.step == 1
+    assert bench.member.position.step == 1
     assert not bench.member.reports[0].overflow
     assert scaler.get_scale() == 512.0
     assert all(torch.isfinite(part).all() for part in bench.weights)
@@ -214,5 +214,5 @@ def test_a_round_without_local_steps_leaves_the_scaler_alone() -> None:
 
     bench.run()
 
-    assert bench.member.step == 1
+    assert bench.member.position.step == 1
     assert scaler.get_scale() == 1024.0

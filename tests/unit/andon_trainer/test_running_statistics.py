@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,6 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.run_settings import Policy
 from andon_trainer.averaging.block_numbers import rooms_for
 from andon_trainer.averaging.running_statistics import MeanStatistics
-from andon_trainer.core.events import TransferAsked
 from andon_trainer.model.layout import plan_model
 from unit.andon_trainer.assigned_work import work
 from unit.andon_trainer.seat import Seat
@@ -198,7 +196,7 @@ def test_a_state_that_was_installed_is_what_the_next_change_starts_from() -> Non
     for seed in range(5):
         forward(donor, seed)
     model.load_state_dict(donor.state_dict())
-    seat.installed_from = cast(TransferAsked, object())
+    seat.stand(installed_from=object())
 
     statistics.begin()
     assert statistics.exchange(1.0)
@@ -210,7 +208,7 @@ def test_a_state_that_was_installed_is_what_the_next_change_starts_from() -> Non
 def test_a_worker_that_is_alone_exchanges_nothing_and_keeps_its_own() -> None:
     model = net()
     seat, statistics = seated(model)
-    seat.assigned = work()
+    seat.stand(assigned=work())
     statistics.begin()
     forward(model, 1)
     mine = statistics_of(model)
@@ -229,7 +227,7 @@ def test_c_commit_001_a_mean_of_a_round_that_was_never_committed_is_not_the_next
     statistics.begin()
     forward(model, 1)
     assert statistics.exchange(1.0)  # The line halts before the commit, which the script catches.
-    seat.assigned = work()  # The next round has no other worker.
+    seat.stand(assigned=work())  # The next round has no other worker.
     forward(model, 2)
     mine = statistics_of(model)
 

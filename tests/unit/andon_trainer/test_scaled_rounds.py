@@ -172,7 +172,7 @@ def test_a_later_micro_batch_that_overflows_spoils_the_step() -> None:
 
 def test_a_coordinator_that_would_tell_nobody_of_an_overflow_gets_the_value_that_is_one() -> None:
     bench = ScaledBench()
-    bench.member.coordinator_can = frozenset()
+    bench.member.stand(coordinator_can=frozenset())
     bench.overflows_in = {0}
     bench.assign((0, 4), end="commit")
 
@@ -253,6 +253,6 @@ def test_a_step_in_which_nobody_has_a_weight_leaves_scale_and_weights_alone() ->
 
     bench.run()
 
-    assert bench.member.step == 1
+    assert bench.member.position.step == 1
     assert bench.scaler.get_scale() == SCALE
     assert unchanged(before, bench.weights)

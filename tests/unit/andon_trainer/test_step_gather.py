@@ -143,7 +143,7 @@ def test_a_gather_in_a_void_round_gives_own_rows_and_the_step_is_tried_again() -
     bench.run()
 
     assert [rows is None for rows in bench.found] == [True, False]
-    assert bench.member.step == 1
+    assert bench.member.position.step == 1
 
 
 def test_a_first_gather_in_a_part_of_a_lost_workers_positions_has_the_step_tried_again() -> None:
@@ -263,7 +263,8 @@ def test_a_row_that_is_not_finite_halts_before_anybody_has_it(line: Line) -> Non
     net, _optimizer, loader = prepared(line)
     x, _y, _ = next(iter(loader))
     member: Any = line._member
-    member.assigned = replace(member.assigned, roster=(0, 1))
+    assigned = replace(member.position.assigned, roster=(0, 1))
+    member.position = replace(member.position, assigned=assigned)
 
     with pytest.raises(LineHalted, match="nan"):
         line.gather(net(x * float("nan")))

@@ -36,7 +36,7 @@ def test_a_loop_goes_on_in_the_epoch_of_a_state_that_was_installed(*, later: boo
 
     assert len(bench.computed) == 2 + later
     assert bench.stepper.epoch == 3
-    assert bench.member.step == 10
+    assert bench.member.position.step == 10
 
 
 def test_a_loop_ends_if_a_mark_ended_its_epoch_also_after_a_state_was_installed() -> None:
@@ -200,7 +200,7 @@ def test_a_step_that_overflowed_on_another_worker_is_committed_and_moves_no_weig
         moves.append((bench.stepper.committed, bench.stepper.try_commit()))
 
     assert moves == [(True, False), (True, True)]
-    assert bench.member.step == 2
+    assert bench.member.position.step == 2
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")

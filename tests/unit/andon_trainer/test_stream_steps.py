@@ -75,7 +75,7 @@ def test_a_batch_without_any_sample_is_no_step_its_epoch_is_left() -> None:
 
     assert bench.computed == []
     assert bench.member.reports == []
-    assert bench.member.cursor == Cursor(1, 0)
+    assert bench.member.position.cursor == Cursor(1, 0)
 
 
 def test_the_micro_batch_before_the_end_is_the_last_one() -> None:
@@ -158,7 +158,7 @@ def test_a_window_of_which_nobody_has_a_sample_leaves_the_epoch() -> None:
     bench.run()
 
     assert (bench.computed, bench.borrowed, bench.member.reports) == ([], [], [])
-    assert bench.member.cursor == Cursor(1, 0)
+    assert bench.member.position.cursor == Cursor(1, 0)
 
 
 def test_a_void_window_at_the_end_is_sent_again_and_not_computed_again() -> None:

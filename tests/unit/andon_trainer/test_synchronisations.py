@@ -15,7 +15,7 @@ from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import plan_model
-from andon_trainer.place.member import SoloMember
+from andon_trainer.place.solo import SoloMember
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.stepper import Stepper, StepperGate
 from andon_trainer.script.gates import Audit, gate_optimizer
@@ -49,7 +49,7 @@ def test_alone_a_step_reads_nothing_and_waits_once_when_backward_is_queued(
     with waits:
         member = train_alone(DeviceReader(waits.event, lambda _device: None), micro)
 
-    assert member.step == STEPS
+    assert member.position.step == STEPS
     assert len(waits.reads) == LOOKS
     assert waits.events == STEPS
     # Of each body its loss, what got right, its factor, and what it is a mean over; of each step
@@ -75,7 +75,7 @@ def test_a_loss_that_arrives_after_backward_still_halts_before_the_weights_move(
         stepper.backward(loss_of(net, x, y) * float("nan"), None)
     optimizer.step()
 
-    assert (halted.value.reason, member.step) == ("non_finite_loss", 0)
+    assert (halted.value.reason, member.position.step) == ("non_finite_loss", 0)
     assert all(map(torch.equal, net.parameters(), before))
 
 
@@ -87,7 +87,7 @@ def test_a_count_that_arrives_after_backward_is_checked_before_the_weights_move(
         stepper.backward(loss_of(net, x, y), None, correct=torch.tensor(BATCH + 1))
     optimizer.step()
 
-    assert member.step == 0
+    assert member.position.step == 0
 
 
 @pytest.mark.cuda

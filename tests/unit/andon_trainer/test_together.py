@@ -107,7 +107,8 @@ def test_an_evaluation_that_lost_a_worker_is_made_again_by_those_that_are_left(
 ) -> None:
     after_a_step(line)
     member: Any = line._member
-    member.assigned = replace(member.assigned, roster=(0, 1, 2))
+    assigned = replace(member.position.assigned, roster=(0, 1, 2))
+    member.position = replace(member.position, assigned=assigned)
     others = Others(line, [0, 1, 2])
 
     def evaluate() -> list[int]:

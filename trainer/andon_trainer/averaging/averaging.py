@@ -17,7 +17,7 @@ from andon.protocol.records import Key
 from andon_trainer.averaging.feedback import ErrorFeedback, FeedbackMember
 from andon_trainer.averaging.norms import l2_norm
 from andon_trainer.core.calls import Call, Floats
-from andon_trainer.core.events import Assigned, AveragesComplete
+from andon_trainer.core.events import AveragesComplete
 from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import Exchange
 
@@ -28,10 +28,6 @@ _GRADIENTS = "line.backward"
 
 class AveragingMember(FeedbackMember, Protocol):
     """What averaging asks of a worker's place on the line."""
-
-    @property
-    def assigned(self) -> Assigned | None:
-        """The present round."""
 
     def begin(self, weight: float, call: Call | None = None) -> bool:
         """Begins an exchange of the round; False if the round is void."""
@@ -160,14 +156,15 @@ class Averaging:
     @property
     def alone(self) -> bool:
         """Whether there is no other worker in the present round."""
-        assigned = self.member.assigned
+        assigned = self.member.position.assigned
         return assigned is None or assigned.world_size == 1
 
     @property
     def rank(self) -> int:
         """This worker's rank in the present round."""
-        assert self.member.assigned is not None
-        return self.member.assigned.rank
+        assigned = self.member.position.assigned
+        assert assigned is not None
+        return assigned.rank
 
     def open(self, weight: float, call: Call | None = None) -> OpenExchange | None:
         """Opens the round's next exchange.
@@ -179,9 +176,10 @@ class Averaging:
         Returns:
             None if the round is void.
         """
-        assert self.member.assigned is not None
-        if self.member.assigned.key != self._round:
-            self._round, self._opened = self.member.assigned.key, 0
+        assigned = self.member.position.assigned
+        assert assigned is not None
+        if assigned.key != self._round:
+            self._round, self._opened = assigned.key, 0
         number = self._opened
         if call is not None:
             call = replace(call, sequence=number)

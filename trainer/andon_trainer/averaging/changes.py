@@ -192,7 +192,7 @@ class ChangeExchange:
         """
         opened = self._open
         assert opened is not None
-        self._member.show("EXCHANGING")
+        self._member.talk.show("EXCHANGING")
         follow = self.buffers.follow
         averages = opened.finish(last=not follow)
         if averages is None:
@@ -209,7 +209,7 @@ class ChangeExchange:
                 self._missing,
             )
         norm = self._averaging.norm(averages.blocks)
-        self._member.show("COMMITTING")
+        self._member.talk.show("COMMITTING")
         if follow and not self.buffers.exchange(weight):
             return None
         return averages.averaged(norm, self._own_norm)

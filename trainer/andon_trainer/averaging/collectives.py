@@ -83,7 +83,7 @@ class LineCollectives:
         opened = self._averaging.open(weight, call)
         if opened is None:
             return None
-        self._member.show("EXCHANGING", call.name)
+        self._member.talk.show("EXCHANGING", call.name)
         own_norm = self._send(opened, call.blocks) if opened.gives else None
         # `should_commit` says that no call follows, which nobody knows before.
         averages = opened.finish(last=False)
@@ -93,7 +93,7 @@ class LineCollectives:
             average = torch.from_numpy(averages.blocks[block])
             parameters = self._plan.parameters[block]
             put_average(self._staging, block, parameters, average, self._missing)
-        self._member.show("COMPUTING")
+        self._member.talk.show("COMPUTING")
         timings = Timings(exchange_s=time.perf_counter() - began)
         if self._member.timeline is not None:
             self._member.timeline.span(call.name, began)

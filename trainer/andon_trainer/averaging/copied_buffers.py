@@ -83,7 +83,7 @@ class CopiedBuffers:
     @property
     def follow(self) -> bool:
         """Whether the present round has an exchange of them."""
-        assigned = self._member.assigned
+        assigned = self._member.position.assigned
         if not self._buffers or self._averaging.alone:
             return False
         return assigned is not None and assigned.copies_buffers
@@ -92,7 +92,7 @@ class CopiedBuffers:
         """An attempt begins, of which nothing is kept; `ahead`: a part of it is made already."""
         self._buffers.watch()
         self.held.begin(self._line if ahead else None)
-        installed = self._member.installed_from
+        installed = self._member.position.installed_from
         if not self._line or installed is not self._installed:
             self._installed, self._line, self._roster = installed, self.held.start, ()
 
@@ -118,7 +118,7 @@ class CopiedBuffers:
         self._buffers.check()
         if not self.follow:
             return True
-        assigned, names, now = self._member.assigned, self._buffers.names, self._now()
+        assigned, names, now = self._member.position.assigned, self._buffers.names, self._now()
         assert assigned is not None
         self._changed = self._buffers.changed(self._line, now)
         self._changed += now.keys() - self._line.keys()

@@ -43,8 +43,8 @@ import numpy as np
 from andon.protocol.layout import Layout
 from andon.protocol.run_settings import Policy
 from andon_trainer.core.calls import Floats
-from andon_trainer.core.events import TransferAsked
 from andon_trainer.exchange.path import Exchange
+from andon_trainer.place.position import Position
 
 __all__ = ["ErrorFeedback", "FeedbackMember", "Residuals"]
 
@@ -63,8 +63,8 @@ class FeedbackMember(Protocol):
         """What carries its rounds."""
 
     @property
-    def installed_from(self) -> TransferAsked | None:
-        """The transfer that brought the state which was installed last."""
+    def position(self) -> Position:
+        """Where the worker stands."""
 
 
 class ErrorFeedback:
@@ -77,12 +77,12 @@ class ErrorFeedback:
         """All residuals are zero."""
         self._member = member
         self._residuals = Residuals(layout)
-        self._installed = member.installed_from
+        self._installed = member.position.installed_from
 
     def begin(self) -> None:
         """An attempt begins: what was sent in the one before, if it was not committed, is void."""
         self._residuals.discard()
-        installed = self._member.installed_from
+        installed = self._member.position.installed_from
         if installed is not self._installed:
             # The weights are others than those that the residuals were computed for.
             self._installed = installed

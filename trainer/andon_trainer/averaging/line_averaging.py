@@ -191,9 +191,9 @@ class LineAverager:
     def gather(self, given: Given) -> list[Given] | None:
         """See `Averager`; the others are waited for."""
         self.clock.pause()
-        self._member.show("EXCHANGING", "line.gather")
+        self._member.talk.show("EXCHANGING", "line.gather")
         found = self._gather.run(given)
-        self._member.show("COMPUTING")
+        self._member.talk.show("COMPUTING")
         self.clock.resume()
         return found
 
@@ -233,10 +233,10 @@ class LineAverager:
         self._open = self._averaging.open(weight)
         if self._open is None:
             return None
-        self._member.show("COMPUTING")
+        self._member.talk.show("COMPUTING")
         self.clock.resume()
         send()
-        self._member.show("EXCHANGING")
+        self._member.talk.show("EXCHANGING")
         follow = self._buffers.follow
         averages = self._open.finish(last=not follow)
         if averages is None:
@@ -247,7 +247,7 @@ class LineAverager:
             self._tap.write_back(block, torch.from_numpy(average), factor)
         norm = self._averaging.norm(averages.blocks)
         self.late.averaged(range(len(self._plan.parameters)))
-        self._member.show("COMMITTING")
+        self._member.talk.show("COMMITTING")
         began = time.perf_counter()
         if follow and not self._buffers.exchange(weight):
             return None
@@ -323,7 +323,7 @@ class LineAverager:
         if first_not_finite(flat.numpy()) is None:
             return
         # Without the capability no worker would be told to skip the step: it is a defect, then.
-        told = OVERFLOW in self._member.coordinator_can
+        told = OVERFLOW in self._member.position.coordinator_can
         if self.overflowed or (told and loss_scale.tolerates()):
             flat.zero_()
             self.overflowed = True

@@ -146,7 +146,7 @@ class MeanStatistics:
         They are those of the last commit, and not the present ones. So if a worker's forward moved
         its own between two steps, that goes into the next mean, and the workers do not drift apart.
         """
-        installed = self._member.installed_from
+        installed = self._member.position.installed_from
         if self._start is None or installed is not self._installed:
             self._installed, self._start = installed, self._buffers.read()
         self._kept, self._ended, self._open = None, None, True

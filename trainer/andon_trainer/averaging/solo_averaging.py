@@ -28,7 +28,7 @@ from andon_trainer.core.reports import Timings
 from andon_trainer.errors import LineHalted
 from andon_trainer.model.guards import LateGradients
 from andon_trainer.model.layout import ModelPlan
-from andon_trainer.place.member import SoloMember
+from andon_trainer.place.solo import SoloMember
 
 __all__ = ["SoloAverager"]
 
@@ -193,7 +193,7 @@ class SoloAverager:
             HaltEvidence(
                 id=1,
                 reason=reason,
-                step=self._member.step + 1,
+                step=self._member.position.step + 1,
                 worker=0,
                 block=block,
                 parameter=parameter,

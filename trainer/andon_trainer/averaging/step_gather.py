@@ -94,7 +94,7 @@ class StepGather:
             ValueError: the model's blocks are too small for so many bytes.
             LineHalted: the line stopped, and this worker raises.
         """
-        assigned = self._averaging.member.assigned
+        assigned = self._averaging.member.position.assigned
         assert assigned is not None
         data = pack(_NAME, {}, filled=True)
         call = Call(name=_NAME, data=data, head_bytes=HEAD_BYTES)

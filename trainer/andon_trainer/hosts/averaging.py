@@ -240,7 +240,7 @@ class FollowerAverager:
 
     def begin(self, *, kept: bool) -> None:
         """Notes the buffers that the step begins with."""
-        installed = self._member.installed_from
+        installed = self._member.position.installed_from
         if not self._line or installed is not self._installed:
             self._installed, self._line = installed, self._passing.buffers.read()
         statistics, buffers = self._held

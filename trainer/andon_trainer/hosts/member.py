@@ -12,15 +12,13 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from andon.protocol.records import Cursor, Key
-from andon.protocol.scalars import Scalar
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, Committed, TransferAsked
-from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport
+from andon_trainer.core.reports import NO_DIGEST, Digest, StepReport
 from andon_trainer.exchange.control.transfer import State
 from andon_trainer.hosts.calls import (
     Failure,
@@ -33,6 +31,8 @@ from andon_trainer.hosts.group import HostGroup
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
+from andon_trainer.place.position import Position
+from andon_trainer.place.talk import Silence
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.timeline import Timeline
 
@@ -47,44 +47,11 @@ _END = "the end of the run"
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
-    """Where the leader stands on the line."""
-
-    head: Key | None = None
-    cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
-    step: int = 0
-    assigned: Assigned | None = None
-    stop_reason: str = ""
-    doubts: int = 0
-    installed_from: TransferAsked | None = None
-    pacing: bytes = b""
-    digest_every: int = 0
-    worker: int | None = None
-    coordinator_can: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, member: RunMember) -> _Facts:
-        return cls(
-            member.head,
-            member.cursor,
-            member.step,
-            member.assigned,
-            member.stop_reason,
-            member.doubts,
-            member.installed_from,
-            member.pacing,
-            member.digest_every,
-            member.worker,
-            member.coordinator_can,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class _Told:
     """The leader's answer to a call; with `has_state` a state follows."""
 
     result: Any
-    facts: _Facts
+    position: Position
     has_state: bool = False
 
 
@@ -103,8 +70,8 @@ class Leadership:
 
     def joined(self, line: Any) -> None:
         """Tells the others that the host has joined, what the line is, and gives them its state."""
-        self._passed_on = self._member.installed_from
-        self._group.tell(_Told(line, _Facts.of(self._member), has_state=True))
+        self._passed_on = self._member.position.installed_from
+        self._group.tell(_Told(line, self._member.position, has_state=True))
         self._group.tell(self._state.pack())
 
     def next_round(self, ask: Callable[[], Assigned]) -> Assigned:
@@ -146,7 +113,7 @@ class Leadership:
             RuntimeError: two processes of the host have other weights.
         """
         called = meet(self._group, _END, digest.sha256)
-        refuse_other_weights([each.given for each in called], self._member.step)
+        refuse_other_weights([each.given for each in called], self._member.position.step)
         self.tell(lambda: ask(digest))
 
     def stop_line(self, act: Callable[[], None]) -> None:
@@ -161,10 +128,10 @@ class Leadership:
         """Asks the line, and tells the others what it said."""
         with failing_together(self._group):
             result = ask()
-        transfer = self._member.installed_from
+        transfer = self._member.position.installed_from
         has_state = transfer is not self._passed_on
         self._passed_on = transfer
-        self._group.tell(_Told(result, _Facts.of(self._member), has_state))
+        self._group.tell(_Told(result, self._member.position, has_state))
         if has_state:
             self._group.tell(self._state.pack())
         return result
@@ -226,7 +193,9 @@ class FollowerMember:
         """Knows nothing yet."""
         self._group = group
         self._state = state
-        self._facts = _Facts()
+        self.position = Position()
+        """The leader's, but for its assignment: another process writes the checkpoint."""
+        self.talk = Silence()
         self.timeline: Timeline | None = None
         self.terminated = False
         """Whether this process was asked to terminate: the leader is told with the next call."""
@@ -243,61 +212,6 @@ class FollowerMember:
             JoinRefused, CheckpointRefused, LineLost: as the leader does.
         """
         return self._hear()
-
-    @property
-    def worker(self) -> int | None:
-        """The host's."""
-        return self._facts.worker
-
-    @property
-    def head(self) -> Key | None:
-        """The host's head."""
-        return self._facts.head
-
-    @property
-    def cursor(self) -> Cursor:
-        """The next position of the line's data."""
-        return self._facts.cursor
-
-    @property
-    def step(self) -> int:
-        """Steps committed."""
-        return self._facts.step
-
-    @property
-    def assigned(self) -> Assigned | None:
-        """The host's assignment; another process writes its checkpoint."""
-        return self._facts.assigned
-
-    @property
-    def stop_reason(self) -> str:
-        """Why the run is over; empty if it is not."""
-        return self._facts.stop_reason
-
-    @property
-    def doubts(self) -> int:
-        """The host's."""
-        return self._facts.doubts
-
-    @property
-    def installed_from(self) -> TransferAsked | None:
-        """The transfer that brought the host's state."""
-        return self._facts.installed_from
-
-    @property
-    def pacing(self) -> bytes:
-        """The line's."""
-        return self._facts.pacing
-
-    @property
-    def digest_every(self) -> int:
-        """Compare digests every so many steps."""
-        return self._facts.digest_every
-
-    @property
-    def coordinator_can(self) -> frozenset[str]:
-        """What the leader's coordinator can do."""
-        return self._facts.coordinator_can
 
     def next_round(self) -> Assigned:
         """Waits for the host's work."""
@@ -345,23 +259,10 @@ class FollowerMember:
         """Is never called: the leader writes the checkpoints."""
         raise AssertionError(f"{kind}: {message}")
 
-    def wrote(self, step: int, folder: str) -> None:
-        """Is never called: the leader writes the checkpoints."""
-        raise AssertionError(folder)
-
-    def log(self, scalars: Sequence[Scalar]) -> None:
-        """Does nothing: the leader logs for the host."""
-
-    def show(self, activity: str, detail: str = "") -> None:
-        """Does nothing: the leader shows what the host does."""
-
-    def leave(self, departure: LeaveReport) -> None:
-        """Does nothing: the leader leaves for the host."""
-
     def _follow(self, name: str, given: Any) -> Any:
         called = meet(self._group, name, given, terminated=self.terminated)
         if name == _END:
-            refuse_other_weights([each.given for each in called], self.step)
+            refuse_other_weights([each.given for each in called], self.position.step)
         return self._hear()
 
     def _hear(self) -> Any:
@@ -369,12 +270,11 @@ class FollowerMember:
         assert isinstance(told, _Told)
         if told.has_state:
             self._state.install(self._group.hear())
-        facts, before = told.facts, self._facts.installed_from
-        if facts.assigned is not None:
-            assigned = replace(facts.assigned, writes_checkpoint=False)
-            facts = replace(facts, assigned=assigned)
-        if facts.installed_from == before:
+        here, before = told.position, self.position.installed_from
+        if here.assigned is not None:
+            here = replace(here, assigned=replace(here.assigned, writes_checkpoint=False))
+        if here.installed_from == before:
             # The same object: who waits for a transfer compares objects.
-            facts = replace(facts, installed_from=before)
-        self._facts = facts
+            here = replace(here, installed_from=before)
+        self.position = here
         return told.result

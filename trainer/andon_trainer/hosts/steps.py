@@ -139,7 +139,7 @@ class HostStepper(Stepper):
                 self._averager.halt(each.value)
                 return None
         parts: list[_Part] = given
-        refuse_other_weights([each.digest for each in parts], self._member.step)
+        refuse_other_weights([each.digest for each in parts], self._member.position.step)
         total = sum(each.weight for each in parts)
         if not self._group.rank:
             self._count(state, parts)

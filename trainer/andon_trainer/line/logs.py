@@ -61,7 +61,7 @@ class Logs(LineProperties):
         if not scalars:
             return
         self._last_logged.update((scalar.name, scalar.value) for scalar in scalars)
-        member.log(scalars)
+        member.talk.log(scalars)
         if self.is_main and not self._file_failed:
             self._write(scalars)
 
@@ -115,7 +115,7 @@ class Logs(LineProperties):
                     else TensorBoardFile(config.run_dir / "tensorboard")
                 )
                 self._undo.append(opened.close)
-            worker = self._member.worker or 0
+            worker = self._member.position.worker or 0
             for scalar in scalars:
                 self._scalar_file.write(scalar, worker, time.time())
             self._scalar_file.flush()

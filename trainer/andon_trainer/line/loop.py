@@ -79,7 +79,8 @@ class TrainingLoop(LineProperties):
             self._leave_epoch()
         while not self.complete:
             self._catch_up()
-            if self._member.stop_reason or self._member.cursor.epoch >= count:
+            here = self._member.position
+            if here.stop_reason or here.cursor.epoch >= count:
                 # The checkpoint first: comparing waits for workers that may still train.
                 self._worker.between_steps(over=True)
                 self._worker.compare_ends()
@@ -88,13 +89,14 @@ class TrainingLoop(LineProperties):
                 return
             # The loader may go on to a later one in this body, if the line has done without this
             # worker for a while: then that is the epoch to leave.
-            self._begun_epoch = self._steps.epoch = self._member.cursor.epoch
+            self._begun_epoch = self._steps.epoch = here.cursor.epoch
             yield self._begun_epoch
             self._leave_epoch()
 
     def _leave_epoch(self) -> None:
         """Ends the epoch whose loop body is over, unless the line has gone on from it already."""
-        if not self._member.stop_reason and self._member.cursor.epoch == self._steps.epoch:
+        here = self._member.position
+        if not here.stop_reason and here.cursor.epoch == self._steps.epoch:
             # If the run is over, `epochs` sees it and ends the loop.
             with self._ending_in_epochs():
                 self._steps.leave_epoch()
@@ -110,7 +112,7 @@ class TrainingLoop(LineProperties):
         try:
             yield
         except RunOver:
-            assert self._member.stop_reason
+            assert self._member.position.stop_reason
 
     @property
     def reshaped(self) -> bool:
@@ -373,7 +375,7 @@ class TrainingLoop(LineProperties):
             self._undo.append(refuse_unprepared(optimizers, self._schedulers))
             warn_of_wrappers(optimizers)
         yield from self._steps.batches(self._worker.between_steps)
-        if self._member.stop_reason:
+        if self._member.position.stop_reason:
             self._worker.compare_ends()
 
     def _warn_of_left_over(self) -> None:

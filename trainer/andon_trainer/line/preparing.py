@@ -29,8 +29,8 @@ from andon_trainer.line.manual import ManualSteps
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import ModelPlan, plan_model
 from andon_trainer.model.wrappers import unwrapped
-from andon_trainer.place.member import SoloMember
 from andon_trainer.place.membership import Membership
+from andon_trainer.place.solo import SoloMember
 from andon_trainer.schedules.local_steps import LocalStepper, OuterStep
 from andon_trainer.schedules.loop_steps import LoopParts, LoopSteps
 from andon_trainer.schedules.manual import ManualStepper

@@ -78,12 +78,12 @@ class LineProperties:
     @property
     def step(self) -> int:
         """Number of steps committed so far; a resumed run counts on from its checkpoint."""
-        return self._worker.member.step if self._worker.member else 0
+        return self._worker.member.position.step if self._worker.member else 0
 
     @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
-        return self._worker.member.cursor.epoch if self._worker.member else 0
+        return self._worker.member.position.cursor.epoch if self._worker.member else 0
 
     @property
     def seed(self) -> int:
@@ -127,7 +127,7 @@ class LineProperties:
     @property
     def stopped(self) -> str:
         """Why the run ends, for example `steps` or `drained`; empty while it goes on."""
-        return self._worker.member.stop_reason if self._worker.member else ""
+        return self._worker.member.position.stop_reason if self._worker.member else ""
 
     @property
     def run_dir(self) -> Path | None:

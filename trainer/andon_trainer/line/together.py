@@ -69,11 +69,11 @@ class Together(LineProperties):
             TypeError: it is what `line.shards` returned.
         """
         given = loader_of_script(loader)
-        self._member.show("EVALUATING")
+        self._member.talk.show("EVALUATING")
         # Until its first round a worker does not know who evaluates beside it: at the start the
         # others may still wait for their weights. Every worker then evaluates everything, and
         # the mean of the same number is that number.
-        assigned = self._member.assigned
+        assigned = self._member.position.assigned
         if assigned is None:
             place = self._coverage.place(0, 1, None)
         else:
@@ -254,22 +254,23 @@ class Together(LineProperties):
             return value if weight else math.nan
         if self._coverage.lacks(contributors):
             # The answer is the same on every worker that is left, so all of them ask.
-            assigned = self._member.assigned
+            assigned = self._member.position.assigned
             self._coverage.lost(self._ranks_left(), assigned.key if assigned else None)
         return mean
 
     def _gather(self, value: Any) -> list[Any]:
         """What each worker gave, by rank; numbers as tensors."""
-        if self._member.assigned is None:
+        assigned = self._member.position.assigned
+        if assigned is None:
             return [unpack(pack(value))]  # See `split`: it evaluates everything.
         found = self._gather_bytes(pack(value))
         if self._coverage.lacks(len(found)):
-            self._coverage.lost(list(found), self._member.assigned.key)
+            self._coverage.lost(list(found), assigned.key)
         return [unpack(each) for parts in found.values() for each in parts]
 
     def _gather_bytes(self, data: bytes) -> dict[int, list[bytes]]:
         """What the processes of each worker gave, by the worker's rank."""
-        assigned, host = self._member.assigned, self._worker.host
+        assigned, host = self._member.position.assigned, self._worker.host
         rank = assigned.rank if assigned else 0
         try:
             if host is None:
@@ -321,11 +322,11 @@ class Together(LineProperties):
         Args:
             what: a few words.
         """
-        self._member.show("BUSY", what)
+        self._member.talk.show("BUSY", what)
         try:
             yield
         finally:
-            self._member.show("IDLE")
+            self._member.talk.show("IDLE")
 
 
 def _weighted(parts: Sequence[Any], name: str) -> float:

@@ -28,8 +28,10 @@ from andon_trainer.hosts.member import FollowerMember, LeaderMember
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, located_by_leader
 from andon_trainer.model.layout import ModelPlan, warn_of_rounding
 from andon_trainer.place.candidate import Candidate
-from andon_trainer.place.member import RunMember, SoloMember
+from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
+from andon_trainer.place.position import Position
+from andon_trainer.place.solo import SoloMember
 from andon_trainer.process.device import counters_of, describe, gpu_of
 from andon_trainer.process.exits import is_interactive, watch_exit
 from andon_trainer.process.launch import WorkerLaunch
@@ -81,12 +83,12 @@ class Worker:
     @property
     def assigned(self) -> Assigned | None:
         """The current round; None before there is one."""
-        return self.member.assigned if self.member else None
+        return self.member.position.assigned if self.member else None
 
     @property
     def stopped(self) -> bool:
         """Whether the line ended the run."""
-        return self.member is not None and bool(self.member.stop_reason)
+        return self.member is not None and bool(self.member.position.stop_reason)
 
     def log_facts(self) -> Mapping[str, object]:
         """The run, the worker and its step, as far as they are known; any thread may ask."""
@@ -95,8 +97,8 @@ class Worker:
         if member is None:
             return facts
         if isinstance(member, Membership):
-            facts |= {"run": member.run_id, "worker": member.worker}
-        return {**facts, "step": member.step}
+            facts |= {"run": member.run_id, "worker": member.position.worker}
+        return {**facts, "step": member.position.step}
 
     # ------------------------------------------------------------------ joining
 
@@ -226,10 +228,11 @@ class Worker:
         """
         assert self.member is not None
         # Once a head: both the end of `epochs` and `close` come here.
-        if self._compared is None or self._compared[0] != self.member.head:
-            digest = self.replica.weights(self.member.coordinator_can)
+        here = self.member.position
+        if self._compared is None or self._compared[0] != here.head:
+            digest = self.replica.weights(here.coordinator_can)
             self.member.compare(digest)
-            self._compared = self.member.head, digest
+            self._compared = self.member.position.head, digest
 
     # ------------------------------------------------------------------ leaving
 
@@ -272,7 +275,7 @@ class Worker:
         """Leaves the line, saying why, and ends the telemetry; a second call does nothing."""
         left, self._left = self._left, True
         if isinstance(self.member, Membership) and not left:
-            self.member.leave(self._departure(self.member))
+            self.member.leave(self._departure(self.member.position))
             self._note_done(self.member.run_id)
         elif isinstance(self.member, FollowerMember) and not left:
             self._note_done(self.config.run_id)
@@ -300,19 +303,19 @@ class Worker:
         terminated = self._termination.wanted and not self.stopped
         return isinstance(self.crash, RunOver) or (self.crash is None and not terminated)
 
-    def _departure(self, member: Membership) -> LeaveReport:
+    def _departure(self, here: Position) -> LeaveReport:
         crash = self.crash
-        if crash is None and self._termination.wanted and not member.stop_reason:
-            return LeaveReport(reason="INTERRUPTED", message="SIGTERM", final_step=member.step)
+        if crash is None and self._termination.wanted and not here.stop_reason:
+            return LeaveReport(reason="INTERRUPTED", message="SIGTERM", final_step=here.step)
         if crash is None or isinstance(crash, RunOver):
             return LeaveReport(
-                reason="DRAINED" if member.stop_reason == DRAINED else "COMPLETE",
-                final_step=member.step,
-                head=member.head,
+                reason="DRAINED" if here.stop_reason == DRAINED else "COMPLETE",
+                final_step=here.step,
+                head=here.head,
                 digest=(
                     self._compared[1]
                     if self._compared
-                    else self.replica.weights(member.coordinator_can)
+                    else self.replica.weights(here.coordinator_can)
                 ),
             )
         reason = "FAILED"
@@ -323,7 +326,7 @@ class Worker:
         return LeaveReport(
             reason=reason,
             message=str(crash),
-            final_step=member.step,
+            final_step=here.step,
             error_type=type(crash).__name__,
         )
 

@@ -18,9 +18,10 @@ from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.host.trace import Track
 from andon.protocol.capabilities import STANDING
-from andon.protocol.scalars import Scalar
+from andon.protocol.run_settings import Policy
 from andon_trainer.config import LineConfig
 from andon_trainer.core.calls import Call
+from andon_trainer.core.computed import Computed
 from andon_trainer.core.conversation import Conversation, Wait
 from andon_trainer.core.effects import (
     AwaitAnswer,
@@ -64,7 +65,8 @@ from andon_trainer.exchange.path import Exchange, Inbox
 from andon_trainer.exchange.route import Route, RouteFailed, ring_address_of
 from andon_trainer.exchange.star.star import WrongMap
 from andon_trainer.place.candidate import Candidate, refuse_other_policy
-from andon_trainer.place.member_facts import MemberFacts
+from andon_trainer.place.position import Position
+from andon_trainer.place.talk import LineTalk
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.termination import Leaving
 from andon_trainer.timeline import record_effect
@@ -78,11 +80,8 @@ _LEAVE_PATIENCE_S = 5.0
 _OF_STEPS = frozenset({Wait.WORK, Wait.AVERAGES, Wait.VERDICT, Wait.COMMIT})
 """What a script waits for that makes one step after the other."""
 
-_ELSEWHERE = frozenset({"EVALUATING", "BUSY"})
-"""Activities between two steps that the others would have to wait for."""
 
-
-class Membership(MemberFacts):
+class Membership:
     """One worker's place on the line at `config.address`. Used by one thread.
 
     Every method that waits may raise:
@@ -99,18 +98,18 @@ class Membership(MemberFacts):
         self._config = config
         self._candidate = candidate
         self._telemetry = telemetry
-        telemetry.metrics.follow(lambda: self.step)
+        telemetry.metrics.follow(lambda: self._state.step)
         self.timeline = telemetry.timeline
         self._inbox = Inbox()
         self._link = Connection(config, self._inbox, self.timeline)
         self._mover = StateMover(self._link, candidate.replica)
         self._route = Route(candidate.layout, self._inbox, config)
         self._leaving = Leaving()
-        self._lost_scalars = 0
         origin = candidate.origin
-        self._checkpoint = (origin.step, str(config.resume)) if origin is not None else None
-        """Step and folder of the last checkpoint that this worker wrote or started from."""
         self._habit = Habit()
+        self.talk = LineTalk(
+            self._link, self._habit, None if origin is None else (origin.step, str(config.resume))
+        )
         self._stop_refused = False
         """Whether the script was told that it may not end the run."""
         self._wants_stop = ""
@@ -127,6 +126,34 @@ class Membership(MemberFacts):
     def exchange(self) -> Exchange:
         """The exchange that carries its rounds; there is none before `join`."""
         return self._route.exchange
+
+    @property
+    def position(self) -> Position:
+        """Where this worker stands now. Any thread may ask, for a line of a log."""
+        state, link = self._state, self._link
+        return Position(
+            worker=link.slot,
+            head=state.head,
+            cursor=state.cursor,
+            step=state.step,
+            assigned=state.assigned,
+            stop_reason=state.stop_reason,
+            doubts=self._conversation.doubts,
+            installed_from=state.installed_from,
+            pacing=state.pacing,
+            digest_every=link.policy.digest_every,
+            coordinator_can=link.coordinator_can,
+        )
+
+    @property
+    def computed(self) -> Computed:
+        """What this worker has computed beyond its head; local steps add to it."""
+        return self._state.computed
+
+    @property
+    def policy(self) -> Policy:
+        """How the line works, by the answer to the latest Join."""
+        return self._link.policy
 
     # ------------------------------------------------------------------ joining and leaving
 
@@ -168,7 +195,7 @@ class Membership(MemberFacts):
         if self._link.is_open:
             if departure.reason == "FAILED":
                 self._link.control.report_crash(departure.error_type, departure.message)
-            self._link.control.leave(replace(departure, checkpoint=self._checkpoint))
+            self._link.control.leave(replace(departure, checkpoint=self.talk.checkpoint))
             self._link.close(after_s=_LEAVE_PATIENCE_S)
         if hasattr(self._route, "exchange"):
             self.exchange.close()
@@ -177,11 +204,6 @@ class Membership(MemberFacts):
     def run_id(self) -> str:
         """The run that it joined."""
         return self._link.run_id
-
-    @property
-    def worker(self) -> int | None:
-        """Its id on the line; None before it has one."""
-        return self._link.slot
 
     def _connect(self) -> None:
         # Nothing is in progress that could be finished: a worker that is asked to terminate while
@@ -218,9 +240,9 @@ class Membership(MemberFacts):
     def _rejoin(self) -> None:
         """Joins again on a new stream."""
         self._do(self._conversation.lost())
-        before = self._link.joined.policy
+        before = self.policy
         self._connect()
-        refuse_other_policy(before, self._link.joined.policy)
+        refuse_other_policy(before, self.policy)
         # Its streams were opened with the session token of the Join before. The next round opens
         # others.
         self.exchange.close()
@@ -288,15 +310,16 @@ class Membership(MemberFacts):
 
     def begin(self, weight: float, call: Call | None = None) -> bool:
         """Begins the exchange of the present round, or one `call` of several; False if void."""
-        assert self.assigned is not None
+        assigned = self._state.assigned
+        assert assigned is not None
         if not self._conversation.begin():
             return False
         try:
-            self._route.follow(self._link.joined, self.assigned, self._link.address)
+            self._route.follow(self._link.joined, assigned, self._link.address)
         except RouteFailed as failed:
             # By way of the inbox, behind what came before: the round may be void already.
             self._inbox.put(self._state.own_fault(failed.kind, str(failed)))
-        self.exchange.begin(self.assigned, weight, call)
+        self.exchange.begin(assigned, weight, call)
         return True
 
     def abandon(self, message: str) -> None:
@@ -349,8 +372,8 @@ class Membership(MemberFacts):
         """
         self._telemetry.clock.reported(report)
         goes_on = self._habit.is_straight and not (report.stop_reason or report.end_of_data)
-        if goes_on and STANDING in self.coordinator_can and not self._leaving.wanted:
-            standing = Standing(ring_address_of(self.exchange), self._checkpoint)
+        if goes_on and STANDING in self._link.coordinator_can and not self._leaving.wanted:
+            standing = Standing(ring_address_of(self.exchange), self.talk.checkpoint)
             report = replace(report, standing=standing)
         self._conversation.reported()
         self._link.control.report_step(report)
@@ -381,7 +404,7 @@ class Membership(MemberFacts):
                 "only operators may end it (--may-stop operators). Ask one for `andon drain`; a "
                 "script that leaves its loop ends this worker alone"
             )
-            log.warning(LogEvent("stop_refused", text, step=self.step))
+            log.warning(LogEvent("stop_refused", text, step=self._state.step))
 
     def look(self) -> bool:
         """Takes what has come, without waiting, between two local steps.
@@ -451,25 +474,6 @@ class Membership(MemberFacts):
                 raise
             log.warning("the last weights were not compared with the others': %s", error)
 
-    def wrote(self, step: int, folder: str) -> None:
-        """Notes a checkpoint that was written, for the next request for work."""
-        self._checkpoint = step, folder
-
-    def log(self, scalars: Sequence[Scalar]) -> None:
-        """Sends the line what the script logged, soon; a moment of silence loses none of it."""
-        before, self._lost_scalars = self._lost_scalars, self._link.outbox.put(scalars)
-        if self._lost_scalars and not before:
-            log.warning(
-                "this script logs more than the line takes: the oldest scalars are given up. Call "
-                "line.log less often"
-            )
-
-    def show(self, activity: str, detail: str = "") -> None:
-        """Shows the others what this worker does: `activity` is a name of `andon.v1.Activity`."""
-        if activity in _ELSEWHERE:
-            self._habit.does_something_else()
-        self._link.control.show(activity, detail)
-
     # ------------------------------------------------------------------ events and effects
 
     def _wait(self, wait: Wait) -> None:
@@ -494,17 +498,18 @@ class Membership(MemberFacts):
             conversation.wait = None  # The script runs, even if it was an exception that ended it.
 
     def _do(self, effects: Sequence[Effect]) -> None:
+        state = self._state
         for effect in effects:
             if self.timeline is not None:
                 record_effect(self.timeline, effect)
             match effect:
                 case EndExchange():
-                    text = f"step {self.step + 1} is tried again: {effect.message}"
+                    text = f"step {state.step + 1} is tried again: {effect.message}"
                     log.info(LogEvent("step_retried", text, why=effect.message))
                     self.exchange.end()
                     self._telemetry.metrics.voided()
                 case DropComputed():
-                    text = f"what was computed after step {self.step} is dropped: {effect.why}"
+                    text = f"what was computed after step {state.step} is dropped: {effect.why}"
                     log.info(LogEvent("computed_dropped", text, why=effect.why))
                     self.on_drop()
                 case JoinAgain():
@@ -513,7 +518,7 @@ class Membership(MemberFacts):
                     self._telemetry.metrics.rejoins()
                     self._rejoin()
                 case StepDone():
-                    self._telemetry.clock.committed(effect.key, self.step, self._route.traffic)
+                    self._telemetry.clock.committed(effect.key, state.step, self._route.traffic)
                 case MoveState():
                     self._move(effect.asked)
                 case AwaitAnswer() | GoOn():
@@ -530,21 +535,21 @@ class Membership(MemberFacts):
                 text = f"{evidence}. {evidence.outcome} Waiting for the operator."
                 reason = evidence.reason.label
                 log.error(LogEvent("halted", text, id=str(evidence.id), reason=reason))
-                self.show("HALTED")
+                self.talk.show("HALTED")
             case GoOn():
                 log.info(LogEvent("halt_answered", "the halt was answered: the line goes on"))
-                self.show("IDLE")
+                self.talk.show("IDLE")
 
     def _send(self, effect: RequestWork | Report) -> None:
         """Sends a message to the coordinator."""
         control = self._link.control
         if isinstance(effect, RequestWork):
-            checkpoint = None if effect.leaves_epoch else self._checkpoint
+            checkpoint = None if effect.leaves_epoch else self.talk.checkpoint
             control.request_work(effect, ring_address_of(self.exchange), checkpoint)
             return
         if isinstance(effect, ReportFault) and effect.fault.kind == "CORRUPT_CHUNK":
             # The line recovers by itself; somebody has to look after the hardware.
-            text = f"step {self.step + 1}: {effect.fault.message}"
+            text = f"step {self._state.step + 1}: {effect.fault.message}"
             log.warning(LogEvent("corrupt_chunk", text))
         control.send(effect)
 
@@ -556,21 +561,21 @@ class Membership(MemberFacts):
             case RaiseHalted(evidence):
                 return LineHalted(evidence)
             case RaiseDropped(message):
-                text = f"dropped after step {self.step}: {message}"
-                return WorkerDropped(text, self._config.address, self.step)
+                text = f"dropped after step {self._state.step}: {message}"
+                return WorkerDropped(text, self._config.address, self._state.step)
             case RaiseRefused(refusal):
                 return refusal
             case EndRun(reason):
                 text = f"the run is over: {reason}"
-                return RunOver(text, self._config.address, self.step)
+                return RunOver(text, self._config.address, self._state.step)
 
     def _move(self, asked: TransferAsked) -> None:
         """Sends or receives state. No round runs meanwhile (rule 10)."""
-        self.show("SYNCING")
+        self.talk.show("SYNCING")
         began = time.perf_counter()
         with self._leaving.at_once():
             failure = self._mover.move(asked)
         if self.timeline is not None:
             self.timeline.span("send state" if asked.sends else "receive state", began)
-        self.show("IDLE")
+        self.talk.show("IDLE")
         self._do(self._conversation.moved(asked, failure))

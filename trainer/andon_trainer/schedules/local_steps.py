@@ -211,7 +211,7 @@ class LocalStepper(LoopSteps):
         due = self._share(assigned, epoch, computed.missing(assigned), batch)
         ahead = self._share(assigned, epoch, computed.missing_ahead(assigned), batch)
         round_ = self._round = self._open(assigned, due, ahead)
-        self._member.show("COMPUTING")
+        self._member.talk.show("COMPUTING")
         batches, began = self._batches(due, ahead, assigned), time.perf_counter()
         # Whether there is anything to compute is not known before: a stream may end here.
         first = next(batches, None) if round_.parts else None
@@ -254,10 +254,10 @@ class LocalStepper(LoopSteps):
 
     def _head_digest(self, *, wanted: bool = False) -> Digest:
         """The digest of the models' weights, if it is wanted or the line compares this head's."""
-        every = self._member.digest_every
-        if not wanted and (not every or self._member.step % every):
+        here = self._member.position
+        if not (wanted or here.digest_due):
             return NO_DIGEST
-        return self._replica.weights(self._member.coordinator_can)
+        return self._replica.weights(here.coordinator_can)
 
     def _held_digest(self) -> Digest:
         """The digest of the window's start, while the models hold what was computed from there."""
@@ -276,7 +276,7 @@ class LocalStepper(LoopSteps):
         made_of_due = len(parts)
         parts += self._parts(ahead, self._local.computed.add_ahead)
         samples = self._samples_of(assigned)
-        state = StepState.begin(assigned, self._member.doubts, None, samples)
+        state = StepState.begin(assigned, self._member.position.doubts, None, samples)
         state.digest = self._digest
         return _Round(state, parts, made_of_due)
 

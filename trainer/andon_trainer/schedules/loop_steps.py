@@ -111,7 +111,7 @@ class LoopSteps(ABC):
         """The current step, or the last one between two steps."""
         trained = parts.accumulated if self._holds_weights else None
         self._moved = MovedParameters(parts.replica, trained)
-        self._joined = JoinedWeights(parts.accumulated, parts.member.installed_from)
+        self._joined = JoinedWeights(parts.accumulated, parts.member.position.installed_from)
         # Looked at once: a model that is on several devices is not moved by `to`.
         self._on_one_device = [
             each for each in parts.replica.modules if not is_on_several_devices(each)
@@ -242,19 +242,19 @@ class LoopSteps(ABC):
         if self._scaling is not None:
             self._scaling.check_body()  # A script may have left one by an exception.
         if not self._begun:
-            self._joined.check(self._member.installed_from)
+            self._joined.check(self._member.position.installed_from)
             self._begun = True
-        self.epoch = epoch = self._member.cursor.epoch
-        while not self._member.stop_reason and self._member.cursor.epoch == epoch:
+        self.epoch = epoch = self._member.position.cursor.epoch
+        while not (here := self._member.position).stop_reason and here.cursor.epoch == epoch:
             self._before_work()
             between_steps()
-            self._member.show("IDLE")
-            before = self._member.installed_from
+            self._member.talk.show("IDLE")
+            before = self._member.position.installed_from
             try:
                 assigned = self._member.next_round()
             except RunOver:
                 return
-            transfer = self._member.installed_from
+            transfer = self._member.position.installed_from
             if transfer is not None and transfer is not before:
                 # The donor had asked for this epoch's work, so its state is that of a script that
                 # has done what comes at the end of all epochs before. This loop goes on with the
@@ -514,7 +514,7 @@ class LoopSteps(ABC):
     def identity(self) -> StepIdentity:
         """The step that the script computes now."""
         world_size = self._state.assigned.world_size if self._state is not None else 0
-        return StepIdentity(self._commits, self._member.doubts, world_size)
+        return StepIdentity(self._commits, self._member.position.doubts, world_size)
 
     @property
     def learning_rate_scale(self) -> float:

@@ -98,7 +98,8 @@ class ManualStepper:
         self._plan = plan
         self._replica = replica
         self._accumulated = AccumulatedGradients(plan)
-        self._joined: JoinedWeights | None = JoinedWeights(self._accumulated, member.installed_from)
+        installed_from = member.position.installed_from
+        self._joined: JoinedWeights | None = JoinedWeights(self._accumulated, installed_from)
         """Until the first gradients are averaged, or tensors come from rank 0."""
         self._scales: list[torch.Tensor] | None = scales()
         """Those of before joining, until the first gradients are averaged."""
@@ -154,7 +155,7 @@ class ManualStepper:
             refuse_scaler_by_hand(self._scales)
             self._scales = None
         if self._joined is not None:
-            self._joined.warn(self._member.installed_from)
+            self._joined.warn(self._member.position.installed_from)
             self._joined = None
         averaged = None
         with self._called():
@@ -229,7 +230,7 @@ class ManualStepper:
                 # The next round is opened here, so that the script sees its rank and world size
                 # before it computes the step again.
                 self._step = _ManualStep(self._member.next_round(), moved=False)
-        self._told_of_end = bool(self._member.stop_reason)
+        self._told_of_end = bool(self._member.position.stop_reason)
         if commit is None:
             return False
         self._collectives.committed()
@@ -274,10 +275,9 @@ class ManualStepper:
         """Reports the step and waits for its record; None if the round is void."""
         if step.lost or not self._member.hold():
             return None
-        assigned, every = step.assigned, self._member.digest_every
-        compared = assigned.wants_digest or (every and self._member.step % every == 0)
-        can = self._member.coordinator_can
-        self._member.show("COMMITTING")
+        assigned, here = step.assigned, self._member.position
+        compared = assigned.wants_digest or here.digest_due
+        self._member.talk.show("COMMITTING")
         self._member.report(
             StepReport(
                 key=assigned.key,
@@ -291,7 +291,7 @@ class ManualStepper:
                     exchange_s=step.exchange_s,
                     wait_s=step.exchange_s,
                 ),
-                digest=self._replica.weights(can) if compared else NO_DIGEST,
+                digest=self._replica.weights(here.coordinator_can) if compared else NO_DIGEST,
                 digest_head=assigned.parent,
                 stop_reason=self.stop_wanted,
                 total_weight=step.first.total_weight if step.first else 0.0,

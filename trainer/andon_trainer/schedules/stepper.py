@@ -112,9 +112,9 @@ class Stepper(LoopSteps):
             # The kept gradient, times its weight, is what the missing positions are added to.
             self._averager.recall(state.kept.weight / state.unit)
             self._accumulated.hold()
-        every = self._member.digest_every
-        if assigned.wants_digest or (every and self._member.step % every == 0):
-            state.digest = self._replica.weights(self._member.coordinator_can)
+        here = self._member.position
+        if assigned.wants_digest or here.digest_due:
+            state.digest = self._replica.weights(here.coordinator_can)
         for micro_batch in itertools.chain((first,), batches):
             self._loaded(state, began)
             if state.borrowed:
@@ -140,11 +140,12 @@ class Stepper(LoopSteps):
     @property
     def _written_by_line(self) -> tuple[int, int]:
         """Changes when a state may have come that replaced the weights."""
-        return id(self._member.installed_from), self._member.doubts
+        here = self._member.position
+        return id(here.installed_from), here.doubts
 
     def _begin(self, assigned: Assigned) -> StepState:
         """The step that an assignment begins, with what is kept of an earlier attempt."""
-        doubts = self._member.doubts
+        doubts = self._member.position.doubts
         if self._kept is not None and not self._kept.serves(assigned, doubts):
             self._kept = None
         return StepState.begin(assigned, doubts, self._kept, self._samples_of(assigned))

@@ -129,18 +129,19 @@ class WorkerCheckpoints:
             # take over only generators that all workers had seeded alike. Without a launcher's slot
             # the line chooses it, so it is known only now.
             given = self._config.launch_slot
-            if member.worker if given is None else given:
+            if member.position.worker if given is None else given:
                 states = {name: state for name, state in states.items() if name in self._alike}
             rng.restore(states, self._device)
         if self._config.run_dir is None:
             return
-        if self._unproven is not None and member.step > self._unproven:
+        here = member.position
+        if self._unproven is not None and here.step > self._unproven:
             self._rotate(self._config.run_dir, self._unproven)
             self._unproven = None
-        assigned = member.assigned
-        if assigned is None or assigned.key != member.head:
+        assigned = here.assigned
+        if assigned is None or assigned.key != here.head:
             return  # This worker had no part in the last commit.
-        every, step = self._config.checkpoint_every, member.step
+        every, step = self._config.checkpoint_every, here.step
         if self._written > step:
             self._written = 0  # The line went back: what was written then is of no use any more.
         # The line knows the newest checkpoint of any worker. If the writer died before its own was
@@ -148,7 +149,7 @@ class WorkerCheckpoints:
         last = max(self._written, assigned.checkpoint_step)
         passed = every and step // every > last // every
         # The last step always gets one, so that a run that ended can be resumed from its end.
-        due = self._requested or passed or (every and (member.stop_reason or over))
+        due = self._requested or passed or (every and (here.stop_reason or over))
         if due and assigned.writes_checkpoint and step != self._written:
             self._write(replica, member, plan)
         self._requested = False
@@ -157,23 +158,24 @@ class WorkerCheckpoints:
         """Writes the checkpoint of the last commit; while that fails the line is halted."""
         run_dir = self._config.run_dir
         assert run_dir is not None
-        assert member.head is not None
-        member.show("BUSY", "writing a checkpoint")
+        here = member.position
+        assert here.head is not None
+        member.talk.show("BUSY", "writing a checkpoint")
         began = time.perf_counter()
         facts = CheckpointFacts(
-            head=member.head,
-            step=member.step,
-            cursor=member.cursor,
+            head=here.head,
+            step=here.step,
+            cursor=here.cursor,
             digest=replica.digest().hex(),
             plan=plan,
-            pacing=member.pacing,
+            pacing=here.pacing,
         )
-        folder = checkpoint_folder(run_dir, member.step)
+        folder = checkpoint_folder(run_dir, here.step)
         generators = {"now": rng.capture(self._device), "began": self._began}
         while True:
             try:
                 replica.save(folder, facts, generators)
-                self._name_best(folder, member.step)
+                self._name_best(folder, here.step)
             except OSError as error:
                 # Returns once an operator has answered: then it is tried again.
                 member.stop_line("CHECKPOINT", f"{error.strerror or error} ({folder})")
@@ -183,11 +185,11 @@ class WorkerCheckpoints:
             else:
                 break
         self.last = folder
-        self._written = self._unproven = member.step
-        member.wrote(member.step, str(folder))
+        self._written = self._unproven = here.step
+        member.talk.wrote(here.step, str(folder))
         if member.timeline is not None:
             member.timeline.span("checkpoint", began)
-        member.show("IDLE")
+        member.talk.show("IDLE")
 
     def _rotate(self, run_dir: Path, newest: int) -> None:
         """Removes all but the last few checkpoints up to step `newest`.

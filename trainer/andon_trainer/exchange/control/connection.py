@@ -15,6 +15,7 @@ import grpc
 
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
+from andon.protocol.run_settings import Policy
 from andon.wire.statuses import details_of
 from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import Joined, Joining
@@ -64,6 +65,16 @@ class Connection:
         """The answer to the latest Join."""
         assert self._joined is not None, "not joined yet"
         return self._joined
+
+    @property
+    def policy(self) -> Policy:
+        """How the line works; before the first Join the default."""
+        return Policy() if self._joined is None else self._joined.policy
+
+    @property
+    def coordinator_can(self) -> frozenset[str]:
+        """The coordinator's capabilities; before the first Join none is known."""
+        return frozenset() if self._joined is None else self._joined.capabilities
 
     @property
     def control(self) -> ControlStream:

@@ -1,0 +1,77 @@
+"""What a worker tells its line beside the steps. Nothing here waits for an answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from andon.protocol.scalars import Scalar
+from andon_trainer.core.habit import Habit
+from andon_trainer.exchange.control.connection import Connection
+
+__all__ = ["LineTalk", "Silence", "Talk"]
+
+log = logging.getLogger(__name__)
+
+_ELSEWHERE = frozenset({"EVALUATING", "BUSY"})
+"""Activities between two steps that the others would have to wait for."""
+
+
+class Talk(Protocol):
+    """What others see of a worker, and what its script logs."""
+
+    def show(self, activity: str, detail: str = "") -> None:
+        """Shows the others what this worker does: `activity` is a name of `andon.v1.Activity`."""
+
+    def log(self, scalars: Sequence[Scalar]) -> None:
+        """Sends the line what the script logged."""
+
+    def wrote(self, step: int, folder: str) -> None:
+        """Notes a checkpoint that this worker wrote; the line is told with the next message."""
+
+
+class Silence:
+    """Tells nobody: the worker is alone, or the leader of its host talks for it."""
+
+    def show(self, activity: str, detail: str = "") -> None:
+        """Does nothing."""
+
+    def log(self, scalars: Sequence[Scalar]) -> None:
+        """Does nothing. `Line` writes the file of a worker that is alone."""
+
+    def wrote(self, step: int, folder: str) -> None:
+        """Does nothing."""
+
+
+class LineTalk:
+    """Tells the coordinator, with heartbeats and with requests for work."""
+
+    def __init__(
+        self, link: Connection, habit: Habit, checkpoint: tuple[int, str] | None = None
+    ) -> None:
+        """`checkpoint` is the one that the worker started from; None: it started from none."""
+        self.checkpoint = checkpoint
+        """Step and folder of the last checkpoint that this worker wrote or started from."""
+        self._link = link
+        self._habit = habit
+        self._lost_scalars = 0
+
+    def show(self, activity: str, detail: str = "") -> None:
+        """See `Talk`."""
+        if activity in _ELSEWHERE:
+            self._habit.does_something_else()
+        self._link.control.show(activity, detail)
+
+    def log(self, scalars: Sequence[Scalar]) -> None:
+        """Sends them soon; a moment of silence loses none of them."""
+        before, self._lost_scalars = self._lost_scalars, self._link.outbox.put(scalars)
+        if self._lost_scalars and not before:
+            log.warning(
+                "this script logs more than the line takes: the oldest scalars are given up. Call "
+                "line.log less often"
+            )
+
+    def wrote(self, step: int, folder: str) -> None:
+        """See `Talk`."""
+        self.checkpoint = step, folder
