@@ -128,7 +128,7 @@ def pinned_arena(line: Line) -> bool | None:
 
     None on a CPU, and if the exchange has not lent any.
     """
-    staging = line._steps._averager._tap._staging  # type: ignore[attr-defined]  # Of a LineAverager.
+    staging = line._session.loop_steps._averager._tap._staging  # type: ignore[attr-defined]  # Of a LineAverager.
     pin = getattr(staging, "_pin", None)
     if pin is None:
         return None

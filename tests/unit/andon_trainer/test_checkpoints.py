@@ -134,7 +134,7 @@ def test_only_slot_0_continues_the_writers_random_numbers_whoever_chose_the_slot
     tmp_path: Path, worker: int, given: int | None, takes_over: bool
 ) -> None:
     run = Run(4, run_dir=tmp_path, checkpoint_every=4).train()
-    replica, plan = run.line._worker.replica, RunPlan(global_batch=4, dataset_size=8)
+    replica, plan = run.line._session.worker.replica, RunPlan(global_batch=4, dataset_size=8)
     torch.manual_seed(77)  # As no worker of the run before.
     own = torch.get_rng_state()
     config = LineConfig(resume=tmp_path / "checkpoints/step-00000004", launch_slot=given)
@@ -150,7 +150,7 @@ def test_only_slot_0_continues_the_writers_random_numbers_whoever_chose_the_slot
 
 
 def test_a_writer_whose_line_went_back_writes_the_steps_from_there_on_again(tmp_path: Path) -> None:
-    replica = Run(1).train().line._worker.replica
+    replica = Run(1).train().line._session.worker.replica
     plan = RunPlan(global_batch=4, dataset_size=8)
     checkpoints = WorkerCheckpoints(
         LineConfig(run_dir=tmp_path, checkpoint_every=2), torch.device("cpu")

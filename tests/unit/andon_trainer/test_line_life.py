@@ -179,7 +179,9 @@ def test_a_line_that_came_to_its_end_is_closed_for_the_next_without_a_word(
 
 def on_a_service(line: Line) -> None:
     """Makes a line that trains alone look as if it trained with others."""
-    line._worker.config = dataclasses.replace(line._worker.config, address="alpha:7070")
+    line._session.worker.config = dataclasses.replace(
+        line._session.worker.config, address="alpha:7070"
+    )
 
 
 def test_a_script_that_trains_on_a_line_makes_no_second_one() -> None:
@@ -200,7 +202,7 @@ def test_a_session_that_trains_on_a_line_closes_it_for_a_second_one(
     on_a_service(first)
 
     with Line(device="cpu"):
-        assert first._closed
+        assert first._session.closed
 
     assert "step 0 and not closed" in caplog.text
 
@@ -220,7 +222,7 @@ def test_what_ends_a_with_block_is_the_workers_failure(error: BaseException, cra
     with pytest.raises(type(error)), line:
         raise error
 
-    assert repr(line._worker.crash) == crash
+    assert repr(line._session.worker.crash) == crash
 
 
 @pytest.mark.usefixtures("interactive")
@@ -241,11 +243,11 @@ def test_in_a_session_the_cell_that_failed_says_how_the_run_ended(
     if last is not None:
         monkeypatch.setattr(sys, "last_value", last, raising=False)
         monkeypatch.setattr(sys, "last_exc", last, raising=False)
-    line.complete = done
+    line._session.complete = done
 
-    line._close_at_exit()
+    line._life.close_at_exit()
 
-    assert repr(line._worker.crash) == crash
+    assert repr(line._session.worker.crash) == crash
 
 
 def test_a_prepare_that_was_refused_may_be_put_right_and_called_again(line: Line) -> None:

@@ -264,7 +264,7 @@ def test_a_batch_that_was_taken_before_the_break_is_left_too(line: Line) -> None
 
 def test_epochs_go_on_where_the_line_is_for_a_worker_that_it_went_on_without(line: Line) -> None:
     net, optimizer, loader = prepared(line)
-    member: Any = line._member
+    member: Any = line._session.member
     arrivals = iter([None, Cursor(3, 0), None, None])
 
     def be_at(cursor: Cursor | None) -> None:

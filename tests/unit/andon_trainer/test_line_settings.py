@@ -62,7 +62,7 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
     line = Line(**given)
     line.close()
 
-    config = line._worker.config
+    config = line._session.worker.config
     paths = ("run_dir", "resume", "tls", "trace", "metrics_token_file")
     assert given.keys() == {each.name for each in fields(LineConfig)} - FOUND
     expected = given | {name: Path(given[name]) for name in paths} | {"shared_dir": None}

@@ -20,7 +20,7 @@ from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import StepReport, Timings
 from andon_trainer.model.layout import plan_model
 from andon_trainer.place.solo import SoloMember
-from andon_trainer.schedules.manual import SYNC_BUFFERS, ManualStepper
+from andon_trainer.schedules.manual import ManualStepper
 from andon_trainer.state.replica import Replica
 
 
@@ -188,7 +188,7 @@ def test_a_run_that_ends_before_a_step_can_ends_the_script_s_loop_and_no_more(li
     backward(model)
     assert line.should_commit()
 
-    member: Any = line._member
+    member: Any = line._session.member
     # Somebody drained it, while nobody could finish a step.
     member.position = replace(member.position, stop_reason="drained")
     backward(model)
@@ -402,7 +402,7 @@ def test_a_buffer_that_steps_of_several_workers_change_is_told_of_unless_it_is_c
         backward(model)
         stepper.average(model, 1.0)
         if synced:
-            stepper.broadcast(SYNC_BUFFERS, dict(model.named_buffers()))
+            stepper.sync_buffers(model)
         assert stepper.should_commit()
     stepper.close()
 

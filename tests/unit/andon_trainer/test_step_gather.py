@@ -242,7 +242,7 @@ def test_a_worker_that_is_alone_gathers_its_own_rows(line: Line) -> None:
 def test_a_gradient_reaches_own_rows_alone(line: Line, *, samples: bool) -> None:
     net, _optimizer, loader = prepared(line)
     x, _y, _ = next(iter(loader))
-    steps: Any = line._stepper
+    steps: Any = line._session.stepper
     other = torch.arange(3.0).reshape(3, 1)
     mine = pack(net(x)) if samples else b""
     steps.gather = lambda _data: Rows(
@@ -262,7 +262,7 @@ def test_a_gradient_reaches_own_rows_alone(line: Line, *, samples: bool) -> None
 def test_a_row_that_is_not_finite_halts_before_anybody_has_it(line: Line) -> None:
     net, _optimizer, loader = prepared(line)
     x, _y, _ = next(iter(loader))
-    member: Any = line._member
+    member: Any = line._session.member
     assigned = replace(member.position.assigned, roster=(0, 1))
     member.position = replace(member.position, assigned=assigned)
 

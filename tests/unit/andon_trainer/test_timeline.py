@@ -170,6 +170,6 @@ def test_without_a_trace_nothing_is_written_and_no_thread_runs(
     line = Line(seed=3, device="cpu")
     prepared(line)
 
-    assert line._worker._timeline is None
+    assert line._session.worker._timeline is None
     line.close()
     assert list(tmp_path.iterdir()) == []

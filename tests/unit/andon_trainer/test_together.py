@@ -53,7 +53,7 @@ class Others:
         """Of the workers that are left."""
         self.instead: bytes | None = None
         """What the others gather instead."""
-        member: Any = line._member
+        member: Any = line._session.member
         member.scalar_all_reduce = self.reduce
         member.all_gather = self.gather
 
@@ -106,7 +106,7 @@ def test_an_evaluation_that_lost_a_worker_is_made_again_by_those_that_are_left(
     line: Line, caplog: pytest.LogCaptureFixture
 ) -> None:
     after_a_step(line)
-    member: Any = line._member
+    member: Any = line._session.member
     assigned = replace(member.position.assigned, roster=(0, 1, 2))
     member.position = replace(member.position, assigned=assigned)
     others = Others(line, [0, 1, 2])
@@ -216,7 +216,7 @@ def test_long_values_come_in_pieces_and_short_ones_wait_for_them() -> None:
 
 def test_a_worker_that_gives_a_number_and_no_data_is_left_out(line: Line) -> None:
     after_a_step(line)
-    member: Any = line._member
+    member: Any = line._session.member
     member.all_gather = lambda data: (b"", data)
 
     assert line.gather(torch.arange(1000)).tolist() == list(range(1000))
@@ -233,7 +233,7 @@ def test_a_worker_that_is_lost_between_two_pieces_is_left_out(line: Line) -> Non
         others.ranks = [0]
         return found
 
-    line._member.all_gather = lose  # type: ignore[method-assign]  # no wire here
+    line._session.member.all_gather = lose  # type: ignore[method-assign]  # no wire here
 
     assert torch.equal(line.gather(values), values)
 

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import builtins
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from types import TracebackType
+from typing import Any, Literal, Self, SupportsFloat, overload
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
 
 from andon.host.logs import LogFormat
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
-from andon.protocol.scalars import ScalarNames
 from andon_trainer.config import LineConfig
-from andon_trainer.data.evaluation import Coverage, Splitting
-from andon_trainer.line.life import LineLife
+from andon_trainer.data.loader import LineLoader
+from andon_trainer.line.joining import join_by_hand
+from andon_trainer.line.life import Life, close_forgotten
 from andon_trainer.line.logs import Logs
-from andon_trainer.line.preparing import Preparing
+from andon_trainer.line.loop import TrainingLoop
+from andon_trainer.line.preparing import prepare
+from andon_trainer.line.session import Session
 from andon_trainer.line.together import Together
 from andon_trainer.line.worker import Worker
+from andon_trainer.model.graph import Graph
 from andon_trainer.process.device import pick_device
 from andon_trainer.process.logs import write_logs
-from andon_trainer.schedules.stepper import StepperGate
+from andon_trainer.state.checkpoint_files import Stateful
 
 __all__ = ["Line"]
 
 
-class Line(Preparing, Together, Logs, LineLife):
+class Line:
     """One training script's connection to the line: data, gradients, commits and checkpoints.
 
     A plain PyTorch loop calls `prepare` once, iterates `epochs` and the prepared loader, and calls
@@ -120,51 +131,675 @@ class Line(Preparing, Together, Logs, LineLife):
             RuntimeError: this process has a `Line` already, and trains on it.
             JoinRefused: this process has trained the run of this configuration to its end.
         """
-        self._close_forgotten()
-        config = LineConfig.read(
-            address=address,
-            run_id=run_id,
-            seed=seed,
-            on_halt=on_halt,
-            log_format=log_format,
-            device=device,
-            run_dir=run_dir,
-            checkpoint_every=checkpoint_every,
-            keep_checkpoints=keep_checkpoints,
-            resume=resume,
-            total_steps=total_steps,
-            check_data=check_data,
-            max_overflows=max_overflows,
-            token=token,
-            tls=tls,
-            insecure=insecure,
-            launch_slot=launch_slot,
-            launch_size=launch_size,
-            local_rank=local_rank,
-            speed_hint=speed_hint,
-            metrics_bind=metrics_bind,
-            metrics_hosts=metrics_hosts,
-            metrics_token_file=metrics_token_file,
-            shared_dir=shared_dir,
-            tcp=tcp,
-            ring_bind=ring_bind,
-            log_to=log_to,
-            trace=trace,
-            checksums=checksums,
-        )
+        # First: it is what this call was given, and each setting stands in the signature alone.
+        given = {name: value for name, value in locals().items() if name != "self"}
+        close_forgotten()
+        config = LineConfig.read(**given)
         # A lock shares no memory: `off` does not mean it.
         claims = None if config.solo else config.shared_dir or DEFAULT_SHARED_DIR
-        self.device = pick_device(config.local_rank, config.device, claims=claims)
-        self.complete = False
-        self._worker = Worker(config, self.device)
-        self._end_logs = write_logs(
-            config.log_format, self._worker.log_facts, marked=config.andon_run
+        worker = Worker(config, pick_device(config.local_rank, config.device, claims=claims))
+        self._session = session = Session(worker)
+        self._loop = TrainingLoop(session)
+        self._together = Together(session)
+        self._logs = Logs(session)
+        end_logs = write_logs(config.log_format, worker.log_facts, marked=config.andon_run)
+        self._life = Life(session, end_logs)
+
+    # ------------------ from the beginning to the end
+
+    def prepare(self, *objects: Any, micro_batch_size: int | None = None) -> Any:
+        """Joins the line with models, optimizers, schedulers, a scaler and a training loader.
+
+        Models are moved to `line.device` and get rank 0's weights. Optimizers and schedulers stay
+        the same objects; their `step()` acts only when the line commits a step. So does a
+        GradScaler, which scales what `line.backward` is given; its state is kept. The loader is
+        replaced by one that yields this worker's samples. Without a loader the worker joins when
+        `line.shards` is first called. A model that is wrapped in DistributedDataParallel makes the
+        processes of its group one worker.
+
+        ```python
+        model, optimizer, loader = line.prepare(model, optimizer, loader, micro_batch_size=8)
+        ```
+
+        Args:
+            objects: in any order, at most one scaler and one loader. The loader's `batch_size` is
+                that of a whole step, over all workers.
+            micro_batch_size: the most samples in one forward; the loop body then runs several
+                times in a step, and gradients are accumulated. None: all of a worker's share.
+
+        Returns:
+            The objects in the same order; the object itself if there is only one.
+
+        Raises:
+            RuntimeError: `prepare` or `join` was called before.
+            TypeError: an object is none of these, or a model is wrapped in DataParallel, or in
+                DistributedDataParallel under `andon run`.
+            ValueError: an optimizer trains a parameter of no prepared model or can't work with
+                averaged gradients, or the loader's sampler can't be followed.
+            JoinRefused: the line does not accept this worker.
+            CheckpointRefused: the run can't be resumed from its checkpoint.
+            LineLost: no coordinator answers.
+        """
+        return prepare(self._session, self._loop, objects, micro_batch_size)
+
+    def join(self, *modules: nn.Module) -> None:
+        """Joins the line with `modules`, for manual steps; use it instead of `prepare`.
+
+        The workers' models are compared, the modules are moved to `line.device`, and they get rank
+        0's weights. Nothing is wrapped, and optimizers step whenever the script calls them. Before
+        `join`, register optimizers and whatever else a checkpoint or a new worker needs, with
+        `line.register(name, thing)`.
+
+        ```python
+        line.register("optimizer", optimizer)
+        line.join(generator, discriminator)
+        ```
+
+        Args:
+            modules: every module whose gradients are exchanged.
+
+        Raises:
+            RuntimeError: `prepare` or `join` was called before.
+            TypeError: an argument is not a module.
+            ValueError: no parameter is trained, or two modules share a parameter.
+            JoinRefused: the line does not accept this worker.
+            CheckpointRefused: the run can't be resumed from its checkpoint.
+            LineLost: no coordinator answers.
+        """
+        join_by_hand(self._session, modules)
+
+    def register(self, name: str, thing: Stateful) -> None:
+        """Adds `thing`'s state to checkpoints and to what a new worker receives.
+
+        Use it for an EMA, or anything else with `state_dict()` and
+        `load_state_dict()`. State that has arrived already is loaded at once.
+
+        Args:
+            name: unique; the state is found by it.
+            thing: its `state_dict()` holds dense tensors, numbers, strings, lists, tuples and
+                dicts.
+
+        Raises:
+            TypeError: the state holds something else, which could only be pickled.
+            ValueError: the name is taken.
+        """
+        self._session.worker.replica.register(name, thing)
+
+    def __enter__(self) -> Self:
+        """Returns the line; `close` runs at the end of the block."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes the line; an exception that ends the block is reported as this worker's failure.
+
+        Raises:
+            LineHalted: the workers' final weights differ.
+        """
+        if error is not None:
+            self._session.worker.note_failure(error)
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the line and gives everything back; a second call does nothing.
+
+        Optimizers, schedulers, models and datasets are then what they were before `prepare`, with
+        the weights of now; the process's hooks and signals, too. A second `Line` can take the same
+        objects. It runs by itself when Python exits, at the end of `with Line() as line:`, and for
+        a line that was forgotten when a second one is made.
+
+        Raises:
+            LineHalted: the workers' final weights differ.
+        """
+        self._life.close()
+
+    # ------------------ the loop of a script that prepared
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yields the epochs that are left of `count`, from the line's current one on.
+
+        A resumed run begins in its checkpoint's epoch. The loop also ends when the run stops
+        (`line.stopped`). A script may leave an epoch's batches early (`break`, `islice`): the rest
+        of the epoch is then skipped on all workers.
+
+        Args:
+            count: number of epochs in the whole run.
+
+        Yields:
+            The epoch's number, from 0.
+
+        Raises:
+            RuntimeError: the script left an epoch between `line.backward(loss)` and
+                `optimizer.step()`, or called `join`.
+            LineHalted: the line stopped, or the workers' final weights differ.
+        """
+        return self._loop.epochs(count)
+
+    def shards(self, samples: int, batch_size: int) -> LineLoader:
+        """Yields indices of samples, for scripts without a DataLoader.
+
+        ```python
+        for shard in line.shards(len(labels), batch_size=32):
+            line.backward(loss_of(model(features[shard.indices]), labels[shard.indices]))
+            optimizer.step()
+        ```
+
+        Args:
+            samples: number of samples in an epoch.
+            batch_size: samples in one step, over all workers.
+
+        Returns:
+            An iterable of `Shard`, for one epoch each time that it is iterated.
+
+        Raises:
+            ValueError: a number is below 1, or another one than at the first call.
+            RuntimeError: `prepare` was not called, or `join` was.
+            JoinRefused, CheckpointRefused, LineLost: as from `prepare`.
+        """
+        return self._loop.shards(samples, batch_size)
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        weight: float | None = None,
+        *,
+        correct: int | torch.Tensor | None = None,
+        scaler: object = None,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+    ) -> None:
+        """Runs backward; after a step's last micro-batch `p.grad` is the mean over all workers.
+
+        Call it once for each batch of the prepared loader; add up several losses. Until the last
+        micro-batch of the step `p.grad` is None; after it, clip, log or unscale gradients as usual.
+        With a prepared GradScaler the loss is scaled, whether or not `scaler.scale(loss)` was;
+        `line.loss` is not.
+
+        ```python
+        line.backward(loss)                     # a mean over samples
+        line.backward(loss, weight=n_tokens)    # a mean over tokens
+        line.backward(loss + 0.1 * auxiliary)   # several losses of one batch
+        ```
+
+        Args:
+            loss: mean loss of this micro-batch; a scalar.
+            weight: number of terms that `loss` is the mean of; None: the number of samples.
+            correct: number of these samples that the model got right, for `line.accuracy`. Pass it
+                for every batch on every worker, or for none.
+            scaler: was the script's GradScaler; give it to `line.prepare`.
+            retain_graph: whether the script may use the loss's graph again.
+            create_graph: whether gradients get graphs of their own, such as `x.grad` of an input.
+                Those of parameters do not: they are means over all workers.
+
+        Raises:
+            TypeError: `scaler` was passed.
+            LineHalted: a loss or gradient was not finite on some worker; no weights moved.
+            RuntimeError: the prepared loader has yielded no batch for this call.
+            RunOver: the batch is from after the end of the run, when loaders are plain ones.
+            ValueError: the loss is no scalar, only a part of it is scaled, the weight is negative
+                or not finite, or `correct` is more than the batch's samples.
+        """
+        self._loop.backward(
+            loss,
+            weight,
+            correct=correct,
+            scaler=scaler,
+            graph=Graph(retain_graph, create_graph),
         )
-        self._gate = StepperGate()
-        self._schedulers = []
-        self._coverage = Coverage()
-        self._splitting = Splitting(self.device)
-        self._undo = []
-        self._scalar_names = ScalarNames()
-        self._last_logged = {}
-        self._begin_life()
+
+    def accumulate(self, every: int) -> AbstractContextManager[None]:
+        """Around the loop body: adds up the gradients of `every` batches for one optimizer step.
+
+        Each batch is exchanged and committed as ever. Its mean over all workers is added up, and
+        the weights move with every `every`-th batch, or the last one of an epoch, by the mean over
+        all of them. In between `p.grad` is None after `backward`, and `zero_grad`, clipping,
+        `optimizer.step()` and a prepared scheduler do nothing. Call them in each body, and do not
+        divide the loss.
+
+        ```python
+        for x, y in loader:
+            with line.accumulate(4):
+                optimizer.zero_grad()
+                line.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+        ```
+
+        `line.step` counts every batch; `line.committed` is true where the weights moved. The sum
+        is in checkpoints and goes to new workers. If the memory of one forward is all that you are
+        short of, `prepare(..., micro_batch_size=n)` exchanges once a step and not once a batch.
+
+        Args:
+            every: number of batches; 1 changes nothing.
+
+        Raises:
+            ValueError: `every` is below 1.
+            RuntimeError: `every` changed in the middle of an accumulation, the line makes local
+                steps, or the script called `join`.
+        """
+        return self._loop.accumulate(every)
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether state that the last loop body left does not belong to this batch's samples.
+
+        It is False only if the last loop body was for the step before, and had the same rows of its
+        batch. So it is True in the first loop body; where this worker's share changed, since a
+        worker was lost or came, or shares follow speed; in a step that is tried again, and for a
+        short last batch and the one after it. With micro-batches, local steps or windows of several
+        batches it is always True: the loop body before had other rows.
+
+        A script that carries hidden state from batch to batch drops it then:
+
+        ```python
+        for x, y in loader:
+            if line.reshaped:
+                state = None
+            scores, state = model(x, state)
+        ```
+        """
+        return self._loop.reshaped
+
+    def stop(self, reason: str) -> None:
+        """Ends the run: all workers' loops end after the same step, the current or the next one.
+
+        Any worker may call it. On a line with `--may-stop operators` none may: then it has no
+        effect, and the worker's log says so.
+
+        Args:
+            reason: becomes `line.stopped` on all workers.
+        """
+        self._session.want_stop(reason)
+
+    # ------------------ steps by hand
+
+    def all_reduce_gradients(self, module: nn.Module, weight: float | None = None) -> None:
+        """Replaces `p.grad` by the mean over all workers, for every trained parameter of `module`.
+
+        Call it after the last backward that reaches the module.
+
+        Args:
+            module: one of the joined modules.
+            weight: this worker's weight in the mean, such as its number of samples; finite, at
+                least 0. With 0 the worker contributes nothing and gets the others' mean. None: all
+                workers weigh the same.
+
+        Raises:
+            ValueError: the weight is negative or not finite, all workers' weights are 0 (gradients
+                are zero then), or the module was not joined.
+            RuntimeError: a GradScaler scales the script's losses.
+            LineHalted: a value was not finite on some worker; no weights moved.
+        """
+        self._session.by_hand.average(module, 1.0 if weight is None else float(weight))
+
+    def should_commit(self) -> bool:
+        """Ends the step; returns True on all workers or on none.
+
+        If it is True, call the optimizers' `step()` right away. If it is False, the roster changed:
+        `p.grad` is None, `line.rank` and `line.world_size` are new, and the script computes step
+        `line.step + 1` again. It is also False if the run ended before the step could: then
+        `line.complete` is True.
+
+        ```python
+        if line.should_commit():
+            optimizer.step()
+        ```
+
+        Raises:
+            RuntimeError: a gradient was added after its mean was taken.
+            RunOver: the script goes on though `line.complete` is True.
+            LineHalted: the line stopped; no weights moved.
+        """
+        committed = self._session.by_hand.should_commit()
+        self._session.complete = self.complete or bool(self.stopped)
+        return committed
+
+    def sync_buffers(self, module: nn.Module) -> None:
+        """Copies rank 0's buffers of `module`, of any dtype, to all workers.
+
+        Raises:
+            LineHalted: the line stopped, or the workers' buffers differ in name, dtype or shape.
+        """
+        self._session.by_hand.sync_buffers(module)
+
+    def sync_params(self, module: nn.Module) -> None:
+        """Copies rank 0's parameters of `module`, trained or frozen, to all workers.
+
+        Raises:
+            LineHalted: the line stopped, or the workers' parameters differ in name, dtype or shape.
+        """
+        self._session.by_hand.sync_params(module)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Overwrites `tensor` with rank 0's, bit for bit.
+
+        Args:
+            tensor: dense, of any dtype and shape, on any device; the same dtype and shape on every
+                worker.
+
+        Raises:
+            ValueError: the tensor is sparse or quantised.
+            LineHalted: the line stopped, or the workers' tensors differ in dtype or shape.
+        """
+        self._session.by_hand.broadcast("broadcast", {"tensor": tensor})
+
+    def barrier(self) -> None:
+        """Waits until every worker has called it; returns at once if the step is lost.
+
+        Raises:
+            LineHalted: the line stopped.
+        """
+        self._session.by_hand.barrier()
+
+    # ------------------ all workers together, between two steps
+
+    def split(self, loader: DataLoader[Any] | LineLoader) -> Iterator[Any]:
+        """Yields this worker's share of a loader's samples; all shares together hold each once.
+
+        Use it for evaluation, and combine the results with `line.mean`. Samples come in the order
+        of the dataset or of the loader's own sampler. Batches of a batch sampler or of an
+        `IterableDataset` are not divided: each goes to one worker, and every worker reads the
+        whole stream. If a worker is lost, so is its share; `line.covered` tells. Before its first
+        step a worker gets all samples.
+
+        ```python
+        for x, y in line.split(val_loader):
+            total += F.cross_entropy(model(x), y, reduction="sum").item()
+            n += len(y)
+        val_loss = line.mean(total / max(n, 1), weight=n)
+        ```
+
+        Args:
+            loader: with whatever sampler, `collate_fn` and loading processes it has; processes
+                stay between evaluations if it says `persistent_workers=True`. Its batches are
+                moved to `line.device`. The prepared loader may be given, too: to evaluate on the
+                training set.
+
+        Raises:
+            TypeError: it is what `line.shards` returned.
+        """
+        return self._together.split(loader)
+
+    @property
+    def covered(self) -> bool:
+        """Whether what followed the last `line.split` covered every sample of it.
+
+        It becomes False, on every worker, in a `line.mean` or `line.gather` that lacks a worker's
+        samples, and stays so until the next `line.split`. Evaluate again, and the workers that are
+        left divide all samples.
+        """
+        return self._together.coverage.complete
+
+    @overload
+    def mean(self, value: float | torch.Tensor, weight: float = 1.0) -> float: ...
+
+    @overload
+    def mean(
+        self, value: Mapping[str, float | torch.Tensor], weight: float = 1.0
+    ) -> dict[str, float]: ...
+
+    def mean(
+        self,
+        value: float | torch.Tensor | Mapping[str, float | torch.Tensor],
+        weight: float = 1.0,
+    ) -> float | dict[str, float]:
+        """Returns the weighted mean of all workers' values: the same number on every worker.
+
+        Every worker must call it, between two steps.
+
+        ```python
+        val = line.mean({"loss": total / n, "accuracy": right / n}, weight=n)
+        ```
+
+        Args:
+            value: a number or a tensor with one element; or several of them by name, the same
+                names on every worker.
+            weight: this worker's weight in the mean, such as its number of samples.
+
+        Returns:
+            The mean, computed in float64; nan if all weights are 0. Of several numbers the means
+            by name.
+
+        Raises:
+            ValueError: the weight is negative or not finite, or the workers' names differ.
+            RuntimeError: a step is under way; its workers wait for gradients, not for this.
+            LineHalted: the line stopped.
+        """
+        return self._together.mean(value, weight)
+
+    def gather(self, value: Any) -> Any:
+        """Returns what all workers give, concatenated in the order of ranks, on every worker.
+
+        Every worker must call it. Integers, float64 and booleans arrive exactly.
+
+        Between two steps it is meant for small values: metrics, predictions of a validation set.
+        Before its first step a worker gets only its own, as it evaluates everything then.
+
+        ```python
+        predicted = line.gather(torch.cat(predicted))  # of all samples, in the loader's order
+        ranks = line.gather(line.rank)  # tensor([0, 1])
+        ```
+
+        In the body of a training loop, before `line.backward`, it is differentiable, for losses
+        that compare samples with each other. Compute the same loss of all rows on every worker:
+        the mean over workers is then the gradient of one process with the whole batch. In a step
+        that is void it returns this worker's own rows.
+
+        ```python
+        z = line.gather(F.normalize(model(x), dim=1))
+        line.backward(contrastive_loss(z))
+        ```
+
+        Args:
+            value: a tensor of shape (n, ...), where n may differ from worker to worker; a number
+                or a tensor without dimensions, which counts as n = 1; or lists, tuples and dicts
+                of them, of the same structure on every worker. At most 16 MiB.
+
+        Returns:
+            The same structure of tensors, of shape (sum of all n, ...), on the device of `value`;
+            those of numbers are on the CPU.
+
+        Raises:
+            TypeError: there is something else in the value.
+            ValueError: the value is too large, or the workers' structures, dtypes or shapes differ.
+            RuntimeError: the loop body has gone backward, or has a part of this worker's share;
+                the schedule or the host can't gather in a loop body; the line's service is too old.
+            LineHalted: the line stopped, or a row with a gradient is not finite.
+        """
+        return self._together.gather(value)
+
+    def best(
+        self, value: float, mode: Literal["min", "max"] = "min", patience: int | None = None
+    ) -> bool:
+        """Returns whether an evaluation is the best so far: the same on every worker.
+
+        Every worker must call it, between two steps, once for each evaluation. The best value is
+        in checkpoints and goes to new workers. If the run has a folder, the checkpoint of the best
+        step is written and kept, and `checkpoints/best` leads to it.
+
+        ```python
+        if line.best(val_loss, patience=3) and line.is_main:
+            print("best so far:", val_loss)
+        ```
+
+        Args:
+            value: what `line.mean` returned; nan is never the best.
+            mode: whether the smallest or the greatest value is the best.
+            patience: calls `line.stop` after so many evaluations without a better one; None: never.
+
+        Raises:
+            ValueError: the mode is neither `min` nor `max`.
+            RuntimeError: a step is under way.
+            LineHalted: the line stopped.
+        """
+        return self._together.best(value, mode, patience)
+
+    def busy(self, what: str) -> AbstractContextManager[None]:
+        """Shows in `andon status` what this worker does while the others wait for it.
+
+        A worker is never dropped for being slow; this only tells people why.
+
+        ```python
+        with line.busy("upload"):
+            upload(model)
+        ```
+
+        Args:
+            what: a few words.
+        """
+        return self._together.busy(what)
+
+    # ------------------ what people see
+
+    def log(self, values: Mapping[str, SupportsFloat | torch.Tensor]) -> None:
+        """Logs numbers beside `line.step`: a validation loss, a learning rate, a temperature.
+
+        Any worker may call it, at any time after `prepare` or `join`; others need not. On a line
+        the numbers go to the journal, the board and Prometheus, and `andon export` gives them out.
+        What several workers log under one name is shown as their mean. Alone, a run with a folder
+        gets a file `scalars.csv`. `Line(log_to=...)` writes a file in both cases.
+
+        ```python
+        line.log({"val/loss": val, "lr": scheduler.get_last_lr()[0]})
+        ```
+
+        Args:
+            values: numbers or tensors of one element, by name; NaN and infinity are allowed. A name
+                has at most 64 letters, digits and characters `_ . / -`. A run has at most 64 names;
+                of further ones a warning tells once. A second number of the same name, worker and
+                step replaces the first. To read a tensor of a GPU waits for the GPU.
+
+        Raises:
+            ValueError: a name or a value is none of these.
+            RuntimeError: the script has not called `prepare` or `join`, or closed the line.
+        """
+        self._logs.log(values)
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """The last number of each name that this process logged."""
+        return dict(self._logs.last)
+
+    def print(
+        self,
+        *values: object,
+        sep: str | None = " ",
+        end: str | None = "\n",
+        file: Any = None,
+        flush: bool = False,
+    ) -> None:
+        """Prints on the worker that has rank 0 now, and on no other; see `is_main`.
+
+        The arguments are those of Python's `print`.
+
+        ```python
+        line.print("validation loss", val)
+        ```
+        """
+        if self.is_main:
+            builtins.print(*values, sep=sep, end=end, file=file, flush=flush)
+
+    # ------------------ where this worker and its line stand
+
+    @property
+    def device(self) -> torch.device:
+        """The device that this worker computes on."""
+        return self._session.device
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, from 0; it can change between steps, as workers come and go.
+
+        Before the worker has joined it is the launcher's `RANK`, or 0. In a host whose processes
+        average by DistributedDataParallel each process has a rank of its own, and every host must
+        have as many processes.
+        """
+        return self._session.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers in the current step; it can change between steps.
+
+        Before the worker has joined it is the launcher's `WORLD_SIZE`, or 1. Processes of a host
+        that average by DistributedDataParallel count each.
+        """
+        return self._session.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this worker has rank 0; another worker may have it in the next step."""
+        return self._session.rank == 0
+
+    @property
+    def step(self) -> int:
+        """Number of steps committed so far; a resumed run counts on from its checkpoint."""
+        return self._session.step
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self._session.epoch
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run is over: every wanted step is committed."""
+        return self._session.complete
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ends, for example `steps` or `drained`; empty while it goes on."""
+        return self._session.stopped
+
+    @property
+    def committed(self) -> bool:
+        """Whether the last `optimizer.step()`, or `should_commit()`, committed the step."""
+        steps = self._session.steps
+        return steps is not None and steps.committed
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the last step was committed and moved no weight, since gradients overflowed.
+
+        It is the same on every worker, and only with a prepared GradScaler ever true.
+        """
+        steps = self._session.stepper
+        return steps is not None and steps.committed and steps.overflowed
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss of the last committed step over all workers, each counted by its weight.
+
+        None before the first commit, and in a script with manual steps.
+        """
+        steps = self._session.stepper
+        commit = steps.last_commit if steps else None
+        return commit.loss if commit else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Fraction of the last committed step's samples that the model got right, from 0 to 1.
+
+        None before the first commit, in a script with manual steps, and unless every worker
+        passes `correct` to `line.backward` for every batch.
+        """
+        steps = self._session.stepper
+        commit = steps.last_commit if steps else None
+        return commit.accuracy if commit else None
+
+    @property
+    def seed(self) -> int:
+        """Seed of the sample order; the same on all workers."""
+        return self._session.worker.config.seed
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Folder of the run's files; None if the run keeps none."""
+        return self._session.worker.config.run_dir
+
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """Folder of the last checkpoint that this worker wrote; None if it wrote none."""
+        return self._session.worker.checkpoints.last

@@ -1,4 +1,4 @@
-"""The training loop: the calls of `Line` for a script that prepared, from epochs to stop."""
+"""The training loop of a script that prepared: its epochs, its batches, its backwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from andon.protocol.order import splitmix64
@@ -16,7 +15,8 @@ from andon_trainer.data.evaluation import EvaluationShare
 from andon_trainer.data.feed import Feeder, ShardFeeder, whole_epoch
 from andon_trainer.data.loader import LineLoader, move_to
 from andon_trainer.errors import RunOver
-from andon_trainer.line.properties import LineProperties
+from andon_trainer.line.joining import join_with
+from andon_trainer.line.session import Session
 from andon_trainer.model.graph import Graph
 from andon_trainer.script.gates import refuse_unprepared
 from andon_trainer.script.loss_terms import is_divided
@@ -27,84 +27,71 @@ __all__ = ["TrainingLoop"]
 log = logging.getLogger(__name__)
 
 
-class TrainingLoop(LineProperties):
-    """What `Line` offers to a loop over a prepared loader, or over `shards`."""
+class TrainingLoop:
+    """A loop over a prepared loader, or over `shards`."""
 
-    _micro_batch_size: int | None = None
-    _schedulers: list[LRScheduler]
-    _accumulating = 0
-    """The number of batches that the script accumulates in this loop body; 0: it does not."""
-    _warned_of_division = False
-    _iterated = False
-    """Whether the script has begun to iterate its loader."""
-    _knows_its_end = False
-    """Whether `epochs` ends the script's loop, or a warning was logged that nothing does."""
-    _begun_epoch: int | None = None
-    """The epoch that `epochs` yielded last."""
-    _batches_are_plain = False
-    """Whether the loader was iterated last after the end of the run."""
+    def __init__(self, session: Session) -> None:
+        """The script has not begun to loop."""
+        self._session = session
+        self._accumulating = 0
+        """The number of batches that the script accumulates in this loop body; 0: it does not."""
+        self._warned_of_division = False
+        self._iterated = False
+        """Whether the script has begun to iterate its loader."""
+        self._knows_its_end = False
+        """Whether `epochs` ends the script's loop, or a warning was logged that nothing does."""
+        self._begun_epoch: int | None = None
+        """The epoch that `epochs` yielded last."""
+        self._batches_are_plain = False
+        """Whether the loader was iterated last after the end of the run."""
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yields the epochs that are left of `count`, from the line's current one on.
-
-        A resumed run begins in its checkpoint's epoch. The loop also ends when the run stops
-        (`line.stopped`). A script may leave an epoch's batches early (`break`, `islice`): the rest
-        of the epoch is then skipped on all workers.
-
-        Args:
-            count: number of epochs in the whole run.
-
-        Yields:
-            The epoch's number, from 0.
-
-        Raises:
-            RuntimeError: the script left an epoch between `line.backward(loss)` and
-                `optimizer.step()`, or called `join`.
-            LineHalted: the line stopped, or the workers' final weights differ.
-        """
-        self._refuse_manual("epochs")
+        """See `Line.epochs`."""
+        session = self._session
+        session.refuse_by_hand("epochs")
         self._knows_its_end = True
         # A second loop, as after some layers were unfrozen, goes on where the first one ended.
-        self.complete = self.complete and (bool(self.stopped) or self.epoch >= count)
-        if self._worker.member is None:
-            self._require_prepared()
+        session.complete = session.complete and (bool(session.stopped) or session.epoch >= count)
+        if session.worker.member is None:
+            session.require_prepared()
             # The worker joins in this epoch's body, when it calls `shards`. Whether a line that it
             # will join is further, nobody knows before.
-            origin = self._worker.checkpoints.origin
+            origin = session.worker.checkpoints.origin
             self._begun_epoch = 0 if origin is None else origin.cursor.epoch
             if self._begun_epoch >= count:
-                self.complete = True
+                session.complete = True
                 return
             yield self._begun_epoch
             self._leave_epoch()
-        while not self.complete:
+        while not session.complete:
             self._catch_up()
-            here = self._member.position
+            here = session.member.position
             if here.stop_reason or here.cursor.epoch >= count:
                 # The checkpoint first: comparing waits for workers that may still train.
-                self._worker.between_steps(over=True)
-                self._worker.compare_ends()
-                self.complete = True
+                session.worker.between_steps(over=True)
+                session.worker.compare_ends()
+                session.complete = True
                 self._warn_of_left_over()
                 return
             # The loader may go on to a later one in this body, if the line has done without this
             # worker for a while: then that is the epoch to leave.
-            self._begun_epoch = self._steps.epoch = here.cursor.epoch
+            self._begun_epoch = session.loop_steps.epoch = here.cursor.epoch
             yield self._begun_epoch
             self._leave_epoch()
 
     def _leave_epoch(self) -> None:
         """Ends the epoch whose loop body is over, unless the line has gone on from it already."""
-        here = self._member.position
-        if not here.stop_reason and here.cursor.epoch == self._steps.epoch:
+        session = self._session
+        here = session.member.position
+        if not here.stop_reason and here.cursor.epoch == session.loop_steps.epoch:
             # If the run is over, `epochs` sees it and ends the loop.
             with self._ending_in_epochs():
-                self._steps.leave_epoch()
+                session.loop_steps.leave_epoch()
 
     def _catch_up(self) -> None:
         """Gets the state of a line that went on without this worker, before an epoch is begun."""
         with self._ending_in_epochs():
-            self._member.catch_up()
+            self._session.member.catch_up()
 
     @contextmanager
     def _ending_in_epochs(self) -> Iterator[None]:
@@ -112,84 +99,55 @@ class TrainingLoop(LineProperties):
         try:
             yield
         except RunOver:
-            assert self._member.position.stop_reason
+            assert self._session.member.position.stop_reason
 
     @property
     def reshaped(self) -> bool:
-        """Whether state that the last loop body left does not belong to this batch's samples.
-
-        It is False only if the last loop body was for the step before, and had the same rows of its
-        batch. So it is True in the first loop body; where this worker's share changed, since a
-        worker was lost or came, or shares follow speed; in a step that is tried again, and for a
-        short last batch and the one after it. With micro-batches, local steps or windows of several
-        batches it is always True: the loop body before had other rows.
-
-        A script that carries hidden state from batch to batch drops it then:
-
-        ```python
-        for x, y in loader:
-            if line.reshaped:
-                state = None
-            scores, state = model(x, state)
-        ```
-        """
-        return self._batches_are_plain or self._stepper is None or self._stepper.rows.changed
+        """See `Line.reshaped`."""
+        return (
+            self._batches_are_plain
+            or self._session.stepper is None
+            or self._session.stepper.rows.changed
+        )
 
     def shards(self, samples: int, batch_size: int) -> LineLoader:
-        """Yields indices of samples, for scripts without a DataLoader.
-
-        ```python
-        for shard in line.shards(len(labels), batch_size=32):
-            line.backward(loss_of(model(features[shard.indices]), labels[shard.indices]))
-            optimizer.step()
-        ```
-
-        Args:
-            samples: number of samples in an epoch.
-            batch_size: samples in one step, over all workers.
-
-        Returns:
-            An iterable of `Shard`, for one epoch each time that it is iterated.
-
-        Raises:
-            ValueError: a number is below 1, or another one than at the first call.
-            RuntimeError: `prepare` was not called, or `join` was.
-            JoinRefused, CheckpointRefused, LineLost: as from `prepare`.
-        """
-        self._refuse_manual("shards")
+        """See `Line.shards`."""
+        session = self._session
+        session.refuse_by_hand("shards")
         feeder = ShardFeeder(
             samples,
             batch_size,
-            seed=self.seed,
-            micro_batch_size=self._micro_batch_size,
-            step=lambda: self.step + 1,
+            seed=session.worker.config.seed,
+            micro_batch_size=session.micro_batch_size,
+            step=lambda: session.step + 1,
         )
-        if self._stepper is None:
-            self._require_prepared()
-            self._join(feeder)
-            if self._begun_epoch not in (None, self.epoch):
+        if session.stepper is None:
+            session.require_prepared()
+            join_with(session, feeder)
+            if self._begun_epoch not in (None, session.epoch):
                 log.warning(
                     "this worker joins in epoch %d, and the loop body of epoch %d has begun: use "
                     "shard.epoch or line.epoch in it. The next one is of the right epoch",
-                    self.epoch,
+                    session.epoch,
                     self._begun_epoch,
                 )
-        agreed = self._feeder
+        agreed = session.feeder
         if isinstance(agreed, ShardFeeder) and not self._why_over:
             _refuse_other_shards((samples, batch_size), (agreed.epoch_size, agreed.batch_size))
-        return self._loader_of(feeder, batch_size, None)
+        return self.loader_of(feeder, batch_size, None)
 
-    def _loader_of(
+    def loader_of(
         self, feeder: Feeder, batch_size: int | None, given: DataLoader[Any] | None
     ) -> LineLoader:
         """What the script iterates in place of its own loader."""
+        session = self._session
 
         def loop_bodies() -> int:
             if self._why_over:
                 return feeder.loop_bodies(self._last_epoch, 0, 1)
-            workers = self.world_size
+            workers = session.world_size
             # Before the first round the rank is the launcher's, which may count other hosts too.
-            return feeder.loop_bodies(self.epoch, min(self.rank, workers - 1), workers)
+            return feeder.loop_bodies(session.epoch, min(session.rank, workers - 1), workers)
 
         size = feeder.epoch_size
         return LineLoader(
@@ -207,40 +165,10 @@ class TrainingLoop(LineProperties):
         *,
         correct: int | torch.Tensor | None = None,
         scaler: object = None,
-        retain_graph: bool = False,
-        create_graph: bool = False,
+        graph: Graph,
     ) -> None:
-        """Runs backward; after a step's last micro-batch `p.grad` is the mean over all workers.
-
-        Call it once for each batch of the prepared loader; add up several losses. Until the last
-        micro-batch of the step `p.grad` is None; after it, clip, log or unscale gradients as usual.
-        With a prepared GradScaler the loss is scaled, whether or not `scaler.scale(loss)` was;
-        `line.loss` is not.
-
-        ```python
-        line.backward(loss)                     # a mean over samples
-        line.backward(loss, weight=n_tokens)    # a mean over tokens
-        line.backward(loss + 0.1 * auxiliary)   # several losses of one batch
-        ```
-
-        Args:
-            loss: mean loss of this micro-batch; a scalar.
-            weight: number of terms that `loss` is the mean of; None: the number of samples.
-            correct: number of these samples that the model got right, for `line.accuracy`. Pass it
-                for every batch on every worker, or for none.
-            scaler: was the script's GradScaler; give it to `line.prepare`.
-            retain_graph: whether the script may use the loss's graph again.
-            create_graph: whether gradients get graphs of their own, such as `x.grad` of an input.
-                Those of parameters do not: they are means over all workers.
-
-        Raises:
-            TypeError: `scaler` was passed.
-            LineHalted: a loss or gradient was not finite on some worker; no weights moved.
-            RuntimeError: the prepared loader has yielded no batch for this call.
-            RunOver: the batch is from after the end of the run, when loaders are plain ones.
-            ValueError: the loss is no scalar, only a part of it is scaled, the weight is negative
-                or not finite, or `correct` is more than the batch's samples.
-        """
+        """See `Line.backward`."""
+        session = self._session
         if scaler is not None:
             raise TypeError(
                 "line.backward takes no scaler any more: pass it with the optimizer, "
@@ -262,61 +190,22 @@ class TrainingLoop(LineProperties):
                 "set to each worker, which trains nothing. A training loop `for epoch in "
                 "line.epochs(n)` ends by itself; to evaluate leave line.backward out, or share the "
                 "samples out: line.split(loader)",
-                self._worker.config.address or "",
-                self.step,
+                session.worker.config.address or "",
+                session.step,
                 exit_code=1,
             )
-        graph = Graph(retain_graph, create_graph)
-        self._steps.backward(loss, weight, correct=correct, graph=graph)
+        session.loop_steps.backward(loss, weight, correct=correct, graph=graph)
 
     @contextmanager
     def accumulate(self, every: int) -> Iterator[None]:
-        """Around the loop body: adds up the gradients of `every` batches for one optimizer step.
-
-        Each batch is exchanged and committed as ever. Its mean over all workers is added up, and
-        the weights move with every `every`-th batch, or the last one of an epoch, by the mean over
-        all of them. In between `p.grad` is None after `backward`, and `zero_grad`, clipping,
-        `optimizer.step()` and a prepared scheduler do nothing. Call them in each body, and do not
-        divide the loss.
-
-        ```python
-        for x, y in loader:
-            with line.accumulate(4):
-                optimizer.zero_grad()
-                line.backward(F.cross_entropy(model(x), y))
-                optimizer.step()
-        ```
-
-        `line.step` counts every batch; `line.committed` is true where the weights moved. The sum
-        is in checkpoints and goes to new workers. If the memory of one forward is all that you are
-        short of, `prepare(..., micro_batch_size=n)` exchanges once a step and not once a batch.
-
-        Args:
-            every: number of batches; 1 changes nothing.
-
-        Raises:
-            ValueError: `every` is below 1.
-            RuntimeError: `every` changed in the middle of an accumulation, the line makes local
-                steps, or the script called `join`.
-        """
-        self._refuse_manual("accumulate")
-        with self._steps.accumulate(every):
+        """See `Line.accumulate`."""
+        self._session.refuse_by_hand("accumulate")
+        with self._session.loop_steps.accumulate(every):
             self._accumulating = every
             try:
                 yield
             finally:
                 self._accumulating = 0
-
-    def stop(self, reason: str) -> None:
-        """Ends the run: all workers' loops end after the same step, the current or the next one.
-
-        Any worker may call it. On a line with `--may-stop operators` none may: then it has no
-        effect, and the worker's log says so.
-
-        Args:
-            reason: becomes `line.stopped` on all workers.
-        """
-        self._want_stop(reason)
 
     def _batches(self, feeder: Feeder, given: DataLoader[Any] | None) -> Iterator[Any]:
         """What a prepared loader yields: this worker's batches, and after the end plain ones."""
@@ -331,15 +220,16 @@ class TrainingLoop(LineProperties):
         The order is that of the last epoch, the same on every worker: what a script computes of it
         on each worker (BatchNorm's statistics) is the same too.
         """
-        assert self._stepper is not None
+        session = self._session
+        assert session.stepper is not None
         plain: Iterator[Any]
-        if given is not None and self._closed:
+        if given is not None and session.closed:
             plain = iter(given)  # The feeder's loading processes ended with the line.
         else:
-            self._stepper.pause()
+            session.stepper.pause()
             plain = self._all_of(feeder, given)
         for batch in plain:
-            yield move_to(self.device, batch)
+            yield move_to(session.device, batch)
 
     def _all_of(self, feeder: Feeder, given: DataLoader[Any] | None) -> Iterator[Any]:
         if given is not None:
@@ -347,39 +237,42 @@ class TrainingLoop(LineProperties):
                 feeder.refuse_other_length()
             except ValueError:
                 # Nobody has to agree on a length any more, and the feeder knows the old one.
-                return self._splitting.split(
-                    given, EvaluationShare(0, 1), seed=splitmix64(self.seed)
+                return self._session.splitting.split(
+                    given, EvaluationShare(0, 1), seed=splitmix64(self._session.worker.config.seed)
                 )[1]
         return whole_epoch(feeder, self._last_epoch)
 
     @property
     def _last_epoch(self) -> int:
         """The epoch that the script trained on last."""
-        epoch = self._stepper.epoch if self._stepper is not None else None
-        return max(0, self.epoch - 1) if epoch is None else epoch
+        session = self._session
+        epoch = session.stepper.epoch if session.stepper is not None else None
+        return max(0, session.epoch - 1) if epoch is None else epoch
 
     @property
     def _why_over(self) -> str:
         """Why no step follows any more; empty if one may."""
-        if self.stopped:
-            return self.stopped
-        return "every epoch that line.epochs was asked for is done" if self.complete else ""
+        session = self._session
+        if session.stopped:
+            return session.stopped
+        return "every epoch that line.epochs was asked for is done" if session.complete else ""
 
     def _epoch(self) -> Iterator[Any]:
         """The rest of the current epoch's batches."""
+        session = self._session
         self._warn_of_range()
         if not self._iterated:
             self._iterated = True
             # Again, for schedulers that the script made after `prepare`.
-            optimizers = self._worker.replica.optimizers
-            self._undo.append(refuse_unprepared(optimizers, self._schedulers))
+            optimizers = session.worker.replica.optimizers
+            session.undo.append(refuse_unprepared(optimizers, session.schedulers))
             warn_of_wrappers(optimizers)
-        yield from self._steps.batches(self._worker.between_steps)
-        if self._member.position.stop_reason:
-            self._worker.compare_ends()
+        yield from session.loop_steps.batches(session.worker.between_steps)
+        if session.member.position.stop_reason:
+            session.worker.compare_ends()
 
     def _warn_of_left_over(self) -> None:
-        left = self._stepper.left_over if self._stepper is not None else 0
+        left = self._session.stepper.left_over if self._session.stepper is not None else 0
         if left:
             log.warning(
                 "the run ended in the middle of an accumulation: the gradients of its last %d "
@@ -389,17 +282,15 @@ class TrainingLoop(LineProperties):
 
     def _warn_of_range(self) -> None:
         """Warns once that `for epoch in range(n)` trains a resumed run for too long."""
-        if self.step and self._worker.endless and not self._knows_its_end:
+        session = self._session
+        if session.step and session.worker.endless and not self._knows_its_end:
             log.warning(
                 "this run was resumed at step %d, in epoch %d: `for epoch in range(n)` trains n "
                 "more epochs. Write `for epoch in line.epochs(n)`, which begins where the run is",
-                self.step,
-                self.epoch,
+                session.step,
+                session.epoch,
             )
         self._knows_its_end = True
-
-    def _join(self, feeder: Feeder) -> None:
-        raise NotImplementedError
 
 
 def _refuse_other_shards(now: tuple[int, int], before: tuple[int, int]) -> None:

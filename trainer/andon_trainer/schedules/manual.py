@@ -31,15 +31,15 @@ from andon_trainer.core.reports import NO_DIGEST, StepReport, Timings
 from andon_trainer.errors import LineHalted, RunOver
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import ModelPlan
-from andon_trainer.model.wrappers import unwrapped
+from andon_trainer.model.wrappers import named_parameters, plain_name, unwrapped
 from andon_trainer.place.member import RunMember
 from andon_trainer.schedules.loop_checks import HookedParameters, OwnBuffers
 from andon_trainer.script.script_checks import JoinedWeights, refuse_scaler_by_hand, scales
 from andon_trainer.state.replica import Replica
 
-__all__ = ["SYNC_BUFFERS", "ManualStepper"]
+__all__ = ["ManualStepper"]
 
-SYNC_BUFFERS = "sync_buffers"
+_SYNC_BUFFERS = "sync_buffers"
 """The name of the broadcast that makes buffers rank 0's."""
 
 _LATE_REMEDY = (
@@ -137,13 +137,16 @@ class ManualStepper:
 
         Args:
             module: one that was joined.
-            weight: finite and at least 0.
+            weight: this worker's.
 
         Raises:
-            ValueError: the module was not joined, or all weights are 0.
+            ValueError: the weight is negative or not finite, all weights are 0, or the module was
+                not joined.
             RuntimeError: a GradScaler scales the script's losses.
             LineHalted: the line stopped, and this worker raises.
         """
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"weight must be finite and at least 0, not {weight}")
         blocks = self._blocks.get(id(unwrapped(module)))
         if blocks is None:
             raise ValueError(
@@ -176,6 +179,15 @@ class ManualStepper:
                 "the call out on every worker, or give the number of samples behind the gradients"
             )
 
+    def sync_buffers(self, module: nn.Module) -> None:
+        """Copies rank 0's buffers of `module` to all workers; raises as `broadcast` does."""
+        buffers = unwrapped(module).named_buffers()
+        self.broadcast(_SYNC_BUFFERS, {plain_name(name): buffer for name, buffer in buffers})
+
+    def sync_params(self, module: nn.Module) -> None:
+        """Copies rank 0's parameters of `module` to all workers; raises as `broadcast` does."""
+        self.broadcast("sync_params", dict(named_parameters(unwrapped(module))))
+
     def broadcast(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Overwrites tensors with rank 0's, bit for bit; a void round leaves them as they are.
 
@@ -185,7 +197,7 @@ class ManualStepper:
         """
         # A tensor that can't be sent is refused here, before other workers wait for it.
         pack(name, tensors, filled=False)
-        if name == SYNC_BUFFERS:
+        if name == _SYNC_BUFFERS:
             self._own_buffers.settled = True
         else:
             self._joined = None  # It may be by this call that all workers get what was changed.

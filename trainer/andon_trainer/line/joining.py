@@ -1,0 +1,152 @@
+"""Joining: how a worker takes its place, with a loop over samples or for manual steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from andon.protocol.schedules import (
+    BALANCE_CAPABILITY,
+    CADENCE_CAPABILITY,
+    LOCAL_CAPABILITY,
+    OVERLAP_CAPABILITY,
+)
+from andon_trainer.averaging.changes import ChangeExchange, outer_optimizer
+from andon_trainer.averaging.collectives import LineCollectives, SoloCollectives
+from andon_trainer.averaging.line_averaging import LineAverager
+from andon_trainer.averaging.solo_averaging import SoloAverager
+from andon_trainer.data.feed import Feeder
+from andon_trainer.hosts.averaging import FollowerAverager, LeaderAverager
+from andon_trainer.hosts.member import FollowerMember, LeaderMember
+from andon_trainer.hosts.opening import refuse_stream
+from andon_trainer.hosts.steps import HostStepper
+from andon_trainer.line.session import Session
+from andon_trainer.model.guards import AccumulatedGradients
+from andon_trainer.model.layout import ModelPlan, plan_model
+from andon_trainer.model.wrappers import unwrapped
+from andon_trainer.place.membership import Membership
+from andon_trainer.place.solo import SoloMember
+from andon_trainer.schedules.local_steps import LocalStepper, OuterStep
+from andon_trainer.schedules.loop_steps import LoopParts, LoopSteps
+from andon_trainer.schedules.manual import ManualStepper
+from andon_trainer.schedules.stepper import Stepper
+from andon_trainer.script.prepared import (
+    place,
+    refuse_modules,
+    refuse_shared_parameters,
+)
+
+__all__ = ["join_by_hand", "join_with"]
+
+_CAPABILITIES = (BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY)
+"""What a loop over a loader can do. Manual steps can't: the line does not see their samples."""
+_OF_HOSTS = (BALANCE_CAPABILITY, CADENCE_CAPABILITY)
+"""What it can do in a host whose processes average by DistributedDataParallel."""
+
+
+def join_with(session: Session, feeder: Feeder) -> None:
+    """Joins with a loop over a feeder's samples."""
+    # Loading processes are forked before any channel exists: a child that inherits one hangs.
+    worker = session.worker
+    if worker.host is not None:
+        refuse_stream(feeder)
+    feeder.open()
+    session.feeder = feeder
+    plan = plan_model(worker.replica.modules)
+    assert session.audit is not None
+    session.audit.open(plan)
+    compares_data = worker.config.check_data and not worker.config.on_its_own
+    run = worker.plan_run(
+        feeder.batch_size,
+        dataset_size=feeder.dataset_size,
+        drop_last=feeder.drop_last,
+        sparse=feeder.sparse,
+        data_digest=feeder.digest(session.device) if compares_data else "",
+    )
+    member = worker.join(plan, run, _CAPABILITIES if worker.host is None else _OF_HOSTS)
+    parts = LoopParts(
+        member=member,
+        accumulated=AccumulatedGradients(plan),
+        feeder=feeder,
+        replica=worker.replica,
+        device=session.device,
+        micro_batch_size=session.micro_batch_size,
+        scaling=session.scaling,
+    )
+    session.stepper = session.gate.stepper = _stepper_for(session, member, plan, parts)
+
+
+def _stepper_for(
+    session: Session,
+    member: SoloMember | Membership | FollowerMember,
+    plan: ModelPlan,
+    parts: LoopParts,
+) -> LoopSteps:
+    """The loop of the line's schedule."""
+    scale = None if parts.scaling is None else parts.scaling.loss_scale
+    host, modules = session.worker.host, parts.replica.modules
+    if host is not None:
+        averager: LeaderAverager | FollowerAverager
+        if isinstance(member, LeaderMember):
+            averager = LeaderAverager(host, member, plan, session.device, modules, scale)
+        else:
+            averager = FollowerAverager(host, member, plan, session.device, modules, scale)
+        return HostStepper(host, parts, averager)
+    assert not isinstance(member, FollowerMember)
+    if isinstance(member, SoloMember):
+        alone = SoloAverager(member, plan, session.device, loss_scale=scale, modules=modules)
+        return Stepper(parts, alone)
+    if not member.policy.local_steps:
+        return Stepper(parts, LineAverager(member, plan, session.device, modules, scale))
+    assert session.audit is not None
+    outer = outer_optimizer(plan, member.policy.outer)
+    # After joining: a state that came from another worker, or from a checkpoint, waits for it.
+    parts.replica.use_outer(outer)
+    return LocalStepper(
+        parts,
+        member,
+        ChangeExchange(member, plan, session.device, modules),
+        OuterStep(
+            optimizer=outer,
+            moving=session.audit.moving,
+            max_grad_norm=member.policy.max_grad_norm,
+        ),
+    )
+
+
+def join_by_hand(session: Session, modules: Sequence[nn.Module]) -> None:
+    """See `Line.join`."""
+    for thing in modules:
+        if not isinstance(thing, nn.Module):
+            raise TypeError(
+                f"line.join takes modules, not {type(thing).__name__}: give an optimizer or a "
+                'scheduler to line.register("name", it)'
+            )
+    session.require_first()
+    refuse_modules(modules)
+    models = [unwrapped(module) for module in modules]
+    refuse_shared_parameters(models)
+    session.prepared = True
+    for model in models:
+        place(model, session.device)
+    worker = session.worker
+    worker.replica.modules = models
+    worker.begin()
+    plan = plan_model(worker.replica.modules)
+    # One position of the run is one step: the line assigns no samples.
+    member = worker.join(plan, worker.plan_run(1))
+    assert not isinstance(member, FollowerMember)
+    collectives: SoloCollectives | LineCollectives
+    if isinstance(member, SoloMember):
+        collectives = SoloCollectives(SoloAverager(member, plan, session.device))
+    else:
+        collectives = LineCollectives(member, plan, session.device)
+    session.manual = ManualStepper(
+        member,
+        collectives,
+        plan,
+        worker.replica,
+        view=lambda: (session.rank, session.world_size),
+        between_steps=worker.between_steps,
+    )
