@@ -17,17 +17,17 @@ from torch import nn
 
 from andon.protocol.records import Key
 from andon_trainer.averaging.loss_scale import LossScale
-from andon_trainer.core.events import Assigned, Committed
-from andon_trainer.core.reports import Digest
+from andon_trainer.core.events import Assigned
 from andon_trainer.data.feed import Shard, ShardFeeder
 from andon_trainer.errors import HostLost
 from andon_trainer.hosts.averaging import FollowerAverager, LeaderAverager
-from andon_trainer.hosts.member import FollowerMember, Leadership
-from andon_trainer.hosts.steps import HostStepper
+from andon_trainer.hosts.member import FollowerMember, LeaderMember
+from andon_trainer.hosts.steps import HostProcesses
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import plan_model
 from andon_trainer.place.membership import Membership
 from andon_trainer.schedules.loop_steps import LoopParts
+from andon_trainer.schedules.stepper import Stepper
 from andon_trainer.script.scaling import ScalerGate
 from andon_trainer.state.replica import Replica
 from unit.andon_trainer.step_bench import BATCH, ScriptedSeat, ranges
@@ -138,36 +138,16 @@ class LeaderSeat(ScriptedSeat):
 
     behind = False
 
-    @property
-    def reported_losses(self) -> list[str]:
-        return self._reported
+    def __init__(self, blocks: Sequence[int]) -> None:
+        super().__init__(blocks)
+        self.reported_losses: list[str] = []
 
     def refuse_loss(self, value: str) -> None:
-        self._reported.append(value)
+        self.reported_losses.append(value)
         super().refuse_loss(value)
 
-    def lead(self, group: ThreadGroup, replica: Replica) -> None:
-        self._reported: list[str] = []
-        self._lead = Leadership(group, self, replica)
-
-    def next_round(self) -> Assigned:
-        return self._lead.next_round(super().next_round)
-
-    def catch_up(self) -> None:
-        if self._lead.left_behind(lambda: self.behind):
-            self.next_round()
-
-    def leave_epoch(self) -> None:
-        self._lead.leave_epoch(super().leave_epoch)
-
-    def await_commit(self) -> Committed | None:
-        return self._lead.tell(super().await_commit)
-
-    def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
-        return self._lead.scalar_all_reduce(value, weight, super().scalar_all_reduce)
-
-    def compare(self, digest: Digest) -> None:
-        self._lead.compare(digest, super().compare)
+    def left_behind(self) -> bool:
+        return self.behind
 
 
 class Process:
@@ -186,13 +166,12 @@ class Process:
         plan = plan_model([model])
         device, replica = torch.device("cpu"), Replica([model])
         averager: LeaderAverager | FollowerAverager
-        self.member: LeaderSeat | FollowerMember
+        self.member: LeaderMember | FollowerMember
         if seat is None:
             self.member = FollowerMember(group, replica)
             averager = FollowerAverager(group, self.member, plan, device, [model], scale)
         else:
-            self.member = seat
-            seat.lead(group, replica)
+            self.member = LeaderMember(group, seat, replica)
             averager = LeaderAverager(group, cast(Membership, seat), plan, device, [model], scale)
         member = self.member
         parts = LoopParts(
@@ -210,7 +189,8 @@ class Process:
             micro_batch_size=micro,
             scaling=None if scale is None else ScalerGate(scale),
         )
-        self.stepper = HostStepper(group, parts, averager)
+        self.processes = HostProcesses(group, parts, averager)
+        self.stepper = Stepper(parts, averager, self.processes)
         self.computed: list[list[int]] = []
         """Of each loop body, the samples that it got."""
         self.gradients: list[list[torch.Tensor | None]] = []

@@ -190,6 +190,9 @@ class ScriptedSeat:
     def catch_up(self) -> None:
         """Nobody goes on without this worker."""
 
+    def left_behind(self) -> bool:
+        return False
+
     def leave_epoch(self) -> None:
         self.stand(cursor=Cursor(self.position.cursor.epoch + 1, 0))
 

@@ -16,7 +16,7 @@ import torch
 from andon_trainer import Line, LineHalted
 from andon_trainer.averaging.step_gather import Given, Rows, StepGather
 from andon_trainer.core.calls import Call
-from andon_trainer.hosts.steps import HostStepper
+from andon_trainer.hosts.steps import HostProcesses
 from andon_trainer.line.gathering import pack
 from unit.andon_trainer.local_bench import LocalBench
 from unit.andon_trainer.ring_bench import layout_of
@@ -208,7 +208,7 @@ def test_local_steps_share_no_model_to_gather_from() -> None:
 
 def test_the_processes_of_a_host_are_refused() -> None:
     with pytest.raises(RuntimeError, match="one worker for each GPU"):
-        HostStepper.gather(cast(HostStepper, None), b"mine")
+        HostProcesses.refuse_gather(cast(HostProcesses, None))
 
 
 def test_a_weight_of_the_scripts_own_is_refused() -> None:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -42,7 +44,7 @@ from andon_trainer.model.guards import LateGradients
 from andon_trainer.model.layout import ModelPlan
 from andon_trainer.place.membership import Membership
 
-__all__ = ["Averager", "LineAverager", "staged_with"]
+__all__ = ["Averager", "HostPart", "LineAverager", "staged_with"]
 
 
 class Averager(Protocol):
@@ -55,8 +57,9 @@ class Averager(Protocol):
     losses: LossReadings
     """The losses of the step's micro-batches, on their way to the host."""
 
-    overflowed: bool
-    """Whether the scaled gradients of the last run overflowed, and the loss scale tolerates it."""
+    @property
+    def overflowed(self) -> bool:
+        """Whether the last run's scaled gradients overflowed, and the loss scale tolerates it."""
 
     @property
     def intact(self) -> bool:
@@ -112,11 +115,18 @@ class Averager(Protocol):
         """Removes the hooks from the parameters; a second call does nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """What is different where this process sends the sum of its host's."""
+
+    staging: Staging
+    """Adds the gradients up; all processes must give it blocks in the layout's order."""
+    sending: Callable[[], AbstractContextManager[None]]
+    """Around all that is computed and sent, once a round was begun for it."""
+
+
 class LineAverager:
     """Averages over the line, block by block while backward runs."""
-
-    _in_order = False
-    """Whether blocks must be staged in the layout's order."""
 
     def __init__(
         self,
@@ -125,11 +135,13 @@ class LineAverager:
         device: torch.device,
         modules: Sequence[nn.Module],
         loss_scale: LossScale | None = None,
+        host: HostPart | None = None,
     ) -> None:
         """Puts hooks on the parameters; the buffers of `modules` follow the gradients.
 
         `loss_scale`: the scale of gradients in `p.grad`; they travel without it.
         """
+        self._sending = nullcontext if host is None else host.sending
         self._member = member
         self._loss_scale = loss_scale if loss_scale is not None and loss_scale.enabled else None
         self.overflowed = False
@@ -140,8 +152,14 @@ class LineAverager:
         self.late = LateGradients(plan, watch=False)
         self.clock = make_clock(device, member.timeline)
         self.losses = LossReadings(HostReader())
-        staging = self._make_staging(plan, device)
-        self._tap = GradientTap(plan, device, staging, self.late, in_order=self._in_order)
+        staging = (
+            host.staging
+            if host is not None
+            else make_staging(
+                plan, device, lambda block: lent_by(member.exchange, block), member.timeline
+            )
+        )
+        self._tap = GradientTap(plan, device, staging, self.late, in_order=host is not None)
         self._gather = StepGather(self._averaging)
         self._open: OpenExchange | None = None
         """The exchange of gradients, once a round has one."""
@@ -154,11 +172,10 @@ class LineAverager:
         self._limited_by = 1.0
         """The factor that is in the buffers."""
 
-    def _make_staging(self, plan: ModelPlan, device: torch.device) -> Staging:
-        member = self._member
-        return make_staging(
-            plan, device, lambda block: lent_by(member.exchange, block), member.timeline
-        )
+    @property
+    def moved_buffers(self) -> list[str]:
+        """The names of the buffers that came with the mean, and are set at its commit."""
+        return self._buffers.copied.moved
 
     @property
     def intact(self) -> bool:
@@ -235,7 +252,8 @@ class LineAverager:
             return None
         self._member.talk.show("COMPUTING")
         self.clock.resume()
-        send()
+        with self._sending():
+            send()
         self._member.talk.show("EXCHANGING")
         follow = self._buffers.follow
         averages = self._open.finish(last=not follow)

@@ -28,7 +28,7 @@ from andon_trainer.core.reports import Timings
 from andon_trainer.errors import LineHalted
 from andon_trainer.model.guards import LateGradients
 from andon_trainer.model.layout import ModelPlan
-from andon_trainer.place.solo import SoloMember
+from andon_trainer.place.member import RunMember
 
 __all__ = ["SoloAverager"]
 
@@ -38,7 +38,7 @@ class SoloAverager:
 
     def __init__(
         self,
-        member: SoloMember,
+        member: RunMember,
         plan: ModelPlan,
         device: torch.device,
         reader: Reader | None = None,

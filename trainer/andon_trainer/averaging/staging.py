@@ -48,6 +48,9 @@ Factor = float | torch.Tensor
 Lend = Callable[[int], tuple[Floats, Bytes] | None]
 """Memory that the exchange lends for a block: the vector, and the memory that it is part of."""
 
+Gathered = Callable[[int, torch.Tensor, Sequence[torch.Tensor | None]], None]
+"""Gets a block, the vector on the device in which its gradients are, and these gradients."""
+
 
 def lend_nothing(_block: int) -> None:
     """For exchanges that have no memory to lend."""
@@ -200,14 +203,22 @@ class HostStaging:
 class CudaStaging:
     """The CUDA path: one side stream, pinned host memory, events."""
 
-    def __init__(self, plan: ModelPlan, device: torch.device, lend: Lend = lend_nothing) -> None:
+    def __init__(
+        self,
+        plan: ModelPlan,
+        device: torch.device,
+        lend: Lend = lend_nothing,
+        gathered: Gathered | None = None,
+    ) -> None:
         """Makes the stream; memory is allocated at its first use.
 
         Args:
             plan: the blocks; all parameters are on `device`.
             device: a CUDA device.
             lend: returns the memory that the exchange would have a block's gradients in.
+            gathered: called on the side stream, before a block is copied; may change its vector.
         """
+        self._gathered = gathered
         self._device = device
         self._lend = lend
         self._shapes = [[parameter.shape for parameter in block] for block in plan.parameters]
@@ -243,7 +254,8 @@ class CudaStaging:
         self._done[block] = done
         with torch.cuda.stream(self._side), torch.no_grad():
             _gather(flat, gradients, self._shapes[block], scale)
-            self._gathered(block, flat, gradients)
+            if self._gathered is not None:
+                self._gathered(block, flat, gradients)
             pinned.copy_(flat, non_blocking=True)
             done.record(self._side)
         for gradient in gradients:
@@ -251,11 +263,6 @@ class CudaStaging:
             # must not hand its memory out until then.
             for part in _parts(gradient):
                 part.record_stream(self._side)
-
-    def _gathered(
-        self, block: int, flat: torch.Tensor, gradients: Sequence[torch.Tensor | None]
-    ) -> None:
-        """A block's gradients are in one vector on the device; a subclass may change it there."""
 
     def _vector(self, block: int) -> torch.Tensor:
         """Pinned memory for a block's gradients."""

@@ -25,10 +25,9 @@ from andon_trainer.averaging.broadcast import NormBuffers
 from andon_trainer.averaging.compute_clock import make_clock
 from andon_trainer.averaging.copied_buffers import script_buffers
 from andon_trainer.averaging.held_buffers import Held
-from andon_trainer.averaging.line_averaging import LineAverager, staged_with
+from andon_trainer.averaging.line_averaging import HostPart, LineAverager, staged_with
 from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.averaging.readings import HostReader, LossReadings
-from andon_trainer.averaging.staging import Staging
 from andon_trainer.averaging.step_gather import Given
 from andon_trainer.averaging.tap import GradientTap, dense_gradient
 from andon_trainer.core.events import TransferAsked
@@ -125,10 +124,8 @@ class _Passing:
                     target.copy_(piece.view(target.shape))
 
 
-class LeaderAverager(LineAverager):
+class LeaderAverager:
     """Averages over the line, for its host."""
-
-    _in_order = True
 
     def __init__(
         self,
@@ -141,21 +138,21 @@ class LeaderAverager(LineAverager):
     ) -> None:
         """Puts hooks on the parameters; see `LineAverager`."""
         self._group = group
-        super().__init__(member, plan, device, modules, loss_scale)
         self._passing = _Passing(group, plan, modules)
-        self._kept_by_all = False
-
-    def _make_staging(self, plan: ModelPlan, device: torch.device) -> Staging:
-        member = self._member
-        self._sums = HostSums(
-            self._group, plan, device, lambda block: lent_by(member.exchange, block)
-        )
-        return self._sums
+        self._sums = HostSums(group, plan, device, lambda block: lent_by(member.exchange, block))
+        host = HostPart(self._sums, self._sending)
+        self._line = LineAverager(member, plan, device, modules, loss_scale, host)
+        self.late, self.clock, self.losses = self._line.late, self._line.clock, self._line.losses
+        self.begin, self.put_away = self._line.begin, self._line.put_away
+        self.recall, self.gather = self._line.recall, self._line.gather
+        self.close = self._line.close
+        self.intact = False
+        """Whether the host's gradient is kept, as the others were told."""
 
     @property
-    def intact(self) -> bool:
-        """See `Averager`: as the others were told."""
-        return self._kept_by_all
+    def overflowed(self) -> bool:
+        """Whether the host's sum overflowed."""
+        return self._line.overflowed
 
     def agreed(self, on: Agreed) -> None:
         """Notes what the step's last backward is for."""
@@ -169,30 +166,36 @@ class LeaderAverager(LineAverager):
     def halt(self, value: float) -> None:
         """Reports a loss of this host, and waits for the halt that follows."""
         with failing_together(self._group):
-            super().refuse_loss(value)
+            self._line.refuse_loss(value)
         self._tell(None)
+
+    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
+        """Runs backward, sends the host's sums, and gives the mean to all processes."""
+        return self._pass_on(lambda: self._line.run(loss, weight, scale))
+
+    def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
+        """Sends the host's kept gradient again, and gives the mean to all processes."""
+        return self._pass_on(lambda: self._line.resend(loss, weight))
 
     def committed(self, *, overflow: bool = False) -> None:
         """Sets the buffers that came with the mean, in all processes."""
-        names = self._buffers.copied.moved if self._passing.buffers else []
-        super().committed(overflow=overflow)
+        names = self._line.moved_buffers if self._passing.buffers else []
+        self._line.committed(overflow=overflow)
         self._passing.pass_statistics()
         if self._passing.buffers:
             self._group.tell(names)
             self._passing.pass_buffers(names)
 
-    def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
-        begun = False
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        """Around the sending of a round that was begun: the others add up their blocks."""
+        self._group.tell(_BEGUN)
+        with closing_if_raising(self._group):
+            yield
 
-        def begin_and_send() -> None:
-            nonlocal begun
-            begun = True
-            self._group.tell(_BEGUN)
-            with closing_if_raising(self._group):
-                send()
-
+    def _pass_on(self, average: Callable[[], Averaged | None]) -> Averaged | None:
         with failing_together(self._group):
-            averaged = super()._average(weight, begin_and_send)
+            averaged = average()
         missing = self._passing.missing() if averaged is not None else ()
         self._tell(averaged, missing)
         if averaged is not None:
@@ -200,8 +203,8 @@ class LeaderAverager(LineAverager):
         return averaged
 
     def _tell(self, averaged: Averaged | None, missing: tuple[tuple[int, ...], ...] = ()) -> None:
-        self._kept_by_all = super().intact
-        self._group.tell(_Outcome(averaged, self._kept_by_all, missing))
+        self.intact = self._line.intact
+        self._group.tell(_Outcome(averaged, self.intact, missing))
 
 
 class FollowerAverager:

@@ -14,11 +14,10 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, Committed, TransferAsked
-from andon_trainer.core.reports import NO_DIGEST, Digest, StepReport
+from andon_trainer.core.reports import Digest, StepReport
 from andon_trainer.exchange.control.transfer import State
 from andon_trainer.hosts.calls import (
     Failure,
@@ -28,15 +27,12 @@ from andon_trainer.hosts.calls import (
     told_by_leader,
 )
 from andon_trainer.hosts.group import HostGroup
-from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.member import RunMember
-from andon_trainer.place.membership import Membership
 from andon_trainer.place.position import Position
 from andon_trainer.place.talk import Silence
-from andon_trainer.telemetry import Telemetry
 from andon_trainer.timeline import Timeline
 
-__all__ = ["FollowerMember", "LeaderMember", "Leadership"]
+__all__ = ["FollowerMember", "LeaderMember"]
 
 _T = TypeVar("_T")
 _NEXT = "the next step of the loader"
@@ -55,135 +51,101 @@ class _Told:
     has_state: bool = False
 
 
-class Leadership:
-    """What the leader adds to its own membership: the others are told all that it learns.
+class Led(RunMember, Protocol):
+    """A membership that a leader can have."""
 
-    Each call gets `ask`, which is the membership's own method.
+    def left_behind(self) -> bool:
+        """Whether the line has gone on without this worker."""
+
+
+class LeaderMember:
+    """The place on the line of a host: process 0 has it, and tells the others all that it learns.
+
+    Whatever the others need not be told is the membership's own.
     """
 
-    def __init__(self, group: HostGroup, member: RunMember, state: State) -> None:
+    def __init__(self, group: HostGroup, member: Led, state: State) -> None:
         """Tells nothing yet: `joined` is first."""
         self._group = group
         self._member = member
         self._state = state
         self._passed_on: TransferAsked | None = None
+        self.talk, self.timeline = member.talk, member.timeline
+        self.report, self.abandon, self.hold = member.report, member.abandon, member.hold
+        self.all_gather = member.all_gather
+
+    @property
+    def position(self) -> Position:
+        """Where this host stands."""
+        return self._member.position
 
     def joined(self, line: Any) -> None:
         """Tells the others that the host has joined, what the line is, and gives them its state."""
-        self._passed_on = self._member.position.installed_from
-        self._group.tell(_Told(line, self._member.position, has_state=True))
+        self._passed_on = self.position.installed_from
+        self._group.tell(_Told(line, self.position, has_state=True))
         self._group.tell(self._state.pack())
 
-    def next_round(self, ask: Callable[[], Assigned]) -> Assigned:
-        """See `RunMember`."""
+    def next_round(self) -> Assigned:
+        """Asks the line for the host's work."""
         called = meet(self._group, _NEXT, None)
         if any(each.terminated for each in called):
             # A launcher signals all processes of a host. If one alone was signalled, all leave by
             # the signal's own way.
             os.kill(os.getpid(), signal.SIGTERM)
-        return self.tell(ask)
+        return self._tell(self._member.next_round)
 
-    def left_behind(self, ask: Callable[[], bool]) -> bool:
-        """Whether the line has gone on without this host; all of its processes begin an epoch."""
+    def catch_up(self) -> None:
+        """Gets the line's state, if it has gone on without this host, in all of its processes."""
         meet(self._group, _NEW, None)
-        return self.tell(ask)
+        if self._tell(self._member.left_behind):
+            self.next_round()
 
-    def leave_epoch(self, ask: Callable[[], None]) -> None:
-        """See `RunMember`."""
+    def leave_epoch(self) -> None:
+        """Ends the current epoch on all workers."""
         meet(self._group, _OVER, None)
-        self.tell(ask)
+        self._tell(self._member.leave_epoch)
 
-    def scalar_all_reduce(
-        self,
-        value: float,
-        weight: float,
-        ask: Callable[[float, float], tuple[float, float, int]],
-    ) -> tuple[float, float, int]:
+    def await_commit(self) -> Committed | None:
+        """Waits for the round's record."""
+        return self._tell(self._member.await_commit)
+
+    def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
         """The mean over all processes of all hosts; it counts hosts."""
         called = meet(self._group, _MEAN, (value, weight))
         given = [each.given for each in called if each.given[1]]
         total = math.fsum(part for _, part in given)
         mean = math.fsum(number * (part / total) for number, part in given)
-        return self.tell(lambda: ask(mean, total))
+        return self._tell(lambda: self._member.scalar_all_reduce(mean, total))
 
-    def compare(self, digest: Digest, ask: Callable[[Digest], None]) -> None:
+    def compare(self, digest: Digest) -> None:
         """Compares the weights inside the host, and the host's with all others'.
 
         Raises:
             RuntimeError: two processes of the host have other weights.
         """
         called = meet(self._group, _END, digest.sha256)
-        refuse_other_weights([each.given for each in called], self._member.position.step)
-        self.tell(lambda: ask(digest))
+        refuse_other_weights([each.given for each in called], self.position.step)
+        self._tell(lambda: self._member.compare(digest))
 
-    def stop_line(self, act: Callable[[], None]) -> None:
-        """Halts the line; the others wait in their next call meanwhile."""
+    def stop_line(self, kind: str, message: str) -> None:
+        """Halts the line between two steps; the others wait in their next call meanwhile."""
         try:
-            act()
+            self._member.stop_line(kind, message)
         except BaseException as error:
             self._group.meet(Failure.of(error))
             raise
 
-    def tell(self, ask: Callable[[], _T]) -> _T:
+    def _tell(self, ask: Callable[[], _T]) -> _T:
         """Asks the line, and tells the others what it said."""
         with failing_together(self._group):
             result = ask()
-        transfer = self._member.position.installed_from
+        transfer = self.position.installed_from
         has_state = transfer is not self._passed_on
         self._passed_on = transfer
-        self._group.tell(_Told(result, self._member.position, has_state))
+        self._group.tell(_Told(result, self.position, has_state))
         if has_state:
             self._group.tell(self._state.pack())
         return result
-
-
-class LeaderMember(Membership):
-    """The place on the line of a host, which process 0 holds for all of them."""
-
-    def __init__(
-        self, group: HostGroup, config: LineConfig, candidate: Candidate, telemetry: Telemetry
-    ) -> None:
-        """Opens nothing yet; `join` does."""
-        super().__init__(config, candidate, telemetry)
-        self._lead = Leadership(group, self, candidate.replica)
-
-    def host_joined(self, line: Any) -> None:
-        """Lets the others go on, with what they are to know of the line and with its state."""
-        self._lead.joined(line)
-
-    def next_round(self) -> Assigned:
-        """Asks the line for the host's work."""
-        return self._lead.next_round(super().next_round)
-
-    def left_behind(self) -> bool:
-        """Whether the line has gone on without this host; the others are told, and catch up too."""
-        return self._lead.left_behind(super().left_behind)
-
-    def leave_epoch(self) -> None:
-        """Ends the current epoch on all workers."""
-        self._lead.leave_epoch(super().leave_epoch)
-
-    def await_commit(self) -> Committed | None:
-        """Waits for the round's record."""
-        return self._lead.tell(super().await_commit)
-
-    def scalar_all_reduce(
-        self, value: float, weight: float, digest: Digest = NO_DIGEST
-    ) -> tuple[float, float, int]:
-        """The mean over all processes of all hosts."""
-        ask = super().scalar_all_reduce
-        if digest is not NO_DIGEST:
-            return ask(value, weight, digest)  # Within `compare`, which all of them call.
-        return self._lead.scalar_all_reduce(value, weight, ask)
-
-    def compare(self, digest: Digest) -> None:
-        """Compares the final weights of all processes of all hosts."""
-        self._lead.compare(digest, super().compare)
-
-    def stop_line(self, kind: str, message: str) -> None:
-        """Halts the line between two steps."""
-        ask = super().stop_line
-        self._lead.stop_line(lambda: ask(kind, message))
 
 
 class FollowerMember:

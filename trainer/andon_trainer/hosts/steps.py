@@ -16,24 +16,21 @@ when they meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
 from torch import nn
 
 from andon.protocol.shards import Ranges, divide
-from andon_trainer.averaging.step_gather import Rows
-from andon_trainer.core.events import Assigned
 from andon_trainer.data.feed import Share
 from andon_trainer.hosts.averaging import Agreed, FollowerAverager, LeaderAverager
 from andon_trainer.hosts.calls import BACKWARD, RefusedLoss, meet, refuse_other_weights
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.schedules.loop_steps import LoopParts
+from andon_trainer.schedules.processes import Weighed
 from andon_trainer.schedules.step_state import StepState
-from andon_trainer.schedules.stepper import Stepper
 
-__all__ = ["HostStepper"]
+__all__ = ["HostProcesses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +48,10 @@ class _Part:
     digest: bytes
 
 
-class HostStepper(Stepper):
-    """Steps whose gradients are averaged, with several processes in this host."""
+class HostProcesses:
+    """The processes of this host, which divide its share and make one gradient of theirs."""
 
-    _averager: LeaderAverager | FollowerAverager
+    several = True
 
     def __init__(
         self,
@@ -62,38 +59,31 @@ class HostStepper(Stepper):
         parts: LoopParts,
         averager: LeaderAverager | FollowerAverager,
     ) -> None:
-        """Stands between steps."""
-        super().__init__(parts, averager)
+        """They meet in `group`, and `averager` adds their gradients up."""
         self._group = group
+        self._averager = averager
+        self._feeder = parts.feeder
+        self._member = parts.member
         self._micro_batch_size = parts.micro_batch_size
-        self._waits_in_model = any(
+        self.waits_in_model = any(
             isinstance(layer, nn.SyncBatchNorm)
             for module in parts.replica.modules
             for layer in module.modules()
         )
 
-    def gather(self, data: bytes) -> Rows | None:
+    def refuse_gather(self) -> None:
         """Raises RuntimeError: only one process of a host speaks to the line."""
         raise RuntimeError(
             "line.gather in a loop body is not supported in a host whose processes average by "
             "DistributedDataParallel: start one worker for each GPU, and prepare the model itself"
         )
 
-    def _begin(self, assigned: Assigned) -> StepState:
-        state = super()._begin(assigned)
+    def begin(self, state: StepState) -> None:
+        """What is kept is the whole host's, and process 0 counts it."""
         if self._group.rank:
-            # What is kept is the whole host's, and process 0 counts it.
             state.weight, state.loss_sum, state.correct = 0.0, 0.0, 0
-        return state
 
-    def _share_to_compute(self, state: StepState) -> Share:
-        return self._part_of(super()._share_to_compute(state), state.assigned.epoch)
-
-    def _upcoming(self, assigned: Assigned) -> Iterator[Share]:
-        for share in super()._upcoming(assigned):
-            yield self._part_of(share, assigned.epoch)
-
-    def _part_of(self, share: Share, epoch: int) -> Share:
+    def part_of(self, share: Share, epoch: int) -> Share:
         """This process's part of a share of the host.
 
         All processes make as many micro-batches, as long as there are samples enough: a model may
@@ -110,15 +100,13 @@ class HostStepper(Stepper):
         mine: Ranges = parts[self._group.rank]
         return replace(share, ranges=mine, limit=limit, parts=share.parts * max(1, pieces))
 
-    def _is_divided(self, state: StepState, *, whole: bool) -> bool:
-        return True
-
-    def _refuses_later(self, state: StepState, loss: float) -> bool:
+    def refuses_later(self, state: StepState, loss: float) -> bool:
+        """True before the last backward, in which the processes meet."""
         if not state.last and state.refused is None:
             state.refused = loss
         return not state.last
 
-    def _weigh(self, state: StepState, *, whole: bool) -> tuple[float, float | None] | None:
+    def weigh(self, state: StepState, *, whole: bool, stop_wanted: str) -> Weighed | None:
         """The host's weight, and this process's factor; None if the line halted meanwhile."""
         state.collect()
         own = state.weight
@@ -128,7 +116,7 @@ class HostStepper(Stepper):
             correct=state.correct,
             computed=self._averager.clock.counted,
             sends_again=state.kept is not None and state.borrowed,
-            stop_wanted=self.stop_wanted,
+            stop_wanted=stop_wanted,
             digest=state.digest.sha256,
         )
         if state.refused is not None:
@@ -142,7 +130,8 @@ class HostStepper(Stepper):
         refuse_other_weights([each.digest for each in parts], self._member.position.step)
         total = sum(each.weight for each in parts)
         if not self._group.rank:
-            self._count(state, parts)
+            _count(state, parts)
+            stop_wanted = next((each.stop_wanted for each in parts if each.stop_wanted), "")
         self._averager.agreed(
             Agreed(
                 takes_part=own > 0,
@@ -150,15 +139,13 @@ class HostStepper(Stepper):
                 samples_of_others=sum(each.computed for each in parts[1:]),
             )
         )
-        if not total:
-            return 0.0, None
-        return total, (own if whole else state.unit) / total
+        scale = (own if whole else state.unit) / total if total else None
+        return Weighed(total, scale, stop_wanted)
 
-    def _count(self, state: StepState, parts: list[_Part]) -> None:
-        """Makes the leader's step the host's: its weight, its loss, and what it got right."""
-        state.weight = sum(each.weight for each in parts)
-        state.loss_sum = sum(each.loss_sum for each in parts)
-        counts = [each.correct for each in parts if each.correct is not None]
-        state.correct = sum(counts) if len(counts) == len(parts) else None
-        wanted = [each.stop_wanted for each in parts if each.stop_wanted]
-        self.stop_wanted = wanted[0] if wanted else ""
+
+def _count(state: StepState, parts: list[_Part]) -> None:
+    """Makes the leader's step the host's: its weight, its loss, and what it got right."""
+    state.weight = sum(each.weight for each in parts)
+    state.loss_sum = sum(each.loss_sum for each in parts)
+    counts = [each.correct for each in parts if each.correct is not None]
+    state.correct = sum(counts) if len(counts) == len(parts) else None

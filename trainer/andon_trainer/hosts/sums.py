@@ -38,16 +38,16 @@ class HostSums:
     ) -> None:
         """Adds nothing up yet; `lend` returns the memory that the leader's exchange lends."""
         self._plan = plan
+        self._group = group
         places = {parameter.device for block in plan.parameters for parameter in block}
         self._staging: Staging
         self._sums: list[PendingSum | None] = [None] * len(plan.parameters)
         """For each block the sum that was begun, until somebody has waited for it."""
         self._on_device = device.type == "cuda" and len(places) == 1
         if self._on_device:
-            self._staging = _CudaSums(group, plan, device, lend)
+            self._staging = CudaStaging(plan, device, lend, self._add_up)
         else:
             self._staging = HostStaging(plan, lend)
-        self._group = group
         self.takes_part = True
         """Whether this process has a part in the present step's gradient."""
         self.note = self._staging.note
@@ -84,20 +84,11 @@ class HostSums:
         """Lets go of lent memory."""
         self._staging.close()
 
-
-class _CudaSums(CudaStaging):
-    """Adds up on the GPUs, before the sum is copied to the host."""
-
-    def __init__(self, group: HostGroup, plan: ModelPlan, device: torch.device, lend: Lend) -> None:
-        super().__init__(plan, device, lend)
-        self._group = group
-        self._parameters = plan.parameters
-
-    def _gathered(
+    def _add_up(
         self, block: int, flat: torch.Tensor, gradients: Sequence[torch.Tensor | None]
     ) -> None:
-        """A block's gradients are in one vector, on the side stream."""
-        mark_real(flat, self._parameters[block], gradients)
+        """Adds up on the GPUs, on the side stream, before the sum is copied to the host."""
+        mark_real(flat, self._plan.parameters[block], gradients)
         # The side stream waits, and no thread: see `PendingSum`.
         self._group.start_sum(flat).wait()
 

@@ -18,15 +18,12 @@ from andon_trainer.averaging.line_averaging import LineAverager
 from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.data.feed import Feeder
 from andon_trainer.hosts.averaging import FollowerAverager, LeaderAverager
-from andon_trainer.hosts.member import FollowerMember, LeaderMember
 from andon_trainer.hosts.opening import refuse_stream
-from andon_trainer.hosts.steps import HostStepper
+from andon_trainer.hosts.steps import HostProcesses
 from andon_trainer.line.session import Session
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import ModelPlan, plan_model
 from andon_trainer.model.wrappers import unwrapped
-from andon_trainer.place.membership import Membership
-from andon_trainer.place.solo import SoloMember
 from andon_trainer.schedules.local_steps import LocalStepper, OuterStep
 from andon_trainer.schedules.loop_steps import LoopParts, LoopSteps
 from andon_trainer.schedules.manual import ManualStepper
@@ -74,43 +71,38 @@ def join_with(session: Session, feeder: Feeder) -> None:
         micro_batch_size=session.micro_batch_size,
         scaling=session.scaling,
     )
-    session.stepper = session.gate.stepper = _stepper_for(session, member, plan, parts)
+    session.stepper = session.gate.stepper = _stepper_for(session, plan, parts)
 
 
-def _stepper_for(
-    session: Session,
-    member: SoloMember | Membership | FollowerMember,
-    plan: ModelPlan,
-    parts: LoopParts,
-) -> LoopSteps:
+def _stepper_for(session: Session, plan: ModelPlan, parts: LoopParts) -> LoopSteps:
     """The loop of the line's schedule."""
+    line, host, device = session.worker.membership, session.worker.host, session.device
     scale = None if parts.scaling is None else parts.scaling.loss_scale
-    host, modules = session.worker.host, parts.replica.modules
+    modules = parts.replica.modules
     if host is not None:
         averager: LeaderAverager | FollowerAverager
-        if isinstance(member, LeaderMember):
-            averager = LeaderAverager(host, member, plan, session.device, modules, scale)
+        if line is not None:
+            averager = LeaderAverager(host, line, plan, device, modules, scale)
         else:
-            averager = FollowerAverager(host, member, plan, session.device, modules, scale)
-        return HostStepper(host, parts, averager)
-    assert not isinstance(member, FollowerMember)
-    if isinstance(member, SoloMember):
-        alone = SoloAverager(member, plan, session.device, loss_scale=scale, modules=modules)
+            averager = FollowerAverager(host, parts.member, plan, device, modules, scale)
+        return Stepper(parts, averager, HostProcesses(host, parts, averager))
+    if line is None:
+        alone = SoloAverager(parts.member, plan, device, loss_scale=scale, modules=modules)
         return Stepper(parts, alone)
-    if not member.policy.local_steps:
-        return Stepper(parts, LineAverager(member, plan, session.device, modules, scale))
+    if not line.policy.local_steps:
+        return Stepper(parts, LineAverager(line, plan, device, modules, scale))
     assert session.audit is not None
-    outer = outer_optimizer(plan, member.policy.outer)
+    outer = outer_optimizer(plan, line.policy.outer)
     # After joining: a state that came from another worker, or from a checkpoint, waits for it.
     parts.replica.use_outer(outer)
     return LocalStepper(
         parts,
-        member,
-        ChangeExchange(member, plan, session.device, modules),
+        line,
+        ChangeExchange(line, plan, device, modules),
         OuterStep(
             optimizer=outer,
             moving=session.audit.moving,
-            max_grad_norm=member.policy.max_grad_norm,
+            max_grad_norm=line.policy.max_grad_norm,
         ),
     )
 
@@ -136,12 +128,11 @@ def join_by_hand(session: Session, modules: Sequence[nn.Module]) -> None:
     plan = plan_model(worker.replica.modules)
     # One position of the run is one step: the line assigns no samples.
     member = worker.join(plan, worker.plan_run(1))
-    assert not isinstance(member, FollowerMember)
     collectives: SoloCollectives | LineCollectives
-    if isinstance(member, SoloMember):
+    if worker.membership is None:
         collectives = SoloCollectives(SoloAverager(member, plan, session.device))
     else:
-        collectives = LineCollectives(member, plan, session.device)
+        collectives = LineCollectives(worker.membership, plan, session.device)
     session.manual = ManualStepper(
         member,
         collectives,

@@ -63,7 +63,9 @@ class Worker:
         self.host: HostGroup | None = None
         """The processes that are one worker together with this one; None: it is a worker alone."""
         self.member: RunMember | None = None
-        """Its place on the line, or alone; None before it has joined."""
+        """Its place in the run: on the line, in its host, or alone; None before it has joined."""
+        self.membership: Membership | None = None
+        """Its place on the line; None: it is alone, or another process of its host has one."""
         self.crash: BaseException | None = None
         """What ended the script; None if it came to its end, as far as is known."""
         self._launch = WorkerLaunch(config)
@@ -96,8 +98,8 @@ class Worker:
         facts: dict[str, object] = {"run": self.config.run_id} if self.config.run_id else {}
         if member is None:
             return facts
-        if isinstance(member, Membership):
-            facts |= {"run": member.run_id, "worker": member.position.worker}
+        if self.membership is not None:
+            facts |= {"run": self.membership.run_id, "worker": member.position.worker}
         return {**facts, "step": member.position.step}
 
     # ------------------------------------------------------------------ joining
@@ -120,9 +122,7 @@ class Worker:
         self.checkpoints = WorkerCheckpoints(self.config, self.device)
         self.checkpoints.begin(self.replica)
 
-    def join(
-        self, plan: ModelPlan, run: RunPlan, capabilities: tuple[str, ...] = ()
-    ) -> SoloMember | Membership | FollowerMember:
+    def join(self, plan: ModelPlan, run: RunPlan, capabilities: tuple[str, ...] = ()) -> RunMember:
         """Takes this worker's place: on the line of the configuration, in its host, or alone.
 
         Args:
@@ -158,14 +158,14 @@ class Worker:
 
     def _take_place(
         self, plan: ModelPlan, run: RunPlan, capabilities: tuple[str, ...]
-    ) -> SoloMember | Membership:
+    ) -> RunMember:
         """Takes a worker's place on the line, or alone."""
         self._launch.publish()  # Here: it begins a thread, and by now the loaders have forked.
         self._open_timeline()
         config = self.config
         if config.solo:
-            self.member = alone = SoloMember(run, self.checkpoints.origin, self._timeline)
-            return alone
+            self.member = SoloMember(run, self.checkpoints.origin, self._timeline)
+            return self.member
         candidate = Candidate(
             layout=plan.layout,
             plan=run,
@@ -175,21 +175,20 @@ class Worker:
             capabilities=capabilities,
         )
         self._telemetry = Telemetry(config, self._timeline, gpu_of(self.device))
-        member: Membership
-        if self.host is None:
-            member = Membership(config, candidate, self._telemetry)
-        else:
-            member = LeaderMember(self.host, config, candidate, self._telemetry)
-        self.member = member
+        self.membership = membership = Membership(config, candidate, self._telemetry)
+        leader = None
+        if self.host is not None:
+            leader = LeaderMember(self.host, membership, self.replica)
+        self.member = leader or membership
         # Before joining: a SIGTERM that comes while this worker waits for its weights must end the
         # wait, and `ask_to_leave` is what does that.
-        self._termination.install(member.ask_to_leave)
+        self._termination.install(membership.ask_to_leave)
         with _no_success():
-            member.join()
-        if isinstance(member, LeaderMember):
-            member.host_joined((config.address, member.run_id, config.run_dir))
+            membership.join()
+        if leader is not None:
+            leader.joined((config.address, membership.run_id, config.run_dir))
         warn_of_rounding(plan.layout)
-        return member
+        return self.member
 
     def _open_timeline(self) -> None:
         """Begins to record if a trace is wanted."""
@@ -264,8 +263,8 @@ class Worker:
             LineHalted: they differ.
         """
         try:
-            on_line = isinstance(self.member, Membership | FollowerMember)
-            if on_line and not self._left and self._ends_well:
+            alone = self.member is None or isinstance(self.member, SoloMember)
+            if not (alone or self._left) and self._ends_well:
                 self.compare_ends()
         except BaseException as error:
             self.crash = error  # `leave` reports it.
@@ -274,9 +273,9 @@ class Worker:
     def leave(self) -> None:
         """Leaves the line, saying why, and ends the telemetry; a second call does nothing."""
         left, self._left = self._left, True
-        if isinstance(self.member, Membership) and not left:
-            self.member.leave(self._departure(self.member.position))
-            self._note_done(self.member.run_id)
+        if self.membership is not None and not left:
+            self.membership.leave(self._departure(self.membership.position))
+            self._note_done(self.membership.run_id)
         elif isinstance(self.member, FollowerMember) and not left:
             self._note_done(self.config.run_id)
         if self.host is not None:

@@ -46,6 +46,7 @@ from andon_trainer.schedules.loop_checks import (
     no_batch_may_be_left_out,
     step_was_not_called,
 )
+from andon_trainer.schedules.processes import OneProcess, Processes
 from andon_trainer.schedules.step_state import StepPhase, StepState
 from andon_trainer.script.gates import StepIdentity
 from andon_trainer.script.loss_check import LossCheck
@@ -93,13 +94,14 @@ class LoopSteps(ABC):
 
     _in_parts = False
     """Whether shares are divided into parts even if the line does not say so."""
-    _waits_in_model = False
-    """Whether other processes wait for each of this one's backwards."""
     _holds_weights = True
     """Whether the models have the line's weights between two commits."""
 
-    def __init__(self, parts: LoopParts, averager: _Averages) -> None:
-        """Stands between steps."""
+    def __init__(
+        self, parts: LoopParts, averager: _Averages, processes: Processes | None = None
+    ) -> None:
+        """Stands between steps; `processes` are those of its host, if there are several."""
+        self._processes = processes or OneProcess()
         self._member = parts.member
         self._accumulated = parts.accumulated
         self._feeder = parts.feeder
@@ -370,7 +372,8 @@ class LoopSteps(ABC):
         while True:
             batch = next_batch(cursor, window, size)
             shares = deal(batch, assigned.split, assigned.world_size)
-            yield self._share(assigned, cursor.epoch, shares[assigned.rank], batch)
+            share = self._share(assigned, cursor.epoch, shares[assigned.rank], batch)
+            yield self._processes.part_of(share, assigned.epoch)
             cursor = cursor_after(cursor, batch, size)
 
     # ------------------------------------------------------------------ backward
@@ -416,13 +419,13 @@ class LoopSteps(ABC):
         # weight of 0 it has to be known now.
         known = value.here or not (given or state.borrowed)
         finite = not known or math.isfinite(value.number())
-        if given and not finite and not self._refuses_later(state, value.number()):
+        if given and not finite and not self._processes.refuses_later(state, value.number()):
             self._refuse_loss(state, value.number())
             return
         if not given and not finite and not state.borrowed:
             # For example the mean over no target. Its weight is 0, but 0 times its gradient would
             # be nan: so it does not go backward at all.
-            if self._waits_in_model:
+            if self._processes.waits_in_model:
                 raise no_batch_may_be_left_out()
             if not state.last:
                 self._averager.clock.done()
@@ -474,10 +477,6 @@ class LoopSteps(ABC):
         """Drops the gradients of a void attempt; what the script does to weights now is undone."""
         self._accumulated.drop()
         self._moved.hold()
-
-    def _refuses_later(self, state: StepState, loss: float) -> bool:
-        """Whether a loss that is not finite goes backward, and the step is refused at its end."""
-        return False
 
     def _weight(self, state: StepState, loss: torch.Tensor, weight: float | None) -> float:
         """The weight of a micro-batch's loss; 0 for borrowed samples."""

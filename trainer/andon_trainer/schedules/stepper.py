@@ -29,6 +29,7 @@ from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.schedules.accumulation import Accumulation
 from andon_trainer.schedules.loop_checks import HookedParameters, check_device, check_loop_body
 from andon_trainer.schedules.loop_steps import LoopParts, LoopSteps
+from andon_trainer.schedules.processes import Processes
 from andon_trainer.schedules.step_state import StepPhase, StepState
 from andon_trainer.script.gates import StepIdentity
 
@@ -40,9 +41,11 @@ class Stepper(LoopSteps):
 
     _averager: Averager
 
-    def __init__(self, parts: LoopParts, averager: Averager) -> None:
-        """Stands between steps."""
-        super().__init__(parts, averager)
+    def __init__(
+        self, parts: LoopParts, averager: Averager, processes: Processes | None = None
+    ) -> None:
+        """Stands between steps; `processes` are those of its host, if there are several."""
+        super().__init__(parts, averager, processes)
         self._accumulation = Accumulation(parts.accumulated, parts.replica)
         self._hooked = HookedParameters(parts.accumulated.named(), "line.backward(loss)")
         self._moves = 0
@@ -148,9 +151,15 @@ class Stepper(LoopSteps):
         doubts = self._member.position.doubts
         if self._kept is not None and not self._kept.serves(assigned, doubts):
             self._kept = None
-        return StepState.begin(assigned, doubts, self._kept, self._samples_of(assigned))
+        state = StepState.begin(assigned, doubts, self._kept, self._samples_of(assigned))
+        self._processes.begin(state)
+        return state
 
     def _share_to_compute(self, state: StepState) -> Share:
+        """This process's part of the positions that are left to compute."""
+        return self._processes.part_of(self._share_left(state), state.assigned.epoch)
+
+    def _share_left(self, state: StepState) -> Share:
         """The positions that are left to compute.
 
         When a lost worker's positions were assigned again this may be more than usual. The
@@ -170,6 +179,7 @@ class Stepper(LoopSteps):
 
     def gather(self, data: bytes) -> Rows | None:
         """See `LoopSteps`."""
+        self._processes.refuse_gather()
         state = self._state
         assert state is not None
         first, self._gathers, state.gathered = not self._gathers, True, True
@@ -216,17 +226,17 @@ class Stepper(LoopSteps):
         # Whatever raises below (the script's own backward, a halt), the step is then over.
         state.phase = StepPhase.VOID
         self._kept = None
-        if self._is_divided(state, whole=whole):
-            self._hooked.look()
-        weighed = self._weigh(state, whole=whole)
+        if self._processes.several or not whole or state.assigned.world_size > 1:
+            self._hooked.look()  # A backward sees a part of the step's samples only.
+        weighed = self._processes.weigh(state, whole=whole, stop_wanted=self.stop_wanted)
         if weighed is None:
             self._drop()
             return
-        weight, scale = weighed
+        self.stop_wanted = weighed.stop_wanted
         if state.kept is not None and state.borrowed:
-            averaged = self._averager.resend(scalar, weight)
+            averaged = self._averager.resend(scalar, weighed.weight)
         else:
-            averaged = self._averager.run(scalar, weight, scale)
+            averaged = self._averager.run(scalar, weighed.weight, weighed.scale)
         state.overflow = state.overflow or self._averager.overflowed
         # Before the result is looked at: it is in a void round that a kept gradient is needed.
         if self._averager.intact and not state.gathered:
@@ -243,18 +253,6 @@ class Stepper(LoopSteps):
         # All averages are here, so the last backward is over: reading the clock waits for nothing.
         busy = self._averager.clock.read()
         self._member.report(state.report(averaged, busy, self.stop_wanted))
-
-    def _is_divided(self, state: StepState, *, whole: bool) -> bool:
-        """Whether a backward sees a part of the step's samples only."""
-        return not whole or state.assigned.world_size > 1
-
-    def _weigh(self, state: StepState, *, whole: bool) -> tuple[float, float | None] | None:
-        """The weight of this worker's gradient, and the factor that makes its sum a mean.
-
-        Returns:
-            The factor is None if the gradient is a mean already. None: the step is void.
-        """
-        return state.weight, None if whole or not state.weight else state.unit / state.weight
 
     @property
     def overflowed(self) -> bool:
