@@ -103,7 +103,7 @@ class Endpoint:
             OSError: the port is taken, or the host is not one of this machine's.
         """
         bare = host.strip("[]")
-        kind = _Server6 if ":" in bare else _Server
+        kind = _Server6 if ":" in bare else _MetricsServer
         self._server = kind((bare, port), application, tls, limits)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(
@@ -195,7 +195,7 @@ class _Answer(SimpleHandler):
 class _Connection(WSGIRequestHandler):
     """One connection: a handshake if it begins with one, then one request and its answer."""
 
-    server: _Server
+    server: _MetricsServer
     disable_nagle_algorithm = True
     encrypted = False
 
@@ -276,7 +276,7 @@ class _Connection(WSGIRequestHandler):
                 return
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _MetricsServer(ThreadingMixIn, WSGIServer):
     """Listens, and gives each connection a thread while there is room."""
 
     daemon_threads = True
@@ -336,5 +336,5 @@ class _Server(ThreadingMixIn, WSGIServer):
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
-class _Server6(_Server):
+class _Server6(_MetricsServer):
     address_family = socket.AF_INET6

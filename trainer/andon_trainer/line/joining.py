@@ -20,7 +20,7 @@ from andon_trainer.data.feed import Feeder
 from andon_trainer.hosts.averaging import FollowerAverager, LeaderAverager
 from andon_trainer.hosts.opening import refuse_stream
 from andon_trainer.hosts.steps import HostProcesses
-from andon_trainer.line.session import Session
+from andon_trainer.line.session import LineSession
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import ModelPlan, plan_model
 from andon_trainer.model.wrappers import unwrapped
@@ -42,7 +42,7 @@ _OF_HOSTS = (BALANCE_CAPABILITY, CADENCE_CAPABILITY)
 """What it can do in a host whose processes average by DistributedDataParallel."""
 
 
-def join_with(session: Session, feeder: Feeder) -> None:
+def join_with(session: LineSession, feeder: Feeder) -> None:
     """Joins with a loop over a feeder's samples."""
     # Loading processes are forked before any channel exists: a child that inherits one hangs.
     worker = session.worker
@@ -74,7 +74,7 @@ def join_with(session: Session, feeder: Feeder) -> None:
     session.stepper = session.gate.stepper = _stepper_for(session, plan, parts)
 
 
-def _stepper_for(session: Session, plan: ModelPlan, parts: LoopParts) -> LoopSteps:
+def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> LoopSteps:
     """The loop of the line's schedule."""
     line, host, device = session.worker.membership, session.worker.host, session.device
     scale = None if parts.scaling is None else parts.scaling.loss_scale
@@ -107,7 +107,7 @@ def _stepper_for(session: Session, plan: ModelPlan, parts: LoopParts) -> LoopSte
     )
 
 
-def join_by_hand(session: Session, modules: Sequence[nn.Module]) -> None:
+def join_by_hand(session: LineSession, modules: Sequence[nn.Module]) -> None:
     """See `Line.join`."""
     for thing in modules:
         if not isinstance(thing, nn.Module):

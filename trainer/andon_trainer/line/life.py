@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 
 from andon_trainer.errors import ANOTHER_RUN, LineHalted
-from andon_trainer.line.session import Session
+from andon_trainer.line.session import LineSession
 from andon_trainer.process.exits import is_interactive
 
 __all__ = ["Life", "close_forgotten"]
@@ -30,7 +30,7 @@ _open: weakref.WeakSet[Life] = weakref.WeakSet()
 class Life:
     """What ends a `Line`: its script, a `with` block, or Python's exit."""
 
-    def __init__(self, session: Session, end_logs: Callable[[], None]) -> None:
+    def __init__(self, session: LineSession, end_logs: Callable[[], None]) -> None:
         """Makes the session that of the process; `end_logs` ends what is written of its logs."""
         self._session = session
         self._end_logs = end_logs

@@ -22,7 +22,7 @@ from andon_trainer.line.life import Life, close_forgotten
 from andon_trainer.line.logs import Logs
 from andon_trainer.line.loop import TrainingLoop
 from andon_trainer.line.preparing import prepare
-from andon_trainer.line.session import Session
+from andon_trainer.line.session import LineSession
 from andon_trainer.line.together import Together
 from andon_trainer.line.worker import Worker
 from andon_trainer.model.graph import Graph
@@ -138,7 +138,7 @@ class Line:
         # A lock shares no memory: `off` does not mean it.
         claims = None if config.solo else config.shared_dir or DEFAULT_SHARED_DIR
         worker = Worker(config, pick_device(config.local_rank, config.device, claims=claims))
-        self._session = session = Session(worker)
+        self._session = session = LineSession(worker)
         self._loop = TrainingLoop(session)
         self._together = Together(session)
         self._logs = Logs(session)

@@ -12,7 +12,7 @@ import torch
 from andon.host.scalar_files import CsvFile, ScalarFile, TensorBoardFile
 from andon.protocol.limits import MAX_SCALAR_NAMES
 from andon.protocol.scalars import Scalar, ScalarNames
-from andon_trainer.line.session import Session
+from andon_trainer.line.session import LineSession
 
 __all__ = ["Logs"]
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class Logs:
     """Takes what `line.log` gets."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LineSession) -> None:
         """Nothing was logged yet."""
         self._session = session
         self._scalar_names = ScalarNames()

@@ -16,7 +16,7 @@ from andon_trainer.data.feed import Feeder, ShardFeeder, whole_epoch
 from andon_trainer.data.loader import LineLoader, move_to
 from andon_trainer.errors import RunOver
 from andon_trainer.line.joining import join_with
-from andon_trainer.line.session import Session
+from andon_trainer.line.session import LineSession
 from andon_trainer.model.graph import Graph
 from andon_trainer.script.gates import refuse_unprepared
 from andon_trainer.script.loss_terms import is_divided
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class TrainingLoop:
     """A loop over a prepared loader, or over `shards`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LineSession) -> None:
         """The script has not begun to loop."""
         self._session = session
         self._accumulating = 0

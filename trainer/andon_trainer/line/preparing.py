@@ -10,7 +10,7 @@ from andon_trainer.data.stream_feeder import feeder_for
 from andon_trainer.hosts.opening import group_of, switch_off
 from andon_trainer.line.joining import join_with
 from andon_trainer.line.loop import TrainingLoop
-from andon_trainer.line.session import Session
+from andon_trainer.line.session import LineSession
 from andon_trainer.script.gates import Audit, gate_optimizer, gate_scheduler, refuse_unprepared
 from andon_trainer.script.prepared import (
     Prepared,
@@ -24,7 +24,7 @@ __all__ = ["prepare"]
 
 
 def prepare(
-    session: Session, loop: TrainingLoop, objects: Sequence[Any], micro_batch_size: int | None
+    session: LineSession, loop: TrainingLoop, objects: Sequence[Any], micro_batch_size: int | None
 ) -> Any:
     """See `Line.prepare`."""
     session.require_first()
@@ -74,7 +74,7 @@ def prepare(
     return results[0] if len(results) == 1 else results
 
 
-def _scaling_of(session: Session, given: Prepared) -> ScalerGate | None:
+def _scaling_of(session: LineSession, given: Prepared) -> ScalerGate | None:
     """The gate of the script's scaler; None if it has none."""
     if given.scaler is None:
         return None

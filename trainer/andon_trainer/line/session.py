@@ -1,4 +1,4 @@
-"""Session: what the parts of a `Line` share, its worker and the script's objects."""
+"""The session of a `Line`: what its parts share, its worker and the script's objects."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from andon_trainer.schedules.stepper import StepperGate
 from andon_trainer.script.gates import Audit
 from andon_trainer.script.scaling import ScalerGate
 
-__all__ = ["Session"]
+__all__ = ["LineSession"]
 
 
-class Session:
+class LineSession:
     """One `Line` from its beginning to its end. Used by one thread.
 
     A script either prepares, and then has a `stepper`, or joins by hand, and then has `manual`.

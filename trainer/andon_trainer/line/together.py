@@ -28,7 +28,7 @@ from andon_trainer.line.gathering import (
     unframed,
     unpack,
 )
-from andon_trainer.line.session import Session
+from andon_trainer.line.session import LineSession
 from andon_trainer.schedules.loop_steps import LoopSteps
 from andon_trainer.state.best import BEST, BestSoFar
 
@@ -40,7 +40,7 @@ __all__ = ["Together"]
 class Together:
     """Evaluation, and what workers tell each other between two steps or in a loop body."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LineSession) -> None:
         """Nothing was evaluated yet."""
         self._session = session
         self.coverage = Coverage()
