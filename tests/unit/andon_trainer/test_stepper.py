@@ -122,7 +122,7 @@ def test_the_windows_to_come_are_foreseen_in_the_micro_batches_in_which_they_com
     bench = StepBench()
     assigned = bench.assign((0, 12), end="commit", micro_batches=3, **WINDOW)
 
-    upcoming = list(islice(bench.stepper._upcoming(assigned), 3))
+    upcoming = list(islice(bench.stepper._shares.upcoming(assigned), 3))
 
     assert upcoming[0] == Share(0, (PositionRange(24, 36),), parts=3)
     assert upcoming[1] == Share(1, (PositionRange(0, 12),), parts=3)

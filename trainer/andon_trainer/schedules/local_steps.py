@@ -208,8 +208,8 @@ class LocalStepper(LoopSteps):
             self._digest = self._held_digest()
         computed = self._local.computed
         epoch, batch = assigned.epoch, assigned.batch
-        due = self._share(assigned, epoch, computed.missing(assigned), batch)
-        ahead = self._share(assigned, epoch, computed.missing_ahead(assigned), batch)
+        due = self._shares.of(assigned, epoch, computed.missing(assigned), batch)
+        ahead = self._shares.of(assigned, epoch, computed.missing_ahead(assigned), batch)
         round_ = self._round = self._open(assigned, due, ahead)
         self._member.talk.show("COMPUTING")
         batches, began = self._batches(due, ahead, assigned), time.perf_counter()
@@ -275,14 +275,14 @@ class LocalStepper(LoopSteps):
         parts = self._parts(due, self._local.computed.add)
         made_of_due = len(parts)
         parts += self._parts(ahead, self._local.computed.add_ahead)
-        samples = self._samples_of(assigned)
+        samples = self._shares.samples_of(assigned)
         state = StepState.begin(assigned, self._member.position.doubts, None, samples)
         state.digest = self._digest
         return _Round(state, parts, made_of_due)
 
     def _parts(self, share: Share, computed: Callable[[Ranges], None]) -> list[Ranges]:
         """The positions of a share's local steps; those of a step without samples are done."""
-        parts = self._filled(share)
+        parts = self._shares.filled(share)
         computed(subtract(share.ranges, (each for part in parts for each in part)))
         return parts
 
@@ -299,10 +299,10 @@ class LocalStepper(LoopSteps):
         def later() -> Iterator[Share]:
             if len(ahead):
                 yield ahead
-            yield from self._upcoming(assigned)
+            yield from self._shares.upcoming(assigned)
 
         yield from self._feeder.batches(due, later)
-        yield from self._feeder.batches(ahead, lambda: self._upcoming(assigned))
+        yield from self._feeder.batches(ahead, lambda: self._shares.upcoming(assigned))
 
     def _local_step(self, round_: _Round, batches: Iterator[MicroBatch]) -> Iterator[Any]:
         """The loop's micro-batches of one local step."""

@@ -25,13 +25,11 @@ from typing import Any, Protocol
 import torch
 from torch.optim import Optimizer
 
-from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import Ranges, cursor_after, deal, divide, next_batch
 from andon_trainer.averaging.compute_clock import ComputeClock
 from andon_trainer.averaging.readings import LossReadings
 from andon_trainer.averaging.step_gather import Rows
 from andon_trainer.core.events import Assigned, Committed
-from andon_trainer.data.feed import Feeder, Share
+from andon_trainer.data.feed import Feeder
 from andon_trainer.data.loader import move_to
 from andon_trainer.errors import RunOver
 from andon_trainer.model.graph import FREED, Graph
@@ -47,6 +45,7 @@ from andon_trainer.schedules.loop_checks import (
     step_was_not_called,
 )
 from andon_trainer.schedules.processes import OneProcess, Processes
+from andon_trainer.schedules.shares import Shares
 from andon_trainer.schedules.step_state import StepPhase, StepState
 from andon_trainer.script.gates import StepIdentity
 from andon_trainer.script.loss_check import LossCheck
@@ -105,6 +104,7 @@ class LoopSteps(ABC):
         self._member = parts.member
         self._accumulated = parts.accumulated
         self._feeder = parts.feeder
+        self._shares = Shares(parts.feeder, self._processes, in_parts=self._in_parts)
         self._device = parts.device
         self._scaling = parts.scaling
         self._replica = parts.replica
@@ -339,42 +339,6 @@ class LoopSteps(ABC):
         if end is not None and end <= assigned.batch.stop:
             state.end_of_data = True
             state.samples = self._feeder.samples_of(assigned.epoch, assigned.positions)
-
-    def _share(
-        self, assigned: Assigned, epoch: int, positions: Ranges, batch: PositionRange
-    ) -> Share:
-        """A share that was assigned at a first attempt, in as many parts as the line wants."""
-        if not (assigned.micro_batches or self._in_parts):
-            return Share(epoch, positions, batch=batch)
-        samples = sum(map(len, positions))
-        part = -(-self._feeder.batch_size // assigned.world_size)
-        parts = -(-samples // part)
-        if positions == assigned.positions:  # Of shares to come the line has not said it yet.
-            parts = max(parts, min(assigned.micro_batches, samples))
-        return Share(epoch, positions, parts=max(1, parts), batch=batch)
-
-    def _filled(self, share: Share) -> list[Ranges]:
-        """The parts of a share that hold samples: of a batch sampler's positions not all do."""
-        parts = divide(share.ranges, share.parts) if len(share) else iter(())
-        return [part for part in parts if part and self._feeder.samples_of(share.epoch, part)]
-
-    def _samples_of(self, assigned: Assigned) -> int:
-        """How many samples this worker's share holds."""
-        # Of a later epoch a batch may have more samples than positions.
-        positions = sum(map(len, assigned.positions))
-        return min(self._feeder.samples_of(assigned.epoch, assigned.positions), positions)
-
-    def _upcoming(self, assigned: Assigned) -> Iterator[Share]:
-        """The shares of the steps to come, if roster, window and split stay as they are."""
-        size, window = self._feeder.epoch_size, assigned.window or self._feeder.batch_size
-        last = assigned.ahead_batch or assigned.batch
-        cursor = cursor_after(Cursor(assigned.epoch, last.start), last, size)
-        while True:
-            batch = next_batch(cursor, window, size)
-            shares = deal(batch, assigned.split, assigned.world_size)
-            share = self._share(assigned, cursor.epoch, shares[assigned.rank], batch)
-            yield self._processes.part_of(share, assigned.epoch)
-            cursor = cursor_after(cursor, batch, size)
 
     # ------------------------------------------------------------------ backward
 

@@ -101,8 +101,8 @@ class Stepper(LoopSteps):
         self._state = state = self._begin(assigned)
         self._averager.begin(kept=state.kept is not None)
         share, began, seen = self._share_to_compute(state), time.perf_counter(), 0
-        positions = sum(len(each) for part in self._filled(share) for each in part)
-        batches = self._feeder.batches(share, lambda: self._upcoming(assigned))
+        positions = sum(len(each) for part in self._shares.filled(share) for each in part)
+        batches = self._feeder.batches(share, lambda: self._shares.upcoming(assigned))
         # Whether there is anything to compute is not known before: a stream may end here.
         first = next(batches, None) if positions else None
         if first is None:
@@ -151,7 +151,7 @@ class Stepper(LoopSteps):
         doubts = self._member.position.doubts
         if self._kept is not None and not self._kept.serves(assigned, doubts):
             self._kept = None
-        state = StepState.begin(assigned, doubts, self._kept, self._samples_of(assigned))
+        state = StepState.begin(assigned, doubts, self._kept, self._shares.samples_of(assigned))
         self._processes.begin(state)
         return state
 
@@ -167,7 +167,7 @@ class Stepper(LoopSteps):
         """
         assigned, kept = state.assigned, state.kept
         if kept is None and (self._gathers or not assigned.attempt):
-            share = self._share(assigned, assigned.epoch, assigned.positions, assigned.batch)
+            share = self._shares.of(assigned, assigned.epoch, assigned.positions, assigned.batch)
             self._usual = -(-state.samples // share.parts)
             return share
         done = () if kept is None else kept.positions

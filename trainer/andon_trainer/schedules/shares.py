@@ -1,0 +1,60 @@
+"""Shares: which positions this process computes of a round, and of the rounds to come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from andon.protocol.records import Cursor, PositionRange
+from andon.protocol.shards import Ranges, cursor_after, deal, divide, next_batch
+from andon_trainer.core.events import Assigned
+from andon_trainer.data.feed import Feeder, Share
+from andon_trainer.schedules.processes import Processes
+
+__all__ = ["Shares"]
+
+
+class Shares:
+    """Makes shares of positions that the line assigned."""
+
+    def __init__(self, feeder: Feeder, processes: Processes, *, in_parts: bool) -> None:
+        """`in_parts`: shares are divided into parts even if the line does not say so."""
+        self._feeder = feeder
+        self._processes = processes
+        self._in_parts = in_parts
+
+    def of(self, assigned: Assigned, epoch: int, positions: Ranges, batch: PositionRange) -> Share:
+        """A share that was assigned at a first attempt, in as many parts as the line wants."""
+        if not (assigned.micro_batches or self._in_parts):
+            return Share(epoch, positions, batch=batch)
+        samples = sum(map(len, positions))
+        part = -(-self._feeder.batch_size // assigned.world_size)
+        parts = -(-samples // part)
+        if positions == assigned.positions:  # Of shares to come the line has not said it yet.
+            parts = max(parts, min(assigned.micro_batches, samples))
+        return Share(epoch, positions, parts=max(1, parts), batch=batch)
+
+    def filled(self, share: Share) -> list[Ranges]:
+        """The parts of a share that hold samples: of a batch sampler's positions not all do."""
+        parts = divide(share.ranges, share.parts) if len(share) else iter(())
+        return [part for part in parts if part and self._feeder.samples_of(share.epoch, part)]
+
+    def samples_of(self, assigned: Assigned) -> int:
+        """How many samples the worker's share holds."""
+        # Of a later epoch a batch may have more samples than positions.
+        positions = sum(map(len, assigned.positions))
+        return min(self._feeder.samples_of(assigned.epoch, assigned.positions), positions)
+
+    def upcoming(self, assigned: Assigned) -> Iterator[Share]:
+        """This process's shares of the steps to come.
+
+        They are a guess: roster, window and split may change before they are assigned.
+        """
+        size, window = self._feeder.epoch_size, assigned.window or self._feeder.batch_size
+        last = assigned.ahead_batch or assigned.batch
+        cursor = cursor_after(Cursor(assigned.epoch, last.start), last, size)
+        while True:
+            batch = next_batch(cursor, window, size)
+            shares = deal(batch, assigned.split, assigned.world_size)
+            share = self.of(assigned, cursor.epoch, shares[assigned.rank], batch)
+            yield self._processes.part_of(share, assigned.epoch)
+            cursor = cursor_after(cursor, batch, size)
