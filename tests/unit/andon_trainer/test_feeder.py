@@ -118,21 +118,6 @@ def feeders() -> Iterator[Callable[..., LoaderFeeder]]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_f_dp_002_shares_are_loaded_in_the_order_of_their_positions(
-    feeders: Callable[..., LoaderFeeder], workers: int
-) -> None:
-    feeder = feeders(num_workers=workers)
-    plan = list(islice(shares(0, 2), 20))
-
-    loaded = [
-        indices(feeder.batches(share, partial(rest, plan, at))) for at, share in enumerate(plan)
-    ]
-
-    assert loaded == [expected(share) for share in plan]
-    assert {share.epoch for share in plan} == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_an_endless_foresight_is_followed_no_further_than_torch_prefetches(
     feeders: Callable[..., LoaderFeeder], workers: int
 ) -> None:
@@ -200,32 +185,6 @@ def test_draining_leaks_no_memory_that_was_shared(feeders: Callable[..., LoaderF
     assert max(open_files[6:]) <= max(open_files[:6]) + 4
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_share_that_was_left_midway_is_loaded_again_from_its_beginning(
-    feeders: Callable[..., LoaderFeeder], workers: int
-) -> None:
-    feeder = feeders(micro_batch_size=1, num_workers=workers)
-    share = next(shares(0, 1))
-    left = feeder.batches(share, lambda: islice(shares(0, 1), 1, None))
-    next(left)
-
-    again = indices(feeder.batches(share, nothing))
-
-    assert again == expected(share)
-
-
-def test_a_whole_share_is_loaded_again_for_another_attempt(
-    feeders: Callable[..., LoaderFeeder],
-) -> None:
-    feeder = feeders(num_workers=2)
-    share = next(shares(0, 1))
-
-    for _ in range(3):
-        assert indices(feeder.batches(share, lambda: islice(shares(0, 1), 1, None))) == expected(
-            share
-        )
-
-
 def test_f_dp_006_missing_positions_are_loaded_in_small_pieces_and_the_new_roster_is_foreseen(
     feeders: Callable[..., LoaderFeeder],
 ) -> None:
@@ -241,36 +200,6 @@ def test_f_dp_006_missing_positions_are_loaded_in_small_pieces_and_the_new_roste
     assert indices(batches) == expected(missing)
     for share in later:
         assert indices(feeder.batches(share, started_anew)) == expected(share)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_micro_batches_are_even_and_may_span_ranges(
-    feeders: Callable[..., LoaderFeeder], workers: int
-) -> None:
-    feeder = feeders(micro_batch_size=3, num_workers=workers)
-    share = Share(1, (PositionRange(2, 9), PositionRange(9, 9), PositionRange(20, 22)))
-
-    batches = list(feeder.batches(share, nothing))
-
-    # Nine positions in as few batches as possible. One range after another would make four.
-    assert [(each.positions, each.samples) for each in batches] == [(3, 3)] * 3
-    assert [len(each.batch) for each in batches] == [3, 3, 3]
-    assert indices(batches) == expected(share)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_c_shard_001_an_empty_share_yields_nothing_and_keeps_what_was_foreseen(
-    feeders: Callable[..., LoaderFeeder], workers: int
-) -> None:
-    feeder = feeders(num_workers=workers)
-    first, second = islice(shares(0, 1), 2)
-    empty = Share(0, (PositionRange(8, 8),))
-    assert indices(feeder.batches(first, lambda: iter((empty, second)))) == expected(first)
-
-    nothing_here = list(feeder.batches(empty, nothing))
-
-    assert nothing_here == []
-    assert indices(feeder.batches(second, nothing)) == expected(second)
 
 
 def test_a_damaged_sample_raises_where_it_is_asked_for_and_loading_goes_on(
@@ -418,14 +347,6 @@ def test_the_loaders_own_ways_of_loading_are_kept(feeders: Callable[..., LoaderF
     assert {size for batch in batches for size in batch} <= {1000, 1001}
 
 
-def test_sizes_are_those_of_the_dataset_and_of_the_whole_batch(
-    feeders: Callable[..., LoaderFeeder],
-) -> None:
-    feeder = feeders(micro_batch_size=2)
-
-    assert (feeder.dataset_size, feeder.batch_size) == (SIZE, 4)
-
-
 def test_f_dp_002_dropping_the_last_batch_leaves_its_positions_out_of_the_epoch(
     feeders: Callable[..., LoaderFeeder],
 ) -> None:
@@ -433,30 +354,3 @@ def test_f_dp_002_dropping_the_last_batch_leaves_its_positions_out_of_the_epoch(
 
     assert (whole.dataset_size, whole.epoch_size) == (SIZE, SIZE)
     assert (cut.dataset_size, cut.epoch_size) == (SIZE, SIZE - SIZE % 4)
-
-
-def test_batches_before_open_are_refused() -> None:
-    feeder = LoaderFeeder.from_loader(loader_of(num_workers=2), SEED, None)
-
-    with pytest.raises(RuntimeError, match="call open"):
-        next(feeder.batches(next(shares(0, 1)), nothing))
-    assert multiprocessing.active_children() == []
-
-
-def test_closing_ends_the_processes_midway_and_twice() -> None:
-    feeder = LoaderFeeder.from_loader(loader_of(num_workers=2), SEED, 1)
-    feeder.open()
-    midway = feeder.batches(next(shares(0, 1)), lambda: islice(shares(0, 1), 1, None))
-    next(midway)
-
-    feeder.close()
-    feeder.close()
-
-    assert multiprocessing.active_children() == []
-    with pytest.raises(RuntimeError, match="closed"):
-        next(feeder.batches(next(shares(0, 1)), nothing))
-
-
-def test_a_micro_batch_of_no_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match="micro_batch_size"):
-        LoaderFeeder.from_loader(loader_of(), SEED, 0)

@@ -173,17 +173,6 @@ def test_a_newcomer_costs_no_new_iteration_of_what_was_read_ahead(
     assert len({begun for part in (first, second) for row in part for _, begun in row}) == 1
 
 
-def test_a_share_that_was_left_midway_is_read_again(feeders: Callable[..., StreamFeeder]) -> None:
-    for workers in (0, 1):
-        feeder = feeders(Counting(40), 1, num_workers=workers)
-        share = Share(0, (PositionRange(4, 8),), batch=PositionRange(0, 8))
-        next(feeder.batches(share, nothing))
-
-        again = [each.batch for each in feeder.batches(share, nothing)]
-
-        assert again == [[4], [5], [6], [7]]
-
-
 def test_reading_in_this_process_leaves_the_scripts_generators_alone(
     feeders: Callable[..., StreamFeeder],
 ) -> None:
@@ -411,16 +400,3 @@ def test_a_loader_that_the_line_cannot_follow_is_refused_with_the_remedy(
 ) -> None:
     with pytest.raises(ValueError, match=remedy):
         feeder_for(loader(), SEED, None)
-
-
-def test_batches_before_open_after_close_and_of_nothing_are_refused() -> None:
-    feeder = StreamFeeder.from_loader(loader_of(Counting(9), num_workers=1), SEED)
-
-    with pytest.raises(RuntimeError, match="call open"):
-        next(feeder.batches(next(shares(0, 1)), nothing))
-    feeder.close()
-    feeder.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        next(feeder.batches(next(shares(0, 1)), nothing))
-    with pytest.raises(ValueError, match="micro_batch_size"):
-        StreamFeeder.from_loader(loader_of(Counting(9)), SEED, 0)

@@ -237,7 +237,7 @@ class ShardFeeder:
         Raises:
             ValueError: a size is below 1.
         """
-        if min(size, batch_size, micro_batch_size or 1) < 1:
+        if min(size, batch_size, 1 if micro_batch_size is None else micro_batch_size) < 1:
             raise ValueError("samples, batch_size and micro_batch_size must be at least 1")
         self._seed = seed
         self._micro_batch_size = micro_batch_size
