@@ -15,7 +15,7 @@ MASK = 2**64 - 1
 
 
 def splitmix64(x: int) -> int:
-    """One output of the generator; see docs/protocol.md, The order."""
+    """One output of the generator; see docs/protocol-data.md, The order."""
     z = (x + 0x9E3779B97F4A7C15) & MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK

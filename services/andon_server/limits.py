@@ -1,7 +1,7 @@
 """Limits: how much of a service its clients may take.
 
-Every limit is a setting with a safe default. `docs/protocol.md`, section 25, lists them. The error
-that a limit causes names its flag.
+Every limit is a setting with a safe default. `docs/protocol-servers.md`, section 25, lists them.
+The error that a limit causes names its flag.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ class Task:
 class LocalWeights:
     """A worker's own weights, which its local steps move away from the line's.
 
-    What they moved lies in two piles, the due one and the one ahead; see docs/protocol.md. Without
-    overlapped windows nothing is ever ahead.
+    What they moved lies in two piles, the due one and the one ahead; see docs/protocol-data.md.
+    Without overlapped windows nothing is ever ahead.
     """
 
     now: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
@@ -183,7 +183,7 @@ class LocalWeights:
 
 
 def weighted_mean(parts: Sequence[tuple[float, Floats]]) -> Floats:
-    """The mean in rank order, as docs/protocol.md defines it: an independent implementation.
+    """The mean in rank order, as docs/protocol-data.md defines it: an independent implementation.
 
     Ranks without a weight give nothing.
     """

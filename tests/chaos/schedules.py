@@ -109,7 +109,7 @@ SCHEDULES = (
 def dealt(batch: range, targets: Sequence[int], *, interleaved: bool) -> list[Positions]:
     """Each rank's positions at a step's first attempt: Webster's method, one at a time.
 
-    An independent implementation of the rule in docs/protocol.md.
+    An independent implementation of the rule in docs/protocol-servers.md.
     """
     shares: list[Positions] = [[] for _ in targets]
     for position in batch:

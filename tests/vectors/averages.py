@@ -35,9 +35,10 @@ def averages_file() -> bytes:
     cases += [_broadcast(form.name, form.size_bytes) for form in _FORMATS]
     cases += [_broadcast(name, size) for name, size in _OTHERS.items()]
     about = (
-        "What a reducer answers, bit for bit; docs/protocol.md, The mean. Ranks are in rank order; "
-        "payloads are hexadecimal, as they travel. with_fma and reversed, where they are there, "
-        "are payloads that a fused multiply-add, or the opposite order, would give: wrong ones."
+        "What a reducer answers, bit for bit; docs/protocol-data.md, The mean. Ranks are in rank "
+        "order; payloads are hexadecimal, as they travel. with_fma and reversed, where they are "
+        "there, are payloads that a fused multiply-add, or the opposite order, would give: "
+        "wrong ones."
     )
     return rows("averages", about, cases)
 

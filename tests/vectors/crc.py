@@ -1,4 +1,4 @@
-"""CRC-32C, bit by bit, over the bytes that docs/protocol.md lists for each message."""
+"""CRC-32C, bit by bit, over the bytes that docs/protocol-data.md lists for each message."""
 
 from __future__ import annotations
 

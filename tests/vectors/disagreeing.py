@@ -20,9 +20,10 @@ def faults_file() -> bytes:
     """`faults.json`."""
     about = (
         "Contributions that a reducer must not average, each with the BlockFault that goes to "
-        "every stream of the round; docs/protocol.md, What a reducer answers. Either ranks, whose "
-        "payloads are hexadecimal, or messages (ReduceRequest, hexadecimal), by stream and worker "
-        "in the order of their arrival. The first message that contradicts is the one answered."
+        "every stream of the round; docs/protocol-servers.md, What a reducer answers. Either "
+        "ranks, whose payloads are hexadecimal, or messages (ReduceRequest, hexadecimal), by "
+        "stream and worker in the order of their arrival. The first message that contradicts is "
+        "the one answered."
     )
     return rows("faults", about, [*faults_of_values(), *_disagreements()])
 

@@ -1,4 +1,4 @@
-"""The mean of docs/protocol.md, section 5, element by element, and its defects."""
+"""The mean of docs/protocol-data.md, section 5, element by element, and its defects."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _BLOCKS = (
 
 
 def layout() -> layout_pb2.Layout:
-    """A layout with its digest, as docs/protocol.md, section 7 writes its text."""
+    """A layout with its digest, as docs/protocol-data.md, section 7 writes its text."""
     lines = ["andon.layout.v1"]
     blocks = []
     for kind, name, parts in _BLOCKS:

@@ -1,5 +1,5 @@
-"""How a batch is divided among ranks, as docs/protocol.md, section 21, defines it: one position at
-a time, with exact fractions."""
+"""How a batch is divided among ranks, as docs/protocol-servers.md, section 21, defines it: one
+position at a time, with exact fractions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shares = list[list[int]]
 def shares_file() -> dict[str, bytes]:
     """`shares.json`: first assignments, and assignments after a void round."""
     about = (
-        "Shares of a batch; docs/protocol.md, Assigning samples. Ranges are [start, stop). "
+        "Shares of a batch; docs/protocol-servers.md, Assigning samples. Ranges are [start, stop). "
         "kept has what each rank had in the attempt before: nothing in a first assignment, and "
         "nothing of a new worker. No targets: equal ones."
     )

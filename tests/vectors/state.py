@@ -1,4 +1,4 @@
-"""The state of an Andon worker, written as docs/protocol.md, section 18, defines it."""
+"""The state of an Andon worker, written as docs/protocol-data.md, section 18, defines it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def state_files() -> dict[str, bytes]:
     skeleton = json.dumps(_tree()).encode()
     data = len(skeleton).to_bytes(8, "little") + skeleton + _safetensors()
     about = (
-        "A state as one Andon worker sends it to another; docs/protocol.md, The state of an Andon "
-        "worker. Bytes are hexadecimal. In tree, tensors are named as in tensors."
+        "A state as one Andon worker sends it to another; docs/protocol-data.md, The state of an "
+        "Andon worker. Bytes are hexadecimal. In tree, tensors are named as in tensors."
     )
     said = {
         "description": about,

@@ -1,4 +1,4 @@
-"""Encodings with a scale for each strip, by docs/protocol.md and on exact fractions."""
+"""Encodings with a scale for each strip, by docs/protocol-data.md and on exact fractions."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ STRIP_FORMS = (StripForm("INT8_BLOCK", 8, 128), StripForm("INT4_BLOCK", 4, 32))
 def strips_file() -> bytes:
     """`strips.json`."""
     about = (
-        "INT8_BLOCK and INT4_BLOCK, bit for bit; docs/protocol.md, Integers with scales. Values "
-        "and decoded are little-endian float32 in hexadecimal; a NaN in decoded stands for any. A "
-        "case without values is only decoded. One with overflow can't be encoded: the element says "
-        "which value does not fit."
+        "INT8_BLOCK and INT4_BLOCK, bit for bit; docs/protocol-data.md, Integers with scales. "
+        "Values and decoded are little-endian float32 in hexadecimal; a NaN in decoded stands for "
+        "any. A case without values is only decoded. One with overflow can't be encoded: the "
+        "element says which value does not fit."
     )
     cases = [case for form in STRIP_FORMS for case in (*_encoded(form), *_decoded(form))]
     return rows("strips", about, cases)

@@ -1,4 +1,4 @@
-// CRC-32C of what travels in bulk: docs/protocol.md, section 16.
+// CRC-32C of what travels in bulk: docs/protocol-data.md, section 16.
 #pragma once
 #include "andon/v1/reducer.pb.h"
 

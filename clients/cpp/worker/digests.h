@@ -1,4 +1,4 @@
-// The two digests that all workers must agree on: docs/protocol.md, sections 7 and 10.
+// The two digests that all workers must agree on: docs/protocol-data.md, sections 7 and 10.
 #pragma once
 #include <cstdint>
 #include <string>

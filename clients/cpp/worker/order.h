@@ -1,4 +1,4 @@
-// The order of an epoch's samples: docs/protocol.md, section 8.
+// The order of an epoch's samples: docs/protocol-data.md, section 8.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Both ends of a state transfer: docs/protocol.md, section 11.
+// Both ends of a state transfer: docs/protocol-data.md, section 11.
 #pragma once
 #include <mutex>
 #include <string>

@@ -25,7 +25,8 @@ struct Config {
   std::optional<std::uint32_t> slot;
   v1::Layout layout;  // its digest is added
   v1::RunPlan plan;
-  std::string optimizers;  // for the state if this worker bootstraps: docs/protocol.md, section 18
+  // For the state if this worker bootstraps: docs/protocol-data.md, section 18.
+  std::string optimizers;
 };
 
 // No coordinator answered within the time limit, or the coordinator dismissed this worker.

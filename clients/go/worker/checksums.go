@@ -8,7 +8,7 @@ import (
 	pb "andon/v1"
 )
 
-// CRC-32C of what travels in bulk: docs/protocol.md, section 16.
+// CRC-32C of what travels in bulk: docs/protocol-data.md, section 16.
 
 const checksums = "crc32c.v1"
 

@@ -28,7 +28,7 @@ func Elements(shape []uint64) uint64 {
 	return count
 }
 
-// LayoutDigest returns the SHA-256 that docs/protocol.md, section 7 defines.
+// LayoutDigest returns the SHA-256 that docs/protocol-data.md, section 7 defines.
 func LayoutDigest(blocks []*pb.Block) []byte {
 	var text strings.Builder
 	text.WriteString("andon.layout.v1\n")
@@ -44,7 +44,8 @@ func LayoutDigest(blocks []*pb.Block) []byte {
 	return digest[:]
 }
 
-// WeightsDigest returns the SHA-256 that docs/protocol.md, section 10 defines, of float32 parameters.
+// WeightsDigest returns the SHA-256 that docs/protocol-data.md, section 10 defines, of float32
+// parameters.
 func WeightsDigest(tensors []Tensor) []byte {
 	digest := sha256.New()
 	for _, tensor := range tensors {

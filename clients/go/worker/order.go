@@ -4,7 +4,7 @@ import "math/bits"
 
 const golden = 0x9E3779B97F4A7C15
 
-// SplitMix64 returns one output of the generator that docs/protocol.md, section 8 defines.
+// SplitMix64 returns one output of the generator that docs/protocol-data.md, section 8 defines.
 func SplitMix64(x uint64) uint64 {
 	z := x + golden
 	z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9

@@ -36,7 +36,7 @@ type Config struct {
 	TLS            string // a folder; empty is plaintext
 	Blocks         []*pb.Block
 	Plan           *pb.RunPlan
-	Optimizers     string // for the state if this worker bootstraps; docs/protocol.md, section 18
+	Optimizers     string // for the state if this worker bootstraps; docs/protocol-data.md, section 18
 }
 
 const firstPatience, longestWait = 300 * time.Second, 2 * time.Second

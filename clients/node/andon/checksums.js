@@ -1,4 +1,4 @@
-// CRC-32C of what travels in bulk: docs/protocol.md, section 16.
+// CRC-32C of what travels in bulk: docs/protocol-data.md, section 16.
 
 import { crc32c } from '@node-rs/crc32';
 

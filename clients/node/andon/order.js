@@ -1,4 +1,5 @@
-// The order of an epoch's samples: docs/protocol.md, section 8. Numbers are BigInt, of 64 bits.
+// The order of an epoch's samples: docs/protocol-data.md, section 8. Numbers are BigInt, of 64
+// bits.
 
 const MASK = (1n << 64n) - 1n;
 const GOLDEN = 0x9e3779b97f4a7c15n;

@@ -1,6 +1,7 @@
 // A state is what a worker sends to a newcomer: the length of a JSON skeleton (uint64,
-// little-endian), the skeleton, and safetensors; docs/protocol.md, section 18. A client reads the
-// model's tensors and keeps the rest unchanged. When it sends the state, it puts in its own weights.
+// little-endian), the skeleton, and safetensors; docs/protocol-data.md, section 18. A client reads
+// the model's tensors and keeps the rest unchanged. When it sends the state, it puts in its own
+// weights.
 
 import { fromBytes, toBytes } from './digests.js';
 

@@ -102,7 +102,7 @@ def steady(chunk: Chunk, scale: float = 0.01) -> Floats:
 
 
 def weighted_mean(parts: Sequence[tuple[float, Floats]]) -> Floats:
-    """The mean in rank order, bit for bit as docs/protocol.md section 5 defines it."""
+    """The mean in rank order, bit for bit as docs/protocol-data.md section 5 defines it."""
     total = 0.0
     for weight, _ in parts:
         total += weight

@@ -1,6 +1,6 @@
 """Joins and sessions: how a stream begins, what it may carry, and why it is refused.
 
-Sections 3, 4, 12, 20 and 25 of docs/protocol.md.
+Sections 3, 4, 12, 20 and 25 of the protocol.
 """
 
 from __future__ import annotations

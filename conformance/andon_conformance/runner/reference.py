@@ -1,4 +1,4 @@
-"""The reference: the mean and the encodings of docs/protocol.md, one number at a time.
+"""The reference: the mean and the encodings of docs/protocol-data.md, one number at a time.
 
 Written from the text alone, in Python's own floats, so that it shares no code with what it judges.
 Computing in float64 and then rounding gives the same float32 as computing in float32: a product of

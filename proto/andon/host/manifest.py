@@ -67,7 +67,7 @@ class CheckpointFacts:
     cursor: Cursor
     """The first position that is not yet committed."""
     digest: str
-    """SHA-256 of the weights, hexadecimal; see docs/protocol.md."""
+    """SHA-256 of the weights, hexadecimal; see docs/protocol-data.md."""
     plan: RunPlan
     """What the script intends to do."""
     pacing: bytes = b""

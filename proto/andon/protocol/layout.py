@@ -125,7 +125,7 @@ class Layout:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the canonical text of docs/protocol.md, section "The layout's digest"."""
+        """SHA-256 of the canonical text of docs/protocol-data.md, section "The layout's digest"."""
         # Names have no tabs or line feeds, so two layouts never have the same text.
         lines = ["andon.layout.v1"]
         for block in self.blocks:

@@ -3,7 +3,7 @@
 Theory of operation: a keyed permutation of 0 .. size - 1 that needs no memory. A position is a
 number of 2 w bits, the fewest that hold every position. It goes through an eight-round Feistel
 network whose round function is splitmix64. A result beyond the size goes through it again (cycle
-walking), which keeps the map one to one. The specification is "The order" in docs/protocol.md.
+walking), which keeps the map one to one. The specification is "The order" in docs/protocol-data.md.
 """
 
 from __future__ import annotations

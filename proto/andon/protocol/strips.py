@@ -10,8 +10,8 @@ The lowest code, -128 or -8, is no multiple of the scale. It stands for -0.0, wh
 parameter has no gradient, so it must survive. In a strip with values that are not finite the scale
 is NaN, the lowest code marks these values, and 1 marks all others. So a reader knows which.
 
-Section 6 of docs/protocol.md defines the results to the bit, and `_strips.h` computes them in one
-pass.
+Section 6 of docs/protocol-data.md defines the results to the bit, and `_strips.h` computes them in
+one pass.
 """
 
 from __future__ import annotations

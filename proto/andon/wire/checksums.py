@@ -2,7 +2,7 @@
 
 A message may have two. That of the header covers the fields, and is checked as soon as the message
 is read, since the fields decide where the numbers go. That of the chunk covers header and payload,
-and is checked on the thread that uses the numbers. docs/protocol.md defines the bytes.
+and is checked on the thread that uses the numbers. docs/protocol-data.md defines the bytes.
 """
 
 from __future__ import annotations

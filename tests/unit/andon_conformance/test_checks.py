@@ -12,7 +12,7 @@ from andon_conformance.reach import Reach
 from andon_conformance.report import check_line, server_summary
 from andon_conformance.runner.app import CHECKS
 from andon_conformance.runner.checks import Result, chosen
-from unit.project.documents import ROOT
+from unit.project.documents import ROOT, protocol
 
 
 def test_every_check_has_a_name_of_its_own() -> None:
@@ -31,7 +31,7 @@ def test_the_documentation_lists_every_check_as_it_is() -> None:
 
 
 def test_rules_are_of_the_protocol() -> None:
-    text = (ROOT / "docs/protocol.md").read_text("utf-8")
+    text = protocol()
     sections = set(re.findall(r"^## (\d+)\. ", text, re.M))
     rules = set(re.findall(r"^(\d+)\. \*\*", text, re.M))
 

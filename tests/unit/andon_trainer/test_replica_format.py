@@ -1,4 +1,4 @@
-"""The state that a worker transfers is what docs/protocol.md says: readable without PyTorch."""
+"""The state that a worker transfers is the one of the protocol: readable without PyTorch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import nn
 from andon_trainer.errors import StateCorrupt
 from andon_trainer.state.replica import Replica
 from andon_trainer.state.trees import pack_tensors
+from unit.project.documents import protocol
 
 FOLDER = Path(__file__).resolve().parents[3] / "conformance"
 GOLDEN: dict[str, Any] = json.loads((FOLDER / "state.json").read_text("utf-8"))
@@ -156,8 +157,7 @@ def test_weights_that_are_overwritten_in_place_are_installed() -> None:
 
 
 def test_the_text_has_the_skeleton_of_a_state_without_optimizers() -> None:
-    text = (FOLDER.parent / "docs/protocol.md").read_text("utf-8")
-    (skeleton,) = re.findall(r"```json\n(.*)\n```", text)
+    (skeleton,) = re.findall(r"```json\n(.*)\n```", protocol())
     model = nn.Module()
     model.w = nn.Parameter(torch.zeros(1))
 

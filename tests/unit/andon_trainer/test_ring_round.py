@@ -23,7 +23,7 @@ def random_blocks(ranks: int, sizes: list[int], seed: int) -> list[list[Floats]]
 
 
 def reducers_mean(blocks: list[Floats], weights: list[float]) -> Floats:
-    """In rank order: docs/protocol.md, section 5."""
+    """In rank order: docs/protocol-data.md, section 5."""
     shares = [np.float32(weight / sum(weights)) for weight in weights]
     acc = shares[0] * blocks[0]
     for share, block in zip(shares[1:], blocks[1:], strict=True):

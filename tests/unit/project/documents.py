@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Document", "documents"]
+__all__ = ["PROTOCOL", "ROOT", "Document", "documents", "protocol"]
 
 ROOT = Path(__file__).resolve().parents[3]
+PROTOCOL = ("protocol", "protocol-data", "protocol-servers")
+"""The pages in `docs/` that are the protocol, in their order."""
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -49,6 +51,11 @@ class Document:
         headings = _HEADING.findall(_FENCE.sub("", self.text))
         plain = (re.sub(r"[^\w\- ]", "", heading).lower() for heading in headings)
         return {heading.replace(" ", "-") for heading in plain}
+
+
+def protocol() -> str:
+    """The protocol's text: all of its pages, one after another."""
+    return "\n".join((ROOT / f"docs/{page}.md").read_text("utf-8") for page in PROTOCOL)
 
 
 def documents() -> list[Document]:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from andon.protocol.reasons import Reason
-from unit.project.documents import ROOT
+from unit.project.documents import ROOT, protocol
 
 PAGES = ROOT / "docs/errors"
 SERVICES = {"coordinator", "reducer", "worker"}
@@ -32,8 +32,7 @@ def cells(reason: Reason) -> dict[str, str]:
 
 
 def status_codes() -> str:
-    text = (ROOT / "docs/protocol.md").read_text("utf-8")
-    return text.split("\n### Statuses and reasons\n")[1].split("\n##")[0]
+    return protocol().split("\n### Statuses and reasons\n")[1].split("\n##")[0]
 
 
 def test_every_page_is_of_a_reason() -> None:

@@ -25,9 +25,11 @@ from andon_trainer.exchange import collector, route
 from andon_trainer.exchange.control import connection
 from andon_trainer.exchange.star.bulk_stream import OPENING_S
 from andon_trainer.place import membership
-from unit.project.documents import ROOT
+from unit.project.documents import PROTOCOL, ROOT, protocol
 
-TEXT = (ROOT / "docs/protocol.md").read_text("utf-8")
+TEXT = protocol()
+CITATION = re.compile(r"docs/(protocol[a-z-]*)\.md`?,? (?:sections? (\d+)|([A-Z][\w' ]+)\.)")
+SOURCES = {".py", ".proto", ".json", ".h", ".cc", ".go", ".js"}
 LINE = CoordinatorConfig(run_id="r", journal=Path("j"))
 REDUCER = ReducerConfig()
 
@@ -36,7 +38,7 @@ def section(heading: str) -> str:
     """The text below a heading, to the next one."""
     _, found, rest = TEXT.partition(f"\n### {heading}\n")
     assert found, heading
-    return re.split(r"\n##+ ", rest)[0]
+    return re.split(r"\n#+ ", rest)[0]
 
 
 def rows(heading: str) -> dict[str, list[str]]:
@@ -87,7 +89,7 @@ def test_a_wait_of_the_text_is_that_of_the_code(what: str) -> None:
     (row,) = [[first, *rest] for first, rest in waits.items() if what in first]
 
     for number in WAITS[what]:
-        assert number in " | ".join(row), f"docs/protocol.md, Waits: {row}"
+        assert number in " | ".join(row), f"the protocol, Waits: {row}"
 
 
 def test_what_the_text_says_of_pings_is_what_the_server_is_told() -> None:
@@ -117,7 +119,7 @@ def test_the_text_has_the_exit_codes_of_workers_and_which_of_them_are_started_ag
     assert ours <= codes.keys()
     for code, again in codes.items():
         starts = Restarts(1).spend(ExitCode(code), trained=True) is not None
-        assert starts == again.startswith("if"), f"docs/protocol.md, Exit codes: {code}"
+        assert starts == again.startswith("if"), f"the protocol, Exit codes: {code}"
 
 
 def test_the_text_has_every_kind_of_fault_and_of_block_fault() -> None:
@@ -162,3 +164,25 @@ def test_both_halves_of_the_rules_have_all_seventeen_numbers(heading: str) -> No
     assert [int(number) for number in re.findall(r"^(\d+)\. \*\*", text, re.M)] == list(
         range(1, 18)
     )
+
+
+def test_the_numbers_of_the_sections_go_on_from_page_to_page() -> None:
+    numbers = re.findall(r"^## (\d+)\. ", TEXT, re.M)
+
+    assert numbers == [str(number) for number in range(1, 26)]
+
+
+def test_a_citation_in_the_code_names_the_page_that_has_the_section() -> None:
+    headings = {
+        page: re.findall(r"^#+ (?:(\d+)\. )?(.+)$", (ROOT / f"docs/{page}.md").read_text(), re.M)
+        for page in PROTOCOL
+    }
+    rooms = ("proto", "services", "trainer", "conformance", "clients", "tests")
+    paths = {path for room in rooms for path in (ROOT / room).rglob("*") if path.suffix in SOURCES}
+    own = [path for path in paths if "node_modules" not in path.parts]
+    cited = {each for path in own for each in CITATION.findall(path.read_text("utf-8"))}
+
+    assert cited
+    for page, number, name in cited:
+        found = {name for pair in headings[page] for name in pair}
+        assert (number or name) in found, f"docs/{page}.md has no section {number or name}"

@@ -6,9 +6,9 @@ finite. A sum of finite values may overflow too, so a bad sum is only an alarm. 
 the tile is searched element by element.
 
 `add_product` is one rank's part in a ring's mean. It computes what the reducer computes
-(docs/protocol.md, section 5), in another order of ranks: c_r = float32(w_r / W), and each product
-and each sum is rounded to float32. The first rank of a segment sends its contribution as it is; the
-second rank multiplies both.
+(docs/protocol-data.md, section 5), in another order of ranks: c_r = float32(w_r / W), and each
+product and each sum is rounded to float32. The first rank of a segment sends its
+contribution as it is; the second rank multiplies both.
 """
 
 from __future__ import annotations

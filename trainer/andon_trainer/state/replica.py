@@ -102,7 +102,7 @@ class Replica:
             self._marked = frozenset()
 
     def digest(self) -> bytes:
-        """SHA-256 of the weights, 32 bytes; see docs/protocol.md."""
+        """SHA-256 of the weights, 32 bytes; see docs/protocol-data.md."""
         return digest_and_prefixes(self.modules, frozenset(), base=self.base)[0]
 
     def weights(self, coordinator_can: Collection[str] = COORDINATOR_CAPABILITIES) -> Digest:

@@ -1,7 +1,7 @@
 """The weights of modules: by which names they are known, their digest, and their replacement.
 
-Workers compare `weights_digest`. docs/protocol.md specifies the bytes that are hashed, so that a
-client in another language computes the same digest.
+Workers compare `weights_digest`. docs/protocol-data.md specifies the bytes that are hashed, so that
+a client in another language computes the same digest.
 """
 
 from __future__ import annotations

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from andon.protocol.order import Order, splitmix64
-from unit.andon.golden import FOLDER, golden
+from unit.andon.golden import golden
 from unit.andon.strategies import BOUNDED, u64
+from unit.project.documents import protocol
 
 ORDERS = golden("order", "orders")
 
 
 def of_specification(seed: int, epoch: int, size: int, position: int) -> int:
-    """The pseudo-code of docs/protocol.md, written down a second time."""
+    """The pseudo-code of docs/protocol-data.md, written down a second time."""
     bits = 2**64
     key = splitmix64((splitmix64(seed) + epoch) % bits)
     keys = [splitmix64((key + i * 0x9E3779B97F4A7C15) % bits) for i in range(8)]
@@ -63,7 +64,7 @@ def test_order_gives_the_conformance_vectors(vector: dict[str, str | int | list[
 
 
 def test_the_vectors_of_the_documentation_are_those_of_the_conformance_file() -> None:
-    text = (FOLDER.parent / "docs/protocol.md").read_text("utf-8")
+    text = protocol()
 
     for vector in ORDERS:
         row = (
