@@ -39,6 +39,16 @@ def test_every_public_member_of_a_line_is_in_the_api(worker: griffe.Object) -> N
     assert described == members
 
 
+def test_the_groups_of_settings_are_the_signature_of_a_line_in_its_order(
+    worker: griffe.Object,
+) -> None:
+    made = worker["Line"].all_members["__init__"]
+    table = re.findall(r"^\| [a-z ]+ \| (`.*`) \|", (ROOT / "docs/api/line.md").read_text(), re.M)
+
+    grouped = [name for row in table for name in re.findall(r"`(\w+)`", row)]
+    assert grouped == [each.name for each in made.parameters if each.name != "self"]
+
+
 def test_every_command_has_its_section() -> None:
     page = (ROOT / "docs/commands.md").read_text("utf-8")
 

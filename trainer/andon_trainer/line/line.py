@@ -60,33 +60,33 @@ class Line:
         *,
         address: str | None = None,
         run_id: str | None = None,
+        token: bytes | None = None,
+        tls: str | Path | None = None,
+        insecure: bool | None = None,
         seed: int | None = None,
+        total_steps: int | None = None,
+        check_data: bool | None = None,
         on_halt: Literal["raise", "wait"] | None = None,
-        log_format: LogFormat | None = None,
-        device: str | None = None,
+        max_overflows: int | None = None,
         run_dir: str | Path | None = None,
         checkpoint_every: int | None = None,
         keep_checkpoints: int | None = None,
         resume: str | Path | None = None,
-        total_steps: int | None = None,
-        check_data: bool | None = None,
-        max_overflows: int | None = None,
-        token: bytes | None = None,
-        tls: str | Path | None = None,
-        insecure: bool | None = None,
         launch_slot: int | None = None,
         launch_size: int | None = None,
         local_rank: int | None = None,
+        device: str | None = None,
         speed_hint: float | None = None,
+        tcp: bool | None = None,
+        shared_dir: str | Path | None = None,
+        ring_bind: str | None = None,
+        checksums: bool | None = None,
+        log_format: LogFormat | None = None,
+        log_to: Literal["csv", "tensorboard"] | None = None,
         metrics_bind: str | None = None,
         metrics_hosts: str | None = None,
         metrics_token_file: str | Path | None = None,
-        shared_dir: str | Path | None = None,
-        tcp: bool | None = None,
-        ring_bind: str | None = None,
-        log_to: Literal["csv", "tensorboard"] | None = None,
         trace: str | Path | None = None,
-        checksums: bool | None = None,
     ) -> None:
         """Reads the configuration; opens nothing yet.
 
@@ -96,35 +96,35 @@ class Line:
         Args:
             address: the coordinator, as host:port.
             run_id: the run to join; empty: the run that is served at `address`.
+            token: the run's token, if the line asks for one.
+            tls: folder of this worker's certificates; default: nothing is encrypted.
+            insecure: whether this worker may talk to other hosts without encryption.
             seed: seed of the sample order, 64 bits; the same on all workers.
+            total_steps: steps after which the run ends; default: the script decides.
+            check_data: whether workers compare digests of their training sets when they join.
             on_halt: `raise` LineHalted when the line stops, or `wait` for the operator's answer.
-            log_format: write this process's logs as `text`, or as `json` with one object a line.
-            device: `cpu`, `cuda` or `cuda:1`; default: CUDA if there is a GPU, else the CPU.
+            max_overflows: steps in a row that a prepared GradScaler may skip; 16 by default.
             run_dir: folder of the run's files; default: the run keeps none.
             checkpoint_every: steps between two checkpoints, which one worker writes; 0: none.
             keep_checkpoints: number of checkpoints to keep, the newest ones.
             resume: folder of the checkpoint to resume from.
-            total_steps: steps after which the run ends; default: the script decides.
-            check_data: whether workers compare digests of their training sets when they join.
-            max_overflows: steps in a row that a prepared GradScaler may skip; 16 by default.
-            token: the run's token, if the line asks for one.
-            tls: folder of this worker's certificates; default: nothing is encrypted.
-            insecure: whether this worker may talk to other hosts without encryption.
             launch_slot: the slot that the launcher gave this worker.
             launch_size: number of workers that the launcher started.
             local_rank: this worker's number on its host; picks the GPU. Default: one that no other
                 worker of this host has claimed.
+            device: `cpu`, `cuda` or `cuda:1`; default: CUDA if there is a GPU, else the CPU.
             speed_hint: how fast this worker is, compared with the others, until it is measured.
+            tcp: whether gradients may take TCP lanes beside gRPC, where the other end has them.
+            shared_dir: folder for memory that is shared with a reducer on this host, or `off`.
+            ring_bind: where this worker listens for its neighbour in a ring, or `off`.
+            checksums: whether chunks get checksums; False is for measuring what they cost.
+            log_format: write this process's logs as `text`, or as `json` with one object a line.
+            log_to: what `line.log` gets is also written to the run's folder by the worker of rank
+                0: `csv` to `scalars.csv`, `tensorboard` to `tensorboard/`.
             metrics_bind: where this worker's metrics are served: a host, host:port, or `off`.
             metrics_hosts: more host names under which they may be read, with commas between them.
             metrics_token_file: the file with the token that a reader of the metrics has to show.
-            shared_dir: folder for memory that is shared with a reducer on this host, or `off`.
-            tcp: whether gradients may take TCP lanes beside gRPC, where the other end has them.
-            ring_bind: where this worker listens for its neighbour in a ring, or `off`.
-            log_to: what `line.log` gets is also written to the run's folder by the worker of rank
-                0: `csv` to `scalars.csv`, `tensorboard` to `tensorboard/`.
             trace: the file whose part this worker records; default: nothing is recorded.
-            checksums: whether chunks get checksums; False is for measuring what they cost.
 
         Raises:
             ValueError: a value or an environment variable is invalid; the message names it.
