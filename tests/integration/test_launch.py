@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from integration.fixtures.console import finish as end_of
-from integration.fixtures.console import lines_until, start
+from integration.fixtures.console import lines_until, standby_of, start
 from integration.harness import (
     SCRIPTS,
     Service,
@@ -87,6 +87,15 @@ def test_one_worker_on_the_line_is_solo_bit_for_bit(tmp_path: Path) -> None:
     assert worker.seen["digest"] == alone.seen["digest"]
 
 
+def test_a_standby_whose_launcher_is_gone_serves_nothing(tmp_path: Path) -> None:
+    standby = [sys.executable, "-m", "andon_cli.launching.standby", "serve", "--run-dir", "run"]
+
+    done = subprocess.run(standby, cwd=tmp_path, stdin=subprocess.DEVNULL, check=False)
+
+    assert done.returncode == 0
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_killed_service_starts_again_on_its_journal_or_the_line_is_lost(
@@ -100,19 +109,22 @@ def test_a_killed_service_starts_again_on_its_journal_or_the_line_is_lost(
         *(SCRIPT, "spec.json", "out.json"),
     )
     lines_until(run, " 4/20")
+    standby = standby_of(tmp_path)
 
     if not comes_back:
         (tmp_path / "runs/7f3a/journal.sqlite-wal").unlink()
         (tmp_path / "runs/7f3a/journal.sqlite").write_bytes(b"no journal" * 1000)
     told = json.loads((tmp_path / "runs/7f3a/service.json").read_text())
     os.kill(told["pid"], signal.SIGKILL)
-    lines_until(run, "the service was killed by SIGKILL: it starts again on its journal in")
+    lines_until(run, "the service was killed by SIGKILL: it starts again on its journal at once")
     (tmp_path / "go on").touch()
     code, output, _ = end_of(run)
 
     report = json.loads((tmp_path / "report.json").read_text())
     assert code == report["exit_code"] == (0 if comes_back else 5)
     if comes_back:
+        told = json.loads((tmp_path / "runs/7f3a/service.json").read_text())
+        assert told["pid"] == standby
         assert len(report["losses"]) == 20
         assert report["samples"] == [8] * 20
         assert len(set(report["digests"].values())) == 1

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def kill_all(folder: Path, launcher: subprocess.Popen[str]) -> None:
     children = processes_below(launcher.pid)
     os.kill(launcher.pid, signal.SIGKILL)
     for pid in children:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # Some end by themselves once their launcher is gone.
+            os.kill(pid, signal.SIGKILL)
     finish(launcher)
     while processes_of(folder):
         time.sleep(0.01)  # until the kernel has reaped them

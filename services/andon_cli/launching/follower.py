@@ -41,6 +41,8 @@ class Follower:
         self._task = asyncio.create_task(self._follow(), name="follower")
         self.joined = False
         """Whether any worker was ever seen on the line."""
+        self._noted = asyncio.Condition()
+        """Notified of each status."""
         self._live_at: dict[int, float] = {}
         """When each slot was last seen live, as a monotonic time in seconds."""
 
@@ -67,6 +69,11 @@ class Follower:
     def was_live_since(self, slot: int, moment: float) -> bool:
         """Whether the worker in a slot was seen on the line after a monotonic time in seconds."""
         return self._live_at.get(slot, 0.0) > moment
+
+    async def is_beyond(self, step: int) -> None:
+        """Returns once the line has committed more than `step` steps."""
+        async with self._noted:
+            await self._noted.wait_for(lambda: self.step > step)
 
     async def close(self) -> None:
         """Stops watching. Shows the banner if no worker ever arrived."""
@@ -103,6 +110,8 @@ class Follower:
                 with suppress(CommandError):
                     async for status in client.watch():
                         self._note(status)
+                        async with self._noted:
+                            self._noted.notify_all()
                 await asyncio.sleep(_RECONNECT_S)
 
     def _note(self, status: LineStatus) -> None:

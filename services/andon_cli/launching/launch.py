@@ -30,6 +30,7 @@ from andon_cli.launching.output import OutputLog
 from andon_cli.launching.processes import (
     Child,
     Restarts,
+    Standby,
     ended_how,
     exit_code_of,
     free_port,
@@ -48,6 +49,7 @@ from andon_server.runs import (
     service_of,
     worker_log,
 )
+from andon_server.settings import ServeConfig
 
 __all__ = ["Launch"]
 
@@ -79,6 +81,10 @@ class Launch:
         self._screen = screen
         self._interrupts = interrupts
         self._service: Child | None = None
+        self._standby: Standby | None = None
+        """Takes the service's place when it dies."""
+        self._standing_by: asyncio.Task[None] | None = None
+        """Starts a standby."""
         self._workers: list[Child] = []
         self._follower: Follower | None = None
         self._verdict = ExitCode.COMPLETE
@@ -120,12 +126,18 @@ class Launch:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_for_checkpoint)
         for slot in range(self._config.settings.workers):
             self._workers.append(await self._start_worker(line, slot))
+        self._have_standby()
         await self._until_workers_end()
         return self._verdict
 
     async def end(self) -> None:
         """Ends what is still running, the service last."""
         self._stop_checkpointing()
+        if self._standing_by is not None:
+            self._standing_by.cancel()
+            await asyncio.gather(self._standing_by, return_exceptions=True)
+        if self._standby is not None:
+            await self._standby.end(grace_s=_KILL_AFTER_S)
         workers = [worker.end(grace_s=_KILL_AFTER_S) for worker in self._workers]
         await asyncio.gather(*workers, return_exceptions=True)
         if self._service is not None:
@@ -273,7 +285,7 @@ class Launch:
         if wait_s is None:
             return None
         self._screen.say(
-            f"{child.name} {ended_how(code)}: it starts again in {wait_s:g} s "
+            f"{child.name} {ended_how(code)}: it starts again {_when(wait_s)} "
             f"(restart {self._restarts.used} of {self._restarts.most})"
         )
         return asyncio.create_task(self._start_again(child, wait_s, events))
@@ -351,36 +363,61 @@ class Launch:
         if wait_s is None:
             return None
         self._screen.say(
-            f"the service {ended_how(event.code)}: it starts again on its journal in {wait_s:g} s "
+            f"the service {ended_how(event.code)}: it starts again on its journal {_when(wait_s)} "
             f"({self._revivals.used} of {self._revivals.most})"
         )
         return asyncio.create_task(self._serve_again(wait_s, events))
 
     async def _serve_again(self, wait_s: float, events: asyncio.Queue[_ProcessEvent]) -> None:
-        assert self.line is not None
-        assert self._follower is not None
-        config = self._config.service
-        assert config is not None
         with suppress(TimeoutError):
             await asyncio.wait_for(self._interrupts.first.wait(), wait_s)
             return
-        # At the same places: the workers and whoever reads the metrics know no others.
-        config = replace(
-            config,
-            port=urlsplit(f"//{self.line.address}").port,
-            metrics_port=urlsplit(self.line.metrics_url).port,
-        )
-        begun_at = 0 if self._config.checkpoint is None else step_of(self._config.checkpoint)
-        if self._follower.step > begun_at:
-            # The journal goes on from there by now: rolled back again, it would lose these steps.
-            config = replace(config, resume_from=None)
+        standby, self._standby = self._standby, None
+        served = None if standby is None else standby.serve()
         try:
-            self._service, _ = await start_service(config, self._say_of_service)
+            served = served or await start_service(self._service_again(), self._say_of_service)
         except OSError as error:
             self._screen.say(f"the service could not be started again: {error}")
             events.put_nowait(_ProcessEvent(self._service, ExitCode.FAILED))
             return
+        self._service, _ = served
+        self._have_standby()
         await _watch(events, self._service.process.wait(), self._service)
+
+    def _service_again(self) -> ServeConfig:
+        """What a service that takes the first one's place serves."""
+        config, line, follower = self._config.service, self.line, self._follower
+        assert config is not None
+        assert line is not None
+        assert follower is not None
+        # At the same places: the workers and whoever reads the metrics know no others.
+        config = replace(
+            config,
+            port=urlsplit(f"//{line.address}").port,
+            metrics_port=urlsplit(line.metrics_url).port,
+        )
+        if follower.step > self._begun_at:
+            # The journal goes on from there by now: rolled back again, it would lose these steps.
+            config = replace(config, resume_from=None)
+        return config
+
+    @property
+    def _begun_at(self) -> int:
+        """The step of the checkpoint that the run was begun from; 0: from none."""
+        return 0 if self._config.checkpoint is None else step_of(self._config.checkpoint)
+
+    def _have_standby(self) -> None:
+        """Starts a standby, unless the service is somebody else's."""
+        if self._config.service is not None:
+            self._standing_by = asyncio.create_task(self._stand_by(), name="standby")
+
+    async def _stand_by(self) -> None:
+        # Not before the line has made a step that it had not when it began: then it is known from
+        # where a service goes on, and starting workers are not held up.
+        assert self._follower is not None
+        await self._follower.is_beyond(max(self._begun_at, self._follower.step))
+        with suppress(OSError):  # Without one, the service starts as slowly as the first.
+            self._standby = await Standby.start(self._service_again(), self._say_of_service)
 
     def _say_of_service(self, line: str) -> None:
         self._screen.say(f"[service] {line}")
@@ -497,6 +534,10 @@ class _ProcessEvent:
     code: int
     failure: Exception | None = None
     """A bug of this program; the launch raises it when it takes the event from the queue."""
+
+
+def _when(wait_s: float) -> str:
+    return f"in {wait_s:g} s" if wait_s else "at once"
 
 
 async def _watch(

@@ -29,6 +29,7 @@ from andon_server.settings import ServeConfig, ServiceSettings
 __all__ = [
     "Child",
     "Restarts",
+    "Standby",
     "ended_how",
     "exit_code_of",
     "free_port",
@@ -123,20 +124,56 @@ async def start_service(
     config: ServeConfig, show: Callable[[str], None]
 ) -> tuple[Child, asyncio.StreamReader]:
     """Starts `andon serve`. Its stderr goes to `show`; its stdout, returned, announces it."""
+    process = await _start_service("andon_cli", config, stdin=DEVNULL)
+    return _service_of(process, show)
+
+
+class Standby:
+    """A service that has loaded everything, and serves at the moment when it is told to."""
+
+    def __init__(self, process: Process, show: Callable[[str], None]) -> None:
+        """Takes over a process of `andon_cli.launching.standby`."""
+        self._process = process
+        self._child, self._announced = _service_of(process, show)
+
+    @classmethod
+    async def start(cls, config: ServeConfig, show: Callable[[str], None]) -> Standby:
+        """Starts one, which will serve as `start_service` with the same arguments would."""
+        module = "andon_cli.launching.standby"
+        return cls(await _start_service(module, config, stdin=PIPE), show)
+
+    def serve(self) -> tuple[Child, asyncio.StreamReader] | None:
+        """Has it serve, and returns what `start_service` returns; None: it has ended itself."""
+        if self._child.ended or self._process.stdin is None:
+            return None
+        self._process.stdin.write(b"\n")
+        return self._child, self._announced
+
+    async def end(self, *, grace_s: float) -> None:
+        """Ends it, if it does not serve."""
+        await self._child.end(grace_s=grace_s)
+
+
+async def _start_service(module: str, config: ServeConfig, *, stdin: int) -> Process:
     # The flags are everything the service needs to know. It must not read the settings file or the
     # variables again: `workers` there is the number to start here, not the number to wait for.
     config = replace(config, config=Path(os.devnull), announce=True, parent_pid=os.getpid())
     environment = {name: text for name, text in os.environ.items() if not name.startswith("ANDON_")}
     if config.access.token:
         environment["ANDON_TOKEN"] = config.access.token
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "andon_cli", "serve", *as_flags(config)),
-        stdin=DEVNULL,
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, "serve", *as_flags(config)),
+        stdin=stdin,
         stdout=PIPE,
         stderr=PIPE,
         env=environment,
         process_group=0,
     )
+
+
+def _service_of(
+    process: Process, show: Callable[[str], None]
+) -> tuple[Child, asyncio.StreamReader]:
     assert process.stdout is not None
     assert process.stderr is not None
     return Child("service", process, process.stderr, show), process.stdout
@@ -273,6 +310,7 @@ class Restarts:
         """
         if self.used >= self.most or code in _FINAL or not (trained or code < 0):
             return None
-        wait_s = min(_FIRST_WAIT_S * 2.0**self.used, _LONGEST_WAIT_S)
+        # At once after an accident; a second one in a row may have a cause that takes time to pass.
+        wait_s = min(_FIRST_WAIT_S * 2.0 ** (self.used - 1), _LONGEST_WAIT_S) if self.used else 0.0
         self.used += 1
         return wait_s
