@@ -89,7 +89,7 @@ class _Hasty(LocalSteps):
 class _Forgetful(Replica):
     """Takes over the weights when it joins, and not the outer optimizer's momentum."""
 
-    def install(self, data: bytes) -> None:
+    def install(self, data: bytes | bytearray) -> None:
         super().install(data)
         self.state = LineState(weights=self.state.weights)
 

@@ -74,7 +74,7 @@ class Replica:
     def pack(self) -> bytes:
         return self.state.pack()
 
-    def install(self, data: bytes) -> None:
+    def install(self, data: bytes | bytearray) -> None:
         numbers, size = np.frombuffer(data, dtype=np.float32).copy(), self.state.weights.size
         if numbers.size not in (size, 2 * size):
             raise ValueError(f"the state has {numbers.size} numbers, not {size} or {2 * size}")

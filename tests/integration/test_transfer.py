@@ -66,7 +66,7 @@ def nobody(_act: Callable[[], object] | None) -> None:
 
 def transfer(
     threads: ThreadPoolExecutor, reducer: Reducer, cable: Cable, arrived: PartialState, number: int
-) -> tuple[Future[None], Future[bytes]]:
+) -> tuple[Future[None], Future[bytearray]]:
     """Sends STATE to a receiver at the other end of the cable."""
     sender = ticket(f"127.0.0.1:{reducer.port}", 0, number)
     receiver = ticket(cable.address, 1, number)
@@ -134,7 +134,7 @@ class Nothing:
     def pack(self) -> bytes:
         return b""
 
-    def install(self, data: bytes) -> None:
+    def install(self, data: bytes | bytearray) -> None:
         assert not data
 
 

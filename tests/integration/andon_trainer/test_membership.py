@@ -49,7 +49,7 @@ class Nothing:
     def pack(self) -> bytes:
         return b""
 
-    def install(self, data: bytes) -> None:
+    def install(self, data: bytes | bytearray) -> None:
         assert not data
 
 

@@ -7,6 +7,7 @@ import json
 import struct
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -42,6 +43,22 @@ class Mixed(nn.Module):
 
 def packed(module: nn.Module) -> bytes:
     return pack_tensors(dict(named_state([module])))
+
+
+def test_a_packed_file_is_the_librarys_byte_by_byte() -> None:
+    dtypes = (
+        *(torch.int64, torch.float64, torch.complex64, torch.float32, torch.int32, torch.bfloat16),
+        *(torch.float16, torch.int16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8),
+        *(torch.uint8, torch.bool),
+    )
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"{place}/ä{index}": torch.randn(shape, generator=generator).to(dtype)
+        for index, dtype in enumerate(dtypes)
+        for place, shape in (("b", (3, 2)), ("a", ()), ("empty", (0, 4)))
+    }
+
+    assert pack_tensors(tensors) == safetensors.torch.save(tensors)
 
 
 def install(module: nn.Module, data: bytes) -> None:

@@ -25,10 +25,9 @@ from andon_trainer.state.checkpoint_files import (
     save_checkpoint,
 )
 from andon_trainer.state.trees import (
-    concatenated,
-    elements_in,
+    elements_of,
     join_tree,
-    pack_tensors,
+    packed_parts,
     require_keepable,
     split_tree,
     unpack_tensors,
@@ -131,28 +130,22 @@ class Replica:
         """
         skeleton, tensors = split_tree(self._tree())
         text = json.dumps(skeleton).encode()
-        base = self._pack_base()
-        for name in self._frozen():
-            del tensors[f"model.{name}"]
-        packed = pack_tensors(tensors)
-        packed = concatenated(packed, base) if base else packed
-        return len(text).to_bytes(_LENGTH_BYTES, "little") + text + packed
+        frozen = self._frozen()
+        for name in frozen:
+            del tensors[name]
+        length = len(text).to_bytes(_LENGTH_BYTES, "little")
+        return b"".join((length, text, *packed_parts(tensors, last=frozen)))
 
     def base_elements(self) -> bytes:
         """The elements of the base, with which what `pack` returns ends; empty if there is none."""
-        base = self._pack_base()
-        return bytes(elements_in(base)) if base else b""
+        return elements_of(self._frozen())
 
     def _frozen(self) -> dict[str, torch.Tensor]:
-        named = named_state(self.modules)
-        return {name: tensor for name, tensor in named if tensor in self.base}
-
-    def _pack_base(self) -> bytes:
         # By the names that the whole state has for them: they decide their order.
-        frozen = {f"model.{name}": tensor for name, tensor in self._frozen().items()}
-        return pack_tensors(frozen) if frozen else b""
+        named = named_state(self.modules)
+        return {f"model.{name}": tensor for name, tensor in named if tensor in self.base}
 
-    def install(self, data: bytes) -> None:
+    def install(self, data: bytes | bytearray) -> None:
         """Loads a state that `pack` made. States of objects not registered yet are kept for them.
 
         Raises:
@@ -162,7 +155,7 @@ class Replica:
         start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
         # Its sender gave the digest of these bytes too, so they may be anything.
         try:
-            tensors = unpack_tensors(data[start:])
+            tensors = unpack_tensors(bytes(memoryview(data)[start:]))
             tree = join_tree(json.loads(data[_LENGTH_BYTES:start]), tensors)
         except (ValueError, RecursionError) as error:
             raise StateCorrupt(f"its sender gave what can't be read: {error}") from error
@@ -180,7 +173,7 @@ class Replica:
             OSError: it can't be written; an older checkpoint in `folder` is still there.
         """
         tree = self._tree()
-        frozen = self._frozen()
+        frozen = {name.removeprefix("model."): part for name, part in self._frozen().items()}
         for name in frozen:
             del tree["model"][name]
         base = BaseFile(self.base.digest(list(frozen.items())).hex(), frozen) if frozen else None

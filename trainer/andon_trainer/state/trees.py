@@ -19,12 +19,12 @@ import torch
 from safetensors import SafetensorError
 
 __all__ = [
-    "concatenated",
     "dtype_name",
-    "elements_in",
+    "elements_of",
     "join_tree",
     "outline",
     "pack_tensors",
+    "packed_parts",
     "plain_tensor",
     "require_keepable",
     "split_tree",
@@ -34,24 +34,86 @@ __all__ = [
 _ALIGNMENT = 8
 """Of the elements in a file; also the bytes of its header's length."""
 
+_DTYPES = {
+    getattr(torch, name): label
+    for label, name in (
+        ("I64", "int64"),
+        ("F64", "float64"),
+        ("C64", "complex64"),
+        ("F32", "float32"),
+        ("I32", "int32"),
+        ("BF16", "bfloat16"),
+        ("F16", "float16"),
+        ("I16", "int16"),
+        ("F8_E4M3", "float8_e4m3fn"),
+        ("F8_E5M2", "float8_e5m2"),
+        ("I8", "int8"),
+        ("U8", "uint8"),
+        ("BOOL", "bool"),
+    )
+}
+"""What the format calls a dtype, in the order in which tensors stand in a file: wide ones first, so
+that all are aligned."""
+
 
 def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Tensors as bytes in the safetensors format.
 
     Raises:
-        ValueError: a tensor is sparse or quantised.
+        ValueError: a tensor is sparse or quantised, or the format lacks its dtype.
     """
-    packed: dict[str, torch.Tensor] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        plain = plain_tensor(tensor, name)
-        storage = plain.untyped_storage()
-        # safetensors refuses tensors that share a storage, or use a part of theirs.
-        if storage.nbytes() != plain.nbytes or (plain.nbytes and storage.data_ptr() in storages):
-            plain = plain.clone(memory_format=torch.contiguous_format)
-        storages.add(plain.untyped_storage().data_ptr())
-        packed[name] = plain
-    return safetensors.torch.save(packed)
+    return b"".join(packed_parts(tensors))
+
+
+def packed_parts(
+    tensors: Mapping[str, torch.Tensor], last: Mapping[str, torch.Tensor] | None = None
+) -> list[bytes | memoryview]:
+    """The parts of a file in the safetensors format: its header, and the elements of each tensor.
+
+    The library would copy a state three times, while all workers wait for a newcomer. These parts
+    are views of the tensors, so joining them makes the only copy. The file is the library's, byte
+    by byte.
+
+    Args:
+        tensors: by name.
+        last: tensors whose elements come behind all others.
+
+    Raises:
+        ValueError: a tensor is sparse or quantised, or the format lacks its dtype.
+    """
+    ordered = [*_ordered(tensors), *_ordered(last or {})]
+    header, at = {}, 0
+    for name, tensor in ordered:
+        end = at + tensor.nbytes
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    elements = (_elements_of(tensor) for _, tensor in ordered)
+    return [len(text).to_bytes(_ALIGNMENT, "little"), text, *elements]
+
+
+def elements_of(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The elements of all tensors as they stand in a file of them, without its header."""
+    return b"".join(_elements_of(tensor) for _, tensor in _ordered(tensors))
+
+
+def _ordered(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """Plain tensors in the order of a file: by dtype, then by name."""
+    plain = [(name, plain_tensor(tensor, name)) for name, tensor in tensors.items()]
+    for name, tensor in plain:
+        if tensor.dtype not in _DTYPES:
+            raise ValueError(f"{name} is {outline(tensor)}, a dtype that safetensors lacks")
+    places = list(_DTYPES)
+    return sorted(plain, key=lambda each: (places.index(each[1].dtype), each[0]))
+
+
+def _elements_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def unpack_tensors(data: bytes) -> dict[str, torch.Tensor]:
@@ -64,32 +126,6 @@ def unpack_tensors(data: bytes) -> dict[str, torch.Tensor]:
         return safetensors.torch.load(data)
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"this is not a state in the safetensors format: {error}") from error
-
-
-def concatenated(first: bytes, second: bytes) -> bytes:
-    """Two files in the safetensors format as one: the second's elements come last."""
-    header, start = _header(first)
-    more, second_start = _header(second)
-    shift = len(first) - start
-    for entry in more.values():
-        entry["data_offsets"] = [offset + shift for offset in entry["data_offsets"]]
-    text = json.dumps({**header, **more}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    length = len(text).to_bytes(_ALIGNMENT, "little")
-    parts = memoryview(first)[start:], memoryview(second)[second_start:]
-    return b"".join((length, text, *parts))
-
-
-def elements_in(data: bytes) -> memoryview:
-    """The elements of all tensors in a file in the safetensors format, without its header."""
-    return memoryview(data)[_header(data)[1] :]
-
-
-def _header(data: bytes) -> tuple[dict[str, Any], int]:
-    """The header of a file in the safetensors format, and where its elements begin."""
-    start = _ALIGNMENT + int.from_bytes(data[:_ALIGNMENT], "little")
-    header: dict[str, Any] = json.loads(data[_ALIGNMENT:start])
-    return header, start
 
 
 def split_tree(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -119,7 +155,7 @@ def require_keepable(tree: Any) -> None:
             _require_dense(tensor, name)
             # An empty tensor of the same dtype: it fails for the same dtypes, and costs nothing.
             pack_tensors({name: torch.empty(0, dtype=tensor.dtype)})
-        except (ValueError, KeyError, SafetensorError) as error:
+        except ValueError as error:
             raise TypeError(f"{name} is a {outline(tensor)} tensor: {error}") from error
 
 

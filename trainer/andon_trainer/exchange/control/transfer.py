@@ -178,7 +178,7 @@ def send_state(
 
 def receive_state(
     ticket: Ticket, arrived: PartialState, progress: Progress, watch: Watch, base: bytes = b""
-) -> bytes:
+) -> bytearray:
     """Receives the state that the other end sends, and verifies it.
 
     Args:
@@ -228,7 +228,7 @@ def receive_state(
     arrived.clear()
     if not is_right:
         raise StateCorrupt("the state's SHA-256 is not what was announced")
-    return bytes(state)
+    return state
 
 
 def _continue(arrived: PartialState, first: pb.GetStateResponse) -> None:
@@ -249,7 +249,7 @@ class State(Protocol):
     def base_elements(self) -> bytes:
         """The last bytes of what `pack` packs: weights that no worker trains; empty if none."""
 
-    def install(self, data: bytes) -> None:
+    def install(self, data: bytes | bytearray) -> None:
         """Installs what `pack` packed, or raises and changes nothing.
 
         Raises:
