@@ -178,6 +178,7 @@ class Averaging:
         """
         assigned = self.member.position.assigned
         assert assigned is not None
+        # Each attempt has a key of its own, so all workers count from 0 again.
         if assigned.key != self._round:
             self._round, self._opened = assigned.key, 0
         number = self._opened
@@ -203,6 +204,7 @@ class Averaging:
 
     def broadcast(self, call: Call, *, last: bool) -> bool:
         """Makes the call's bytes rank 0's; False if the round is void."""
+        # The protocol wants every rank but 0 to abstain from a broadcast.
         opened = self.open(float(self.rank == 0), call)
         return opened is not None and opened.finish(last=last) is not None
 

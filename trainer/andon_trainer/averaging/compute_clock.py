@@ -173,6 +173,7 @@ class ComputeClock:
 
     def resume(self) -> None:
         """The computation of the micro-batch goes on."""
+        # Only within a micro-batch that counts: borrowed samples must not start the clock.
         if self._held is not None and not self._running:
             self._stopwatch.start()
             self._running = True

@@ -131,10 +131,12 @@ class PlainBuffers:
         found = {place.name: buffer for place, buffer in _search(modules, wanted)}
         left = MOST_BYTES
         small: set[str] = set()
+        # Equal ones stay in the order of the search: all workers choose the same.
         for name, buffer in sorted(found.items(), key=lambda each: _bytes_of(each[1])):
             left -= _bytes_of(buffer)
             if left >= 0 and buffer.layout is torch.strided and not buffer.is_quantized:
                 small.add(name)
+        # In the order of registration, in which they travel.
         for place, _ in _search(modules, wanted):
             (self._places if place.name in small else self._large)[place.name] = place
 

@@ -106,6 +106,7 @@ class LossScale:
 
     def committed(self, *, overflow: bool) -> None:
         """Notes whether a committed step overflowed."""
+        # By commits alone: a void attempt must not count, since it is tried again.
         self.overflows = self.overflows + 1 if overflow else 0
         if overflow and self.overflows == self._most:
             log.warning(

@@ -156,6 +156,7 @@ class MeanStatistics:
 
         What forward did ahead is added to these.
         """
+        # In this order: `begin` may read what the models hold as the line's values.
         ahead = self._ahead
         self.begin()
         now = self._buffers.read()
@@ -201,6 +202,7 @@ class MeanStatistics:
             weight = 0.0
         mean, more = np.empty_like(change), bool(self._integers)
         sizes = self._numbers.sizes
+        # The same on all workers. One that abstains makes these exchanges, too.
         rooms = list(rooms_for(sizes, change.size))
         ends = accumulate((sum(sizes[room.start : room.stop]) for room in rooms), initial=0)
         for number, (room, start) in enumerate(zip(rooms, ends, strict=False)):
@@ -211,12 +213,14 @@ class MeanStatistics:
                 return False
         if more and not self._integers.exchange(self._averaging, self._made()):
             return False
+        # Only now that all parts are here: a void round must leave none.
         self._mean = mean
         return True
 
     def apply(self) -> None:
         """Sets the mean, and rank 0's integers; if none came, this worker is the whole line."""
         mean, self._mean = self._mean, None
+        # Before anything is written: what forward did ahead is the difference of the two.
         now, made = self._buffers.read(), self._made()
         self._ahead = {name: now[name] - values for name, values in made.items()}
         if self._ended is not None:
@@ -233,6 +237,7 @@ class MeanStatistics:
             # The mean is rounded: it may be greater than a variance that became almost 0.
             self._buffers.keep_variances_positive()
             self._integers.load_arrived()
+        # Last: the models hold the line's values now, and nothing of this worker's own.
         self._start, self._kept, self._ended = self._buffers.read(), None, None
         self._open = False
 

@@ -170,6 +170,7 @@ class HostStaging:
             _gather(flat, gradients, self._shapes[block], scale)
 
     def _vector(self, block: int) -> torch.Tensor:
+        # Asked for at each `begin`: a stream that was opened again lends other memory.
         lent, own = self._lend(block), self._own[block]
         if lent is not None:
             self._own[block] = None
@@ -390,8 +391,11 @@ class PinnedMemory:
         """Registers memory instead of the memory before it; False if the driver refuses."""
         if memory is self._memory:
             return True
+        # Asked once for each memory: the driver would answer the same, and the log would repeat it.
         if memory is self._refused:
             return False
+        # First: memory that was lent before is unmapped once nobody holds it, and must not be
+        # registered then.
         self._unregister()
         failure = int(self._runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
         if failure:

@@ -134,6 +134,7 @@ class GradientTap:
     def deliver_again(self, deliver: Deliver) -> None:
         """Delivers the buffers of the last finished backward once more; `p.grad` is not read."""
         for block in range(len(self._plan.parameters)):
+            # Without the lock: the tap is not armed, so no hook writes to the buffers.
             deliver(block, self._staging.collect(block))
 
     def rescale(self, factor: float) -> None:
@@ -233,9 +234,12 @@ class GradientTap:
                 f"{name} got a second gradient in one backward, after the first had been sent: "
                 "call checkpoint with use_reentrant=False"
             )
+        # Noted also if `finish` stages the block: the side stream must wait for this thread's
+        # stream.
         self._staging.note(block)
         if armed.at_end:
             return
+        # `discard`: a gradient may grow again before its block is delivered.
         armed.missing[block].discard(index)
         if self._in_order:
             while (block := len(armed.staged)) < len(armed.missing) and not armed.missing[block]:
