@@ -135,8 +135,10 @@ class Accumulation:
         else:
             for name, parameter in self._gradients.named():
                 if parameter.grad is not None:
+                    # Out of `p.grad`, so that the next backward does not add to it.
                     means[name] = _wide(parameter.grad)
                     parameter.grad = None
+        # In no sum before the commit: a void round drops it, and all is as it was.
         self._waiting = _Batch(weight, ends, means)
 
     def drop(self) -> None:
@@ -184,6 +186,8 @@ class Accumulation:
             for name, parameter in self._gradients.named():
                 parts = self._sums.get(name)
                 if parameter.grad is not None:
+                    # A new tensor, which may be added to in place. The sums must stay as they are:
+                    # the round may be void.
                     own = parameter.grad.to(_dtype_of(parameter.grad)) * _float32(weight)
                     parts = own if parts is None else own.add_(parts)
                 if parts is not None:

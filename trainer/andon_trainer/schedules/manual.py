@@ -273,6 +273,7 @@ class ManualStepper:
         if averaged is None:
             step.lost = True
             return None
+        # StepReady reports the weights of sequence 0.
         if not step.calls:
             step.weight, step.first = weight, averaged
         step.calls += 1
@@ -285,6 +286,7 @@ class ManualStepper:
 
     def _commit(self, step: _ManualStep) -> Committed | None:
         """Reports the step and waits for its record; None if the round is void."""
+        # Held before the report: it says that all averages of the round are here.
         if step.lost or not self._member.hold():
             return None
         assigned, here = step.assigned, self._member.position
