@@ -222,6 +222,7 @@ class Cadence:
         self.reports += 1
         first, self.phase = self.phase is Phase.PROBE, max(self.phase, Phase.WARMUP)
         self._elect(times)
+        # After the election: growth is measured by the time of the anchor process.
         self._proposal = self._grown(times, unit)
         # The first counts were a guess, and are replaced whatever the difference is.
         self._recount(free=first, exact=first)

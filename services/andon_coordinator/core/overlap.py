@@ -38,6 +38,8 @@ def deal_ahead(core: CoreState, batch: PositionRange, roster: Sequence[LineMembe
         return
     attempts = core.attempts
     if not attempts.tried:
+        # Decided once a step: a later attempt must deal the same window, or what was computed is
+        # lost.
         attempts.tried, after = True, _cursor_ahead(core, batch)
         if after is not None:
             assert core.plan is not None
