@@ -128,6 +128,7 @@ class AccessControl:
         if token is None:
             return ""
         remedy = "ask the line's operator for another one (`andon token`)"
+        # The token is genuine by now, so its name may be said.
         if token.expires_s and self.wall() >= token.expires_s:
             text = f"the token of {token.name} has expired: {remedy}"
             raise LineError(Reason.TOKEN, text)
