@@ -45,7 +45,7 @@ class AccessControl:
             LineError: it is a worker token that has expired, or was withdrawn.
         """
         name = self._worker_of(request.token)
-        # What is not the run's token either is the core's to refuse, after nothing else.
+        # Any other token goes on as it is: the core refuses it before it looks at anything else.
         return replace(request, token=self.run_token, credential=name) if name else request
 
     def check_viewer(self, context: Context, run_id: str = "") -> None:

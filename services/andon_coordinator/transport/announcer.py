@@ -1,6 +1,6 @@
 """The announcer: tells the line's reducers what they may serve, before a worker hears of it.
 
-A session token says who a worker is, and not what is the line's to decide: which rounds are open,
+A session token says who a worker is. It does not say what the line decides: which rounds are open,
 who is an end of a transfer, who was dropped. So every effect passes here before it is carried out.
 """
 

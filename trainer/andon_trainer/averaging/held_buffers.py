@@ -12,7 +12,7 @@ often it is tried.
 
 Buffers are looked up by their owners each time, since a forward may put another tensor in their
 place. They are compared to tell which were written to: torch's count of writes misses those to
-`buffer.data`. Only those that are too large to be copied in each step are told by that count.
+`buffer.data`. That count serves only for those that are too large to be copied in each step.
 """
 
 from __future__ import annotations

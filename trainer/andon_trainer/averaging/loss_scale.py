@@ -39,7 +39,7 @@ _UNARY = (
 
 
 class LossScale:
-    """A GradScaler's scale, as those see it who compute and average gradients."""
+    """A GradScaler's scale, for the code that computes and averages gradients."""
 
     def __init__(
         self, scaler: torch.amp.GradScaler, device: torch.device, max_overflows: int

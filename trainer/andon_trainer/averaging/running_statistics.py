@@ -3,8 +3,8 @@
 Theory of operation. Each worker's forward moves its own running means and variances by its own
 samples. After each commit they must be the same on all workers. There are two ways.
 
-*Rank 0's* follow the gradients as a broadcast (decision 21). The state
-that a step began with plays no part.
+*Rank 0's* follow the gradients as a broadcast (decision 21). The state that a step began with plays
+no part.
 
 *The mean* is that of each worker's change, weighted as the gradients are: all workers begin a step
 with the same values, and set them to `start - mean(start - now)` when it is committed. The protocol

@@ -338,7 +338,7 @@ class CudaStaging:
 
 
 class TracedStaging:
-    """A staging whose copies are on a timeline: by the host's time, as far as it takes part."""
+    """A staging that records on a timeline how long the host takes part in its copies."""
 
     def __init__(self, staging: Staging, timeline: Timeline) -> None:
         """Does what `staging` does."""

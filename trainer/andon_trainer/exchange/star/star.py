@@ -123,7 +123,7 @@ class _Reducer:
         return traffic + over + Traffic(fallbacks=self._fallbacks)
 
     def _say_wire(self, address: str, why_not: str) -> None:
-        """Says how bytes travel, if that is not as they would without a word."""
+        """Logs how bytes travel, unless that is gRPC and nothing else was to be expected."""
         refused = self._wire.tcp_refused
         if refused:
             why_not += f", not over TCP: {refused}"

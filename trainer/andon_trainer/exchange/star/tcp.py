@@ -36,7 +36,7 @@ class Receives(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneEvents:
-    """What a stream does with what its lanes bring. All of it runs on the lanes' threads."""
+    """What a stream does with the messages of its lanes. All of it runs on the lanes' threads."""
 
     place: Callable[[Response, int], memoryview | None]
     """Where a payload belongs, if that is known before it is read."""
