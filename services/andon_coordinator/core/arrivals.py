@@ -58,7 +58,7 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
     if request.head is not None and core.members.of_incarnation(request.incarnation) is None:
         # From a checkpoint, or from before this coordinator: what it was compared with is unknown.
         core.note_uncompared(slot)
-    # First what the older stream leaves: its round is void before anything new is known (rule 8).
+    # The older stream ends first: its round is void before anything new is known (rule 8).
     _replace(core, slot, request)
     # Before `_recover`, which asks the plan whether the run's end is reached.
     if core.plan is None or core.totals_reopened:

@@ -288,6 +288,7 @@ class Cadence:
             if times := self._times_of_roster():
                 self._elect(times)
         self._recount(free=True, exact=True)
+        # Last: the counts above may go by a process that a newcomer on its machine replaces.
         self._forget_replaced()
 
     def _forget_replaced(self) -> None:

@@ -172,7 +172,7 @@ def cancel_transfer(core: CoreState, member: LineMember, why: str) -> None:
     transfer = core.transfers.cancel(member.worker)
     if transfer is None:
         return
-    # A joiner that goes away has not got its state. That a donor is lost is not its joiner's fault.
+    # A joiner that goes away has not got its state. A lost donor is not the joiner's fault.
     if member.worker == transfer.joiner:
         core.note_setback(transfer, member, why)
     release(core, transfer.donor if member.worker == transfer.joiner else transfer.joiner)

@@ -87,7 +87,7 @@ def go_on_without_head(core: CoreState) -> None:
     if core.sought:
         return  # The answer is on its way, and looks at everything again.
     core.enter(Trigger.FELL_SHORT)
-    # Kept until the answer comes: it is of use only if the heads are still these.
+    # Kept until the answer comes, which counts only if the heads are still the same.
     core.sought = heads_here(core)
     if core.sought:
         core.emit(FindAncestor(core.sought))

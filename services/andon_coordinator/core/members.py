@@ -118,7 +118,7 @@ class LineMember:
             object.__setattr__(self, name, value)
             home.note_heard(self)
         elif getattr(self, name) != value:
-            # Out under the old value, and in under the new one: indices are found by it.
+            # Out of the indices under the old value, and in under the new one.
             home.leave_indices(self)
             object.__setattr__(self, name, value)
             home.enter_indices(self)

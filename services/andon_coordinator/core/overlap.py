@@ -75,6 +75,8 @@ def stops_after(core: CoreState, round_: StepRound, stop: str) -> str:
     stop = core.stop_wanted or stop
     if round_.terms.ahead_batch is None:
         return stop
+    # As long as this is set nothing is dealt ahead (`_cursor_ahead`), so the next round empties the
+    # pipe.
     core.stop_wanted = stop
     return ""
 

@@ -225,7 +225,7 @@ class Journal:
 
     def _write_together(self, waiting: list[JournalEffect], report: Report) -> bool:
         """Writes several effects in one transaction; False: nothing of them is written."""
-        # What is overdue comes first, and each of it alone: see `_write_alone`.
+        # Overdue facts come first, one at a time: see `_write_alone`.
         if len(waiting) == 1 or self._overdue:
             return False
         if any(isinstance(effect, effects.SaveTerm | effects.FindAncestor) for effect in waiting):

@@ -550,7 +550,7 @@ class JournalStore:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
             raise
-        # After the commit, which may have made the files longer: what is cut off of that is found,
-        # too.
+        # After the commit, which may have made the files longer: the next check finds if that is
+        # cut off.
         if self._files is not None:
             self._files.note()

@@ -469,7 +469,7 @@ class LineTask:
 
     def _do(self, effect: effects.Effect | CommitAndAssign) -> None:
         log_effect(effect)
-        # First: a reducer must know of a round before a worker can send it anything of that.
+        # First: a reducer must know of a round before a worker can send anything of it.
         self._announcer.before(effect, self._streams, term=self._line.term)
         if isinstance(effect, _SAVES):
             self._journal.save(effect)

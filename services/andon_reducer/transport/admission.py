@@ -48,7 +48,7 @@ class SessionTokens:
             CallRefused: the token is not its, is of an older join than one that was seen, or is
                 revoked.
         """
-        # First: only of a token that is right the serial can be believed.
+        # First: the serial can be believed only if the token is right.
         serial = tokens.session_serial(self._secret, run_id, worker, token)
         if serial is None:
             text = f"the session token is not worker {worker}'s: join again"

@@ -128,6 +128,8 @@ class OpenExchange:
             return None
         first = self.exchange.first_sent
         return Averages(
+            # Asked for after the wait: if all abstained, zeros have taken the place of shared
+            # averages.
             blocks=self.exchange.averages,
             total_weight=complete.total_weight,
             world_size=complete.world_size,

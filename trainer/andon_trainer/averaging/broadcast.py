@@ -172,6 +172,7 @@ class RunningStatistics:
 
         A void step must leave the statistics as they were, as it does the weights.
         """
+        # Taken away: what came with one round is loaded by that round's commit alone.
         data, self._arrived = self._arrived, None
         if data is None:
             return

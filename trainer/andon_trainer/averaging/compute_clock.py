@@ -115,6 +115,7 @@ class CudaStopwatch:
         """A stretch begins when the stream has done what was queued before."""
         if self._ended == len(self._events):
             self._events.append((self._make_event(), self._make_event()))
+        # A pair that an earlier attempt has used is recorded anew: nobody reads that time any more.
         self._events[self._ended][0].record(self._current_stream())
 
     def stop(self) -> None:

@@ -165,6 +165,7 @@ class CopiedBuffers:
             if arrived.assigned.rank:
                 names = self._line.keys() & {*came, *self._changed}
                 self._buffers.write({name: self._line[name] for name in names})
+        # Last: what it keeps is read above.
         self.held.close()
 
     @property

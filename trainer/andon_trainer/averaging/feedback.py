@@ -151,7 +151,7 @@ class Residuals:
             flat: its gradients, contiguous float32; not changed.
         """
         earlier = self._candidates.get(block)
-        # Of an exchange before in this attempt all averages have come, so each of its elements has
+        # All averages of an earlier exchange in this attempt have come, so each of its elements has
         # been encoded: its vector holds what was lost.
         before = self._residuals.get(block) if earlier is None else earlier.settle()
         vector = self._spare.pop(block, None)

@@ -89,6 +89,7 @@ class Held:
 
     def put_away(self) -> None:
         """The worker waits between two attempts: they are as before."""
+        # Only if an attempt was begun: what a script writes between two steps stays.
         if self._open:
             self._buffers.write(self.start)
         self._open = False

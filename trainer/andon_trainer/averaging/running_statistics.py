@@ -199,6 +199,7 @@ class MeanStatistics:
             return self._member.hold()
         change = self._change()
         if weight and not self._may_be_sent(change):
+            # In these exchanges alone: the gradients have the weight that they were sent with.
             weight = 0.0
         mean, more = np.empty_like(change), bool(self._integers)
         sizes = self._numbers.sizes

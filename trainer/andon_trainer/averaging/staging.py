@@ -244,6 +244,7 @@ class CudaStaging:
         self, block: int, gradients: Sequence[torch.Tensor | None], scale: Factor | None
     ) -> None:
         """Queues gather, scale and copy on the side stream."""
+        # The caller's own stream, too: it may have made the last of these gradients.
         self.note(block)
         flat = self._on_device()[: self._sizes[block]]
         pinned = self._pinned[block] = self._vector(block)

@@ -129,6 +129,7 @@ class GradientTap:
                         self._stage(armed, block)
                 self._deliver(armed, wait=True)
             finally:
+                # Also if a delivery raised: no later hook may deliver behind it.
                 self._armed = None
 
     def deliver_again(self, deliver: Deliver) -> None:
@@ -262,6 +263,8 @@ class GradientTap:
             if not (wait or self._staging.ready(block)):
                 return
             flat = self._staging.collect(block)
+            # Before it leaves: a real gradient that is -0.0 throughout would be taken for a missing
+            # one (rule 16).
             self._missing.mark_present(block, flat, self._plan.parameters[block])
             # Counted before the call: whatever `deliver` raises, no block is delivered twice.
             armed.delivered += 1

@@ -273,8 +273,8 @@ class WorkerState:
         """A record is durable: it is applied, or known already, or ends the stream (rule 4)."""
         record = commit.record
         if not self._applies(record):
-            # Rule 4: a record that comes again may be applied already. For any other one that does
-            # not fit this worker joins again.
+            # Rule 4: a record that comes again may be applied already. Any other record that does
+            # not fit makes this worker join again.
             known = record.key == self.head
             return [] if known else [JoinAgain("got a record that can't be applied here")]
         self.head, self.cursor, self.step = record.key, record.cursor, record.step

@@ -161,6 +161,7 @@ class Accumulation:
             self.overflowed, self._overflow = self._overflow, False
             self._total = self._weight + batch.weight
             self._batches, self._weight = 0, 0.0
+            # Only now: after a void round the same sums are needed again.
             self._sums.clear()
             return
         assert self._every is not None

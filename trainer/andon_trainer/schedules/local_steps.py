@@ -424,6 +424,7 @@ class LocalStepper(LoopSteps):
         state = self._state
         if state is None or not self.moved or state is self._settled:
             return
+        # Noted once: `stepped` comes here, and the loop after it.
         self._settled = state
         self._local.stepped_locally()
         # Before `made` moves on to the next step.

@@ -232,6 +232,7 @@ class ManualStepper:
         """
         self.committed = False
         if self._step is not None and not self._step.lost:
+            # Before anything is reported: what was added late is in nobody's mean.
             self._collectives.late.refuse(_LATE_REMEDY)
         commit = None
         with self._called():

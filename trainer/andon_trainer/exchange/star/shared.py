@@ -220,8 +220,8 @@ class SharedLane:
 
     def begin(self, call: OpenCall) -> None:
         """See `Lane`."""
-        # The receiving thread sets it for the present call only. Of the call before nothing more
-        # comes: it is complete, or its stream was closed (rule 16).
+        # The receiving thread sets it for the present call only. Nothing more comes of the call
+        # before: it is complete, or its stream was closed (rule 16).
         self.found_bad_value = False
         if self._memory is not None:
             # One more for each exchange: the reducer refuses a slice whose generation falls.
