@@ -86,6 +86,7 @@ class ReducerApp:
 
     async def close(self) -> None:
         """Ends all calls as UNAVAILABLE and the threads; call it before the server's `stop`."""
+        # First, and without an await: from here on no transfer begins.
         self._states.close()
         await self._reduce.close()
 

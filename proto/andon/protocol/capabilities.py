@@ -2,8 +2,8 @@
 
 A worker names its own in Join, and a coordinator in JoinAccepted. Where the one relies on the other
 for something that not every version does, it looks for the name first. So two versions either work
-together, or the missing capability is named; neither takes silence for consent. Those that belong
-to a schedule are in `schedules`, and the ring's is in `ring`.
+together, or the missing capability is named. A name that is absent always means no. Those that
+belong to a schedule are in `schedules`, and the ring's is in `ring`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OVERFLOW = "overflow.v1"
 HASHED_BASE = "hashed-base.v1"
 """The coordinator tells digests that have hashes of frozen parameters from those that do not."""
 INT8 = "int8.v1"
-"""The program knows the encoding INT8_BLOCK. A worker does, a reducer averages it."""
+"""The program knows the encoding INT8_BLOCK: a worker sends and reads it, a reducer averages it."""
 INT4 = "int4.v1"
 """The program knows the encoding INT4_BLOCK, likewise."""
 STANDING = "standing.v1"
@@ -55,5 +55,5 @@ _ENCODINGS = {Encoding.INT8_BLOCK: INT8, Encoding.INT4_BLOCK: INT4}
 
 
 def capabilities_of(encodings: Iterable[Encoding | None]) -> tuple[str, ...]:
-    """The capabilities that somebody needs who is sent these encodings, sorted."""
+    """The capabilities that a receiver of these encodings needs, sorted."""
     return tuple(sorted({_ENCODINGS[each] for each in encodings if each in _ENCODINGS}))

@@ -11,10 +11,10 @@ import threading
 __all__ = ["TcpConnection", "TcpLost", "prepare"]
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""After how many seconds without traffic the kernel asks whether the other end is still there, how
-often again, and how many questions stay without an answer (Linux; macOS calls the first by another
-name). The end that receives finds a path that a firewall forgot within half a minute so, and the
-pings of gRPC would not: their connection is another one."""
+"""When the kernel probes an idle connection: after how many seconds, how often again, and how many
+probes may stay unanswered (Linux; macOS has another name for the first). So the receiving end
+notices within half a minute that a firewall has forgotten the path. The pings of gRPC would not
+show that, since they go over another connection."""
 
 
 _TCP_INFO = struct.Struct("=B127xQ")
@@ -28,7 +28,7 @@ class TcpLost(ConnectionError):
 
 
 def prepare(connection: socket.socket) -> None:
-    """Sets what every connection of a lane has: no delay, and the kernel's own questions.
+    """Sets what every connection of a lane has: no delay, and the kernel's probes.
 
     TCP_USER_TIMEOUT is not set: a receiver that waits for a slow rank keeps the window shut for as
     long as that takes, and the kernel would take it for dead.
@@ -87,7 +87,7 @@ class TcpConnection:
         self._taken = 0
         """How many bytes were read."""
         self._proof_bytes = proof_bytes
-        # Of encrypted bytes the kernel counts others.
+        # The kernel counts encrypted bytes, which are more than those of the frames.
         self._kernel_counts = not self._encrypted and _arrived(connection) is not None
         # One call for all that is missing, where the kernel has it and says how much has come
         # meanwhile. TLS hands out a record a call.

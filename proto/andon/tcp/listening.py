@@ -1,15 +1,15 @@
 """The listener's end of a TCP lane: takes connections, and gives each to the call that offered it.
 
 Theory of operation. One thread accepts connections and reads their preambles. It never waits for
-one peer: all that it reads from is non-blocking, TLS's handshake too. A connection that has not
-proven what it belongs to within seconds is closed, and so is one when there are too many: the
-oldest of the host that has most of them. Whoever fills that room can at most delay lanes, and
-streams without lanes use gRPC.
+one peer: every socket is non-blocking, during TLS's handshake too. A connection must prove within
+seconds what it belongs to, or it is closed. If too many have not, the oldest one of the host that
+has most of them is closed. So an attacker can at most delay lanes, and streams without lanes use
+gRPC.
 
 An offer holds the session's key. It is good for one connection a direction, and for a short time.
 
-An error that nobody expected costs the connection that it is of, and is logged. Without a thread
-that accepts, nothing is offered: a client would wait seconds for each offer in vain.
+An unexpected error is logged, and closes the connection that it came from. Once the accepting
+thread has ended, nothing is offered: a client would wait seconds for each offer in vain.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class TcpListener:
         self._listening.settimeout(0)
         self.port: int = self._listening.getsockname()[1]
         self._offers: dict[bytes, OpenOffer] = {}
-        """By what a preamble shows of the nonce."""
+        """By the part of the nonce that a preamble shows."""
         self._over = False
         """Whether nobody accepts any more."""
         self._lock = threading.Lock()
@@ -152,7 +152,7 @@ class TcpListener:
         return offer
 
     def withdraw(self, offer: OpenOffer) -> None:
-        """Takes an offer back; one that was taken up or is over too. Nobody joins after it."""
+        """Takes an offer back, also one that was taken up or is over. Nobody joins after that."""
         with self._lock:
             offer.directions.clear()
             self._offers.pop(offer.message.nonce[:SHOWN_BYTES], None)
@@ -233,7 +233,7 @@ class TcpListener:
         self._unproven[raw.fileno()] = peer
 
     def _least_needed(self) -> _Unproven:
-        """The oldest connection of the host that has most: nobody pushes the others' out."""
+        """The oldest connection of the host that has most: no host pushes out another one's."""
         counts = Counter(each.host for each in self._unproven.values())
         busiest = counts.most_common(1)[0][0]
         return next(each for each in self._unproven.values() if each.host == busiest)
@@ -299,7 +299,7 @@ class TcpListener:
             offer.joined(claim.direction, TcpConnection(peer.raw, PREAMBLE_BYTES))
 
     def _drop(self, peer: _Unproven) -> None:
-        # Unless it was proven: then it is neither here nor there any more.
+        # One that was proven is in neither of the two any more: see `_admit`.
         if self._unproven.pop(peer.raw.fileno(), None) is not None:
             self._selector.unregister(peer.raw)
         peer.raw.close()

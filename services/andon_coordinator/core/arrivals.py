@@ -58,7 +58,9 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
     if request.head is not None and core.members.of_incarnation(request.incarnation) is None:
         # From a checkpoint, or from before this coordinator: what it was compared with is unknown.
         core.note_uncompared(slot)
+    # The older stream ends first: its round is void before anything new is known (rule 8).
     _replace(core, slot, request)
+    # Before `_recover`, which asks the plan whether the run's end is reached.
     if core.plan is None or core.totals_reopened:
         _take_plan(core, request)
     elif request.plan.data_digest and not core.plan.data_digest:
@@ -126,6 +128,7 @@ def _kept(core: CoreState, worker: int, scalars: tuple[Scalar, ...]) -> tuple[Sc
 def reducer_registered(core: CoreState, event: ReducerRegistered) -> None:
     """Adds a reducer to the map, from the next round on."""
     older = core.reducers.stream_of(event.address)
+    # One stream for each address: what runs through the reducer is found by its address.
     if older is not None:
         # It came back before its old stream was seen to end. The contributions that it held are
         # gone, so whatever used it is void, as if it had been lost first.
@@ -169,11 +172,13 @@ def _recover(core: CoreState, request: JoinRequest, worker: int) -> None:
     chain = core.chain
     if adopts(core, request):
         assert request.head is not None
+        # Before the head moves: the answers name the head that was asked with.
         syncing.close_scalar_all_reduces(core)
         chain.adopt(request.head, request.step, request.cursor)
         core.pacing.adopt(request.pacing)
         # Nobody here knows which workers took part in that step.
         core.last_roster, core.departed = (), {}
+        # They move the state of a head that is no longer the line's.
         core.transfers.cancel_all()
         core.stop_reason = core.end_reached(chain.step, chain.cursor)
         _close_older_halt(core)

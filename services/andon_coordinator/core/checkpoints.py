@@ -68,6 +68,7 @@ class RunCheckpoints:
         # checkpoint.
         if checkpoint is None or not self.step < checkpoint.step <= line_step:
             return []
+        # Rising steps only, so a report that comes late changes nothing.
         self.step, self.folder = checkpoint.step, checkpoint.folder
         return [NoteCheckpoint(worker, checkpoint.step, checkpoint.folder)]
 

@@ -141,6 +141,7 @@ def cut_off(
     from a transfer, which cuts that one off too.
     """
     if member.stream is not None:
+        # Before `detach`, after which nobody here knows the stream any more.
         core.emit(CloseStream(member.stream, message))
         detach(core, member, why, grace_s=grace_s, crash=crash)
 
@@ -171,6 +172,7 @@ def cancel_transfer(core: CoreState, member: LineMember, why: str) -> None:
     transfer = core.transfers.cancel(member.worker)
     if transfer is None:
         return
+    # A joiner that goes away has not got its state. A lost donor is not the joiner's fault.
     if member.worker == transfer.joiner:
         core.note_setback(transfer, member, why)
     release(core, transfer.donor if member.worker == transfer.joiner else transfer.joiner)
@@ -200,6 +202,7 @@ def _leave_stream(core: CoreState, member: LineMember, message: str, *, crash: b
         counts = crash and not _is_silent(core, member)
         member.voided_attempt = core.attempts.attempt if counts else None
         core.void(message, pause=False)
+    # Last: it may cut off the other end of a transfer, and so come here again for that member.
     cancel_transfer(core, member, message)
 
 
@@ -216,6 +219,7 @@ def _count_loss(core: CoreState, member: LineMember) -> None:
     if attempts.voided <= 1:
         # The loss explains why the round is void, so the next one need not wait for longer.
         attempts.not_before = core.now
+    # Taken away: one void attempt counts once, whatever else happens to the member.
     attempt, member.voided_attempt = member.voided_attempt, None
     if attempt is None:
         return

@@ -167,6 +167,7 @@ class Detectors:
         )
         self._worker_factor = worker_gradient_norm
         self._accepted = accepted_step
+        # Oldest first, as they were committed: the window drops the oldest.
         for result in recent:
             self._note(result)
 

@@ -279,6 +279,7 @@ class LineCore:
         if core.started_at is None:
             core.started_at = now
         core.wall = wall
+        # A new list: the caller has the one of the event before.
         core.effects = []
         # First, so that no rule below acts on the head that the MARK replaces.
         if core.roll_back_pending:
@@ -292,6 +293,7 @@ class LineCore:
         departures.look_for_silence(core)
         departures.look_for_stragglers(core, ticked=kind is TimePassed)
         progress.go_on(core)
+        # A standing request is good for this event alone.
         core.standing = frozenset()
         return core.effects
 
@@ -304,6 +306,7 @@ class LineCore:
         if member is None:
             return  # Not a worker's current stream: a late message from before a reconnect.
         # Any message is a sign of life, not just a heartbeat. The stream's end is none.
+        # Before the rule: it may ask how long the member has been silent.
         if not isinstance(event, WorkerStreamEnded):
             member.heard_at = self._core.now
         _OF_WORKERS[type(event)](self._core, member, event)

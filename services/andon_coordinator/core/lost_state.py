@@ -87,6 +87,7 @@ def go_on_without_head(core: CoreState) -> None:
     if core.sought:
         return  # The answer is on its way, and looks at everything again.
     core.enter(Trigger.FELL_SHORT)
+    # Kept until the answer comes, which counts only if the heads are still the same.
     core.sought = heads_here(core)
     if core.sought:
         core.emit(FindAncestor(core.sought))
@@ -98,6 +99,7 @@ def ancestor_found(core: CoreState, event: AncestorFound) -> None:
     """Goes back to the record that the journal found, if the state is still lost."""
     if event.heads != core.sought:
         return
+    # Whatever follows, this search is over, and `go_on` may begin another one.
     core.sought = ()
     idle = core.round is None and core.pending_record is None and core.keys.saved
     over = core.line_state in (LineState.HALTED, LineState.COMPLETE) or bool(core.stop_reason)
@@ -128,6 +130,7 @@ def go_back(core: CoreState, record: Record) -> None:
     syncing.close_scalar_all_reduces(core)
     core.transfers.cancel_all()
     holders = tuple(member.worker for member in _holders(core, record.key))
+    # Before the head moves: it names the step that is given up.
     core.emit(NoteWentBack(record.step, core.chain.step, holders))
     core.accepts_older = False
     # A worker that was away, and has a head up to this one, is merely behind.
@@ -135,6 +138,7 @@ def go_back(core: CoreState, record: Record) -> None:
     core.chain.go_back(record)
     core.checkpoints.went_back(record.step)
     core.last_roster, core.departed = (), {}
+    # Last here, and before `record_saved` sends anything that follows from the MARK.
     close_all(core, f"the line goes on from step {record.step}", "the line went back")
 
 

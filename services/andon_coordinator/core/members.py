@@ -118,6 +118,7 @@ class LineMember:
             object.__setattr__(self, name, value)
             home.note_heard(self)
         elif getattr(self, name) != value:
+            # Out of the indices under the old value, and in under the new one.
             home.leave_indices(self)
             object.__setattr__(self, name, value)
             home.enter_indices(self)
@@ -225,6 +226,7 @@ class Members:
 
     def first_free(self, slots: int) -> int | None:
         """The lowest of so many slots that nobody has; None if all are taken."""
+        # `remove` and `enter_indices` lower it when a slot becomes free.
         while self._is_taken(self._none_free_below):
             self._none_free_below += 1
         return self._none_free_below if self._none_free_below < slots else None
@@ -235,6 +237,7 @@ class Members:
             self.remove(member.worker)
         self._members[member.worker] = member
         self._by_process[member.request.incarnation] = member.worker
+        # From here on the member tells of its own changes. `enter_indices` takes it as it is now.
         member.home = self
         self.enter_indices(member)
 
@@ -368,6 +371,7 @@ class Members:
         at_head.idle.discard(worker)
         at_head.unreported.discard(worker)
         at_head.accepting.discard(worker)
+        # Each step has a head of its own: empty entries would stay for ever.
         if not at_head.all:
             del self._by_head[member.head]
 

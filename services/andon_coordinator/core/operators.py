@@ -57,6 +57,7 @@ def clear(core: CoreState, event: HaltCleared) -> None:
     answer = SaveAnswer(halt.id, event.answer, event.worker, event.operator)
     skipped = event.answer is HaltAnswer.SKIP
     if skipped:
+        # Before the halt goes: its positions say what is to be skipped.
         _skip(core, event, answer)
     else:
         if event.answer is HaltAnswer.DROP:
@@ -84,6 +85,7 @@ def roll_back(core: CoreState) -> None:
     It also answers the halt that the run was in: the step is tried again.
     """
     chain, halt = core.chain, core.halt
+    # Once: every event comes by here.
     core.roll_back_pending = False
     pending = PendingRecord(record=core.draw_mark(chain.cursor), rolls_back=True)
     if halt is not None:

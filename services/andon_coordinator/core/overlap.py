@@ -38,6 +38,8 @@ def deal_ahead(core: CoreState, batch: PositionRange, roster: Sequence[LineMembe
         return
     attempts = core.attempts
     if not attempts.tried:
+        # Decided once a step: a later attempt must deal the same window, or what was computed is
+        # lost.
         attempts.tried, after = True, _cursor_ahead(core, batch)
         if after is not None:
             assert core.plan is not None
@@ -73,6 +75,8 @@ def stops_after(core: CoreState, round_: StepRound, stop: str) -> str:
     stop = core.stop_wanted or stop
     if round_.terms.ahead_batch is None:
         return stop
+    # As long as this is set nothing is dealt ahead (`_cursor_ahead`), so the next round empties the
+    # pipe.
     core.stop_wanted = stop
     return ""
 

@@ -216,6 +216,7 @@ class Pacing:
             What is to be kept with the record; empty if it is what is kept already.
         """
         if self.schedule is Schedule.CADENCE:
+            # In this order: the verdict applies the proposal that this report makes, or drops it.
             self._cadence.report(readings, exchange_s=wait_s + self._commit_s, unit=unit)
             self._cadence.judge(self._trend.observe(loss))
         elif self._settings.balanced:
@@ -244,6 +245,7 @@ class Pacing:
 
     def committed(self, kept: bytes, commit_s: float) -> None:
         """The record that `kept` belongs to is durable, after `commit_s` seconds."""
+        # Only now: what was learnt from a record that is not written must go (`restore`).
         self.kept = kept or self.kept
         self._commit_s = max(0.0, commit_s)
 

@@ -35,6 +35,7 @@ __all__ = ["go_on"]
 
 def go_on(core: CoreState) -> None:
     """Does whatever the state of the core allows."""
+    # Before the returns below: numbers are averaged on a halted line, too.
     syncing.answer_scalar_all_reduces(core)
     # While a record is pending, the head is about to move: nothing may be built on the old one.
     if core.line_state is LineState.COMPLETE or core.pending_record is not None:
@@ -151,6 +152,7 @@ def _bootstrap(core: CoreState) -> None:
     # Equal seeds do not make equal weights on different machines. So one worker's weights are
     # taken, and the others get them by a state transfer.
     chosen = next(member for member in live if member.head is None)
+    # Once the record is durable, `can_apply` asks whose weights these are.
     core.bootstrap_process = chosen.request.incarnation
     core.bootstrap_again = False
     record = Record(
@@ -176,6 +178,7 @@ def _bootstrap(core: CoreState) -> None:
 def _open_round(core: CoreState) -> None:
     """Assigns the next step, if every worker in sync asked for it."""
     chain, plan, attempts = core.chain, core.plan, core.attempts
+    # A tick comes here again once it is over.
     if core.now < attempts.not_before:
         return
     if core.members.idle_count(chain.head) and not standing.suffices(core):
@@ -194,6 +197,7 @@ def _open_round(core: CoreState) -> None:
     shares = _deal(core, batch, workers, split)
     _note_participants(core, workers)
     core.emit(*core.checkpoints.choose_writer(roster, chain.step))
+    # Before the terms, which say what is computed ahead.
     overlap.deal_ahead(core, batch, roster)
     terms = RoundTerms(
         key=core.keys.draw(),
@@ -228,6 +232,7 @@ def _open_round(core: CoreState) -> None:
             (each.worker for each in roster if OVERFLOW not in each.request.capabilities), None
         ),
     )
+    # The head is in use now: a newer one, in a later Join, is another coordinator's (rule 9).
     core.recovery_over = True
     core.emit(*core.round.assignments())
 
@@ -306,6 +311,8 @@ def _finished(core: CoreState) -> bool:
 def _complete(core: CoreState) -> None:
     """Completes the run, unless the final weights differ (rule 17)."""
     if not core.final_weights_compared:
+        # Before the halt: a person who answers it accepts the weights, and the run is complete
+        # then.
         core.final_weights_compared = True
         digests = {
             member.worker: member.final_digest

@@ -87,6 +87,7 @@ class StepRound:
         """Notes that a member holds all averages; its first report counts."""
         assert ready.key == self.key
         assert worker in self.rank_of
+        # A second report of a worker changes nothing, so the sums can't change once all are ready.
         self.ready.setdefault(worker, ready)
 
     @property

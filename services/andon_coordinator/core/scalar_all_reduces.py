@@ -62,6 +62,7 @@ class ScalarAllReduces:
         if sequence in self._answered:
             return self._answered[sequence]
         self._latest[worker] = sequence
+        # `_latest` says who moved on. This is for `may_settle`, which must not look at each worker.
         self._note_reached(worker, sequence)
         self._open.setdefault(sequence, {})[worker] = part
         # The distance counts in both directions, so that a worker that counts backwards can't keep

@@ -11,8 +11,8 @@ a checkpoint to be written, a halt to be answered), or if one member does not st
 not open. Nobody has to be told: a worker whose record came without an assignment asks as ever.
 
 A member of a round that was opened like this may turn out to do something else first. If it only
-takes long, the others wait, as they would for its request. If it averages a number
-or leaves the epoch, the round is withdrawn, and each asks for itself.
+takes long, the others wait, as they would for its request. If it averages a number or leaves the
+epoch, the round is withdrawn, and each asks for itself.
 """
 
 from __future__ import annotations

@@ -342,6 +342,7 @@ class CoreState:
 
         Nothing failed, so this is no attempt that counts.
         """
+        # Put back below: `void` counts.
         attempt, voided = self.attempts.attempt, self.attempts.voided
         self.void(message, pause=False)
         self.attempts.attempt, self.attempts.voided = attempt, voided
@@ -384,6 +385,7 @@ class CoreState:
             self.line_state is LineState.HALTED and not journal
         ):
             return
+        # First: no report counts for it any more, and its key and positions go into the evidence.
         round_ = self._drop_round()
         key = round_.key if round_ is not None else None
         step = self.chain.step + 1
@@ -399,6 +401,7 @@ class CoreState:
         self.halt = self._evidence(defect, step, key, round_)
         self.next_halt_id += 1
         self.enter(Trigger.HALTED)
+        # Before anybody hears of it: effects are carried out in order, so the journal has it first.
         self.emit(SaveHalt(self.halt))
         self.halt_announced = self.pending_record is None
         if self.halt_announced:
@@ -419,6 +422,7 @@ class CoreState:
         return halt.step > self.chain.step
 
     def _drop_round(self) -> StepRound | None:
+        # Gone before its members are told: what they send about it from now on has a stale key.
         round_, self.round = self.round, None
         if round_ is None:
             return None

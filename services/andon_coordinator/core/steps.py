@@ -58,6 +58,8 @@ __all__ = [
 def work_requested(core: CoreState, member: LineMember, event: WorkRequested) -> None:
     """A worker's loop wants its next batch. A request from an older head is ignored."""
     chain = core.chain
+    # Also if the request is ignored below: it says that the script waits, so that its state may be
+    # replaced (rule 10).
     member.accepts_state = not event.leaves_epoch
     core.emit(*core.checkpoints.note_written(member.worker, event.checkpoint, chain.step))
     # The request also says where the worker is. That matters after a cancelled transfer: it may
@@ -84,6 +86,7 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
         # brought it there must stay valid after that round.
         member.wants_work = member.wants_work and core.round is not None
         return
+    # Before it is set: a member of the round that had not asked came into it by a standing request.
     round_, asked = core.round, member.wants_work
     member.wants_work = True
     member.leaves_epoch = event.leaves_epoch
@@ -131,6 +134,7 @@ def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:
         core.stop_line(defect)
         return
     round_.take(member.worker, report)
+    # Taken away again if the round becomes void (`_count_void`).
     member.held = round_.key
     if round_.complete:
         _prepare(core, round_)
@@ -271,6 +275,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
         cursor = Cursor(cursor.epoch + 1, 0)
     stop = _stop_of_scripts(core, round_) or core.end_reached(round_.terms.step, cursor)
     stop = overlap.stops_after(core, round_, stop or (DRAINED if core.draining else ""))
+    # After all checks: nothing is learnt from a step that halts the line.
     pacing = _learn(core, round_, seconds)
     record = Record(
         key=round_.key,
@@ -375,6 +380,7 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     if pending.result is not None:
         core.detectors.committed(pending.result)
         core.last_roster, core.departed = record.roster, pending.departed
+    # The counts are of the step after the head, so they change together with it.
     core.attempts = pending.attempts
     _renew_requests(core, record)
     standing.take(core, pending, able.values())

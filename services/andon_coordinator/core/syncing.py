@@ -111,6 +111,7 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
     assert joiner is not None, "a lost worker's transfers are cancelled"
     if not event.failure and member is not joiner:
         return  # The donor sent everything. What counts is what the joiner holds.
+    # Before either end is released, which would cancel it once more.
     core.transfers.end(transfer)
     if not event.failure and event.head == transfer.head:
         joiner.head = transfer.head
@@ -147,6 +148,7 @@ def scalar_all_reduce_arrived(
         # Its round was opened by standing requests, and its script is not there yet. Those of the
         # others may be: they would give no number, and nobody would know. Now they ask for work.
         why = f"worker {member.worker} averages a number before step {round_.terms.step}"
+        # Before the number is taken: the others ask again, which says that they give none.
         core.withdraw(why)
     _give_number(core, member, event)
     # A worker that was just cut off for a bad weight has no stream any more.

@@ -100,6 +100,7 @@ class StateTransfers:
         that the line spends an ever smaller part of its time on tries. `least_s` is the first pause
         after a try that took no time.
         """
+        # By slot and host: a process that is started again there has the same link.
         known = self.setbacks.get(transfer.joiner)
         failures = known.failures + 1 if known is not None and known.host == host else 1
         # The exponent is bounded because a float overflows at 2**1024.

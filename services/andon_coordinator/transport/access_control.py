@@ -45,7 +45,7 @@ class AccessControl:
             LineError: it is a worker token that has expired, or was withdrawn.
         """
         name = self._worker_of(request.token)
-        # What is not the run's token either is the core's to refuse, after nothing else.
+        # Any other token goes on as it is: the core refuses it before it looks at anything else.
         return replace(request, token=self.run_token, credential=name) if name else request
 
     def check_viewer(self, context: Context, run_id: str = "") -> None:
@@ -128,6 +128,7 @@ class AccessControl:
         if token is None:
             return ""
         remedy = "ask the line's operator for another one (`andon token`)"
+        # The token is genuine by now, so its name may be said.
         if token.expires_s and self.wall() >= token.expires_s:
             text = f"the token of {token.name} has expired: {remedy}"
             raise LineError(Reason.TOKEN, text)

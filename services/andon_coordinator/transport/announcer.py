@@ -1,6 +1,6 @@
 """The announcer: tells the line's reducers what they may serve, before a worker hears of it.
 
-A session token says who a worker is, and not what is the line's to decide: which rounds are open,
+A session token says who a worker is. It does not say what the line decides: which rounds are open,
 who is an end of a transfer, who was dropped. So every effect passes here before it is carried out.
 """
 
@@ -72,6 +72,7 @@ class Announcer:
                 self._announce(TransferOpening(effect.transfer_id, donor, joiner), streams)
         elif isinstance(effect, effects.SaveDeparture) and effect.dropped:
             newest = self._sessions.get(effect.worker, Session(effect.worker, (term, 0)))
+            # One above the newest: the session that this very worker has now is over, too.
             number = newest.serial[1] + 1
             revoked = SessionsRevoked(Session(effect.worker, (newest.serial[0], number)))
             self._revoked[effect.worker] = revoked
@@ -79,6 +80,7 @@ class Announcer:
 
     def greet(self, stream: ReducerStream) -> None:
         """Announces to a reducer that just registered what others were told before."""
+        # Before the round: nobody who was dropped may send in it.
         for revoked in self._revoked.values():
             stream.announce(revoked)
         if self._round is not None:
@@ -86,6 +88,7 @@ class Announcer:
 
     def _open_round(self, key: Key, streams: Streams) -> None:
         # A round has an assignment for each member: only the first is news.
+        # Keys rise (rule 1), so a greater one is a round that nobody was told of.
         if self._round is None or key > self._round.key:
             self._round = RoundOpening(key)
             self._announce(self._round, streams)

@@ -57,6 +57,7 @@ def check_tables(database: sqlite3.Connection, path: Path) -> None:
         JournalError: something else is in it.
         sqlite3.Error: it can't be read.
     """
+    # Before anything is read: a value that is too long is then an error, and takes no memory.
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
     found = database.execute(_NO_TABLES).fetchone()
     if found is not None:

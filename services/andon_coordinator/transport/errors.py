@@ -37,10 +37,10 @@ class LineError(Exception):
         )
 
     def forget_frames(self) -> None:
-        """Forgets the frames through which it came; for whoever keeps it.
+        """Forgets the frames that it was raised through. Call it before the error is kept.
 
-        They hold the peer's message, of megabytes, and whoever keeps it is in one of them: a ring,
-        which stays until Python looks for rings.
+        These frames hold the peer's message, which may have megabytes. The object that keeps the
+        error is in one of them, so both would live until Python looks for reference cycles.
         """
         self.__traceback__ = self.__context__ = self.__cause__ = None
 

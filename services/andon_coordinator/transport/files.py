@@ -100,6 +100,7 @@ class JournalFiles:
         ):
             if now.st_size < was.st_size and not may_shrink:
                 raise _changed(path, f"cut {was.st_size - now.st_size} bytes off")
+        # Only after all checks: what is wrong now is found by the next check, too.
         self._seen = found
 
     def note(self) -> None:

@@ -97,6 +97,7 @@ def is_slow_to_read(message: pb.TrainRequest) -> bool:
         LineError: it has too many of something.
     """
     try:
+        # Sizes come first: nothing of a Join is converted before they are known to be small.
         require_at_most(len(message.join.devices), _MAX_CAPABILITIES, "devices")
         require_at_most(len(message.join.capabilities), _MAX_CAPABILITIES, "capabilities")
         require_at_most(len(message.join.halt.element), MAX_DIMENSIONS, "dimensions")

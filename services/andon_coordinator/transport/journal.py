@@ -106,6 +106,7 @@ class Journal:
         """Called on the journal's thread after each write, one that failed too: the time that it
         took, and the step if it was a record's. Set it before `start`."""
         self._lost_scalars = False
+        # Read here: from `start` on the journal's thread owns the store.
         self.history: History = store.history()
         self.next_event_id: int = store.next_event_id()
         """The id of the next run event; read before `start`."""
@@ -133,6 +134,8 @@ class Journal:
         except OSError as error:
             raise JournalError(f"the journal {path} can't be made: {error}") from error
         with ExitStack() as undo:
+            # First of all: opening the store writes to it, and reads what must not change
+            # meanwhile.
             lock = _locked(path)
             undo.callback(lock.close)
             store = JournalStore(path, run_id, sync=sync, clock=clock)
@@ -188,6 +191,7 @@ class Journal:
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
+        # Before the lock goes: the next coordinator must not find the store open.
         self._store.close()
         self._lock.close()
 
@@ -211,6 +215,7 @@ class Journal:
         taken: list[JournalEffect] = []
         while not taken or (len(taken) < _MOST_TOGETHER and not self._queue.empty()):
             effect = self._queue.get()
+            # The end, behind all that was given to `save` before `close`.
             if effect is None:
                 if taken:
                     self._queue.put(None)  # What was taken is written first.
@@ -220,6 +225,7 @@ class Journal:
 
     def _write_together(self, waiting: list[JournalEffect], report: Report) -> bool:
         """Writes several effects in one transaction; False: nothing of them is written."""
+        # Overdue facts come first, one at a time: see `_write_alone`.
         if len(waiting) == 1 or self._overdue:
             return False
         if any(isinstance(effect, effects.SaveTerm | effects.FindAncestor) for effect in waiting):
@@ -237,6 +243,7 @@ class Journal:
         seconds = time.perf_counter() - began
         for step in steps or [None]:
             self.wrote(seconds, step)
+        # Only after the commit: what is reported must be durable (rule 2).
         for event in saved:
             if event is not None:
                 report(event)
@@ -283,6 +290,8 @@ class Journal:
 
     def _lose(self, effect: effects.SaveScalars) -> None:
         # Once: it would be said again with every heartbeat.
+        # The event loop's thread comes here from `save`, and the journal's from `_keep`. At worst
+        # both say it.
         if not self._lost_scalars:
             why = "the journal does not keep up"
             log.warning(LogEvent("scalars_lost", worker=effect.worker, why=why))
@@ -299,6 +308,7 @@ class Journal:
             except Exception:  # It can never be written, and must not block the rest.
                 name = type(self._overdue[0]).__name__
                 log.exception(LogEvent("journal_failed", effect=name))
+            # Only now: what could not be written stays the first of them.
             del self._overdue[0]
 
     def _apply(self, effect: JournalEffect) -> events.Event | None:
@@ -368,6 +378,7 @@ def _locked(path: Path) -> IO[str]:
             f"another coordinator (process {holder}) has the journal {path} open: "
             "stop it, or start another run"
         ) from None
+    # Only now that the lock is held: until then the file names its holder.
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

@@ -139,10 +139,12 @@ def together(done: Sequence[effects.Effect]) -> list[effects.Effect | CommitAndA
                 and isinstance(committed, effects.SendCommitted)
                 and committed.record.key == effect.assignment.parent
             ):
+                # In the commit's place: every other message keeps its own.
                 found[at] = CommitAndAssign(committed, effect)
                 continue
-        # In the event of a STEP work is assigned only to those that stand, and take both in one.
-        # Work after a MARK was asked for before, and an answer to a halt comes in between.
+        # Only for a STEP. In its event, work goes only to workers with a standing request, which
+        # read both from one message. Work after a MARK was asked for earlier, and the answer to a
+        # halt may lie between the two.
         elif isinstance(effect, effects.SendCommitted) and effect.record.kind is RecordKind.STEP:
             commits[effect.stream] = len(found)
         found.append(effect)

@@ -136,6 +136,7 @@ class JournalReader:
             try:
                 self._database = open_to_read(path)
                 undo.callback(self._database.close)
+                # Before anything is read: in a journal that was edited a query may never end.
                 limit_work(self._database, path)
                 version = self._database.execute("PRAGMA user_version").fetchone()[0]
                 if version == VERSION:

@@ -54,6 +54,8 @@ class ReducerRegistration:
             offer = await self._admit(messages, context)
             registration.metrics_address = clipped(offer.metrics_address)
             if not registration.ended.is_set():  # A run that is over needs no reducer.
+                # The core first. A reducer that knows that it is registered counts on being on the
+                # map.
                 await self._task.register(registration, offer.address)
                 registered = pb.ReducerRegistered(run_id=self._run_id, announces=True)
                 await self._write(context, pb.RegisterReducerResponse(registered=registered))
@@ -98,6 +100,7 @@ class ReducerRegistration:
         nonce = secrets.token_bytes(tokens.CHALLENGE_BYTES)
         challenge = pb.ReducerChallenge(nonce=nonce)
         await self._write(context, pb.RegisterReducerResponse(challenge=challenge))
+        # The core knows nothing of it yet: a reducer that never proves itself holds nobody up.
         proof = (await self._next(messages, "proof")).proof
         if not tokens.is_reducer_proof(self._secret, nonce, offer.address, proof.mac):
             raise LineError(

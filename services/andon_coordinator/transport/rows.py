@@ -238,6 +238,7 @@ def run_end(database: sqlite3.Connection) -> RunEnd:
     # since. Such a process shows by taking part in a step, also in one that was given up since, or
     # by a later departure of its own.
     taken, last_step = _last_step(database)
+    # In the order in which they were written, so the last departure of a slot stays.
     last = {worker: (reason, record) for worker, reason, record in gone}
     dropped = {
         worker

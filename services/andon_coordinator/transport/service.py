@@ -120,6 +120,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         stream = await self._open(context)
         reader = asyncio.create_task(self._read(stream, request_iterator))
         writer = asyncio.create_task(self._write(stream, context))
+        # No await lies between the stream's opening and this, so the core can't cut it in vain.
         stream.cut = writer.cancel
         # True until proven otherwise: gRPC cancels this handler when the peer resets the stream,
         # and then only `finally` below runs.
@@ -131,6 +132,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             # Not cancelled until now: the peer half-closed, or we end the call ourselves.
             gone = context.cancelled() or _broke(writer)
         finally:
+            # First, and on every way out: until then the core waits for this worker.
             self._task.stream_ended(stream, gone=gone)
             reader.cancel()
             if gone:

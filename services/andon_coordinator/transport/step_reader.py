@@ -88,6 +88,7 @@ class StepReader(JournalReader):
         gone: list[tuple[int, int]] = []
         newer: int | None = None
         for row in rows.walk_back(self._database, "id, key, parent"):
+            # Ids count all records, so a jump in the walk is a range that was rolled back.
             if newer is not None and row["id"] + 1 < newer:
                 gone.append((row["id"] + 1, newer - 1))
             newer = row["id"]

@@ -133,6 +133,7 @@ class JournalStore:
                 self._database.execute(f"PRAGMA synchronous = {sync.upper()}")
                 self._database.execute("PRAGMA foreign_keys = ON")
                 self._prepare(run_id)
+                # Last: both files are there once something was written.
                 self._files = JournalFiles(path)
             except FilesChanged as error:
                 raise JournalError(str(error)) from error
@@ -155,6 +156,7 @@ class JournalStore:
                 f"the journal {self._path} has version {version}, this program writes {VERSION}: "
                 "use the program that wrote it, or start another run"
             )
+        # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
         for table in (PACING, SCALARS, RUN_EVENTS, BARRED):
             self._database.execute(table)
@@ -354,6 +356,7 @@ class JournalStore:
                     f"this one can't begin {text}"
                 )
             self._database.execute("INSERT INTO terms VALUES (?, ?)", (text, self._clock()))
+        # Only once it is durable: from here on `_own_transaction` takes it for the journal's.
         self._term = text
 
     def save_run(self, effect: SaveRun) -> None:
@@ -377,6 +380,7 @@ class JournalStore:
         with self._own_transaction():
             if u64_text(record.key.term) < self._term:
                 raise JournalError(f"record {record.key} is of an older term than the journal's")
+            # Inside the transaction, so no other process appends between this look and the insert.
             last = self._database.execute("SELECT key FROM records ORDER BY id DESC").fetchone()
             if last is not None and last[0] >= key:
                 raise JournalError(f"record {record.key} is not newer than the journal's last one")
@@ -504,6 +508,7 @@ class JournalStore:
         No term may be begun within it.
         """
         with self._own_transaction():
+            # The fence was passed for all that follows: the write lock is held until the end.
             self._open = True
             try:
                 yield
@@ -545,5 +550,7 @@ class JournalStore:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
             raise
+        # After the commit, which may have made the files longer: the next check finds if that is
+        # cut off.
         if self._files is not None:
             self._files.note()

@@ -64,6 +64,7 @@ class WorkerStream:
             return
         if len(self._waiting) >= self._capacity:
             self._waiting.clear()
+            # Emptied first: the call ends once nothing waits.
             self.end(LineError(Reason.REJOIN_NEEDED, _DOES_NOT_READ))
             self.cut()
             return
@@ -196,6 +197,7 @@ class Streams:
             oldest = next((each for each in self._workers.values() if not each.joined), None)
             if oldest is None:
                 raise LineError(Reason.TOO_MANY_STREAMS, text)
+            # Before it is forgotten, which ends it without an error: the first end counts.
             oldest.end(LineError(Reason.TOO_MANY_STREAMS, f"{text}; this one did not join"))
             self.forget_worker(oldest.number)
         self._last_number += 1
@@ -221,6 +223,7 @@ class Streams:
             oldest = next((each for each in self._reducers.values() if not each.registered), None)
             if oldest is None:
                 raise LineError(Reason.TOO_MANY_STREAMS, text)
+            # As for a worker.
             oldest.end(LineError(Reason.TOO_MANY_STREAMS, f"{text}; this one proved nothing"))
             self.forget_reducer(oldest.number)
         self._last_number += 1
@@ -259,6 +262,7 @@ class Streams:
 
     def close(self, error: LineError) -> None:
         """Ends all streams, and opens no more."""
+        # First: a stream that was opened after the loop would never be ended.
         self._leaving = True
         for stream in self._workers.values():
             stream.end(error)

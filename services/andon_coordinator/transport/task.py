@@ -114,6 +114,7 @@ class Mailbox(Generic[Item]):
         """Nobody takes items any more, so nobody needs to wait for room."""
         if not self._closed:
             self._closed = True
+            # Wakes one of those that wait. It gives the place on, so all of them go.
             self._room.release()
 
     def put_now(self, item: Item) -> None:
@@ -239,6 +240,7 @@ class LineTask:
         self._end_all(
             LineError(Reason.SERVICE_LEAVING, "the coordinator is going away: join again")
         )
+        # Before the journal: once the owner is gone, nothing more is queued there.
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -413,6 +415,7 @@ class LineTask:
     def _process(self, letter: _Letter) -> None:
         """Processes one event. Nothing is awaited here, so events never interleave."""
         if isinstance(letter.event, events.TimePassed):
+            # From here on the ticker may put another one.
             self._tick_waits = False
         now, wall = self._clock.now(), self._wall()
         done = self._line.receive(letter.event, now, wall=wall)
@@ -431,8 +434,10 @@ class LineTask:
             if objection:
                 letter.answer.set_exception(LineError(Reason.OPERATOR_REFUSED, objection))
             else:
+                # After the effects: an operator who has the answer finds them carried out.
                 letter.answer.set_result(None)
         if isinstance(letter.event, events.WorkerStreamEnded | events.WorkerLeft):
+            # After the effects: the last ones may be for this very stream.
             self._streams.forget_worker(letter.event.stream)
         self._follow_state()
         # A tick without effects changes nothing that a watcher of the status could see.
@@ -464,6 +469,7 @@ class LineTask:
 
     def _do(self, effect: effects.Effect | CommitAndAssign) -> None:
         log_effect(effect)
+        # First: a reducer must know of a round before a worker can send anything of it.
         self._announcer.before(effect, self._streams, term=self._line.term)
         if isinstance(effect, _SAVES):
             self._journal.save(effect)
@@ -488,6 +494,7 @@ class LineTask:
         """Stops serving: the journal has a greater term, so every stream is closed (rule 2)."""
         if self.failed is None:
             log.error(LogEvent("coordinator_deposed", why=why))
+            # Before `_end_all`, which wakes those who wait for `over` and then look at this.
             self.failed = JournalFenced(why)
             for task in self._tasks:
                 task.cancel()
@@ -495,6 +502,7 @@ class LineTask:
             self._end_all(LineError(Reason.SERVICE_LEAVING, text))
 
     def _end_all(self, error: LineError) -> None:
+        # First: `ask` takes nothing more, so the loop below answers all that ask.
         self._closed = True
         self.over.set()
         self._mailbox.close()

@@ -117,6 +117,7 @@ class GroupRanks:
         if known is not None:
             text = f"worker {worker} sent rank {rank}, which is worker {known}'s"
             raise Disagreement(rank, text, worker)
+        # Else one worker could count twice in the mean, as two ranks.
         if worker in self.workers.values():
             text = f"worker {worker} sent rank {rank} after another rank in this round"
             raise Disagreement(rank, text, worker)
@@ -270,6 +271,7 @@ class IncompleteChunk:
             raise _differs(rank, "answer encoding", answer, expected)
         if rank in self.contributions:
             raise Disagreement(rank, f"rank {rank} sent a chunk twice", "twice")
+        # After all checks: what contradicts the others is not held.
         self.contributions[rank] = gradient
         self.streams[rank] = stream
         self.held_bytes += held_bytes

@@ -93,6 +93,7 @@ class OutgoingChunks:
         """A chunk's job is done. From now on only its average is held, until `streams` took it."""
         assert chunk.job is not None, "a job is done once"
         answer_bytes = chunk.job.answer_bytes
+        # Before the job goes, which says what it wrote to and what its answer costs.
         self._close(chunk)
         self.held_bytes += answer_bytes - chunk.held_bytes
         chunk.held_bytes = answer_bytes

@@ -127,6 +127,8 @@ class ReducerRound:
             raise Disagreement(gradient.rank, text, gradient.offset)
         exchange = self._exchange(gradient, stream, weight, now)
         complete: list[IncompleteChunk] = []
+        # This stream brings chunks. They can only be matched with spans that are cut where they
+        # begin.
         if not exchange.cut and not stream.shared:
             complete = self._cut(exchange, gradient)
         exchange.require_operation(gradient)
@@ -246,6 +248,8 @@ class ReducerRound:
         """Adds one contribution to its chunk, and the chunk to `complete` if nothing is missing."""
         place = place_of(gradient)
         start, stop = gradient.offset, gradient.offset + gradient.count
+        # A finished chunk is no longer among the incomplete ones, so only this finds a second
+        # message.
         if exchange.finished.overlaps(gradient.block, start, stop):
             raise Disagreement(gradient.rank, f"rank {gradient.rank} sent a chunk twice", "twice")
         chunk = self._incomplete.get(place)

@@ -123,6 +123,7 @@ class Run:
         if round_ is None:
             return effects
         try:
+            # It takes no room, so it is never parked.
             complete, empty = round_.abstain(stream, abstain, now)
         except Disagreement as disagreement:
             fault = round_.fault_of(abstain, disagreement)

@@ -48,6 +48,7 @@ class SessionTokens:
             CallRefused: the token is not its, is of an older join than one that was seen, or is
                 revoked.
         """
+        # First: the serial can be believed only if the token is right.
         serial = tokens.session_serial(self._secret, run_id, worker, token)
         if serial is None:
             text = f"the session token is not worker {worker}'s: join again"
@@ -91,6 +92,7 @@ class CallLimit:
                 "operator may raise --max-streams-per-worker"
             )
             raise CallRefused(Reason.TOO_MANY_STREAMS, text)
+        # No await lies between the look above and this, so no call slips in.
         self._open[caller] += 1
         try:
             yield

@@ -83,6 +83,7 @@ class Announced:
 
     def unfollow(self, run_id: str) -> None:
         """This run's coordinator announces nothing: what comes with a session token is served."""
+        # In this order: whoever waits looks again, and finds nothing to wait for any more.
         run = self._runs.pop(run_id, None)
         if run is not None:
             run.changed.set()
@@ -97,10 +98,12 @@ class Announced:
             case TransferOpening(transfer_id):
                 run = self._runs[run_id]
                 run.transfers[transfer_id] = announcement
+                # A dictionary keeps the order in which keys came: the first is the oldest.
                 if len(run.transfers) > _KEPT_TRANSFERS:
                     del run.transfers[next(iter(run.transfers))]
                 self._note(run)
             case SessionsRevoked(least):
+                # Before the calls are ended: a worker may try again at once, with the same token.
                 self._tokens.revoke(run_id, least)
                 self._end_below(run_id, least)
 
@@ -120,6 +123,8 @@ class Announced:
             yield Session(worker, serial)
         finally:
             del opened[it]
+            # Another session may have taken this dictionary out when it left, and a newer one have
+            # put in its own.
             if not opened and self._open.get((run_id, worker)) is opened:
                 del self._open[run_id, worker]
 
@@ -155,6 +160,7 @@ class Announced:
             text = f"the coordinator has begun no transfer {transfer_id}: wait for StateTransfer"
             raise CallRefused(Reason.TOKEN, text)
         run = self._runs.get(run_id)
+        # Looked up again above: the coordinator may have registered anew during the wait.
         if run is not None and named(run.transfers[transfer_id]) != caller:
             text = (
                 f"this end of transfer {transfer_id} is not for worker {caller.worker} in this "
@@ -170,6 +176,7 @@ class Announced:
             if left_s <= 0:
                 return False
             try:
+                # No await lies between the look at `known` and this, so no announcement is missed.
                 await asyncio.wait_for(run.changed.wait(), left_s)
             except TimeoutError:
                 return False

@@ -176,6 +176,7 @@ class StreamMemory:
         ):
             text = "this does not prove that the shared memory is mapped: do not map it, send bytes"
             raise CallRefused(Reason.INVALID_MESSAGE, text)
+        # From here on slices come. The names have done their work, and go at once.
         self.mapped = True
         self._contributions.unlink()
         self.averages.unlink_if_mapped()

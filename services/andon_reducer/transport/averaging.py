@@ -66,6 +66,8 @@ class Delivery:
                 continue
             averages = memory.averages
             if averages not in self._places:
+                # Placed here, on the loop: jobs of one exchange get one generation, in the order of
+                # exchanges.
                 place = averages.place(job)
                 if place is None:
                     continue

@@ -33,6 +33,7 @@ class LoopCalls:
         """Has the loop call `what`; any thread may ask. False: the loop is closed."""
         assert self._loop is not None, "a loop is attached before its threads start"
         with self._lock:
+            # Queued before the loop is woken: `_run` takes all that it finds.
             self._waiting.append((what, given))
             woken, self._woken = self._woken, True
         if not woken:

@@ -240,6 +240,7 @@ class ReduceServicer:
 
     async def close(self) -> None:
         """Ends all streams as UNAVAILABLE, and the threads."""
+        # First: a call that is about to enter looks at it once its own awaits are over.
         self._closing = True
         for stream in self._streams.values():
             stream.refuse(CallRefusal(Reason.SERVICE_LEAVING, "the reducer is going away"))
@@ -456,7 +457,9 @@ class ReduceServicer:
         if delivery.failure is not None:
             failure = LogEvent("averaging_failed", "a chunk could not be averaged")
             _log.error(failure, exc_info=delivery.failure)
+            # Nothing was averaged, and no rank is at fault: the round is void all the same.
             delivery.fault = fault_of_failed(job)
+        # Before the delivery goes: the core answers with SendAverage, which sends it.
         self._receive(ChunkReduced(job.id, delivery.fault))
         del self._deliveries[job.id]
         if not self._deliveries:

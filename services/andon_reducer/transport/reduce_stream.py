@@ -107,6 +107,7 @@ class ReduceStream:
         thread.
         """
         if self.lanes is not None and self.lanes.in_use:
+            # `write_all` does not end before each of these was written.
             self._on_lanes += 1
             self.lanes.send((message.frame, message.payload), partial(self._wrote, message))
         else:

@@ -189,6 +189,8 @@ async def _register(
                 announced.follow(run_id, patience_s=_ANNOUNCED_S)
             else:
                 announced.unfollow(run_id)
+            # After the announcer is followed: as soon as the reducer is known to be on the map,
+            # messages of workers may come.
             accepted(run_id)
             while (message := await _read(call)).WhichOneof("message") != "dismissed":
                 announcement = announcement_from(message)

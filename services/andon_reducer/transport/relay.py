@@ -106,6 +106,7 @@ class RelayTransfer:
         Raises:
             CallRefused: the receiver is gone.
         """
+        # The back-pressure: the sender's call is not read meanwhile.
         await self._until(lambda: len(self._pieces) < self.max_pieces)
         self._pieces.append(piece)
         self._changed.set()
@@ -184,6 +185,7 @@ class Relay:
             CallRefused: it has a sender.
         """
         transfer = self._transfer(id_)
+        # One sender: a second one would mix its pieces with those of the first.
         if transfer.header is not None:
             raise CallRefused(Reason.INVALID_MESSAGE, f"transfer {id_[1]} has a sender already")
         transfer.header = header

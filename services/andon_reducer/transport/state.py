@@ -99,6 +99,8 @@ class StateServicer:
             first.base_bytes,
             first.base_sha256,
         )
+        # The session may have been revoked while the call waited. From here to the entry nothing is
+        # awaited.
         end.check()
         transfer = end.transfer = self._relay.send((first.run_id, first.transfer_id), header)
         sending = asyncio.create_task(self._send(transfer, context, pieces))
@@ -157,6 +159,7 @@ class StateServicer:
     ) -> None:
         head = request.head.term, request.head.round
         wanted = WantedState(head, request.offset, request.sha256, request.base_sha256)
+        # As in `_put`.
         end.check()
         transfer = self._relay.receive((request.run_id, request.transfer_id), wanted)
         end.transfer = transfer
@@ -178,6 +181,7 @@ class StateServicer:
                     moved += len(piece)
                     self._observer.moved(Direction.DOWN, len(piece))
                     self._observer.relayed(len(piece))
+            # Before `leave` below, which fails a transfer that is not done.
             transfer.finish()
         except TimeoutError:
             seconds = time.monotonic() - began
@@ -223,6 +227,7 @@ class StateServicer:
             await transfer.put(piece)
         if left:
             raise CallRefused(Reason.INVALID_MESSAGE, f"the state ended {left} bytes early")
+        # Only after the count: the receiver must not take a part for the whole.
         await transfer.put(None)
         # The call succeeds only once the receiver has everything: the sender reports a success.
         await transfer.taken()

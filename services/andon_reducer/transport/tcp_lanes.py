@@ -105,11 +105,13 @@ class StreamLanes:
                 if self._ended:
                     return
                 self._came.clear()
+                # No await lies between the look at `_arrived` and this, so nothing is missed.
                 await self._came.wait()
             arrived = self._arrived.popleft()
             yield arrived
             # The name would keep the payload alive while this waits.
             del arrived
+            # Only now, when the message was taken: the thread may receive one more.
             self._room.release()
 
     def send(self, frame: Frame, sent: Callable[[int], None]) -> None:
@@ -139,6 +141,7 @@ class StreamLanes:
             connection.close()
 
     def _join(self, direction: LaneDirection, connection: TcpConnection) -> None:
+        # The stream may have ended while the connection was on its way to the loop.
         if self._closing:
             connection.close()
             return
@@ -168,6 +171,7 @@ class StreamLanes:
     def _parse(self, head: memoryview, payload_bytes: int) -> Request:
         """Runs on the receiving thread, which waits here while the loop is behind."""
         self._room.acquire()
+        # Looked at after the wait: `close` ends it by giving room.
         if self._closing:
             raise TcpLost("the stream has ended")
         return parse_request_head(head, payload_bytes)
@@ -242,6 +246,7 @@ class LaneOffers:
     def take_back(self, lanes: StreamLanes) -> None:
         """Ends lanes, or takes their offer back. Call it once for each."""
         lanes.close()
+        # After the lanes were closed: their threads have ended, and others may begin.
         del self._open[lanes.offer.nonce]
         self._left += 1
 

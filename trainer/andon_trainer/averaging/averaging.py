@@ -128,6 +128,8 @@ class OpenExchange:
             return None
         first = self.exchange.first_sent
         return Averages(
+            # Asked for after the wait: if all abstained, zeros have taken the place of shared
+            # averages.
             blocks=self.exchange.averages,
             total_weight=complete.total_weight,
             world_size=complete.world_size,
@@ -178,6 +180,7 @@ class Averaging:
         """
         assigned = self.member.position.assigned
         assert assigned is not None
+        # Each attempt has a key of its own, so all workers count from 0 again.
         if assigned.key != self._round:
             self._round, self._opened = assigned.key, 0
         number = self._opened
@@ -203,6 +206,7 @@ class Averaging:
 
     def broadcast(self, call: Call, *, last: bool) -> bool:
         """Makes the call's bytes rank 0's; False if the round is void."""
+        # The protocol wants every rank but 0 to abstain from a broadcast.
         opened = self.open(float(self.rank == 0), call)
         return opened is not None and opened.finish(last=last) is not None
 

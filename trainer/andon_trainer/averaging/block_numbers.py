@@ -46,6 +46,8 @@ class BlockNumbers:
             return False
         with _memory_kept(opened.exchange, call.blocks if opened.gives else range(0)):
             for block, part in self._pieces(call.blocks, mine) if opened.gives else ():
+                # A new vector each time: what was submitted must not change until the round is
+                # over.
                 flat = np.zeros(self.sizes[block], dtype=np.float32)
                 flat[: part.size] = part
                 opened.submit_numbers(block, flat)
@@ -53,6 +55,7 @@ class BlockNumbers:
         if averages is None:
             return False
         for block, part in self._pieces(call.blocks, mean):
+            # Copied at once: the next exchange may use the memory of the averages again.
             part[:] = averages.blocks[block][: part.size]
         return True
 
@@ -71,6 +74,7 @@ def rooms_for(sizes: Sequence[int], elements: int) -> Iterator[range]:
     with the fewest elements that has room for the rest; the first such, if there are several.
     """
     total = sum(sizes)
+    # From the layout alone, so that all workers choose the same blocks without a word.
     for _ in range(elements // total):
         yield range(len(sizes))
     if rest := elements % total:
@@ -85,6 +89,7 @@ def _least_run(sizes: Sequence[int], needed: int) -> range:
         while held - sizes[start] >= needed:
             held -= sizes[start]
             start += 1
+        # Of several such runs the protocol takes the first, so an equal one does not count.
         if needed <= held < least:
             best, least = range(start, stop), held
     return best

@@ -162,6 +162,8 @@ class RunningStatistics:
         source, values = averaging.rank == 0, self._buffers.read()
         if made is not None:
             values = {name: made[name] for name in values}
+        # Its bytes are rank 0's only at the end of the exchange. `load_arrived` waits for the
+        # commit.
         self._arrived = data = pack(_NAME, values, filled=source)
         return averaging.broadcast(Call(name=_NAME, data=data, head_bytes=HEAD_BYTES), last=True)
 
@@ -170,6 +172,7 @@ class RunningStatistics:
 
         A void step must leave the statistics as they were, as it does the weights.
         """
+        # Taken away: what came with one round is loaded by that round's commit alone.
         data, self._arrived = self._arrived, None
         if data is None:
             return

@@ -164,6 +164,7 @@ class ChangeExchange:
             False if the round is void.
         """
         self._own_norm = None
+        # Kept until `receive`: a window may be computed ahead in between.
         self._open = opened = self._averaging.open(weight)
         if opened is None:
             return False
@@ -208,6 +209,7 @@ class ChangeExchange:
                 torch.from_numpy(average),
                 self._missing,
             )
+        # Before the buffers, too, for the same reason.
         norm = self._averaging.norm(averages.blocks)
         self._member.talk.show("COMMITTING")
         if follow and not self.buffers.exchange(weight):

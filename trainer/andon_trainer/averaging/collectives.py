@@ -89,6 +89,7 @@ class LineCollectives:
         averages = opened.finish(last=False)
         if averages is None:
             return None
+        # At once: the next call may use the memory of the averages again.
         for block in call.blocks:
             average = torch.from_numpy(averages.blocks[block])
             parameters = self._plan.parameters[block]
@@ -122,6 +123,8 @@ class LineCollectives:
             flat = self._staging.collect(block)
             if factor is not None:
                 flat.mul_(factor)
+            # After the factor: products may be too small for float32, and all of them -0.0, which
+            # would say that there is no gradient.
             self._missing.mark_present(block, flat, self._plan.parameters[block])
             opened.submit(block, flat.numpy())
         return norm

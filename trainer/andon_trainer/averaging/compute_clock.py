@@ -115,6 +115,7 @@ class CudaStopwatch:
         """A stretch begins when the stream has done what was queued before."""
         if self._ended == len(self._events):
             self._events.append((self._make_event(), self._make_event()))
+        # A pair that an earlier attempt has used is recorded anew: nobody reads that time any more.
         self._events[self._ended][0].record(self._current_stream())
 
     def stop(self) -> None:
@@ -173,6 +174,7 @@ class ComputeClock:
 
     def resume(self) -> None:
         """The computation of the micro-batch goes on."""
+        # Only within a micro-batch that counts: borrowed samples must not start the clock.
         if self._held is not None and not self._running:
             self._stopwatch.start()
             self._running = True

@@ -94,6 +94,7 @@ class CopiedBuffers:
         self.held.begin(self._line if ahead else None)
         installed = self._member.position.installed_from
         if not self._line or installed is not self._installed:
+            # What `held.begin` has noted just now. No roster: rank 0 sends all in the next round.
             self._installed, self._line, self._roster = installed, self.held.start, ()
 
     def add(self) -> None:
@@ -123,6 +124,8 @@ class CopiedBuffers:
         self._changed = self._buffers.changed(self._line, now)
         self._changed += now.keys() - self._line.keys()
         source = assigned.rank == 0
+        # Only then do all ranks hold what rank 0 compares with. In any other round it sends all
+        # that it has (docs/protocol-data.md, section 18).
         alike = assigned.roster == self._roster and not assigned.attempt
         sent = self._changed if alike else now
         flags = torch.tensor([name in sent for name in names], dtype=torch.uint8)
@@ -130,9 +133,11 @@ class CopiedBuffers:
         data = pack(head, {"changed": flags}, filled=source)
         if not self._broadcast(data, last=False):
             return False
+        # Rank 0's flags on all ranks: all of them make the next exchange, or none does.
         unpack(data, {"changed": flags})
         moved = [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
         self._arrived = _Arrived(assigned, moved, None)
+        # No exchange follows whose averages would complete the round.
         if not moved:
             return not last or self._member.hold()
         self._tell(self._changed if source else moved, aloud=source)
@@ -156,9 +161,11 @@ class CopiedBuffers:
                 came = {name: torch.empty_like(self._buffers.blank(name)) for name in arrived.names}
                 unpack(arrived.data, came)
             self._line, self._roster = {**self._line, **came}, arrived.assigned.roster
+            # Rank 0 loads nothing: what its script has written since the exchange stays.
             if arrived.assigned.rank:
                 names = self._line.keys() & {*came, *self._changed}
                 self._buffers.write({name: self._line[name] for name in names})
+        # Last: what it keeps is read above.
         self.held.close()
 
     @property
@@ -250,6 +257,8 @@ class StepBuffers:
         # though nothing may come in it.
         self.drop()
         follow, more = self.copied.follow, self.statistics.follow
+        # In this order: workers pair exchanges by their numbers, and the protocol puts these in
+        # front of those of running statistics.
         if not self.copied.exchange(last=not more):
             return False
         if more:

@@ -151,6 +151,8 @@ class Residuals:
             flat: its gradients, contiguous float32; not changed.
         """
         earlier = self._candidates.get(block)
+        # All averages of an earlier exchange in this attempt have come, so each of its elements has
+        # been encoded: its vector holds what was lost.
         before = self._residuals.get(block) if earlier is None else earlier.settle()
         vector = self._spare.pop(block, None)
         if vector is None:
@@ -181,6 +183,8 @@ class Residuals:
     def commit(self) -> None:
         """The step is committed: what was lost in it is what the next step sends."""
         for block, candidate in self._candidates.items():
+            # In this order: what waits are views of the vector that becomes spare, and is written
+            # over.
             lost = candidate.settle()
             if (before := self._residuals.get(block)) is not None:
                 self._spare[block] = before

@@ -12,7 +12,7 @@ often it is tried.
 
 Buffers are looked up by their owners each time, since a forward may put another tensor in their
 place. They are compared to tell which were written to: torch's count of writes misses those to
-`buffer.data`. Only those that are too large to be copied in each step are told by that count.
+`buffer.data`. That count serves only for those that are too large to be copied in each step.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Held:
 
     def put_away(self) -> None:
         """The worker waits between two attempts: they are as before."""
+        # Only if an attempt was begun: what a script writes between two steps stays.
         if self._open:
             self._buffers.write(self.start)
         self._open = False
@@ -131,10 +132,12 @@ class PlainBuffers:
         found = {place.name: buffer for place, buffer in _search(modules, wanted)}
         left = MOST_BYTES
         small: set[str] = set()
+        # Equal ones stay in the order of the search: all workers choose the same.
         for name, buffer in sorted(found.items(), key=lambda each: _bytes_of(each[1])):
             left -= _bytes_of(buffer)
             if left >= 0 and buffer.layout is torch.strided and not buffer.is_quantized:
                 small.add(name)
+        # In the order of registration, in which they travel.
         for place, _ in _search(modules, wanted):
             (self._places if place.name in small else self._large)[place.name] = place
 

@@ -186,6 +186,7 @@ class LineAverager:
         """Notes the buffers that the step begins with."""
         averages = isinstance(self._buffers.statistics, MeanStatistics)
         if self._member.policy.average_buffers != averages:
+            # Between two attempts, so none of their exchanges is under way.
             self._buffers.statistics = self._make_statistics()  # The coordinator began anew.
         if kept:
             self._buffers.add()
@@ -219,6 +220,7 @@ class LineAverager:
 
         Returns with the mean in place.
         """
+        # First: as long as backward fills the buffers they hold no whole gradient.
         self._whole = self.overflowed = False
         self._own_norm = None
         return self._average(weight, lambda: self._compute(loss, weight, scale))
@@ -247,6 +249,7 @@ class LineAverager:
     def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
         self._buffers.drop()
         self.clock.pause()  # Opening a round may wait for the network.
+        # Before backward, whose hooks send blocks to it.
         self._open = self._averaging.open(weight)
         if self._open is None:
             return None
@@ -264,6 +267,7 @@ class LineAverager:
         for block, average in enumerate(averages.blocks):
             self._tap.write_back(block, torch.from_numpy(average), factor)
         norm = self._averaging.norm(averages.blocks)
+        # After the averages are in `p.grad`: what is added from here on is too late.
         self.late.averaged(range(len(self._plan.parameters)))
         self._member.talk.show("COMMITTING")
         began = time.perf_counter()
@@ -289,6 +293,7 @@ class LineAverager:
         self._limited_by = 1.0
         self._squares = 0.0 if limit is not None or policy.own_gradient_norm else None
         deliver = self._measure_and_send if limit is None else self._measure
+        # After all that `deliver` looks at was set: the first hook calls it.
         self._tap.arm(deliver, staged_with(self._loss_scale, scale), loss)
         try:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
@@ -303,6 +308,7 @@ class LineAverager:
             self._tap.disarm()
             self._member.abandon("backward raised")
             raise
+        # Not in a `finally`: half a gradient must not be kept.
         self._whole = True
         self._buffers.keep()
 
@@ -311,10 +317,13 @@ class LineAverager:
         factor = limiting_factor(self._own_norm, limit)
         if factor is not None:
             self._tap.rescale(factor)
+            # `recall` takes it out again, so that a kept gradient is limited with the sum, and
+            # once.
             self._limited_by = factor
         self._tap.deliver_again(self._send)
 
     def _send_again(self, loss: torch.Tensor) -> None:
+        # The blocks leave first, since the others wait for them. Nothing of this backward is sent.
         self._tap.deliver_again(self._send)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         self.clock.done()

@@ -39,7 +39,7 @@ _UNARY = (
 
 
 class LossScale:
-    """A GradScaler's scale, as those see it who compute and average gradients."""
+    """A GradScaler's scale, for the code that computes and averages gradients."""
 
     def __init__(
         self, scaler: torch.amp.GradScaler, device: torch.device, max_overflows: int
@@ -106,6 +106,7 @@ class LossScale:
 
     def committed(self, *, overflow: bool) -> None:
         """Notes whether a committed step overflowed."""
+        # By commits alone: a void attempt must not count, since it is tried again.
         self.overflows = self.overflows + 1 if overflow else 0
         if overflow and self.overflows == self._most:
             log.warning(

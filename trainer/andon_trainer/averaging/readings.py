@@ -91,6 +91,7 @@ class DeviceReader:
         # copy is done. So it is truly asynchronous.
         host = tensor.detach().to("cpu", non_blocking=True)
         done = self._make_event()
+        # Behind the copy, on the same stream: once it has happened, the numbers are there.
         done.record(self._current_stream(tensor.device))
         return PendingNumbers(host, done)
 

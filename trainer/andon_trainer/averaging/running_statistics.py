@@ -3,8 +3,8 @@
 Theory of operation. Each worker's forward moves its own running means and variances by its own
 samples. After each commit they must be the same on all workers. There are two ways.
 
-*Rank 0's* follow the gradients as a broadcast (decision 21). The state
-that a step began with plays no part.
+*Rank 0's* follow the gradients as a broadcast (decision 21). The state that a step began with plays
+no part.
 
 *The mean* is that of each worker's change, weighted as the gradients are: all workers begin a step
 with the same values, and set them to `start - mean(start - now)` when it is committed. The protocol
@@ -156,6 +156,7 @@ class MeanStatistics:
 
         What forward did ahead is added to these.
         """
+        # In this order: `begin` may read what the models hold as the line's values.
         ahead = self._ahead
         self.begin()
         now = self._buffers.read()
@@ -198,9 +199,11 @@ class MeanStatistics:
             return self._member.hold()
         change = self._change()
         if weight and not self._may_be_sent(change):
+            # In these exchanges alone: the gradients have the weight that they were sent with.
             weight = 0.0
         mean, more = np.empty_like(change), bool(self._integers)
         sizes = self._numbers.sizes
+        # The same on all workers. One that abstains makes these exchanges, too.
         rooms = list(rooms_for(sizes, change.size))
         ends = accumulate((sum(sizes[room.start : room.stop]) for room in rooms), initial=0)
         for number, (room, start) in enumerate(zip(rooms, ends, strict=False)):
@@ -211,12 +214,14 @@ class MeanStatistics:
                 return False
         if more and not self._integers.exchange(self._averaging, self._made()):
             return False
+        # Only now that all parts are here: a void round must leave none.
         self._mean = mean
         return True
 
     def apply(self) -> None:
         """Sets the mean, and rank 0's integers; if none came, this worker is the whole line."""
         mean, self._mean = self._mean, None
+        # Before anything is written: what forward did ahead is the difference of the two.
         now, made = self._buffers.read(), self._made()
         self._ahead = {name: now[name] - values for name, values in made.items()}
         if self._ended is not None:
@@ -233,6 +238,7 @@ class MeanStatistics:
             # The mean is rounded: it may be greater than a variance that became almost 0.
             self._buffers.keep_variances_positive()
             self._integers.load_arrived()
+        # Last: the models hold the line's values now, and nothing of this worker's own.
         self._start, self._kept, self._ended = self._buffers.read(), None, None
         self._open = False
 

@@ -97,6 +97,7 @@ class SoloAverager:
         blocks = range(len(self._plan.parameters))
         self.overflowed = False
         self.settle(blocks, weight, scale)
+        # After the check: from here on a gradient that is added is too late, as on a line.
         self.late.averaged(blocks)
         return Averaged(weight, 1, Timings(), computed_at=time.perf_counter())
 

@@ -170,6 +170,7 @@ class HostStaging:
             _gather(flat, gradients, self._shapes[block], scale)
 
     def _vector(self, block: int) -> torch.Tensor:
+        # Asked for at each `begin`: a stream that was opened again lends other memory.
         lent, own = self._lend(block), self._own[block]
         if lent is not None:
             self._own[block] = None
@@ -243,6 +244,7 @@ class CudaStaging:
         self, block: int, gradients: Sequence[torch.Tensor | None], scale: Factor | None
     ) -> None:
         """Queues gather, scale and copy on the side stream."""
+        # The caller's own stream, too: it may have made the last of these gradients.
         self.note(block)
         flat = self._on_device()[: self._sizes[block]]
         pinned = self._pinned[block] = self._vector(block)
@@ -337,7 +339,7 @@ class CudaStaging:
 
 
 class TracedStaging:
-    """A staging whose copies are on a timeline: by the host's time, as far as it takes part."""
+    """A staging that records on a timeline how long the host takes part in its copies."""
 
     def __init__(self, staging: Staging, timeline: Timeline) -> None:
         """Does what `staging` does."""
@@ -390,8 +392,11 @@ class PinnedMemory:
         """Registers memory instead of the memory before it; False if the driver refuses."""
         if memory is self._memory:
             return True
+        # Asked once for each memory: the driver would answer the same, and the log would repeat it.
         if memory is self._refused:
             return False
+        # First: memory that was lent before is unmapped once nobody holds it, and must not be
+        # registered then.
         self._unregister()
         failure = int(self._runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
         if failure:

@@ -98,9 +98,11 @@ class StepGather:
         assert assigned is not None
         data = pack(_NAME, {}, filled=True)
         call = Call(name=_NAME, data=data, head_bytes=HEAD_BYTES)
+        # First, before any number is averaged: here a rank that makes another exchange is found.
         if not self._averaging.broadcast(call, last=False):
             return None
         head, ranks = _HEAD.pack(len(given.data), given.weight), assigned.world_size
+        # Lengths before bytes: each rank lays its bytes where those of the ranks before it end.
         heads = self._share(head, [_HEAD.size] * ranks, assigned.rank)
         if heads is None:
             return None
@@ -129,6 +131,7 @@ class StepGather:
         """The sum of what all ranks have in `whole`, where all but one have zeros."""
         sizes = self._numbers.sizes
         room = sum(sizes)
+        # All ranks know all lengths, so each of them finds this, and none waits for the others.
         if whole.size > room * _MOST_EXCHANGES:
             raise ValueError(
                 f"all workers together gather {2 * whole.size} bytes in one step, and a model of "

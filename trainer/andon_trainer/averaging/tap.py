@@ -129,11 +129,13 @@ class GradientTap:
                         self._stage(armed, block)
                 self._deliver(armed, wait=True)
             finally:
+                # Also if a delivery raised: no later hook may deliver behind it.
                 self._armed = None
 
     def deliver_again(self, deliver: Deliver) -> None:
         """Delivers the buffers of the last finished backward once more; `p.grad` is not read."""
         for block in range(len(self._plan.parameters)):
+            # Without the lock: the tap is not armed, so no hook writes to the buffers.
             deliver(block, self._staging.collect(block))
 
     def rescale(self, factor: float) -> None:
@@ -233,9 +235,12 @@ class GradientTap:
                 f"{name} got a second gradient in one backward, after the first had been sent: "
                 "call checkpoint with use_reentrant=False"
             )
+        # Noted also if `finish` stages the block: the side stream must wait for this thread's
+        # stream.
         self._staging.note(block)
         if armed.at_end:
             return
+        # `discard`: a gradient may grow again before its block is delivered.
         armed.missing[block].discard(index)
         if self._in_order:
             while (block := len(armed.staged)) < len(armed.missing) and not armed.missing[block]:
@@ -258,6 +263,8 @@ class GradientTap:
             if not (wait or self._staging.ready(block)):
                 return
             flat = self._staging.collect(block)
+            # Before it leaves: a real gradient that is -0.0 throughout would be taken for a missing
+            # one (rule 16).
             self._missing.mark_present(block, flat, self._plan.parameters[block])
             # Counted before the call: whatever `deliver` raises, no block is delivered twice.
             armed.delivered += 1

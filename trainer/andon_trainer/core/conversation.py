@@ -142,7 +142,10 @@ class Conversation:
         """The script begins an exchange of the present round; False if the round is void."""
         if self.state.phase is not RoundPhase.OPEN:
             return False
+        # From here on the others may wait for this worker's part: see `begin_anew`.
         self.state.begun = True
+        # AveragesComplete names its round, and not which exchange of it: nothing of the exchange
+        # before may be taken for this one's.
         self._averages = None
         return True
 
@@ -151,10 +154,14 @@ class Conversation:
 
         With those of the round's `last` exchange this worker holds all of them.
         """
+        # The round may have become void after its averages came: `Membership.look` takes events
+        # between two local steps.
         averages, self._averages = self._averages, None
         if averages is None or self.state.phase is not RoundPhase.OPEN:
             return None
         if last:
+            # Held: from here on a lost stream leaves the averages alone, since their record may be
+            # durable already (rule 8).
             self.state.hold(averages.key)
         return averages
 
@@ -224,8 +231,11 @@ class Conversation:
             return False
         match self.wait:
             case Wait.WEIGHTS:
+                # A head that came with a checkpoint may be the line's already. Then no record
+                # follows that would change it.
                 return state.head != head or (head is not None and self.in_sync)
             case Wait.WORK:
+                # `WorkerState.forget_round` took the last assignment away before this wait began.
                 return state.assigned is not None
             case Wait.EPOCH_END:
                 # A worker that is behind leaves the epoch by itself: a transfer will bring it to
@@ -246,12 +256,15 @@ class Conversation:
     def poll(self) -> list[Effect]:
         """What the wait needs done before the next event is taken."""
         state = self.state
+        # Asked before the pause is looked at: a run that is over needs no answer to its halt.
         if self.may_leave and self._nothing_follows():
             return [EndRun(state.stop_reason)]
         if self.paused:
             return []
         match self.wait:
             case Wait.WORK:
+                # In this order. If work has come already, `must_ask` knows that no request is
+                # needed. `take_work` takes that knowledge away.
                 asking = self._request(leaves_epoch=False)
                 _, effects = state.take_work()
                 return [*asking, *effects]
@@ -309,6 +322,7 @@ class Conversation:
         # A number that was sent again may be answered after the head moved, when the same sequence
         # number means another call.
         if (event.head, event.sequence) == (self.state.head, self._number):
+            # No number is open now: a second answer to one that was sent again is dropped.
             self._result, self._number = event, None
 
     def _dismissed(self, event: Dismissed) -> list[Effect]:
@@ -340,16 +354,19 @@ class Conversation:
             # What was computed ahead began at weights that the doubted numbers are in.
             effects += self.state.drop_computed("its numbers are in doubt")
         if raises:
+            # The exception is the last effect: those behind it would never be done.
             return [*effects, RaiseHalted(event.evidence)]
         self.paused = True
         return [*effects, AwaitAnswer(event.evidence)]
 
     def _transfer(self, asked: TransferAsked) -> list[Effect]:
         head = self.state.head
+        # Rule 10: a sender is at the head that the transfer names.
         if asked.sends and asked.head != head:
             failure = f"this worker is at {head}, not at {asked.head}"
             return [ReportState(asked.transfer_id, head, failure)]
         # State is the head's, and nothing else.
+        # In this order: MoveState packs the weights as they are then.
         return [*self.state.drop_computed("state moves"), MoveState(asked)]
 
     def moved(self, asked: TransferAsked, failure: str) -> list[Effect]:
@@ -358,6 +375,8 @@ class Conversation:
         if not failure and not asked.sends:
             self.doubts += 1
             effects += self.state.installed(asked)
+        # With the head that was just installed: the receiver counts as in sync only once it reports
+        # the line's head (rule 10).
         return [*effects, ReportState(asked.transfer_id, self.state.head, failure)]
 
     # ------------------------------------------------------------------ between two streams

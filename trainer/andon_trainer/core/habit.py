@@ -3,8 +3,8 @@
 A worker that asks for its next step before the present one is committed spares each step a round
 trip. But the line may then assign that step at once, and if the script does something else first
 (it evaluates, averages a number, leaves its epoch), the others have begun a round in which it is
-missing. What a script will do can't be known, so a worker goes by what it did after the commit
-before: who was straight once is expected to be so again.
+missing. What a script will do can't be known. So a worker goes by what its script did after the
+last commit: if it went straight on, it is expected to do so again.
 """
 
 from __future__ import annotations

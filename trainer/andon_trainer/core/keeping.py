@@ -6,8 +6,7 @@ the positions of the worker's share, and it belongs to the head whose weights it
 If the next share at that head is the same, the same bytes are sent again. If the next share is
 larger, `p.grad` starts as the mean times its weight in the share's unit (one float32 product an
 element), backward adds the missing positions, and the last micro-batch's scale turns the sum into a
-mean. Otherwise
-everything is computed anew.
+mean. Otherwise everything is computed anew.
 """
 
 from __future__ import annotations
@@ -57,6 +56,7 @@ class Kept:
             self.doubts == doubts
             and self.parent == assigned.parent
             and self.epoch == assigned.epoch
+            # Positions can be added to a mean, but none can be taken out of it.
             and not subtract(self.positions, assigned.positions)
         )
 

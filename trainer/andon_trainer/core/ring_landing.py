@@ -79,6 +79,7 @@ class MeanLanding:
         for start in range(0, data.nbytes, PIECE_BYTES):
             piece = data[start : start + PIECE_BYTES]
             yield piece
+            # Whoever receives asks for the next piece, or for the end, only once this one is full.
             if self.crc32c is not None:
                 self.crc32c = extended(self.crc32c, piece)
 
@@ -116,8 +117,11 @@ class SumLanding:
             count = min(step, self.out.size - start)
             piece = room[: count * _FLOAT32_BYTES]
             yield piece
+            # The piece is full now. `room` is the same for the next one, so its numbers are added
+            # before the next `yield`.
             if self.crc32c is not None:
                 self.crc32c = extended(self.crc32c, piece)
+            # After a bad value the rest is received all the same: the next frame lies behind it.
             if self.wrong is None:
                 self._add(numbers[:count], start)
 
@@ -166,6 +170,7 @@ class Landings:
     def add(self, stage: RingStage, block: int, offset: int, landing: Landing) -> None:
         """Lets the chunk of a stage and a segment land there, in float32."""
         if isinstance(landing, SumLanding) and self.checked:
+            # Before the landing can be found: the receiving thread may write to it at once.
             landing.sent_crc32c = header_crc32c_of(landing.sent)
         self._waiting[stage, block, offset] = landing
 
@@ -179,6 +184,7 @@ class Landings:
         landing = self._waiting.get(at)
         if landing is None or landing.count != message.count:
             return None
+        # The ring's thread may have withdrawn it since the look above.
         landing = self._waiting.pop(at, None)
         if landing is not None and self.checked and message.crc32c is not None:
             landing.crc32c = header_crc32c_of(message)

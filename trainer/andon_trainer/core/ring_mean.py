@@ -182,6 +182,7 @@ class RingMean:
         assert expected is not None
         assert share is not None
         at = (segment.block, segment.offset)
+        # A sum that came already waits in `_waiting`: nothing more will land for it.
         if at in self._taken or self._encoding is not Encoding.FLOAT32:
             return
         stage, _ = expected
@@ -231,6 +232,8 @@ class RingMean:
             return self._settle(segment)
         payload = encode_own(numbers, encoding, keeps_loss=keeps)
         chunk = self._chunk(RingStage.CONTRIBUTION, segment, payload, encoding)
+        # Float32 numbers are looked at while they are sent (`checked_own`). Those of other
+        # encodings were looked at before they came here.
         return [Send(chunk, unchecked=encoding is Encoding.FLOAT32)]
 
     def _receive_sum(
@@ -245,6 +248,8 @@ class RingMean:
         self._taken.add(at)
         if isinstance(arrived.landing, SumLanding):
             return self._added(arrived.landing, segment)
+        # It came over gRPC, or its head was read before the landing was added. A sum comes only
+        # once, so nobody else would take the landing.
         self.landings.withdraw(chunk)
         if self.shares.factors[self._rank] is not None:
             if chunk.block in self._own:
@@ -347,6 +352,7 @@ class RingMean:
         if chunk.encoding is not self._answer or owner == self._rank or owes:
             raise RingViolation(f"an average of block {chunk.block} that can't be")
         if arrived.landing is None:
+            # As for a sum: it came over gRPC, so nothing landed, and nothing will.
             self.landings.withdraw(chunk)
             self._place(segment)[:] = decode(chunk.payload, chunk.encoding, chunk.count)
         del self._missing[chunk.block, chunk.offset]

@@ -169,6 +169,8 @@ class RingRound:
         # The rank after this one made it: its way around ends here.
         goes_on = header.rank != (self._rank + 1) % self._size
         passed: list[RingEffect] = [Forward(arrived)] if goes_on else []
+        # In this order: the header leaves before the chunks that it lets leave. So the next rank
+        # has all headers before any chunk.
         return passed + self._take_header(header)
 
     def _take_header(self, header: RingHeader) -> list[RingEffect]:

@@ -43,6 +43,7 @@ class ScalarLog:
     def add(self, scalars: Iterable[Scalar]) -> None:
         """Keeps what the script logged, to be sent."""
         self._waiting.extend(scalars)
+        # What was sent is never given up here: its answer may be on the way.
         while len(self._waiting) + len(self._sent) > MOST_KEPT and self._waiting:
             self._waiting.popleft()
             self.lost += 1
@@ -50,11 +51,13 @@ class ScalarLog:
     def joined(self, stream: int) -> None:
         """Goes on with a new stream, first with what the last one did not acknowledge."""
         self._stream = stream
+        # In front of the others, the oldest first: `extendleft` turns the order around.
         self._waiting.extendleft(reversed(self._sent))
         self._sent = ()
 
     def take(self, stream: int, sequence: int) -> tuple[Scalar, ...]:
         """What goes with the heartbeat `sequence`; nothing while another one is unanswered."""
+        # The thread of a stream that was closed may still ask.
         if stream != self._stream or self._sent:
             return ()
         count = min(len(self._waiting), MAX_SCALARS)

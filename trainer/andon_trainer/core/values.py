@@ -116,6 +116,7 @@ def encode_own(numbers: Floats, encoding: Encoding, *, keeps_loss: bool) -> memo
         return encode(numbers, encoding)
     lost = np.empty_like(numbers)
     payload = encode(numbers, encoding, lost)
+    # Only now: after an overflow the search for the bad value needs the numbers as they were.
     np.copyto(numbers, lost)
     return payload
 

@@ -126,6 +126,7 @@ class WorkerState:
         if work.parent != self.head:
             return None, [JoinAgain("assigned work for another head")]
         self.assigned, self.phase = work, RoundPhase.OPEN
+        # A record that the script has not taken is of an older step.
         self.begun, self.commit = False, None
         # A coordinator that keeps its place asks for all of it again. A new one may deal otherwise.
         fits = self.computed.serves(work)
@@ -191,10 +192,13 @@ class WorkerState:
 
     def halted(self, evidence: HaltEvidence) -> tuple[bool, list[Effect]]:
         """The line was halted. Returns whether that is news: each new stream repeats it."""
+        # Before the return below: if it stayed set, no work would be asked for after the answer
+        # either.
         self._halt_expected = False
         if self.halt is not None and self.halt.id == evidence.id:
             return False, []
         self.halt = evidence
+        # Rule 7: the halt voids the round of that work, too.
         self._waiting = None
         return True, self.void(str(evidence))
 
@@ -225,6 +229,7 @@ class WorkerState:
 
     def lost(self) -> list[Effect]:
         """The control stream ended. A round that waits for its record may still get it (rule 8)."""
+        # Rule 4: what came on the old stream, and was not acted on, is dropped.
         self._waiting = None
         self._asked = None
         self._halt_expected = False
@@ -252,6 +257,7 @@ class WorkerState:
 
     def _voided(self, event: Voided) -> list[Effect]:
         """A round is void."""
+        # Withdrawn before the script took it: nothing of it is to be ended.
         if self._waiting is not None and event.key == self._waiting.key:
             self._waiting = None
             return []
@@ -267,6 +273,8 @@ class WorkerState:
         """A record is durable: it is applied, or known already, or ends the stream (rule 4)."""
         record = commit.record
         if not self._applies(record):
+            # Rule 4: a record that comes again may be applied already. Any other record that does
+            # not fit makes this worker join again.
             known = record.key == self.head
             return [] if known else [JoinAgain("got a record that can't be applied here")]
         self.head, self.cursor, self.step = record.key, record.cursor, record.step

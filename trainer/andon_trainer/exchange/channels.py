@@ -43,6 +43,7 @@ def open_channel(address: str, tls: Path | None = None) -> grpc.Channel:
     Raises:
         TlsError: the folder can't be used.
     """
+    # First: a child that is forked while the connection is made must know its port.
     close_in_children(address)
     return andon.host.tls.open_channel(
         address,
@@ -106,6 +107,7 @@ def close_in_children(address: str) -> None:
     port = address.rpartition(":")[2]
     if not port.isdecimal():
         return  # Without a port there is no connection.
+    # Once: what is registered at a fork can't be taken back.
     if not _ports:
         os.register_at_fork(after_in_child=_forget_the_line)
     _ports.add(int(port))
@@ -125,6 +127,7 @@ def _forget_the_line() -> None:
 def _ports_of(descriptor: int) -> set[int]:
     """The ports at both ends of a socket; none if it is not of TCP or UDP."""
     ports: set[int] = set()
+    # Of a copy: the end of the block closes what it was given.
     with socket.socket(fileno=os.dup(descriptor)) as probe:
         if probe.family not in (socket.AF_INET, socket.AF_INET6):
             return ports

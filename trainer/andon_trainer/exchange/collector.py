@@ -107,6 +107,7 @@ class Collector:
         # Here, on the training thread: two receiving threads must not both make vectors. And anew
         # for each call: `_clear` may have put zeros in the place of shared averages.
         self._averages = self._present_vectors()
+        # Last: a receiving thread that sees the call writes to its vectors.
         self._open = open_call
 
     def _present_vectors(self) -> list[Floats]:
@@ -151,6 +152,7 @@ class Collector:
         """
         # Read once: the training thread may end the call at any moment.
         current = self._open
+        # What is still on its way for a void round has an older key, and is dropped.
         if current is None or isinstance(message, RoundOpened) or message.key != current.key:
             return
         match message:
@@ -218,6 +220,7 @@ class Collector:
             self._store(message, call)
         elif not message.count:
             self._clear(call)
+        # True for one thread only, so the event is put once.
         if self._count(message, current):
             assert current.total_weight is not None
             self._inbox.put(AveragesComplete(current.key, current.total_weight, message.world_size))
@@ -225,6 +228,7 @@ class Collector:
     def _count(self, message: AveragedBlock, current: OpenCall) -> bool:
         """Counts an average that is stored; returns whether it was the last one."""
         with self._lock:
+            # Rule 15: all averages of a round agree on the weight and on the roster's size.
             if current.total_weight is None:
                 current.total_weight = message.total_weight
             if (message.total_weight, message.world_size) != (
@@ -239,6 +243,8 @@ class Collector:
             current.zeros_missing -= 1
             if current.zeros_missing:
                 return False
+            # Nothing more of the call comes: `StarExchange.end` and the watch over lanes go by
+            # this.
             current.missing = 0
             return True
 

@@ -97,6 +97,8 @@ class Route:
             before = self.exchange
             before.close()
             self._make(joined, reducers)
+            # Last: `traffic` counts the old exchange until `_make` has made another one, and
+            # the threads of the old one have ended by now.
             self._before += before.traffic
         if not self.exchange.is_open:
             capabilities = (checksums.CAPABILITY,) if self._config.checksums else ()

@@ -57,7 +57,7 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What came of a round."""
+    """How a round ended."""
 
     averaged: Averaged | None
     """None: the round is void."""

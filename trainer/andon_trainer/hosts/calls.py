@@ -122,7 +122,7 @@ def meet(group: HostGroup, name: str, given: Any, *, terminated: bool = False) -
 
 
 def answer_in_host(group: HostGroup, name: str, given: Any, ask: Callable[[list[Any]], _T]) -> _T:
-    """What the leader's `ask` makes of all that the processes give to a call; in all of them."""
+    """The leader's answer to a call, in every process: what `ask` makes of all that they give."""
     called = meet(group, name, given)
     if group.rank:
         answer: _T = told_by_leader(group)
@@ -134,10 +134,10 @@ def answer_in_host(group: HostGroup, name: str, given: Any, ask: Callable[[list[
 
 
 def told_by_leader(group: HostGroup) -> Any:
-    """The leader's message, if it is not that it failed.
+    """The leader's message.
 
     Raises:
-        LineHalted, HostLost, ...: it did.
+        LineHalted, HostLost, ...: the leader failed, and raises the same.
     """
     told = group.hear()
     if isinstance(told, Failure):
@@ -153,7 +153,7 @@ def failing_together(group: HostGroup) -> Iterator[None]:
     except HostLost:
         raise
     except BaseException as error:
-        # It is raised in any case, and says more than that the others are gone as well.
+        # The error is raised in any case. That the others are gone too would say less.
         with suppress(HostLost):
             group.tell(Failure.of(error))
         raise

@@ -1,7 +1,7 @@
 """The processes of one host: how they meet, tell each other what happened, and add up tensors.
 
 Theory of operation. The processes of a host run the same script in lockstep. Process 0, the leader,
-is the line's worker; the others follow it. There are two kinds of talk between them. *Messages* are
+is the line's worker; the others follow it. They talk in two ways. *Messages* are
 small objects over a Gloo group of their own: all meet at the calls that a script makes together,
 and the leader then tells what came of it. *Tensors* are summed and broadcast over a second group,
 which has the backend of the script's own group: NCCL between GPUs, Gloo between CPUs.

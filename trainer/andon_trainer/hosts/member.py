@@ -1,4 +1,4 @@
-"""A host's membership: the leader's is the line's, and its followers have theirs from it.
+"""A host's membership: the leader has a place on the line, and tells its followers what it learns.
 
 Theory of operation. The processes of a host run the same script, and so the same steps, in
 lockstep. Where a step asks the line (for work, a commit, a mean), the leader asks and tells the
@@ -61,7 +61,7 @@ class Led(RunMember, Protocol):
 class LeaderMember:
     """The place on the line of a host: process 0 has it, and tells the others all that it learns.
 
-    Whatever the others need not be told is the membership's own.
+    Calls of which the others need not hear go straight to its membership.
     """
 
     def __init__(self, group: HostGroup, member: Led, state: State) -> None:
@@ -149,14 +149,14 @@ class LeaderMember:
 
 
 class FollowerMember:
-    """The place of another process of the host: whatever the leader's is."""
+    """The place of another process of the host: it stands where the leader stands."""
 
     def __init__(self, group: HostGroup, state: State) -> None:
         """Knows nothing yet."""
         self._group = group
         self._state = state
         self.position = Position()
-        """The leader's, but for its assignment: another process writes the checkpoint."""
+        """The leader's, except that this process is not assigned to write a checkpoint."""
         self.talk = Silence()
         self.timeline: Timeline | None = None
         self.terminated = False
@@ -236,7 +236,7 @@ class FollowerMember:
         if here.assigned is not None:
             here = replace(here, assigned=replace(here.assigned, writes_checkpoint=False))
         if here.installed_from == before:
-            # The same object: who waits for a transfer compares objects.
+            # The same object: `Position.installed_from` is compared by identity.
             here = replace(here, installed_from=before)
         self.position = here
         return told.result

@@ -1,6 +1,6 @@
 """From a script's DistributedDataParallel to a host group, and the host's joining of the line.
 
-Who wraps a model in DistributedDataParallel says by that which processes belong together. The
+A model that is wrapped in DistributedDataParallel shows which processes belong together. The
 wrapper's own averaging is then switched off: it would average with equal weights, process by
 process, and the line's steps need the weighted mean of whatever each process computed.
 """
@@ -98,7 +98,7 @@ def refuse_stream(feeder: Feeder) -> None:
 
 
 def switch_off(models: Sequence[DistributedDataParallel]) -> Callable[[], None]:
-    """Makes the wrappers neither average gradients nor copy buffers; returns what undoes it."""
+    """Stops the wrappers from averaging gradients and copying buffers; returns what undoes that."""
     before = [
         (model, model.require_backward_grad_sync, model.require_forward_param_sync)
         for model in models

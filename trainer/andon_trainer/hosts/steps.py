@@ -2,15 +2,15 @@
 
 Theory of operation. To the line a host is one worker: it is assigned positions, and contributes one
 gradient with one weight. Every process of the host runs the same steps, on its own part of the
-positions. Process 0 has the first part, so that it has samples if any process has: what is kept of
-a void round is the whole host's, lies at process 0, and is added to there.
+positions. Process 0 has the first part, so it has samples if any process has. What is kept of a
+void round is the whole host's. It lies at process 0, which adds to it.
 
 When a process is about to run the last backward of its part, it meets the others. They add up their
 weights, losses and counts, and learn whether one of them has a loss that is not finite.
 
-They meet nowhere before. In forward and backward of each micro-batch a model may wait for the other
-processes itself (SyncBatchNorm), so a process that waited elsewhere, or left a backward out, would
-never be found there. A loss that is not finite therefore goes backward like any other, and is told
+Before that they never meet. In forward and backward of each micro-batch a model may wait for the
+other processes itself (SyncBatchNorm). A process that waited elsewhere, or left a backward out,
+would never be found there. So a loss that is not finite goes backward like any other, and is told
 when they meet.
 """
 
@@ -49,7 +49,7 @@ class _Part:
 
 
 class HostProcesses:
-    """The processes of this host, which divide its share and make one gradient of theirs."""
+    """The processes of this host: they divide its share, and make one gradient of it."""
 
     several = True
 

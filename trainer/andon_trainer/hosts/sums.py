@@ -6,7 +6,7 @@ leader sends it from. Blocks are summed in the layout's order, since all process
 same order, and none waits inside backward: a model may wait for the others there (SyncBatchNorm).
 
 A process may have no part in a step's gradient: it computed borrowed samples, or its weight is 0.
-It then says of each parameter that it has none, and not a zero (see `missing`).
+Then it marks each parameter as one without a gradient, which is not a zero (`averaging.missing`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HostSums:
         """Begins to copy a block's gradients, times `scale`, and to add them up."""
         if not self.takes_part:
             gradients = [None] * len(gradients)
-            # Whoever marks what is there must not find a borrowed sample's gradient.
+            # `mark_present` must not find the gradient of a borrowed sample.
             for parameter in self._plan.parameters[block]:
                 parameter.grad = None
         self._staging.begin(block, gradients, scale)
@@ -100,7 +100,7 @@ def mark_real(
 ) -> None:
     """Makes the first element of each gradient that is there +0.0 if it is -0.0.
 
-    Only a missing one may be -0.0 in all elements, and so may a sum only if all are missing.
+    Only a missing gradient may be -0.0 in all elements: then a sum is so only if all are missing.
     """
     start = 0
     for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -1,4 +1,4 @@
-"""The candidate: what a worker brings to a line, and the line that it can't join again.
+"""The candidate: what a worker brings to a line, and why it may not be able to join again.
 
 A Join says the same of the worker each time; only its head and what it holds change.
 """

@@ -78,7 +78,7 @@ log = logging.getLogger(__name__)
 _LEAVE_PATIENCE_S = 5.0
 
 _OF_STEPS = frozenset({Wait.WORK, Wait.AVERAGES, Wait.VERDICT, Wait.COMMIT})
-"""What a script waits for that makes one step after the other."""
+"""The waits of a script that makes one step after the other."""
 
 
 class Membership:
@@ -167,6 +167,8 @@ class Membership:
         began = time.perf_counter()
         self._connect()
         try:
+            # Before the first wait: a request for work names the address at which a ring's exchange
+            # listens.
             self._route.take(self._link.joined)
         except WrongMap as error:
             raise JoinRefused("protocol", str(error)) from None
@@ -193,10 +195,12 @@ class Membership:
     def leave(self, departure: LeaveReport) -> None:
         """Says good-bye and ends both streams."""
         if self._link.is_open:
+            # The protocol wants them in this order: Fault SCRIPT_RAISED, then Leave FAILED.
             if departure.reason == "FAILED":
                 self._link.control.report_crash(departure.error_type, departure.message)
             self._link.control.leave(replace(departure, checkpoint=self.talk.checkpoint))
             self._link.close(after_s=_LEAVE_PATIENCE_S)
+        # There is none if the Join failed.
         if hasattr(self._route, "exchange"):
             self.exchange.close()
 
@@ -239,9 +243,12 @@ class Membership:
 
     def _rejoin(self) -> None:
         """Joins again on a new stream."""
+        # First: it ends an open round, and the Join reports what is left (`held_key`).
         self._do(self._conversation.lost())
         before = self.policy
         self._connect()
+        # Before the answer is acted on: nothing may be applied for a line that works in another
+        # way.
         refuse_other_policy(before, self.policy)
         # Its streams were opened with the session token of the Join before. The next round opens
         # others.
@@ -269,6 +276,7 @@ class Membership:
         """Requests work and waits for it."""
         if self.timeline is not None:
             self.timeline.step_over("void")  # If it was not committed, it was in vain.
+        # Before `forget_round`, which takes the assignment away: the Fault names its key and rank.
         self._do(self._conversation.begin_anew())
         left = self._state.forget_round()
         if left is not None:
@@ -295,6 +303,7 @@ class Membership:
 
     def left_behind(self) -> bool:
         """Takes what has come, and returns whether the line has gone on without this worker."""
+        # Without a wait: if nothing has come, the line is where this worker is, as far as it knows.
         while (event := self._inbox.take(0.0)) is not None:
             self._do(self._conversation.receive(event))
         return self._state.behind
@@ -319,6 +328,7 @@ class Membership:
         except RouteFailed as failed:
             # By way of the inbox, behind what came before: the round may be void already.
             self._inbox.put(self._state.own_fault(failed.kind, str(failed)))
+        # Also after a failure: an exchange that is not open sends nothing.
         self.exchange.begin(assigned, weight, call)
         return True
 
@@ -372,14 +382,18 @@ class Membership:
         """
         self._telemetry.clock.reported(report)
         goes_on = self._habit.is_straight and not (report.stop_reason or report.end_of_data)
+        # A worker that is about to leave would only void the round that it asked for.
         if goes_on and STANDING in self._link.coordinator_can and not self._leaving.wanted:
             standing = Standing(ring_address_of(self.exchange), self.talk.checkpoint)
             report = replace(report, standing=standing)
+        # Before it is sent: from then on the round may be committed, and must not be given up.
         self._conversation.reported()
         self._link.control.report_step(report)
         # What is computed ahead is committed first, and the run ends after that.
         assigned = self._state.assigned
         at_once = assigned is not None and assigned.ahead_batch is None
+        # `await_commit` compares it with the record: the coordinator may not let the script end the
+        # run.
         self._wants_stop = report.stop_reason if at_once else ""
 
     def await_commit(self) -> Committed | None:
@@ -485,6 +499,8 @@ class Membership:
         try:
             while not conversation.over:
                 if conversation.may_leave:
+                    # The signal's handler sets a flag, and the exception comes from here: between
+                    # two steps nothing is left half done.
                     self._leaving.refuse_to_wait()
                 effects = conversation.poll()
                 self._do(effects)
@@ -524,6 +540,7 @@ class Membership:
                 case AwaitAnswer() | GoOn():
                     self._show_halt(effect)
                 case RaiseHalted() | RaiseDropped() | RaiseRefused() | EndRun():
+                    # Always the last of the effects, so none is left out.
                     raise self._exception_of(effect)
                 case _:
                     self._send(effect)
@@ -574,6 +591,7 @@ class Membership:
         self.talk.show("SYNCING")
         began = time.perf_counter()
         with self._leaving.at_once():
+            # A transfer may take minutes, and there is no step to finish meanwhile.
             failure = self._mover.move(asked)
         if self.timeline is not None:
             self.timeline.span("send state" if asked.sends else "receive state", began)

@@ -44,6 +44,7 @@ class SoloMember:
             pacing=origin.pacing if origin else b"",
             coordinator_can=frozenset(COORDINATOR_CAPABILITIES),
         )
+        # Keys rise (rule 1), after a checkpoint too.
         self._rounds = itertools.count(head.round + 1)
         self._term = head.term
         self._reported: StepReport | None = None
@@ -108,6 +109,7 @@ class SoloMember:
         here = self.position
         assert report is not None
         assert here.assigned is not None
+        # The loop awaits each round that it reports before it asks for the next.
         assert here.assigned.key == report.key
         cursor = cursor_after(here.cursor, here.assigned.batch, self._plan.epoch_size)
         if report.end_of_data:

@@ -59,6 +59,7 @@ class LineTalk:
 
     def show(self, activity: str, detail: str = "") -> None:
         """See `Talk`."""
+        # A standing request is only made by a script that goes straight on: see `core.habit`.
         if activity in _ELSEWHERE:
             self._habit.does_something_else()
         self._link.control.show(activity, detail)

@@ -135,8 +135,10 @@ class Accumulation:
         else:
             for name, parameter in self._gradients.named():
                 if parameter.grad is not None:
+                    # Out of `p.grad`, so that the next backward does not add to it.
                     means[name] = _wide(parameter.grad)
                     parameter.grad = None
+        # In no sum before the commit: a void round drops it, and all is as it was.
         self._waiting = _Batch(weight, ends, means)
 
     def drop(self) -> None:
@@ -159,6 +161,7 @@ class Accumulation:
             self.overflowed, self._overflow = self._overflow, False
             self._total = self._weight + batch.weight
             self._batches, self._weight = 0, 0.0
+            # Only now: after a void round the same sums are needed again.
             self._sums.clear()
             return
         assert self._every is not None
@@ -184,6 +187,8 @@ class Accumulation:
             for name, parameter in self._gradients.named():
                 parts = self._sums.get(name)
                 if parameter.grad is not None:
+                    # A new tensor, which may be added to in place. The sums must stay as they are:
+                    # the round may be void.
                     own = parameter.grad.to(_dtype_of(parameter.grad)) * _float32(weight)
                     parts = own if parts is None else own.add_(parts)
                 if parts is not None:

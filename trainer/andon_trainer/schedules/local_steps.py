@@ -202,6 +202,7 @@ class LocalStepper(LoopSteps):
         self._accumulated.drop()  # Of a local step that was left in the middle.
         self._averager.clock.begin()
         self._committed = False
+        # Nothing is computed beyond the head: the window begins at the line's weights.
         if not self._local.computed:
             self._begin_window(wants_digest=assigned.wants_digest)
         elif assigned.wants_digest and self._digest is NO_DIGEST:
@@ -230,6 +231,8 @@ class LocalStepper(LoopSteps):
             # A window is long: a loss or a halt must not be noticed at its end only.
             if round_.made and not self._local.look():
                 return
+            # The due pile is whole: its change leaves, and what follows is computed while it
+            # travels.
             if round_.made == round_.due:
                 self._send(round_)
             yield from self._local_step(round_, batches)
@@ -263,6 +266,7 @@ class LocalStepper(LoopSteps):
         """The digest of the window's start, while the models hold what was computed from there."""
         start = self._start()
         with torch.no_grad():
+            # Between two loop bodies, so no forward meets the line's weights in place of its own.
             now = {key: part.clone() for key, part in self._parameters()}
             for key, part in self._parameters():
                 part.copy_(start[key])
@@ -420,8 +424,10 @@ class LocalStepper(LoopSteps):
         state = self._state
         if state is None or not self.moved or state is self._settled:
             return
+        # Noted once: `stepped` comes here, and the loop after it.
         self._settled = state
         self._local.stepped_locally()
+        # Before `made` moves on to the next step.
         part, due = round_.parts[round_.made], round_.made < round_.due
         round_.made += 1
         if due:
@@ -450,12 +456,15 @@ class LocalStepper(LoopSteps):
                     key: start[key].float() - part.detach().float()
                     for key, part in self._parameters()
                 }
+            # Before anything is computed ahead: what forward makes of buffers then is the next
+            # window's.
             self._buffers.end_window()
         round_.void = not self._averager.send(self._due.weight, self._change)
 
     def _finish(self, round_: _Round) -> None:
         """Exchanges, reports and commits; in a void round everything stays, to be sent again."""
         self._send(round_)
+        # Before the wait, which may raise: a round is finished once.
         round_.over = True
         if not self._local.computed.ahead:
             self._change = None  # Nothing is ahead of it: it is all that was changed.
@@ -498,6 +507,8 @@ class LocalStepper(LoopSteps):
         start, ahead = self._start(), None
         with torch.no_grad():
             if self._change is not None:
+                # Before the weights are set back: it is what they have beyond the change that was
+                # sent.
                 ahead = {
                     key: part.float() - start[key].float() + self._change[key]
                     for key, part in self._parameters()
@@ -509,12 +520,17 @@ class LocalStepper(LoopSteps):
                 self._outer.optimizer.step()
         self._clear_gradients()
         self._buffers.apply()
+        # As `Computed.committed` has done with the positions.
         self._due, self._ahead = self._ahead, _Sums()
         self._averager.renew()
+        # Now, before what is ahead is added: the models hold the new head's weights and nothing
+        # else.
         self._digest = self._head_digest()
         self._change, self._touched = None, ahead is not None
         if ahead is None:
             return  # The next window begins with what the models hold.
+        # For the same reason now. The inner state is that of the window's end, and not the present
+        # one.
         self._held.take(self._inner_ahead)
         self._inner_ahead = None
         self._buffers.begin_ahead()

@@ -174,6 +174,7 @@ class MovedParameters:
         moved = [part for part, old, new in counts if old != new]
         if phase is StepPhase.VOID and not committed:
             moved = [(name, part) for name, part in moved if not self._is_as_held(part)]
+        # Let go of in any case: copies take as much memory as the weights.
         held, self._held = self._held, {}
         if committed or not moved:
             return

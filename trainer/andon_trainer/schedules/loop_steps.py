@@ -248,9 +248,11 @@ class LoopSteps(ABC):
             self._begun = True
         self.epoch = epoch = self._member.position.cursor.epoch
         while not (here := self._member.position).stop_reason and here.cursor.epoch == epoch:
+            # Before the wait, in which the line may ask this worker for its state.
             self._before_work()
             between_steps()
             self._member.talk.show("IDLE")
+            # Compared by identity after the wait: two transfers may be equal.
             before = self._member.position.installed_from
             try:
                 assigned = self._member.next_round()
@@ -283,6 +285,7 @@ class LoopSteps(ABC):
             RuntimeError: the script left between `line.backward(loss)` and `optimizer.step()`.
             LineHalted, LineLost, RunOver: as when it asks for work.
         """
+        # First: a generator that the script resumes afterwards finds its step gone.
         state, self._state = self._state, None
         if state is not None and state.phase is StepPhase.AVERAGED:
             # The other workers may have committed the step: it can't be taken back.
@@ -301,6 +304,7 @@ class LoopSteps(ABC):
         self._forget()
         self._averager.late.clear()
         self._averager.clock.begin()
+        # Last: it may raise, and nothing of the step is left by then.
         self._member.leave_epoch()
 
     def _hand_over(self, state: StepState, batch: Any) -> Any:
@@ -377,6 +381,7 @@ class LoopSteps(ABC):
         state.count(None if correct is None else reader.begin(torch.as_tensor(correct)))
         # Only now, after all checks of the arguments: a call that was refused may be repeated.
         factor, state.waiting = state.make_room(given), 0
+        # Before backward adds to it: what was held back has to have the same unit as what comes.
         self._accumulated.put_back(factor)
         value = self._averager.losses.begin(reported, gated=given > 0)
         # A loss that is still on its way from a GPU is looked at before anything moves; with a

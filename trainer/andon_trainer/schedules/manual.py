@@ -232,6 +232,7 @@ class ManualStepper:
         """
         self.committed = False
         if self._step is not None and not self._step.lost:
+            # Before anything is reported: what was added late is in nobody's mean.
             self._collectives.late.refuse(_LATE_REMEDY)
         commit = None
         with self._called():
@@ -273,6 +274,7 @@ class ManualStepper:
         if averaged is None:
             step.lost = True
             return None
+        # StepReady reports the weights of sequence 0.
         if not step.calls:
             step.weight, step.first = weight, averaged
         step.calls += 1
@@ -285,6 +287,7 @@ class ManualStepper:
 
     def _commit(self, step: _ManualStep) -> Committed | None:
         """Reports the step and waits for its record; None if the round is void."""
+        # Held before the report: it says that all averages of the round are here.
         if step.lost or not self._member.hold():
             return None
         assigned, here = step.assigned, self._member.position

@@ -96,6 +96,7 @@ class StepState:
             state.weight, state.loss_sum, state.correct = kept.weight, kept.loss_sum, kept.correct
             state.overflow = kept.overflow
             done = sum(map(len, kept.positions))
+            # Room for the whole share, if what is missing weighs like what was kept.
             state.unit = _power_of_two(kept.weight * max(1.0, state.samples / max(done, 1)))
         return state
 
@@ -153,6 +154,7 @@ class StepState:
         self._add_counts()
 
     def _add_losses(self) -> None:
+        # In the order of the micro-batches: a sum of floats depends on it.
         losses, self._losses = self._losses, []
         for loss, weight in losses:
             self.loss_sum += weight * loss.number()

@@ -99,6 +99,7 @@ class Stepper(LoopSteps):
         self._averager.late.clear()
         self._averager.clock.begin()
         self._state = state = self._begin(assigned)
+        # Before the first forward, which may move buffers.
         self._averager.begin(kept=state.kept is not None)
         share, began, seen = self._share_to_compute(state), time.perf_counter(), 0
         positions = sum(len(each) for part in self._shares.filled(share) for each in part)
@@ -116,6 +117,7 @@ class Stepper(LoopSteps):
             self._averager.recall(state.kept.weight / state.unit)
             self._accumulated.hold()
         here = self._member.position
+        # Before the loop body runs: the weights are still those of the head.
         if assigned.wants_digest or here.digest_due:
             state.digest = self._replica.weights(here.coordinator_can)
         for micro_batch in itertools.chain((first,), batches):
@@ -149,6 +151,7 @@ class Stepper(LoopSteps):
     def _begin(self, assigned: Assigned) -> StepState:
         """The step that an assignment begins, with what is kept of an earlier attempt."""
         doubts = self._member.position.doubts
+        # Dropped for good: a later assignment at this head would find other values in the buffers.
         if self._kept is not None and not self._kept.serves(assigned, doubts):
             self._kept = None
         state = StepState.begin(assigned, doubts, self._kept, self._shares.samples_of(assigned))
@@ -225,6 +228,7 @@ class Stepper(LoopSteps):
         self._accumulation.refuse_other_bodies()
         # Whatever raises below (the script's own backward, a halt), the step is then over.
         state.phase = StepPhase.VOID
+        # Its values lie in the buffers that backward fills.
         self._kept = None
         if self._processes.several or not whole or state.assigned.world_size > 1:
             self._hooked.look()  # A backward sees a part of the step's samples only.
@@ -290,6 +294,7 @@ class Stepper(LoopSteps):
             state.phase = StepPhase.COMMITTED
             state.overflow = commit.overflow
             self._commits += 1
+            # Before the two lines below, which ask whether this batch ended its accumulation.
             self._accumulation.committed(overflow=commit.overflow)
             # Not by an overflow: a script that spares its scheduler one (`if not line.overflowed`)
             # must not find the scheduler moved in the next step's first loop body.

@@ -114,6 +114,7 @@ class Connection:
             JoinRefused: the line does not take this worker.
             LineLost: no coordinator answered for as long as this worker waits.
         """
+        # Before anything is opened: a Join has the run's token in it.
         self._refuse_plain_text()
         self.close()
         patience_s = self._joined.liveness.reconnect_s if self._joined else _FIRST_PATIENCE_S
@@ -150,6 +151,7 @@ class Connection:
             if wait_s == _FIRST_WAIT_S:  # Once, and not for each try.
                 text = f"waiting for {awaited} ({why})"
                 log.warning(LogEvent("coordinator_awaited", text, why=why))
+            # Jittered: all workers of a line lose their coordinator at the same moment.
             time.sleep(max(least_s, wait_s * random.uniform(0.5, 1.5)))
             wait_s = min(_GROWTH * wait_s, _LONGEST_WAIT_S)
         # A coordinator that lost its journal learns from the next Join which terms were used.

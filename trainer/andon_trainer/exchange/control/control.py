@@ -99,6 +99,7 @@ class ControlStream:
             AndonError: the line refuses this worker; trying again would not help.
             grpc.RpcError: the coordinator can't be reached or went away.
         """
+        # Queued before the stream exists: Join must be its first message.
         self._outgoing.put(pb.TrainRequest(join=join_to(joining)))
         self._call = CoordinatorStub(self._channel).Train(iter(self._requests()))
         try:
@@ -117,6 +118,7 @@ class ControlStream:
         elif joining.halt is not None:  # It was answered while this worker was away.
             self._inbox.put(Resumed(joining.halt.id), self._number)
         self._start("andon-control", self._read)
+        # Not before JoinAccepted, ahead of which a worker sends nothing but its Join.
         self._heartbeats.begin()
         self._start("andon-heartbeat", lambda: self._heartbeats.run(joined.liveness.heartbeat_s))
         return joined
@@ -208,6 +210,8 @@ class ControlStream:
 
     def _end_transfer(self, by: Assigned | TransferAsked | None) -> None:
         """The transfer before is over, and perhaps another begins."""
+        # Noted before `act` is looked for. `at_end` does it the other way round, so one of the two
+        # threads finds what the other one did.
         self._transfer = by.transfer_id if isinstance(by, TransferAsked) else None
         act = self._at_end
         if act is not None:

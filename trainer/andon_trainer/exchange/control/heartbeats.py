@@ -46,6 +46,7 @@ class ScalarOutbox:
     def joined(self, stream: int, wake: threading.Event) -> None:
         """A new stream sends them; `wake` is set whenever there may be something to send."""
         with self._lock:
+            # Under the lock, as `put` is: no scalar wakes the stream before, and nobody else.
             self._wake = wake
             self._log.joined(stream)
 

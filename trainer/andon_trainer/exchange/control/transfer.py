@@ -205,6 +205,7 @@ def receive_state(
     announced: pb.GetStateResponse | None = None
     with open_channel(ticket.address, ticket.tls) as channel:
         call = ReducerStub(channel).GetState(request)
+        # Before the first piece is awaited: the transfer may be over already.
         watch(call.cancel)
         try:
             for piece in call:
@@ -224,6 +225,7 @@ def receive_state(
         arrived.add(base)
     if announced is None or len(arrived.data) != announced.size_bytes:
         raise StateCorrupt(f"{len(arrived.data)} bytes of state came, and then no more")
+    # Cleared in both cases: the next transfer must not go on with bytes that are wrong.
     state, is_right = arrived.data, arrived.is_right
     arrived.clear()
     if not is_right:
@@ -287,6 +289,8 @@ class StateMover:
             else:
                 base = self._own_base()
                 data = receive_state(ticket, self._arrived, progress, watch, base)
+                # Only now, and all of it: a state that is not whole or not right has raised (rule
+                # 10).
                 self._state.install(data)
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
             why = _one_line(error)

@@ -185,6 +185,7 @@ class RingExchange:
     def refused(self) -> bool:
         """See `Exchange`; float32 numbers are looked at where they are sent or added."""
         assigned = self._assigned
+        # The ring's thread writes `refused`, each time another key as a whole.
         return self._refused or (assigned is not None and self._station.refused == assigned.key)
 
     def open(self, address: str, opening: OpenRound) -> None:
@@ -205,6 +206,7 @@ class RingExchange:
             self.averages,
             checked=self._checked,
         )
+        # Given away with this: from here on only the ring's thread uses it.
         self._acts.put(lambda: self._station.begin(round_))
 
     def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> None:
@@ -241,6 +243,7 @@ class RingExchange:
         """See `Exchange`; the round's streams end, too."""
         assigned, self._assigned = self._assigned, None
         if assigned is not None:
+            # With the key, as in `submit`.
             self._acts.put(lambda: self._station.end(assigned.key))
 
     def close(self) -> None:
@@ -261,6 +264,7 @@ class RingExchange:
 
     def _own(self) -> None:
         """The ring's thread: does the queued acts, one after the other."""
+        # Those of this listener: `listen` makes others for the next one.
         acts, station = self._acts, self._station
         # Of the stations before: a count of traffic must not go back. Their threads have ended.
         before = self.received_bytes

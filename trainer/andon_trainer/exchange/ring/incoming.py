@@ -5,9 +5,9 @@ A thread reads each incoming stream, hands on what came, and reads on while ther
 of the listener decides who may send. A stream that was not admitted yet may be ended in favour of
 newer ones, so that strangers can't occupy the listener.
 
-A stream's messages come over its call or, once the first frame came there, over its lane, and then
-over nothing else. The thread that reads the lane receives numbers to where they land
-(`core/ring_landing.py`). `Incoming.fence` ends that for good.
+A stream's messages come over its call or over its lane, and never over both: the first message
+decides. The thread that reads the lane writes numbers to where they belong
+(`core/ring_landing.py`). After `Incoming.fence` it writes nothing any more.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class Incoming:
     def hold(self, size: int) -> bool:
         """Waits for room for `size` bytes; False if the stream is over."""
         with self._room:
+            # Asked before the message is added: one that is larger than the window gets in, too.
             self._room.wait_for(lambda: self._over or self._held_bytes < self._window_bytes)
             self._held_bytes += size
             return not self._over
@@ -114,6 +115,7 @@ class Incoming:
     def join(self, connection: TcpConnection, listener: RingListener) -> None:
         """Takes a lane, unless it is too late for one."""
         with self._room:
+            # Decided by other threads, since the neighbour began to connect.
             if self._over or self._by_call:
                 connection.close()
                 return
@@ -121,6 +123,7 @@ class Incoming:
 
     def use_call(self) -> bool:
         """Notes that a message came over the call; False if a lane has carried some already."""
+        # Without the lock, as it never becomes False again.
         if self._by_call:
             return True
         with self._room:
@@ -129,6 +132,7 @@ class Incoming:
                 return False
             # A neighbour that gave the lane up did so before it sent anything.
             self._by_call = True
+        # Outside the lock: it waits for the lane's thread, which takes the lock in `hold`.
         self._close_lane()
         return True
 
@@ -137,8 +141,9 @@ class Incoming:
         return self._by_call
 
     def fence(self) -> None:
-        """Returns once nothing is received any more, to nowhere. Only for a stream that is over."""
+        """Returns once nothing more is received. Only for a stream that is over."""
         assert self._over
+        # `hold` lets the lane's thread go, since the stream is over.
         self._close_lane()
 
     def _close_lane(self) -> None:
@@ -156,7 +161,7 @@ class Incoming:
         return LaneReport(lane.receiver.received_bytes, lane.receiver.reading, sent_bytes=0)
 
     def tell_end(self) -> bool:
-        """Whether its end is to be handed on: only once."""
+        """True for the first caller, who reports the stream's end; False for all others."""
         with self._room:
             told, self._told = self._told, True
         return not told
@@ -216,9 +221,11 @@ class _Lane:
             ended=self._ended,
             max_payload_bytes=MAX_PAYLOAD_BYTES,
         )
+        # Last: its thread starts at once, and uses all of the above.
         self.receiver = TcpReceiver[PassMessage](connection, reading, "andon-ring-read")
 
     def _parse(self, head: memoryview, payload_bytes: int) -> PassMessage:
+        # Before the frame is handed on: from here on a message over the call breaks the protocol.
         self.used = True
         self._head = bytes(head)
         return parse_pass_head(head, payload_bytes)
@@ -227,6 +234,7 @@ class _Lane:
         # Waits for room, and does not read on meanwhile: the rank before waits in its kernel.
         if not self._stream.hold(size):
             raise ConnectionAbortedError("the stream is over")
+        # Read once: the ring's thread may take it away.
         landings = self._stream.landings
         self._landing = None if landings is None else landings.take(message)
         if self._landing is None:
@@ -235,6 +243,7 @@ class _Lane:
 
     def _received(self, message: PassMessage, payload: memoryview, size: int) -> None:
         landing, self._landing = self._landing, None
+        # A frame without a payload never came by `_place`, so its room is taken here.
         held = size - len(self._head) - PREFIX_BYTES
         if not held:
             held = size
@@ -341,7 +350,7 @@ class RingListener:
             ) from error
         close_in_children(f"{where}:{self.port}")
         self.lanes: TcpListener | None = None
-        """What it offers lanes with."""
+        """Listens for lanes; None: none are offered."""
         if lanes:
             self.lanes = TcpListener(host, identity=identity)
             close_in_children(f"{where}:{self.lanes.port}")
@@ -407,6 +416,7 @@ class RingListener:
             port=offer.message.port, nonce=offer.message.nonce, reports=offer.message.reports
         )
         with self._lock:
+            # Before the caller hears of it: it may ask about the lane at once.
             self._offered[offer.message.nonce] = stream
         context.send_initial_metadata(((OFFER_METADATA, told.SerializeToString()),))
         return offer

@@ -205,6 +205,7 @@ class RingLink:
 
     def send(self, make: MakePass) -> None:
         """Sends what `make` returns; it runs on the sending thread. Never blocks."""
+        # `_choose` moves what waits to the lane under this lock, so no message overtakes another.
         with self._lock:
             if self._sender is None:
                 self._outgoing.put(make)
@@ -263,6 +264,8 @@ class RingLink:
     def _choose(self, sender: TcpSender | None, offer: TcpOffer | None = None) -> bool:
         """Chooses a lane, or gRPC. False if that was chosen already, or the link is over."""
         with self._lock:
+            # Two threads come here: the one that opens the lane, and gRPC's sending thread. The
+            # first one decides.
             if self._chosen.is_set() or self._closed:
                 return False
             if sender is not None and offer is not None and offer.reports:
@@ -272,6 +275,8 @@ class RingLink:
                 make = self._outgoing.get()
                 if make is not None:
                     self._give(sender, make)
+            # Last: `_frames` waits for it, and would take out of the queue what belongs to the
+            # lane.
             self._chosen.set()
             return True
 
@@ -332,6 +337,7 @@ class RingLink:
 
     def _end_sending(self) -> None:
         with self._lock:
+            # Ends the wait in `_frames`, if nothing was chosen yet.
             self._chosen.set()
             sender = self._sender
             if self._watch is not None:
@@ -350,6 +356,7 @@ class RingLink:
 
     def _ended(self, call: grpc.Future[bytes]) -> None:
         """Runs on a thread of gRPC's, once the call is over, whoever ended it."""
+        # First: the station asks for it before it uses this link in another round.
         self.alive = False
         self._over.set()
         self._end_sending()

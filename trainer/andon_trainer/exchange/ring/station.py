@@ -91,6 +91,7 @@ class RingStation:
                 return
             elif self._entered is not None:
                 self._entered.landings = round_.landings
+        # Before what came early is used: that takes the headers of all ranks, this one's too.
         self._do(round_.begin())
         # The rank before may have been assigned the round earlier than this one.
         for stream in list(self._streams):
@@ -106,6 +107,8 @@ class RingStation:
         if self._link is None or not self._link.alive or self._link.address != ring.address:
             self._unlink()
             self._link = self._connect(ring.address)
+        # Sent before the header: the next rank refuses a message of a round that its sender did not
+        # enter.
         enter = EnterRound(
             key=assigned.key,
             rank=assigned.rank,
@@ -132,6 +135,8 @@ class RingStation:
         When this returns, no thread writes to the averages or reads them.
         """
         self._round = None
+        # From here on nothing is sent from the averages, and after `fence` nothing is received to
+        # them. `fence` wants a stream that is over, so `refuse` comes first.
         self._unlink()
         entered = self._entered
         self._leave()
@@ -169,6 +174,7 @@ class RingStation:
         arrivals = self._streams[stream]
         while arrivals.early and self._use(stream, arrivals, arrivals.early[0]):
             arrivals.early.popleft()
+        # Its end counts only after all that came before it.
         if not arrivals.over:
             return
         if stream is not self._entered:
@@ -198,6 +204,8 @@ class RingStation:
             return False
         if isinstance(message, EnterRound):
             self._admit(stream, message, round_)
+            # After the stream was admitted: this wakes its reader, which then finds the larger
+            # window.
             stream.free(received.arrived.size)
             return True
         if stream is not self._entered:
@@ -273,6 +281,7 @@ class RingStation:
         def make(carrier: Carrier) -> Frame | None:
             crc32c = send.crc32c
             if send.unchecked and isinstance(message, RingChunk):
+                # On the link's thread. The fault is raised on the ring's, which owns the round.
                 finite, crc32c = checked_own(message, checksums=checksums)
                 if not finite:
                     self._later(lambda: self.act(key, lambda now: now.refuse(message.block)))

@@ -69,6 +69,7 @@ class BulkStream:
         self.alive = True
         self.ended = threading.Event()
         """Set once the stream's end was reported, or needs no report."""
+        # Queued before the call exists: OpenRound must be its first message.
         self.send(lambda: frame_request(opening))
         exchange: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(
             _METHOD, request_serializer=None, response_deserializer=None
@@ -135,4 +136,5 @@ class BulkStream:
             self.alive = False
             if not self._closing.is_set():
                 self._lost(reason)
+            # After `lost`: whoever waits for it goes by what was reported.
             self.ended.set()

@@ -76,6 +76,7 @@ class _Way:
 
     def look(self, *, sent: int, received: int, reading: bool) -> None:
         waits = reading and sent > received
+        # All of it must hold at this answer and at the one before (docs/tcp-lane.md).
         stood = waits and self.waited and received == self.received
         self.still = self.still + 1 if stood else 0
         self.received, self.waited = received, waits
@@ -185,6 +186,7 @@ class LaneWatch:
 
         Another worker behind the same proxy may have said so first, which voided the round.
         """
+        # Joined first: that thread may use `trust`, too, when it finds a lane that stands still.
         self._thread.join()
         way = self._stillness.suspicious
         if way is not None and trust.may_try:

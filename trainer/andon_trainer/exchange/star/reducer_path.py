@@ -158,6 +158,8 @@ class WireLane:
         # Set after the receiving thread was started. That is in time: no average comes before
         # something is sent.
         self._checked = checksums.CAPABILITY in self._stream.opened.capabilities
+        # Before anything else is sent: the protocol lets a stream choose between gRPC and lanes
+        # only once, with its first message after OpenRound.
         self._open_lanes(address, opening, self._stream, lost)
 
     def _open_lanes(
@@ -216,6 +218,7 @@ class WireLane:
         def still(way: LaneWay) -> None:
             """Runs on the watch's thread."""
             self._lanes_alive = False
+            # Before `lost`: the training thread may open the next stream at once, and goes by it.
             self._trust.stood_still(way, patience_s)
             lost(f"{self.tcp_refused}. gRPC carries the next try")
 
@@ -305,6 +308,8 @@ class WireLane:
             self._lanes.close()
             self._lanes = None
         if self._watch is not None:
+            # Last: its thread may wait for an answer, and the end of the call above ended that
+            # wait.
             self._watch.conclude(self._trust)
             self._watch = None
 

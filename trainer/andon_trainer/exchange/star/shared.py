@@ -200,6 +200,7 @@ class SharedLane:
         except BaseException:
             stream.close()
             raise
+        # A new deque: the sending thread of the old stream may still look at the old one.
         self._stream, self._memory, self._waiting = stream, memory, deque()
         if self._in_place:
             self._part.collector.read_from(memory)
@@ -219,8 +220,11 @@ class SharedLane:
 
     def begin(self, call: OpenCall) -> None:
         """See `Lane`."""
+        # The receiving thread sets it for the present call only. Nothing more comes of the call
+        # before: it is complete, or its stream was closed (rule 16).
         self.found_bad_value = False
         if self._memory is not None:
+            # One more for each exchange: the reducer refuses a slice whose generation falls.
             self._memory.generation += 1
         self._call = call
 
@@ -236,6 +240,7 @@ class SharedLane:
         for span in self._spans[block]:
             if not lent:
                 part = slice(span.offset, span.offset + span.count)
+                # Written before it is announced: the reducer may read it at once.
                 np.copyto(mine[part], flat[part])
             length = span.count * ITEM_BYTES
             self._send(

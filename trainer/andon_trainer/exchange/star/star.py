@@ -123,7 +123,7 @@ class _Reducer:
         return traffic + over + Traffic(fallbacks=self._fallbacks)
 
     def _say_wire(self, address: str, why_not: str) -> None:
-        """Says how bytes travel, if that is not as they would without a word."""
+        """Logs how bytes travel, unless that is gRPC and nothing else was to be expected."""
         refused = self._wire.tcp_refused
         if refused:
             why_not += f", not over TCP: {refused}"
@@ -230,6 +230,8 @@ class StarExchange:
                 )
                 for reducer in closed
             }
+        # The end of the block above waited for all of them. So no lane is still being opened by a
+        # thread of the pool when the training thread goes on, or hears of a failure.
         for at, future in opened.items():
             try:
                 future.result()
@@ -287,6 +289,7 @@ class StarExchange:
         """See `Exchange`."""
         if self._found_bad_value or not self._lanes:
             return
+        # Before anything of the block leaves: one with a bad value is not sent at all.
         if self._checks:
             assert self._open is not None
             bad = bad_value_of(flat, self._open.call.encoding(self._policy))
@@ -316,7 +319,9 @@ class StarExchange:
     def end(self) -> None:
         """See `Exchange`; the streams end too if something of the round may be on the way."""
         current, self._open = self._open, None
+        # First: what still comes of the round is nobody's.
         self._collector.end()
+        # Rule 16: what was sent may wait at the reducer for room that only a lost rank could make.
         if current is not None and current.missing and self.first_sent is not None:
             self.close()
 

@@ -36,7 +36,7 @@ class Receives(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneEvents:
-    """What a stream does with what its lanes bring. All of it runs on the lanes' threads."""
+    """What a stream does with the messages of its lanes. All of it runs on the lanes' threads."""
 
     place: Callable[[Response, int], memoryview | None]
     """Where a payload belongs, if that is known before it is read."""
@@ -47,7 +47,7 @@ class LaneEvents:
 
 
 class WorkerLanes:
-    """The lanes of one stream to one reducer."""
+    """The lanes of one stream to one reducer. One thread sends, and one receives."""
 
     def __init__(
         self,
@@ -72,10 +72,12 @@ class WorkerLanes:
         Raises:
             TcpUnavailable: they can't be opened; gRPC can carry the same.
         """
+        # First: a child that is forked meanwhile must not hold the connections.
         close_in_children(f":{offer.port}")
         session = LaneSession(opening.session_token, opening.run_id, opening.worker)
         both = LaneDirection.CLIENT_SENDS, LaneDirection.CLIENT_RECEIVES
         up, down = connect(host_of(address), offer, session, both, tls=tls)
+        # Before the threads start, which use all of this.
         self._events = events
         self._checksums = checksums
         self._placed = False
@@ -126,9 +128,11 @@ class WorkerLanes:
 
     def _place(self, message: Response, size: int) -> memoryview:
         place = self._events.place(message, size)
+        # `_received` reads it for the same frame: the receiving thread takes one after the other.
         self._placed = place is not None
         if place is not None:
             return place
+        # Used for one payload after the other: `received` has copied what it needs when it returns.
         if self._scratch.nbytes < size:
             self._scratch = memoryview(bytearray(size))
         return self._scratch[:size]
