@@ -130,6 +130,20 @@ def test_a_script_that_fails_ends_the_run_with_code_1_and_no_process_is_left(
     assert processes_of(tmp_path) == []
 
 
+def test_a_script_without_pytorch_that_fails_is_started_again_and_the_run_completes(
+    tmp_path: Path,
+) -> None:
+    code, output, _ = andon(
+        tmp_path,
+        *("run", "--workers", "2", "--min-workers", "2"),
+        *(PROTOCOL_WORKER, "6", "--fail-at", "3", "--fail-once"),
+    )
+
+    assert code == 0, output
+    assert "worker 1 ended with exit code 1: it starts again" in output
+    assert "\ncomplete: 6 steps" in output
+
+
 def test_a_script_without_pytorch_is_told_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None")
     (tmp_path / "train.py").write_text("import torch")
