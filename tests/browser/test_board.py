@@ -105,6 +105,8 @@ def test_a_running_line_is_shown_live_with_each_worker_and_who_holds_the_others_
             rows.nth(slot).locator(".place").inner_text().split("\n")[0] for slot in range(3)
         ] == hosts
         assert page.locator("#workers tr[data-holds] th").inner_text().startswith("1")
+        used = [rows.nth(slot).locator(".uses").inner_text() for slot in range(3)]
+        assert all(re.fullmatch(r"\d+\.\d\scores, 0\.\d\sGiB", each) for each in used), used
         assert page.locator("body").get_attribute("data-light") == "green"
         assert page.title().startswith("Running")
         described = page.locator("#charts .plot").first.get_attribute("aria-label")

@@ -129,6 +129,8 @@ def _worker(worker: WorkerSnapshot, *, holds_up: bool) -> dict[str, Any]:
         "waiting_ratio": worker.waiting_ratio,
         "heartbeat_age_s": worker.heartbeat_age_s,
         "live": worker.live,
+        "busy_cores": worker.use.busy_cores,
+        "memory_bytes": worker.use.memory_bytes,
         "share": worker.share,
         "micro_batches": worker.micro_batches,
         "holds_up": holds_up,

@@ -11,6 +11,7 @@ const COLUMNS = [
   ["share", "Share"],
   ["rate", "Samples/s"],
   ["waits", "Waits"],
+  ["uses", "Uses"],
   ["heartbeat", "Heartbeat"],
 ];
 const NUMERIC = new Set(["rate", "heartbeat"]);
@@ -66,7 +67,7 @@ function row() {
 
 function refresh(element, worker, state) {
   const [light, said] = state.heard || state.state === "COMPLETE" ? workerLight(worker, state) : ["off", "not heard"];
-  const [name, place, doing, share, speed, waits, heartbeat] = element.children;
+  const [name, place, doing, share, speed, waits, uses, heartbeat] = element.children;
   mark(element, "data-light", light);
   mark(element, "data-holds", worker.holds_up ? "yes" : null);
   say(name.children[1], worker.worker);
@@ -77,6 +78,7 @@ function refresh(element, worker, state) {
   meter(share, worker.live ? worker.share : null);
   say(speed.firstElementChild, worker.live ? rate(worker.samples_per_second) : NONE);
   meter(waits, worker.live ? worker.waiting_ratio : null);
+  text(uses.firstElementChild, worker.live ? useOf(worker) : NONE);
   say(heartbeat.firstElementChild, worker.live ? ageOf(worker.heartbeat_age_s) : `${duration(worker.heartbeat_age_s)} ago`);
 }
 
@@ -89,6 +91,12 @@ function meter(cell, part) {
   const [bar, number] = cell.children;
   bar.style.setProperty("--part", part ?? 0);
   say(number, percent(part));
+}
+
+/** What its process uses: `1.5 cores, 1.2 GiB`. Workers that do not say it have a dash. */
+function useOf({ busy_cores: cores, memory_bytes: bytes }) {
+  const parts = [cores === null ? "" : `${cores.toFixed(1)}\u202fcores`, bytes === null ? "" : memory(bytes)];
+  return parts.filter(Boolean).join(", ") || NONE;
 }
 
 function ageOf(seconds) {

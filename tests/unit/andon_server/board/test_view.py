@@ -9,10 +9,11 @@ import pytest
 
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Cursor
+from andon_coordinator.core import events
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_server.board.view import halt_view, state_view
-from unit.andon_server.board.boards import line_of, nan_halt
+from unit.andon_server.board.boards import line_core, line_of, nan_halt
 
 
 def test_a_line_is_shown_with_its_workers_and_what_it_waits_for() -> None:
@@ -25,6 +26,7 @@ def test_a_line_is_shown_with_its_workers_and_what_it_waits_for() -> None:
     first, second = view["workers"]
     assert (first["worker"], second["worker"]) == (0, 1)
     assert (second["host"], second["device"], second["live"]) == ("host-1", "cpu", True)
+    assert (second["busy_cores"], second["memory_bytes"]) == (None, None)
     assert second["hardware"] == {
         "kind": "cpu", "name": "AMD EPYC", "memory_bytes": 2**30, "cores": 2,
     }  # fmt: skip
@@ -40,6 +42,16 @@ def test_numbers_of_a_step_are_those_of_the_snapshot() -> None:
 
     assert (view["step"], view["epoch"], view["loss"], view["accuracy"]) == (7, 1, 1.25, 0.75)
     assert (view["step_seconds"], view["eta_s"]) == (2.0, 7.5)
+
+
+def test_a_worker_shows_what_its_last_heartbeat_said_that_its_process_uses() -> None:
+    core = line_core(1)
+    use = events.ProcessUse(busy_cores=1.5, memory_bytes=2**31)
+
+    core.receive(events.HeartbeatArrived(1, 1, use=use), 1.0, wall=1.0)
+
+    (worker,) = state_view(core.status(1.0), pace_s=None, now_unix_s=0.0)["workers"]
+    assert (worker["busy_cores"], worker["memory_bytes"]) == (1.5, 2**31)
 
 
 def test_a_complete_line_has_no_time_to_go() -> None:
