@@ -135,7 +135,7 @@ class Board:
         self.gate = BoardGate(access, bind, encrypts=encrypts, now=lambda: self.time_s)
         self.late = False
         self.history = RunHistory("7f3a", own, turn_s=0.0)
-        self.app = BoardApp(self.feed, self.history, self.gate, self.line, self._run)
+        self.app = BoardApp(self.feed, self.history, self.gate, self.line, self._run, own)
 
     def _run(self, work: Coroutine[Any, Any, None], timeout_s: float) -> None:
         if self.late:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,10 @@ from andon_coordinator.core import events
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_server.board.view import halt_view, state_view
+from andon_server.halt_words import help_page
 from unit.andon_server.board.boards import line_core, line_of, nan_halt
+
+ROOT = Path(__file__).parents[4]
 
 
 def test_a_line_is_shown_with_its_workers_and_what_it_waits_for() -> None:
@@ -101,6 +106,24 @@ def test_a_halt_has_its_evidence_the_terminals_sentence_and_three_answers() -> N
     assert [each["command"] for each in view["answers"]] == [
         "andon resume", "andon resume --skip", "andon resume --drop 1",
     ]  # fmt: skip
+
+
+def test_a_halt_names_its_page_of_the_documentation_and_links_it_if_the_place_is_known() -> None:
+    spike = HaltEvidence(id=1, reason=HaltReason.LOSS_SPIKE, step=3)
+
+    unknown, known = halt_view(nan_halt()), halt_view(spike, "https://git.example.com/andon/")
+
+    assert (unknown["help"], unknown["help_url"]) == ("docs/guide/halts.md", "")
+    assert known["help_url"] == "https://git.example.com/andon/docs/halts.md#spikes"
+
+
+@pytest.mark.parametrize("reason", HaltReason)
+def test_the_page_of_each_halt_and_its_heading_exist(reason: HaltReason) -> None:
+    page, _, anchor = help_page(HaltEvidence(id=1, reason=reason, step=3)).partition("#")
+
+    text = (ROOT / page).read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    assert not anchor or anchor in [each.lower().replace(" ", "-") for each in headings]
 
 
 def test_a_claim_of_one_worker_about_another_offers_to_drop_either() -> None:
