@@ -140,7 +140,7 @@ def run_config(given: GivenSettings[RunSettings], command: Sequence[str]) -> Run
     return RunConfig(
         settings=settings,
         command=tuple(command),
-        service=_service(settings, resumed),
+        service=replace(_service(settings, resumed), script=Path(*command[:1]).name),
         checkpoint=resumed.checkpoint if resumed else None,
         seed=seed,
     )

@@ -16,7 +16,7 @@ from andon.protocol.reasons import Reason
 from andon.tcp.listening import TcpListener
 from andon.wire.statuses import status_of
 from andon_reducer.config import ReducerConfig
-from andon_reducer.core.effects import CallRefusal, FreeRound, ReducerObserver
+from andon_reducer.core.effects import CallRefusal, DataPath, FreeRound
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.telemetry import ReducerTelemetry
 from andon_reducer.transport.admission import CallRefused, SessionTokens
@@ -45,7 +45,7 @@ class ReducerApp:
         self,
         reduce: ReduceServicer,
         states: StateServicer,
-        observer: ReducerObserver,
+        telemetry: ReducerTelemetry,
         announced: Announced,
     ) -> None:
         """Built by `build_reducer`."""
@@ -53,7 +53,12 @@ class ReducerApp:
         """What coordinators tell this reducer."""
         self._reduce = reduce
         self._states = states
-        self._observer = observer
+        self._telemetry = telemetry
+
+    @property
+    def paths(self) -> frozenset[DataPath]:
+        """Those that bytes took in the last round; any thread may ask."""
+        return self._telemetry.paths
 
     @property
     def inflight_bytes(self) -> int:
@@ -114,7 +119,7 @@ class ReducerApp:
         except Exception:
             _log.exception(LogEvent("call_failed", "a call failed"))
             refusal = CallRefusal(Reason.INTERNAL, "the reducer failed; its log says how")
-        self._observer.refused(refusal.reason)
+        self._telemetry.refused(refusal.reason)
         await context.abort_with_status(status_of(refusal.reason, refusal.message))
         raise AssertionError("to abort a call raises")
 

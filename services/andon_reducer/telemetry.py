@@ -37,6 +37,9 @@ class ReducerTelemetry:
             ["direction", "path"],
             registry=registry,
         )
+        self.paths: frozenset[DataPath] = frozenset()
+        """Those that bytes took in the last round."""
+        self._taken: set[DataPath] = set()
         self._moved = {
             (direction, path): moved.labels(direction.value, path.value)
             for direction in Direction
@@ -78,6 +81,7 @@ class ReducerTelemetry:
     def moved(self, direction: Direction, size_bytes: int, path: DataPath = DataPath.WIRE) -> None:
         """Counts bytes."""
         self._moved[direction, path].inc(size_bytes)
+        self._taken.add(path)
 
     def relayed(self, size_bytes: int) -> None:
         """Counts bytes of state that a newcomer received."""
@@ -90,6 +94,7 @@ class ReducerTelemetry:
     def freed(self, effect: FreeRound) -> None:
         """Counts a round and times its exchanges."""
         self._rounds[effect.outcome].inc()
+        self.paths, self._taken = frozenset(self._taken), set()
         for seconds in effect.exchange_seconds:
             self._exchanges.took(seconds, effect.key)
 

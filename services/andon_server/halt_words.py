@@ -8,7 +8,7 @@ from typing import Any
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.limits import on_one_line
 
-__all__ = ["PossibleAnswer", "answers_to", "evidence_fields", "halted_line"]
+__all__ = ["PossibleAnswer", "answers_to", "evidence_fields", "halted_line", "help_page"]
 
 _NO_OTHER_ANSWER = (
     HaltReason.JOURNAL,
@@ -42,6 +42,20 @@ def halted_line(halt: HaltEvidence) -> str:
     # What a worker said is a part of it, and may come from the journal of an older version.
     message = on_one_line(halt.message).rstrip(".") or halt.reason.label.replace("_", " ")
     return f"HALTED at {halt.when}: {message}. {halt.outcome}"
+
+
+_HELP = {
+    HaltReason.LOSS_SPIKE: "docs/halts.md#spikes",
+    HaltReason.GRADIENT_NORM_SPIKE: "docs/halts.md#spikes",
+    HaltReason.REPLICA_DIVERGENCE: "docs/halts.md#digests-of-the-weights",
+    HaltReason.STATE_LOST: "docs/halts.md#lost-state",
+    HaltReason.CHECKPOINT: "docs/checkpoints.md",
+}
+
+
+def help_page(halt: HaltEvidence) -> str:
+    """The page of the documentation that says what to do, from the root of the sources."""
+    return _HELP.get(halt.reason, "docs/guide/halts.md")
 
 
 def evidence_fields(halt: HaltEvidence) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from andon.host.tether import tie_to_parent
 from andon.host.tls import is_loopback
 from andon.host.worker_tokens import Withdrawn, WithdrawnUnreadable
 from andon.protocol.announcements import Announcement
+from andon.protocol.run_settings import Topology
 from andon_coordinator import app as coordinator_app
 from andon_coordinator.app import Coordinator, build_coordinator, server_options
 from andon_coordinator.config import CoordinatorConfig
@@ -28,10 +30,12 @@ from andon_coordinator.transport.store import JournalError
 from andon_coordinator.transport.task import LineObserver
 from andon_reducer import app as reducer_app
 from andon_reducer.app import ReducerApp, build_reducer
+from andon_reducer.core.effects import DataPath
 from andon_server.board.feed import BoardFeed
 from andon_server.board.gate import BoardGate
 from andon_server.board.history import RunHistory
 from andon_server.board.mounting import board_on
+from andon_server.board.view import LineFacts
 from andon_server.folder_search import search_folder
 from andon_server.health import HealthService
 from andon_server.process import Interrupts, LinePlace, greet, logging_to
@@ -162,7 +166,9 @@ async def _serving(
             # The coordinator of this process announces before it sends: nothing has to wait for it.
             reducer.announced.follow(config.run_id, patience_s=0.0)
             announce = partial(reducer.announced.take, config.run_id)
-        feed = BoardFeed()
+        feed = BoardFeed(
+            facts=_facts(config), paths=lambda: _paths(config, reducer.paths if reducer else ())
+        )
         observers: list[LineObserver] = [feed, place, *_spans(config.run_id, stack)]
         settings = replace(settings, metrics_url=metrics_url, tcp_port=tcp_port, announce=announce)
         coordinator = _coordinator(settings, registry, secret, (refusals, exchanges), observers)
@@ -177,7 +183,9 @@ async def _serving(
             count=refusals.of("server"),
         )
         history = RunHistory(config.run_id, config.folder)
-        await stack.enter_async_context(board_on(metrics, coordinator, feed, gate, history))
+        outputs = config.folder if config.keeps_output else None
+        board = board_on(metrics, coordinator, feed, gate, history, outputs)
+        await stack.enter_async_context(board)
         coordinator.add_to(server)
         health = await stack.enter_async_context(introducing(server, services))
         coordinator.report_newcomers(partial(_report_readiness, health))
@@ -202,6 +210,32 @@ async def _serving(
                 advertised=public,
             ),
         )
+
+
+def _facts(config: ServeConfig) -> LineFacts:
+    """What the board shows beside what the line does."""
+    up, down = config.line.encoding, config.line.answer_encoding
+    return LineFacts(
+        host=socket.gethostname(),
+        script=config.script,
+        encoding=up if down in ("same", up) else f"{up}, averages {down}",
+        keeps_output=config.keeps_output,
+        docs_url=config.docs_url and config.docs_url.rstrip("/") + "/",
+    )
+
+
+_PATHS = {
+    DataPath.SHARED_MEMORY: "shared memory",
+    DataPath.TCP: "TCP lanes",
+    DataPath.WIRE: "gRPC",
+}
+
+
+def _paths(config: ServeConfig, taken: Collection[DataPath]) -> list[str]:
+    """The ways of gradients in words; those to reducers in other processes are not known here."""
+    if config.line.topology is Topology.RING:
+        return ["a ring"]
+    return [text for path, text in _PATHS.items() if path in taken]
 
 
 def _search_folder(config: ServeConfig, coordinator: Coordinator) -> None:

@@ -130,6 +130,11 @@ class ServeConfig(ServiceSettings):
         Parameter(converter=_key, accepts_keys=False, n_tokens=1, metavar="TERM:ROUND"),
     ] = None
     """Roll the run back to this record, the `head` in a checkpoint's state.json."""
+    docs_url: Annotated[str, Parameter(metavar="URL")] = ""
+    """Where Andon's sources are published: halts on the board link to the documentation there.
+    Default: they name its page."""
+    script: Annotated[str, Parameter(metavar="NAME")] = ""
+    """What the workers run, for the head of the board; `andon run` says it."""
     until_complete: bool = False
     """End once the line is complete and its workers are gone."""
     announce: bool = False
@@ -142,6 +147,10 @@ class ServeConfig(ServiceSettings):
         if self.run_id and not _RUN_ID.fullmatch(self.run_id):
             raise UsageError(
                 f"a run id is letters, digits, '-' and '_', not {self.run_id!r}: change --run-id"
+            )
+        if self.docs_url and not self.docs_url.startswith(("http://", "https://")):
+            raise UsageError(
+                f"--docs-url is an address that begins with https://, not {self.docs_url!r}"
             )
         if self.line_port == self.endpoint_port != 0:
             raise UsageError(
@@ -193,6 +202,11 @@ class ServeConfig(ServiceSettings):
                 f"the line at {self.coordinator} is on another host, whose workers can't reach a "
                 f"reducer on {self.bind}: pass --bind 0.0.0.0, or this host's address"
             )
+
+    @property
+    def keeps_output(self) -> bool:
+        """Whether `andon run` started this service, and keeps what workers print in its folder."""
+        return bool(self.script) and self.parent_pid is not None
 
     @property
     def board_bind(self) -> str:

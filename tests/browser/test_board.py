@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from andon.v1 import coordinator_pb2 as pb
 from browser.conftest import ASSETS, PICTURES, Opens, Sight
 from browser.film import Film
+from integration.fixtures.console import PROTOCOL_WORKER, finish, lines_until, start
 from integration.harness import Service, Worker, on_line, start_worker
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
@@ -105,12 +109,75 @@ def test_a_running_line_is_shown_live_with_each_worker_and_who_holds_the_others_
             rows.nth(slot).locator(".place").inner_text().split("\n")[0] for slot in range(3)
         ] == hosts
         assert page.locator("#workers tr[data-holds] th").inner_text().startswith("1")
+        used = [rows.nth(slot).locator(".uses").inner_text() for slot in range(3)]
+        assert all(re.fullmatch(r"\d+\.\d\scores\s+0\.\d\sGiB", each) for each in used), used
         assert page.locator("body").get_attribute("data-light") == "green"
         assert page.title().startswith("Running")
         described = page.locator("#charts .plot").first.get_attribute("aria-label")
         assert "Loss" in described
         assert "train from" in described
         assert sight.barriers() == []
+
+
+def test_the_head_names_the_run_and_a_workers_output_is_shown_as_text_below_the_table(
+    tmp_path: Path, look: Opens
+) -> None:
+    script = (PROTOCOL_WORKER, "1000", "--nan-at", "5", "--obey-on-halt")
+    process = start(tmp_path, "run", "--workers", "2", "--run-id", "7f3a", *script)
+    try:
+        lines_until(process, "HALTED at step 5")
+        folder = tmp_path / "runs" / "7f3a"
+        with (folder / "worker-1.log").open("a") as log:
+            log.write("<img src=x onerror=alert(1)>\n")
+        board = json.loads((folder / "service.json").read_text())["board_url"]
+        sight = look(board, width=320, height=640)
+        see(sight, "Halted")
+        page = sight.page
+        output = page.locator("#output pre")
+
+        page.get_by_role("button", name="output of worker 1").click()
+        output.filter(has_text="onerror").wait_for()
+        with (folder / "worker-1.log").open("a") as log:
+            log.write("epoch 2\n")
+        output.filter(has_text="epoch 2").wait_for()
+
+        named = f"run 7f3a · protocol_worker.py · {gethostname()}"
+        assert page.locator("#running").inner_text() == named
+        assert page.locator("#exchange").inner_text() == "Gradients: float32 over gRPC."
+        assert page.locator("main img").count() == 0
+        assert sight.overhang() == 0
+        assert sight.barriers() == []
+        (folder / "worker-0.log").unlink()
+        sight.expected |= {"404"}
+        page.get_by_role("button", name="output of worker 0").click()
+        output.filter(has_text="not kept beside its service").wait_for()
+        page.get_by_role("button", name="close").click()
+        output.wait_for(state="hidden")
+        sight.expected |= GONE
+    finally:
+        process.send_signal(signal.SIGINT)
+        finish(process)
+
+
+def test_the_loss_is_drawn_as_a_moving_average_at_a_button(tmp_path: Path, look: Opens) -> None:
+    with line(tmp_path, 0.0, steps=60) as (service, _workers, _spec):
+        sight = look(board_of(service))
+        see(sight, "Complete")
+        page = sight.page
+        last = page.locator("#charts .tall .legend li", has_text="train").locator(".value")
+        last.filter(has_text=re.compile("[0-9]")).wait_for()
+        drawn = last.inner_text()
+
+        button = page.get_by_role("button", name="smooth curve of Loss")
+        button.click()
+        page.locator("#charts .tall [aria-pressed=true]", has_text="smooth").wait_for()
+        averaged = last.inner_text()
+        button.click()
+
+        assert float(averaged) > float(drawn)  # It lags behind a loss that falls.
+        assert last.inner_text() == drawn
+        assert sight.barriers() == []
+        sight.expected |= GONE
 
 
 def test_in_the_dark_a_running_line_has_no_barriers_either(tmp_path: Path, look: Opens) -> None:
@@ -143,6 +210,7 @@ def test_a_planted_nan_is_shown_as_evidence_and_a_button_resumes_the_line(
         assert page.title().startswith(f"HALTED at step {SEEN_LONG}")
         assert "worker 1 sent nan in hidden.weight[3, 2]" in page.locator("#light-why").inner_text()
         assert "hidden.weight[3, 2]" in evidence.inner_text()
+        assert "docs/guide/halts.md" in evidence.inner_text()
         assert "No weight moved" in page.locator("#alarm").inner_text()
         assert page.locator("#stations li").nth(1).get_attribute("data-light") == "red"
         assert "Leave its 256 samples out" in page.locator("[data-answer=skip]").inner_text()

@@ -72,6 +72,12 @@ def test_a_scalar_is_the_mean_over_the_workers_that_logged_it(ask: Any) -> None:
     assert val == {"step": [1, 2, 3, 4], "value": [1, 2, 6, None]}
 
 
+def test_a_moving_average_begins_at_the_first_value_and_leaves_gaps(ask: Any) -> None:
+    average = ask("curves.js", "return m.smoothed([4, null, 2, 2], 0.5);")
+
+    assert average == [4, None, pytest.approx(8 / 3), pytest.approx(16 / 7)]
+
+
 def test_curves_with_other_steps_share_an_axis(ask: Any) -> None:
     body = "return m.joined([{step: [1, 3], value: [10, 30]}, {step: [2, 3], value: [2, 3]}]);"
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -128,6 +131,44 @@ def test_a_script_that_fails_ends_the_run_with_code_1_and_no_process_is_left(
     assert "worker 1 ended with exit code 1" in output
     assert "RuntimeError: this script fails, as requested" in output
     assert processes_of(tmp_path) == []
+
+
+def test_the_board_shows_the_script_the_way_of_gradients_and_what_a_worker_printed(
+    tmp_path: Path,
+) -> None:
+    def read(path: str) -> Any:
+        with urlopen(f"{board}board/api/{path}", timeout=30) as answer:
+            return json.load(answer)
+
+    process = start(tmp_path, "run", "--run-id", "7f3a", PROTOCOL_WORKER, "1000000")
+    lines_until(process, "[worker 0] step 1 ")
+    board = json.loads((tmp_path / "runs/7f3a/service.json").read_text())["board_url"]
+    deadline = time.monotonic() + 30
+    while not (state := read("state"))["paths"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    lines = read("workers/0/output")["lines"]
+    process.send_signal(signal.SIGINT)
+    finish(process)
+
+    assert (state["run_id"], state["script"]) == ("7f3a", "protocol_worker.py")
+    assert (state["host"], state["encoding"]) == (socket.gethostname(), "float32")
+    assert (state["paths"], state["keeps_output"]) == (["gRPC"], True)
+    assert 0 < len(lines) <= 50
+    assert all(line.startswith("step ") for line in lines)
+
+
+def test_a_script_without_pytorch_that_fails_is_started_again_and_the_run_completes(
+    tmp_path: Path,
+) -> None:
+    code, output, _ = andon(
+        tmp_path,
+        *("run", "--workers", "2", "--min-workers", "2"),
+        *(PROTOCOL_WORKER, "6", "--fail-at", "3", "--fail-once"),
+    )
+
+    assert code == 0, output
+    assert "worker 1 ended with exit code 1: it starts again" in output
+    assert "\ncomplete: 6 steps" in output
 
 
 def test_a_script_without_pytorch_is_told_what_to_install(tmp_path: Path) -> None:

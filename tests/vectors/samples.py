@@ -191,6 +191,8 @@ def _control_up() -> list[Message]:
                 pb.LoggedScalar(name="val/loss", step=117, value=2.5),
                 pb.LoggedScalar(name="lr", step=117, value=float("inf")),
             ],
+            busy_cores=1.5,
+            memory_bytes=2**31,
         ),
         pb.Leave(
             reason=pb.LEAVE_REASON_COMPLETE,

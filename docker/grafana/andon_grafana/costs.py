@@ -84,7 +84,7 @@ _EXCHANGE = (
         unit="s",
     ),
     Curve(
-        title="Bytes exchanged a second, by path",
+        title="Bytes exchanged a second",
         tells="Chunks and state, from workers (up) and to them (down), as the reducers count "
         "them; the ring as the workers count it. Workers on the reducer's host should use shared "
         "memory.",
@@ -106,7 +106,7 @@ _EXCHANGE = (
 
 _HIDING = (
     Curve(
-        title="Part of the exchange that backward hides",
+        title="Exchange hidden by backward",
         tells="Of each worker's last exchange. Low: what is not hidden is waited for. Larger "
         "micro-batches, a thinner encoding or fewer exchanges help.",
         see="docs/performance.md#what-to-set",
@@ -115,7 +115,7 @@ _HIDING = (
         limits=(0, 1),
     ),
     Curve(
-        title="Exchange of each worker, 95th percentile",
+        title="Exchange of each worker, p95",
         tells="From a step's first block sent to its last average received. One worker far above "
         "the others has the slow network.",
         see="docs/performance.md#first-see-where-the-time-goes",
@@ -146,7 +146,7 @@ _HIDING = (
 
 _TROUBLE = (
     Amounts(
-        title="Attempts beyond a step's first, in the time shown",
+        title="Repeated attempts, in the time shown",
         tells="By what voided the attempt before. Each one is a step that was computed again.",
         see="docs/fault-tolerance.md#what-a-loss-costs",
         queries=(
@@ -175,7 +175,7 @@ _TROUBLE = (
         may_be_empty="nothing was lost: then there is no mean",
     ),
     Number(
-        title="Pauses for newcomers, in the time shown",
+        title="Pauses, in the time shown",
         tells="How long the line stood still while newcomers got the weights: how many times, the "
         "mean, and the time together. Large models travel long: a checkpoint on the newcomer's "
         "host does not help, a faster network does.",
@@ -220,7 +220,7 @@ _REDUCERS = (
         width=4,
     ),
     Curve(
-        title="Rounds of the reducers a second, by outcome",
+        title="Reducer rounds a second",
         tells="All but finished were tried again: faulted and corrupt are the network's or a "
         "worker's fault.",
         see="docs/reducers.md#what-happens-when",
@@ -230,7 +230,7 @@ _REDUCERS = (
         may_be_empty="a ring has no reducer",
     ),
     Curve(
-        title="Threads that average, by reducer",
+        title="Averaging threads",
         tells="How many threads of a reducer are busy with arithmetic. Near its number of cores: "
         "more reducers help.",
         see="docs/reducers.md#how-fast",
@@ -254,7 +254,7 @@ _REDUCERS = (
         may_be_empty="a ring has no reducer",
     ),
     Curve(
-        title="State transferred to newcomers, bytes a second",
+        title="State to newcomers, bytes a second",
         tells="Weights and the rest of the state, on their way to workers that joined.",
         see="docs/fault-tolerance.md#what-a-loss-costs",
         queries=(Query(expr=rate("andon_state_transfer_bytes_total"), legend="state"),),
@@ -272,6 +272,7 @@ _SAFETY = (
         queries=_quantiles("andon_journal_write_seconds"),
         width=12,
         unit="s",
+        thresholds=((0.05, ORANGE),),
     ),
     Number(
         title="Last checkpoint",
@@ -310,7 +311,7 @@ _MACHINES = (
         may_be_empty="only Linux tells a process's memory",
     ),
     Curve(
-        title="CPU cores that each process uses",
+        title="CPU cores of each process",
         tells="1 is a whole core. A service that uses a whole core holds the line up.",
         see="docs/performance.md#what-to-set",
         queries=(
@@ -324,7 +325,7 @@ _MACHINES = (
         may_be_empty="only Linux tells a process's time",
     ),
     Curve(
-        title="GPU: part of the time in use",
+        title="GPU utilization",
         tells="By worker. Low, with much data wait: the loader is too slow.",
         see="docs/performance.md#what-to-set",
         queries=(Query(expr=latest("andon_gpu_utilization_ratio", "worker"), legend=_WORKER),),

@@ -118,6 +118,8 @@ class Curve(Panel):
     stacked: bool = False
     limits: tuple[float, float] | None = None
     """The ends of the axis."""
+    thresholds: tuple[tuple[float, str], ...] = ()
+    """Dashed lines: where an alert looks up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +211,9 @@ def _curve(panel: Curve) -> timeseries.Panel:
     )
     if panel.stacked:
         drawn = drawn.stacking(common.StackingConfig().mode(looks.StackingMode.NORMAL).group("A"))
+    if panel.thresholds:
+        dashed = common.GraphThresholdsStyleConfig().mode(looks.GraphThresholdsStyleMode.DASHED)
+        drawn = drawn.thresholds(_thresholds(CLEAR, panel.thresholds)).thresholds_style(dashed)
     if panel.limits is not None:
         drawn = drawn.min(panel.limits[0]).max(panel.limits[1])
     return drawn

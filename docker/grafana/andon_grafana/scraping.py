@@ -24,7 +24,7 @@ _NOW = (
         width=6,
     ),
     Number(
-        title="Live workers that are not scraped",
+        title="Workers not scraped",
         tells="They train, and their own metrics are missing here. `ANDON_METRICS_BIND` may be "
         "`off` or loopback (its default), which Prometheus on another host can't reach.",
         see="docs/metrics.md#endpoints",

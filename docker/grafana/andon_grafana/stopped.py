@@ -109,7 +109,7 @@ _TIMES = (
 
 _EVENTS = (
     Amounts(
-        title="Workers that went, in the time shown",
+        title="Departures, in the time shown",
         tells="By reason. `lost` was not expected: look at that worker's host and log. A worker "
         "that was `dropped` was left out by the answer to a halt.",
         see="docs/fault-tolerance.md#what-happens-at-each-fault",
@@ -125,7 +125,7 @@ _EVENTS = (
         may_be_empty="no worker went",
     ),
     Amounts(
-        title="Workers that came, in the time shown",
+        title="Arrivals, in the time shown",
         tells="By how far they were. A worker whose stream broke joins again: many of those mean "
         "a bad network or an overloaded host.",
         see="docs/fault-tolerance.md#what-a-loss-costs",
@@ -135,7 +135,7 @@ _EVENTS = (
         may_be_empty="no worker came",
     ),
     Amounts(
-        title="Faults that workers reported, in the time shown",
+        title="Reported faults, in the time shown",
         tells="By kind. A fault voids the round, and the step is tried again; several workers may "
         "report the same one. The service's log names the worker.",
         see="docs/fault-tolerance.md#what-happens-at-each-fault",
@@ -149,7 +149,7 @@ _EVENTS = (
         may_be_empty="no worker reported a fault",
     ),
     Amounts(
-        title="Calls that were refused, in the time shown",
+        title="Refused calls, in the time shown",
         tells="Calls that a service ended with an error, by its reason. Each reason has a page "
         "that says whose mistake it is and what to do.",
         see="docs/errors/README.md",

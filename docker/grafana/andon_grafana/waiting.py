@@ -38,28 +38,30 @@ _CULPRIT = (
         may_be_empty="nobody waits",
     ),
     Curve(
-        title="Part of the time that each worker waits for averages",
+        title="Part of the time spent waiting",
         tells="In committed steps, as the workers report. The worker that waits least holds the "
-        "others up.",
-        see="docs/performance.md#first-see-where-the-time-goes",
+        "others up. Above the dashed line a worker loses almost a third of its time.",
+        see="docs/runbooks/StragglerPersistent.md",
         queries=(Query(expr=rate("andon_worker_wait_seconds_sum", "worker"), legend=_WORKER),),
         width=10,
         unit="percentunit",
+        thresholds=((0.3, ORANGE),),
     ),
     Curve(
-        title="Age of each worker's last heartbeat",
+        title="Heartbeat age of each worker",
         tells="A live worker is heard every few seconds at most. If the age grows, its host, its "
         "network or its process is stuck; after its lease the line goes on without it.",
         see="docs/runbooks/WorkerSilent.md",
         queries=(Query(expr=latest("andon_heartbeat_age_seconds", "worker"), legend=_WORKER),),
         width=10,
         unit="s",
+        thresholds=((15, ORANGE),),
     ),
 )
 
 _TIME = (
     Curve(
-        title="Where each worker's time goes, as part of the time",
+        title="Part of the time by activity",
         tells="Computing; waiting for the loader (data); waiting for averages that backward did "
         "not hide; waiting for the commit. The rest is the script's own, such as its optimizer and "
         "evaluation. Much data: more loading processes. Much averages: a slow worker or a thin "
@@ -108,7 +110,7 @@ _WORK = (
         limits=(0, 1),
     ),
     Curve(
-        title="Step time of each worker, 95th percentile",
+        title="Step time of each worker, p95",
         tells="From a step's assignment to its commit, on the worker. Who is above the others is "
         "slow, or far away.",
         see="docs/performance.md#first-see-where-the-time-goes",
@@ -137,7 +139,7 @@ _CADENCE = (
         width=6,
     ),
     Curve(
-        title="Local steps of each worker a second",
+        title="Local steps a second",
         tells="Optimizer steps that a worker makes alone between two exchanges, with "
         "`--schedule local`.",
         see="docs/guide/local-steps.md",
@@ -169,7 +171,7 @@ _CADENCE = (
 
 _AGAIN = (
     Amounts(
-        title="Rounds that were void, in the time shown",
+        title="Void rounds, in the time shown",
         tells="By worker: rounds that it began and that were tried again. Many for one worker: "
         "its stream breaks.",
         see="docs/fault-tolerance.md#what-a-loss-costs",
@@ -183,7 +185,7 @@ _AGAIN = (
         may_be_empty="no round was void",
     ),
     Amounts(
-        title="Times that a worker joined again, in the time shown",
+        title="Rejoins, in the time shown",
         tells="Its stream to the coordinator broke, or the service was restarted. Often, for one "
         "worker: its network.",
         see="docs/fault-tolerance.md#what-happens-at-each-fault",

@@ -593,16 +593,20 @@ class LoggedScalar(_message.Message):
     def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "activity", "detail", "scalars")
+    __slots__ = ("sequence", "activity", "detail", "scalars", "busy_cores", "memory_bytes")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     SCALARS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_CORES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     activity: Activity
     detail: str
     scalars: _containers.RepeatedCompositeFieldContainer[LoggedScalar]
-    def __init__(self, sequence: _Optional[int] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., scalars: _Optional[_Iterable[_Union[LoggedScalar, _Mapping]]] = ...) -> None: ...
+    busy_cores: float
+    memory_bytes: int
+    def __init__(self, sequence: _Optional[int] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., scalars: _Optional[_Iterable[_Union[LoggedScalar, _Mapping]]] = ..., busy_cores: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class HeartbeatAnswer(_message.Message):
     __slots__ = ("sequence", "unix_time_s")

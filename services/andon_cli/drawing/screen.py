@@ -118,7 +118,7 @@ class Screen:
         worker = self._workers.setdefault(
             slot, WorkerOutput(f"worker {slot}", self._output, self._alarms)
         )
-        worker.begin()
+        worker.forget()  # The lines of the process before are not its own.
 
         def heard(line: str) -> None:
             self._pass_on(slot, worker.take(line))
@@ -204,6 +204,8 @@ class Screen:
         if halt is None:
             if shown is not None:
                 self.say(f"resumed: step {shown.step}", style="bold")
+                for worker in self._workers.values():
+                    worker.forget()  # That it waits for the operator is over.
         elif shown is None or shown.id != halt.id:
             self._halted_at = now
             for line in halt_lines(halt, on_halt=self._on_halt, flags=flags):

@@ -98,7 +98,7 @@ class WorkerOutput:
         """`alarms` are shared by all workers of the run."""
         self.name = name
         self.last = ""
-        """The last line that is not empty, plain."""
+        """The last line that is neither empty nor a warning, plain."""
         self._mode = mode
         self._alarms = alarms
         self._traceback: list[str] | None = None
@@ -108,8 +108,8 @@ class WorkerOutput:
         self._unshown: deque[str] = deque(maxlen=_LAST_LINES)
         """The last lines since the last traceback."""
 
-    def begin(self) -> None:
-        """A process takes the slot: the lines of the one before are not its own."""
+    def forget(self) -> None:
+        """What it said last is not true any more."""
         self.last = ""
 
     def take(self, line: str) -> list[str]:
@@ -117,7 +117,10 @@ class WorkerOutput:
         if self._mode == "all":
             return [line]
         text = plain(_message_of(line)[:_LONGEST_LINE]).rstrip()
-        if text.strip():
+        alarming = _WARNING.match(text) or text.startswith(_CHAINED)
+        if text.strip() and not alarming:
+            # A warning is told above the board. Here it would stay when it is long over, such as
+            # that the worker waits for a coordinator.
             self.last = text
         if self._traceback is not None:
             return self._go_on(text)
@@ -126,7 +129,6 @@ class WorkerOutput:
             return []
         if text.strip():
             self._unshown.append(text)
-        alarming = _WARNING.match(text) or text.startswith(_CHAINED)
         if self._mode == "last" and alarming and self._alarms.is_new(text, self.name):
             self._unshown.pop()
             return [text]

@@ -96,6 +96,7 @@ def heartbeat(core: CoreState, member: LineMember, event: HeartbeatArrived) -> N
     """Notes what a worker is doing, and keeps what its script logged."""
     member.activity = event.activity
     member.detail = event.detail
+    member.use = event.use
     kept = _kept(core, member.worker, event.scalars)
     if kept:
         # The answer acknowledges them, so it waits until they are durable: see `scalars_saved`.

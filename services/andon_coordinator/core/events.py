@@ -31,6 +31,7 @@ __all__ = [
     "JoinRequest",
     "JournalFailed",
     "LeaveReason",
+    "ProcessUse",
     "Ready",
     "RecordSaved",
     "ReducerLost",
@@ -279,6 +280,15 @@ class RoundFaulted:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What a worker's process uses of its host, for people; None: it does not say."""
+
+    busy_cores: float | None = None
+    """Since the heartbeat before."""
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatArrived:
     """A worker is alive; `scalars` are what its script logged."""
 
@@ -287,6 +297,7 @@ class HeartbeatArrived:
     activity: Activity = Activity.UNSPECIFIED
     detail: str = ""
     scalars: tuple[Scalar, ...] = ()
+    use: ProcessUse = ProcessUse()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from andon_coordinator.core.events import (
     Activity,
     JoinRequest,
     LeaveReason,
+    ProcessUse,
     ScalarAllReduceArrived,
     StepTimings,
 )
@@ -72,6 +73,7 @@ class LineMember:
     """Where its predecessor in the ring reaches it, as it reported last."""
     activity: Activity = Activity.UNSPECIFIED
     detail: str = ""
+    use: ProcessUse = field(default_factory=ProcessUse)
     grace_until: float | None = None
     """Until when it may come back without being lost; None: it is connected, left or lost."""
     expected_until: float | None = None

@@ -10,7 +10,7 @@ from andon.protocol.records import Cursor, Key
 from andon_coordinator.core import lost_state
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
-from andon_coordinator.core.events import Activity, Device, StepTimings
+from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimings
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 
@@ -22,7 +22,7 @@ _LATE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSnapshot:
-    """One worker; the fields are those of `andon.v1.WorkerStatus`."""
+    """One worker; the fields are those of `andon.v1.WorkerStatus`, and `use`."""
 
     worker: int
     rank: int | None
@@ -46,6 +46,7 @@ class WorkerSnapshot:
     timings: StepTimings
     step_s: float
     """How long its last step took, from the assignment to the commit; 0 before its first one."""
+    use: ProcessUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +166,7 @@ def _worker(
         micro_batches=last.micro_batches,
         timings=last.timings,
         step_s=last.seconds,
+        use=member.use,
     )
 
 

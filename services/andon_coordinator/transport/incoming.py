@@ -248,7 +248,17 @@ def _heartbeat_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
         activity = events.Activity.UNSPECIFIED  # For people only; later versions may add values.
     require_at_most(len(beat.scalars), MAX_SCALARS, "scalars in a heartbeat")
     scalars = tuple(Scalar(each.name, each.step, each.value) for each in beat.scalars)
-    return events.HeartbeatArrived(stream, beat.sequence, activity, _said(beat.detail), scalars)
+    detail, use = _said(beat.detail), _use(beat)
+    return events.HeartbeatArrived(stream, beat.sequence, activity, detail, scalars, use)
+
+
+def _use(beat: pb.Heartbeat) -> events.ProcessUse:
+    """What the worker uses; a number that no host has counts as none, since only people read it."""
+    cores = beat.busy_cores if beat.HasField("busy_cores") else math.nan
+    return events.ProcessUse(
+        cores if 0.0 <= cores < math.inf else None,
+        beat.memory_bytes if beat.HasField("memory_bytes") else None,
+    )
 
 
 def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:

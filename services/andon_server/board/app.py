@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
 from functools import lru_cache
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 from wsgiref.types import StartResponse, WSGIEnvironment
@@ -26,6 +27,7 @@ from andon_coordinator.transport.errors import LineError
 from andon_server.board.feed import BoardFeed, LineNow
 from andon_server.board.gate import BoardGate, RequestRefused, Visitor
 from andon_server.board.history import MAX_POINTS, HistoryBusy, RunHistory, UnknownRun
+from andon_server.board.output import last_lines
 from andon_server.board.pages import Pages
 from andon_server.board.stream import EventStream, Viewers
 
@@ -95,7 +97,13 @@ class BoardApp:
     """The WSGI application. Every method may be called on several threads at once."""
 
     def __init__(
-        self, feed: BoardFeed, history: RunHistory, gate: BoardGate, line: Operated, run: Run
+        self,
+        feed: BoardFeed,
+        history: RunHistory,
+        gate: BoardGate,
+        line: Operated,
+        run: Run,
+        outputs: Path | None = None,
     ) -> None:
         """Serves a line's board.
 
@@ -105,12 +113,14 @@ class BoardApp:
             gate: who may look and who may answer.
             line: is halted, answered and drained.
             run: does that on the line's event loop.
+            outputs: the folder in which `andon run` keeps what workers print; None: nobody does.
         """
         self._feed = feed
         self._history = history
         self._gate = gate
         self._line = line
         self._run = run
+        self._outputs = outputs
         self._pages = Pages()
         self._viewers = Viewers(MAX_VIEWERS)
         self._closing = threading.Event()
@@ -196,11 +206,24 @@ class BoardApp:
             match name.split("/"):
                 case ["runs", run_id]:
                     return self._history.run(run_id)
+                case ["workers", worker, "output"]:
+                    return strict_json({"lines": self._output(worker)})
                 case ["runs", run_id, "curves"]:
                     return self._history.curves(run_id, _points_of(environ))
         except UnknownRun as unknown:
             raise RequestRefused(HTTPStatus.NOT_FOUND, str(unknown)) from unknown
         raise RequestRefused(HTTPStatus.NOT_FOUND, "the board's API has no such part")
+
+    def _output(self, worker: str) -> list[str]:
+        # A number, and no part of a path.
+        known = worker.isascii() and worker.isdigit() and len(worker) <= 9
+        if self._outputs is not None and known:
+            lines = last_lines(self._outputs, int(worker))
+            if lines is not None:
+                return lines
+        raise RequestRefused(
+            HTTPStatus.NOT_FOUND, "what this worker prints is not kept beside its service"
+        )
 
     def _state(self, visitor: Visitor) -> dict[str, Any]:
         now = self._feed.now

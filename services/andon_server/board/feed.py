@@ -21,7 +21,7 @@ from typing import Any
 from andon.protocol.records import Key, RecordKind, accuracy_of
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.status import LineSnapshot
-from andon_server.board.view import event_view, state_view
+from andon_server.board.view import NO_FACTS, LineFacts, event_view, state_view
 
 __all__ = ["BoardFeed", "FeedItem", "LineNow"]
 
@@ -48,21 +48,43 @@ class LineNow:
     number: int
     """Rises with each snapshot."""
     line: LineSnapshot
+    facts: LineFacts
+    paths: tuple[str, ...]
     pace_s: float | None
     at_unix_s: float
 
     def view(self) -> dict[str, Any]:
         """The line for the page."""
-        return state_view(self.line, pace_s=self.pace_s, now_unix_s=self.at_unix_s)
+        return state_view(
+            self.line,
+            facts=self.facts,
+            paths=self.paths,
+            pace_s=self.pace_s,
+            now_unix_s=self.at_unix_s,
+        )
 
 
 class BoardFeed:
     """Observes a line. Its task calls `observe`, `tick` and `show`; any thread may read."""
 
-    def __init__(self, wall: Callable[[], float] = time.time, *, kept: int = _KEPT) -> None:
-        """Nothing has happened yet; `wall` is the time since the Unix epoch, and the last `kept`
-        items can be read.
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        *,
+        kept: int = _KEPT,
+        facts: LineFacts = NO_FACTS,
+        paths: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """Nothing has happened yet.
+
+        Args:
+            wall: the time since the Unix epoch.
+            kept: so many of the last items can be read.
+            facts: what does not change.
+            paths: the ways that gradients took in the last round.
         """
+        self._facts = facts
+        self._paths = paths
         self._wall = wall
         self._pending: dict[Key, effects.SaveRecord] = {}
         self._committed_at: float | None = None
@@ -99,6 +121,8 @@ class BoardFeed:
         self.now = LineNow(
             number=1 if self.now is None else self.now.number + 1,
             line=status,
+            facts=self._facts,
+            paths=tuple(self._paths()),
             pace_s=statistics.median(self._gaps) if self._gaps else None,
             at_unix_s=self._wall(),
         )

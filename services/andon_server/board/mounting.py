@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from andon.host.metrics import MetricsEndpoint
 from andon_coordinator.app import Coordinator
@@ -23,9 +24,13 @@ async def board_on(
     feed: BoardFeed,
     gate: BoardGate,
     history: RunHistory,
+    outputs: Path | None,
 ) -> AsyncIterator[None]:
-    """Serves a line's board beside its metrics while entered; the feed observes the line."""
-    board = BoardApp(feed, history, gate, coordinator, on_loop(asyncio.get_running_loop()))
+    """Serves a line's board beside its metrics while entered; the feed observes the line, and
+    `outputs` is as for `BoardApp`.
+    """
+    loop = asyncio.get_running_loop()
+    board = BoardApp(feed, history, gate, coordinator, on_loop(loop), outputs)
     endpoint.mount(board)
     try:
         yield

@@ -6,6 +6,8 @@ shows it as text, and never as markup.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from andon.protocol.halts import HaltEvidence
@@ -14,16 +16,44 @@ from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot, holds_up
-from andon_server.halt_words import answers_to, evidence_fields, halted_line
+from andon_server.halt_words import answers_to, evidence_fields, halted_line, help_page
 
-__all__ = ["event_view", "halt_view", "state_view"]
+__all__ = ["NO_FACTS", "LineFacts", "event_view", "halt_view", "state_view"]
 
 
-def state_view(line: LineSnapshot, *, pace_s: float | None, now_unix_s: float) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineFacts:
+    """What the page shows of a line beside its snapshots, and what does not change."""
+
+    host: str = ""
+    """Where the service runs."""
+    script: str = ""
+    """What the workers run; empty: nobody said."""
+    encoding: str = ""
+    """How gradients and averages travel, in words."""
+    keeps_output: bool = False
+    """Whether what workers print can be asked for."""
+    docs_url: str = ""
+    """Where the documentation is, up to `docs/`; empty: nobody said."""
+
+
+NO_FACTS = LineFacts()
+
+
+def state_view(
+    line: LineSnapshot,
+    *,
+    facts: LineFacts = NO_FACTS,
+    paths: Sequence[str] = (),
+    pace_s: float | None,
+    now_unix_s: float,
+) -> dict[str, Any]:
     """The line for the page; what a visitor may do is added for each visitor.
 
     Args:
         line: what the line does.
+        facts: what does not change.
+        paths: the ways that gradients took in the last round, as far as the service knows.
         pace_s: how long a step takes at present, from commit to commit; None: not known yet.
         now_unix_s: the time of the snapshot.
     """
@@ -37,6 +67,11 @@ def state_view(line: LineSnapshot, *, pace_s: float | None, now_unix_s: float) -
     )
     return {
         "run_id": line.run_id,
+        "host": facts.host,
+        "script": facts.script,
+        "encoding": facts.encoding,
+        "keeps_output": facts.keeps_output,
+        "paths": list(paths),
         "state": line.state.name,
         "step": line.step,
         "attempt": line.attempt,
@@ -62,19 +97,22 @@ def state_view(line: LineSnapshot, *, pace_s: float | None, now_unix_s: float) -
         "schedule_note": line.schedule_note,
         "checkpoints": _checkpoints(line.checkpoints),
         "workers": [_worker(each, holds_up=each.worker == slow) for each in line.workers],
-        "halt": None if line.halt is None else halt_view(line.halt),
+        "halt": None if line.halt is None else halt_view(line.halt, facts.docs_url),
         "server_unix_s": now_unix_s,
     }
 
 
-def halt_view(halt: HaltEvidence) -> dict[str, Any]:
-    """A halt for the page: the evidence, the terminal's sentence, and the possible answers.
+def halt_view(halt: HaltEvidence, docs_url: str = "") -> dict[str, Any]:
+    """A halt for the page: the evidence, the terminal's sentence, the possible answers, and where
+    the documentation says more.
 
     The id is text, because a browser's numbers are exact up to 2^53 only.
     """
     return evidence_fields(halt) | {
         "id": str(halt.id),
         "sentence": halted_line(halt),
+        "help": help_page(halt),
+        "help_url": docs_url and docs_url + help_page(halt),
         "answers": [
             {
                 "answer": each.answer.name.lower(),
@@ -129,6 +167,8 @@ def _worker(worker: WorkerSnapshot, *, holds_up: bool) -> dict[str, Any]:
         "waiting_ratio": worker.waiting_ratio,
         "heartbeat_age_s": worker.heartbeat_age_s,
         "live": worker.live,
+        "busy_cores": worker.use.busy_cores,
+        "memory_bytes": worker.use.memory_bytes,
         "share": worker.share,
         "micro_batches": worker.micro_batches,
         "holds_up": holds_up,

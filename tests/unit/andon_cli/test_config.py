@@ -64,7 +64,22 @@ def test_what_follows_the_script_is_the_scripts_own() -> None:
 
     assert config.settings.workers == 2
     assert config.command == ("train.py", "--workers", "7", "-m", "--lr=1")
+    assert config.service is not None
+    assert config.service.script == "train.py"
     assert not config.settings.module
+
+
+def test_the_board_names_the_script_without_its_folders() -> None:
+    service = run_config("code/train.py").service
+
+    assert service is not None
+    assert service.script == "train.py"
+
+
+@pytest.mark.parametrize("url", ["javascript:alert(1)", "git.example.com"])
+def test_links_of_the_board_lead_to_web_addresses_only(url: str) -> None:
+    with pytest.raises(UsageError, match="begins with https://"):
+        ServeConfig(docs_url=url)
 
 
 def test_a_module_may_stand_in_for_the_script() -> None:
@@ -114,6 +129,8 @@ EVERYTHING = ServeConfig(
     ),
     workers=3,
     published_on="127.0.0.1",
+    docs_url="https://git.example.com/andon",
+    script="train.py",
     role="coordinator",
     secret_file=Path("secret"),
     withdrawn_file=Path("withdrawn"),

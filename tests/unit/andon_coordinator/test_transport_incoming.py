@@ -207,9 +207,21 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
         ),
         (
             pb.TrainRequest(
-                heartbeat=pb.Heartbeat(sequence=3, activity=pb.ACTIVITY_BUSY, detail="upload")
+                heartbeat=pb.Heartbeat(
+                    sequence=3,
+                    activity=pb.ACTIVITY_BUSY,
+                    detail="upload",
+                    busy_cores=1.5,
+                    memory_bytes=2**30,
+                )
             ),
-            events.HeartbeatArrived(5, 3, events.Activity.BUSY, "upload"),
+            events.HeartbeatArrived(
+                5, 3, events.Activity.BUSY, "upload", use=events.ProcessUse(1.5, 2**30)
+            ),
+        ),
+        (
+            pb.TrainRequest(heartbeat=pb.Heartbeat(busy_cores=-math.inf, memory_bytes=0)),
+            events.HeartbeatArrived(5, 0, use=events.ProcessUse(None, 0)),
         ),
         (
             pb.TrainRequest(

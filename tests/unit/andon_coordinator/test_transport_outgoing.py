@@ -14,7 +14,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
 from andon_coordinator.core import effects
-from andon_coordinator.core.events import Activity, StepTimings
+from andon_coordinator.core.events import Activity, ProcessUse, StepTimings
 from andon_coordinator.core.status import WorkerSnapshot
 from andon_coordinator.transport.outgoing import (
     CommitAndAssign,
@@ -213,6 +213,7 @@ def test_a_workers_status_has_the_times_of_its_last_step_once_there_was_one() ->
         activity=Activity.COMPUTING, detail="", step=3, samples_per_second=2.0, waiting_ratio=0.125,
         heartbeat_age_s=0.5, live=True, in_sync=True, metrics_address="", final_digest=b"",
         share=0.5, micro_batches=0, timings=timings, step_s=2.0,
+        use=ProcessUse(),
     )  # fmt: skip
 
     after = worker_status_to(worker)

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
-from andon_reducer.core.effects import Direction, FreeRound, RoundOutcome
+from andon_reducer.core.effects import DataPath, Direction, FreeRound, RoundOutcome
 from andon_reducer.telemetry import ReducerTelemetry
 
 
@@ -38,6 +38,20 @@ def test_a_round_is_counted_and_each_of_its_exchanges_timed() -> None:
     assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "0.025"}) == 1
     assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "30.0"}) == 1
     assert registry.get_sample_value("andon_allreduce_seconds_bucket", {"le": "60.0"}) == 2
+
+
+def test_the_paths_are_those_that_bytes_took_in_the_last_round() -> None:
+    telemetry = ReducerTelemetry(CollectorRegistry())
+    over = FreeRound("7f3a", Key(1, 1), RoundOutcome.FINISHED, ())
+    telemetry.moved(Direction.UP, 8, DataPath.WIRE)
+    telemetry.freed(over)
+
+    telemetry.moved(Direction.UP, 8, DataPath.TCP)
+    during = telemetry.paths
+    telemetry.freed(over)
+
+    assert during == {DataPath.WIRE}
+    assert telemetry.paths == {DataPath.TCP}
 
 
 def test_state_that_newcomers_received_and_the_time_of_arithmetic_are_counted() -> None:

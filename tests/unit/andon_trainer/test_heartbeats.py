@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 from andon.protocol.scalars import Scalar
 from andon.v1 import coordinator_pb2 as pb
-from andon_trainer.exchange.control.heartbeats import Heartbeats, ScalarOutbox
+from andon_trainer.exchange.control.heartbeats import Heartbeats, ProcessMeter, ScalarOutbox
 
 VAL = Scalar("val", 3, 0.25)
 
@@ -54,6 +55,22 @@ def test_a_heartbeat_says_what_the_worker_does() -> None:
 
     (beat,) = stream.sent
     assert (beat.activity, beat.detail) == (pb.ACTIVITY_BUSY, "upload")
+
+
+def test_how_busy_a_process_is_and_its_memory_are_measured_twice_a_second_at_most() -> None:
+    meter = ProcessMeter(10.0, 1.0)
+
+    early, first, soon, second = (
+        meter.read(at, used_s)
+        for at, used_s in ((10.1, 1.1), (12.0, 4.0), (12.4, 9.0), (13.0, 4.5))
+    )
+
+    assert early == (None, None)
+    assert soon == first
+    assert [cores for cores, _memory in (first, second)] == [1.5, 0.5]
+    if sys.platform == "linux":
+        assert first[1] is not None
+        assert 2**20 < first[1] < 2**40
 
 
 def test_a_scalar_does_not_wait_for_the_next_heartbeat_of_the_lease() -> None:

@@ -250,7 +250,7 @@ def test_live_workers_that_nobody_scrapes_are_counted(tmp_path: Path, scraped: i
     series = {line("andon_workers", 'state="live"'): "2x24", line("up"): "1x24"}
     series |= {of(worker, "up", port=9500 + worker): "1x24" for worker in range(scraped)}
 
-    check(tmp_path, series, "Live workers that are not scraped", {"": {"{}": 2 - scraped}})
+    check(tmp_path, series, "Workers not scraped", {"": {"{}": 2 - scraped}})
 
 
 def test_only_attempts_beyond_a_steps_first_are_listed(tmp_path: Path) -> None:
@@ -263,6 +263,6 @@ def test_only_attempts_beyond_a_steps_first_are_listed(tmp_path: Path) -> None:
     check(
         tmp_path,
         series,
-        "Attempts beyond a step's first, in the time shown",
+        "Repeated attempts, in the time shown",
         {"{{cause}}": {'{cause="stream_lost"}': 3}},
     )

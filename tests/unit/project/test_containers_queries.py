@@ -75,6 +75,29 @@ def known() -> dict[str, set[str]]:
     return series
 
 
+DRAWN = [panel for panel in PANELS if isinstance(panel, Curve) and panel.thresholds]
+
+
+@pytest.mark.parametrize("panel", DRAWN, ids=lambda panel: str(panel.title))
+def test_a_curves_dashed_line_is_where_the_alert_of_its_page_looks_up(panel: Curve) -> None:
+    rules = yaml.safe_load((ROOT / "docker/prometheus/alerts.yml").read_text("utf-8"))
+    [expr] = [
+        rule["expr"]
+        for group in rules["groups"]
+        for rule in group["rules"]
+        if panel.see == f"docs/runbooks/{rule.get('alert')}.md"
+    ]
+
+    assert {value for value, _color in panel.thresholds} <= {
+        float(number) for number in re.findall(r"> ([0-9.]+)", expr)
+    }
+
+
+@every_panel
+def test_a_title_fits_its_panel(panel: Panel) -> None:
+    assert len(panel.title) <= 36
+
+
 def filled(expr: str) -> str:
     return expr.replace("$__rate_interval", "20s").replace("$__range", "15m")
 

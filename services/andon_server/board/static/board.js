@@ -108,6 +108,7 @@ function paint() {
     charts.expect(state?.step ?? 0);
     showWorkers(state, heard);
     showHalt(state, heard, () => login(""));
+    showRunning();
     showSignal(heard);
     speak();
   }
@@ -120,6 +121,13 @@ function paint() {
     showEvents(byId("feed"), events);
     showMarks(events.marks);
   }
+}
+
+/** What runs, and where its service is: `run 7f3a · train.py · alpha`. */
+function showRunning() {
+  const text = state ? [`run ${state.run_id}`, state.script, state.host].filter(Boolean).join(" · ") : "";
+  say(byId("running"), text);
+  mark(byId("running"), "title", text || null);
 }
 
 function showSignal(heard) {

@@ -1,5 +1,6 @@
 // One chart: uPlot on a canvas, its own legend with units, and a description for those who can't see it.
 
+import { smoothed } from "./curves.js";
 import { fill, make, mark, say } from "./dom.js";
 import { NONE, count } from "./words.js";
 
@@ -7,6 +8,7 @@ import { NONE, count } from "./words.js";
 export const FIRST = "The first committed step begins the curve.";
 
 const SYNC = "step";
+const SMOOTHING = 0.9; // the weight of what came before
 const charts = new Set();
 
 /** What all charts share: how many of the last steps they show (0: all), and what happened when. */
@@ -33,30 +35,27 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 export class Chart {
   /**
    * @param {{title: string, unit?: string, format: (n: number) => string, tick?: (n: number) => string, zero?: boolean,
-   *   tall?: boolean, empty?: string, axis?: string, axisFormat?: (n: number) => string}} options
+   *   tall?: boolean, smooths?: boolean, empty?: string, axis?: string, axisFormat?: (n: number) => string}} options
    *   `tick` writes the axis' numbers. `zero`: the axis begins at 0. `axis` names x in words.
+   *   `smooths`: there is a button that draws moving averages.
    */
   constructor(options) {
     this.options = { axis: "step", axisFormat: count, empty: FIRST, ...options };
-    this.logarithmic = false;
+    this.logarithmic = this.smooth = false;
     this.shape = "";
     this.legend = make("ul", { class: "legend" });
-    this.button = make(
-      "button",
-      { type: "button", class: "small", "aria-pressed": "false", title: "Logarithmic scale", on: { click: () => this.#toggle() } },
-      "log",
-    );
+    const buttons = [this.#button("log", "Logarithmic scale", "log scale", "logarithmic")];
+    if (options.smooths) buttons.unshift(this.#button("smooth", "Moving average", "smooth curve", "smooth"));
     this.canvas = make("div", { class: "plot", role: "img", "aria-label": `${options.title}: no steps yet` });
     this.nothing = make("p", { class: "nothing" }, this.options.empty);
     const unit = options.unit ? make("span", { class: "unit" }, options.unit) : null;
     this.element = make(
       "figure",
       { class: options.tall ? "chart tall" : "chart" },
-      make("figcaption", {}, make("h3", { title: options.title }, options.title), unit, this.legend, this.button),
+      make("figcaption", {}, make("h3", { title: options.title }, options.title), unit, this.legend, make("span", { class: "buttons" }, buttons)),
       make("div", { class: "stage" }, this.canvas, this.nothing),
     );
     mark(this.element, "data-empty", "yes");
-    this.button.setAttribute("aria-label", `log scale of ${options.title}`);
     this.resize = new ResizeObserver(() => this.#fit());
     this.resize.observe(this.canvas);
     charts.add(this);
@@ -101,15 +100,26 @@ export class Chart {
     if (this.data) this.#rebuild();
   }
 
-  #toggle() {
-    this.logarithmic = !this.logarithmic;
-    mark(this.button, "aria-pressed", this.logarithmic);
-    this.redraw();
+  /** A button that switches a property of this chart. */
+  #button(text, title, what, property) {
+    const button = make("button", { type: "button", class: "small", "aria-pressed": "false", "aria-label": `${what} of ${this.options.title}`, title }, text);
+    button.addEventListener("click", () => {
+      this[property] = !this[property];
+      mark(button, "aria-pressed", this[property]);
+      this.redraw();
+    });
+    return button;
+  }
+
+  /** What is drawn of the data: moving averages if they are wanted, but no band of them. */
+  get #values() {
+    const [x, ...columns] = this.data;
+    return this.smooth ? [x, ...columns.map((column, place) => (this.series[place].edge ? column : smoothed(column, SMOOTHING)))] : this.data;
   }
 
   #drawable() {
-    if (!this.logarithmic) return this.data;
-    const [x, ...columns] = this.data;
+    if (!this.logarithmic) return this.#values;
+    const [x, ...columns] = this.#values;
     return [x, ...columns.map((column) => column.map((value) => (value > 0 ? value : null)))];
   }
 
@@ -202,8 +212,8 @@ export class Chart {
   /** Shows the values at a place of the cursor, or the last ones. */
   #show(index) {
     if (!this.values) return;
-    this.series.forEach((each, place) => {
-      const column = this.data[place + 1];
+    const [, ...columns] = this.#values;
+    columns.forEach((column, place) => {
       const at = index ?? column.length - 1;
       say(this.values[place], this.options.format(nearest(column, at)));
     });

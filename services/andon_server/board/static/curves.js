@@ -103,6 +103,20 @@ export function joined(series) {
   return [steps, ...columns];
 }
 
+/**
+ * The exponential moving average of a column, corrected for its beginning: the first mean is the first
+ * value, and not a part of it. Gaps stay gaps.
+ */
+export function smoothed(column, weight) {
+  let [sum, share] = [0, 0];
+  return column.map((value) => {
+    if (value === null || !Number.isFinite(value)) return value;
+    sum = weight * sum + (1 - weight) * value;
+    share = weight * share + (1 - weight);
+    return sum / share;
+  });
+}
+
 /** A scalar that is a loss is drawn over the training loss: `val_loss`, `loss/val`. */
 export function isLoss(name) {
   return /(^|[^a-z])loss([^a-z]|$)/i.test(name);

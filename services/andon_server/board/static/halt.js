@@ -34,8 +34,13 @@ function facts(halt) {
     ["Parameter", halt.parameter ? halt.parameter + element : ""],
     ["Since", clock(halt.at_unix_s)],
   ].filter(([, value]) => value !== "");
-  return make("dl", { class: "facts" }, rows.map(([name, value]) =>
-    make("div", {}, make("dt", {}, name), make("dd", { title: value }, value))));
+  return make("dl", { class: "facts" }, [...rows, ["More", helpOf(halt), halt.help]].map(([name, value, title = value]) =>
+    make("div", {}, make("dt", {}, name), make("dd", { title }, value))));
+}
+
+/** The page that says what to do: a link if the service knows where the documentation is. */
+function helpOf({ help, help_url: url }) {
+  return url ? make("a", { href: url, target: "_blank", rel: "noreferrer" }, help) : help;
 }
 
 function workerOf({ worker, reported_by }) {

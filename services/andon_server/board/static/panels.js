@@ -6,7 +6,7 @@ import { count, duration, figure, rate, shortSpan, shortly, span } from "./words
 
 const COLOURS = ["--series-2", "--series-3", "--series-4", "--series-5"];
 const MAIN = [
-  { key: "loss", title: "Loss", format: figure, tick: shortly, tall: true },
+  { key: "loss", title: "Loss", format: figure, tick: shortly, tall: true, smooths: true },
   { key: "step_seconds", title: "Step time", format: span, tick: shortSpan, zero: true },
   { key: "samples_per_second", title: "Throughput", unit: "samples/s", format: rate, tick: count, zero: true },
 ];

@@ -2,6 +2,7 @@
 
 import { byId, fill, keep, make, mark, say } from "./dom.js";
 import { workerLight } from "./light.js";
+import { showOutput } from "./output.js";
 import { NONE, count, duration, listed, memory, percent, rate, several, tail } from "./words.js";
 
 const COLUMNS = [
@@ -11,6 +12,7 @@ const COLUMNS = [
   ["share", "Share"],
   ["rate", "Samples/s"],
   ["waits", "Waits"],
+  ["uses", "Uses"],
   ["heartbeat", "Heartbeat"],
 ];
 const NUMERIC = new Set(["rate", "heartbeat"]);
@@ -56,27 +58,36 @@ function table() {
 function row() {
   return make("tr", { role: "row" }, COLUMNS.map(([key, title], index) => {
     const cell = make(index ? "td" : "th", { role: index ? "cell" : "rowheader", scope: index ? null : "row", class: NUMERIC.has(key) ? `${key} number` : key, data: { title } });
-    if (key === "worker") cell.append(make("span", { class: "lamp", "aria-hidden": "true" }), make("span"), make("span", { class: "tag" }));
+    if (key === "worker") cell.append(make("span", { class: "lamp", "aria-hidden": "true" }), make("span"), make("span", { class: "tag" }), outputButton());
     else if (key === "share" || key === "waits") cell.append(make("span", { class: "meter", "aria-hidden": "true" }), make("span", { class: "figure" }));
-    else if (key === "place") cell.append(make("span", { class: "cut" }), make("span", { class: "cut dim" }));
+    else if (key === "place" || key === "uses") cell.append(make("span", { class: "cut" }), make("span", { class: "cut dim" }));
     else cell.append(make("span", { class: "cut" }));
     return cell;
   }));
 }
 
+function outputButton() {
+  const show = (event) => showOutput(Number(event.currentTarget.closest("tr").dataset.key));
+  return make("button", { type: "button", class: "small", hidden: true, on: { click: show } }, "output");
+}
+
 function refresh(element, worker, state) {
   const [light, said] = state.heard || state.state === "COMPLETE" ? workerLight(worker, state) : ["off", "not heard"];
-  const [name, place, doing, share, speed, waits, heartbeat] = element.children;
+  const [name, place, doing, share, speed, waits, uses, heartbeat] = element.children;
   mark(element, "data-light", light);
   mark(element, "data-holds", worker.holds_up ? "yes" : null);
   say(name.children[1], worker.worker);
   say(name.children[2], worker.holds_up ? "holds the others up" : worker.rank === null ? "" : `rank ${worker.rank}`);
+  name.children[3].hidden = !state.keeps_output;
+  mark(name.children[3], "aria-label", `output of worker ${worker.worker}`);
   text(place.children[0], worker.host || NONE);
   text(place.children[1], deviceOf(worker));
   text(doing.firstElementChild, worker.detail ? `${said} (${worker.detail})` : said);
   meter(share, worker.live ? worker.share : null);
   say(speed.firstElementChild, worker.live ? rate(worker.samples_per_second) : NONE);
   meter(waits, worker.live ? worker.waiting_ratio : null);
+  say(uses.children[0], worker.live && worker.busy_cores !== null ? `${worker.busy_cores.toFixed(1)}\u202fcores` : NONE);
+  say(uses.children[1], worker.live && worker.memory_bytes !== null ? memory(worker.memory_bytes) : "");
   say(heartbeat.firstElementChild, worker.live ? ageOf(worker.heartbeat_age_s) : `${duration(worker.heartbeat_age_s)} ago`);
 }
 
@@ -109,6 +120,8 @@ function showPlace(state) {
   const missing = state.reducers.length < state.expect_reducers ? ` ${state.reducers.length} of ${state.expect_reducers} are there.` : "";
   const shared = state.reducers.length > 1 || state.expect_reducers > 1;
   const parts = state.reducers.map((each) => `${each.address || "the coordinator's"} ${percent(each.elements / whole)}`);
+  const over = state.paths.length ? ` over ${listed(state.paths)}` : "";
+  say(byId("exchange"), state.encoding ? `Gradients: ${state.encoding}${over}.` : "");
   say(byId("reducers"), shared ? `Reducers: ${listed(parts) || "none"}.${missing}` : "");
   const known = state.checkpoints;
   let text = "";

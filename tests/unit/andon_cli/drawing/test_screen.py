@@ -137,6 +137,21 @@ def test_the_board_shows_the_last_line_of_each_worker_and_says_warnings_above_it
         assert line in text
 
 
+def test_after_an_answer_no_worker_says_any_more_that_it_waits_for_the_operator() -> None:
+    halt = HaltEvidence(id=4, reason=HaltReason.OPERATOR, step=2)
+    output = Terminal()
+
+    with screen_on(output) as screen:
+        hear = screen.hear(0)
+        screen.show(status(1, state="HALTED", halt=halt), 0.0)
+        hear("HALTED at step 2. Waiting for the operator.")
+        screen.show(status(1), 1.0)
+
+    board = output.getvalue().rpartition("\x1b[2K")[2]  # what was drawn last
+    assert "worker 0" in board
+    assert "Waiting for the operator" not in board
+
+
 def test_without_a_terminal_all_output_is_shown_unless_another_choice_was_made() -> None:
     texts = []
     for mode in (None, "last", "off"):

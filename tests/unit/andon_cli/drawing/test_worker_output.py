@@ -48,6 +48,14 @@ def test_a_warning_passes(line: str) -> None:
     assert shown(worker(), line) == [line]
 
 
+def test_a_warning_does_not_take_the_place_of_what_the_worker_says() -> None:
+    output = worker()
+
+    shown(output, "epoch 1", "WARNING: waiting for a coordinator at 127.0.0.1:7070 (UNAVAILABLE)")
+
+    assert output.last == "epoch 1"
+
+
 @pytest.mark.parametrize("line", ["no warnings so far", "error rate 0.3", "loss 1.0 WARNINGS 0"])
 def test_a_line_that_only_speaks_of_warnings_does_not(line: str) -> None:
     assert shown(worker(), line) == []
@@ -157,7 +165,7 @@ def test_the_next_process_of_a_slot_does_not_show_the_lines_of_the_last_one() ->
     output.end(failed=True)
 
     assert output.last == "of the first process"
-    output.begin()
+    output.forget()
     assert output.last == ""
     assert output.end(failed=True) == []
 

@@ -26,13 +26,28 @@ from andon_server.runs import JOURNAL
 from scenarios import line_values
 from unit.andon_cli.books import Book
 
-__all__ = ["OPERATORS", "RUN", "Answer", "Board", "MakeBoard", "commit", "line_of", "nan_halt"]
+__all__ = [
+    "OPERATORS",
+    "RUN",
+    "Answer",
+    "Board",
+    "MakeBoard",
+    "commit",
+    "line_core",
+    "line_of",
+    "nan_halt",
+]
 
 RUN, OPERATORS = b"the-token-of-the-run", b"the-token-of-operators"
 
 
 def line_of(workers: int = 0) -> LineSnapshot:
     """A line that waits for its workers, of whom some are here."""
+    return line_core(workers).status(1.0)
+
+
+def line_core(workers: int = 0) -> LineCore:
+    """Its core; a worker's stream is its slot plus one."""
     settings = LineSettings(run_id="7f3a", expect_workers=workers + 1)
     core = LineCore(settings, term=1, history=History(), random_bits=lambda: 0)
     for slot in range(workers):
@@ -44,7 +59,7 @@ def line_of(workers: int = 0) -> LineSnapshot:
             devices=(events.Device("cpu", "AMD EPYC", 2**30, 2),),
         )
         core.receive(events.WorkerJoined(slot + 1, request), 0.0, wall=0.0)
-    return core.status(1.0)
+    return core
 
 
 def commit(feed: BoardFeed, step: int, loss: float = 1.5, *, at: float = 0.0) -> None:
@@ -120,7 +135,7 @@ class Board:
         self.gate = BoardGate(access, bind, encrypts=encrypts, now=lambda: self.time_s)
         self.late = False
         self.history = RunHistory("7f3a", own, turn_s=0.0)
-        self.app = BoardApp(self.feed, self.history, self.gate, self.line, self._run)
+        self.app = BoardApp(self.feed, self.history, self.gate, self.line, self._run, own)
 
     def _run(self, work: Coroutine[Any, Any, None], timeout_s: float) -> None:
         if self.late:

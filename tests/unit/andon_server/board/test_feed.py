@@ -9,6 +9,7 @@ from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_server.board.feed import BoardFeed
+from andon_server.board.view import LineFacts
 from unit.andon_server.board.boards import commit, line_of
 
 
@@ -20,6 +21,20 @@ def test_a_step_is_a_point_once_it_is_durable() -> None:
     [item] = feed.since(0) or []
     assert (item.number, item.kind) == (1, "point")
     assert item.value == [1, 1.5, 0.5, 4, 0.75, 2.0, 1000.0]
+
+
+def test_a_snapshot_has_what_does_not_change_and_the_present_paths() -> None:
+    paths = ["gRPC"]
+    facts = LineFacts(host="alpha", script="train.py", encoding="int8", keeps_output=True)
+    feed = BoardFeed(facts=facts, paths=lambda: paths)
+
+    feed.show(line_of())
+    paths[0] = "shared memory"
+
+    assert feed.now is not None
+    view = feed.now.view()
+    assert (view["host"], view["script"], view["encoding"]) == ("alpha", "train.py", "int8")
+    assert (view["paths"], view["keeps_output"]) == (["gRPC"], True)
 
 
 def test_a_record_that_the_journal_lost_is_no_point() -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Cursor
+from andon_coordinator.core import events
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_server.board.view import halt_view, state_view
-from unit.andon_server.board.boards import line_of, nan_halt
+from andon_server.halt_words import help_page
+from unit.andon_server.board.boards import line_core, line_of, nan_halt
+
+ROOT = Path(__file__).parents[4]
 
 
 def test_a_line_is_shown_with_its_workers_and_what_it_waits_for() -> None:
@@ -25,6 +31,7 @@ def test_a_line_is_shown_with_its_workers_and_what_it_waits_for() -> None:
     first, second = view["workers"]
     assert (first["worker"], second["worker"]) == (0, 1)
     assert (second["host"], second["device"], second["live"]) == ("host-1", "cpu", True)
+    assert (second["busy_cores"], second["memory_bytes"]) == (None, None)
     assert second["hardware"] == {
         "kind": "cpu", "name": "AMD EPYC", "memory_bytes": 2**30, "cores": 2,
     }  # fmt: skip
@@ -40,6 +47,16 @@ def test_numbers_of_a_step_are_those_of_the_snapshot() -> None:
 
     assert (view["step"], view["epoch"], view["loss"], view["accuracy"]) == (7, 1, 1.25, 0.75)
     assert (view["step_seconds"], view["eta_s"]) == (2.0, 7.5)
+
+
+def test_a_worker_shows_what_its_last_heartbeat_said_that_its_process_uses() -> None:
+    core = line_core(1)
+    use = events.ProcessUse(busy_cores=1.5, memory_bytes=2**31)
+
+    core.receive(events.HeartbeatArrived(1, 1, use=use), 1.0, wall=1.0)
+
+    (worker,) = state_view(core.status(1.0), pace_s=None, now_unix_s=0.0)["workers"]
+    assert (worker["busy_cores"], worker["memory_bytes"]) == (1.5, 2**31)
 
 
 def test_a_complete_line_has_no_time_to_go() -> None:
@@ -89,6 +106,24 @@ def test_a_halt_has_its_evidence_the_terminals_sentence_and_three_answers() -> N
     assert [each["command"] for each in view["answers"]] == [
         "andon resume", "andon resume --skip", "andon resume --drop 1",
     ]  # fmt: skip
+
+
+def test_a_halt_names_its_page_of_the_documentation_and_links_it_if_the_place_is_known() -> None:
+    spike = HaltEvidence(id=1, reason=HaltReason.LOSS_SPIKE, step=3)
+
+    unknown, known = halt_view(nan_halt()), halt_view(spike, "https://git.example.com/andon/")
+
+    assert (unknown["help"], unknown["help_url"]) == ("docs/guide/halts.md", "")
+    assert known["help_url"] == "https://git.example.com/andon/docs/halts.md#spikes"
+
+
+@pytest.mark.parametrize("reason", HaltReason)
+def test_the_page_of_each_halt_and_its_heading_exist(reason: HaltReason) -> None:
+    page, _, anchor = help_page(HaltEvidence(id=1, reason=reason, step=3)).partition("#")
+
+    text = (ROOT / page).read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    assert not anchor or anchor in [each.lower().replace(" ", "-") for each in headings]
 
 
 def test_a_claim_of_one_worker_about_another_offers_to_drop_either() -> None:

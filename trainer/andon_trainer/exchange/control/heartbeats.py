@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 from itertools import count
+from pathlib import Path
 
 from andon.protocol.limits import clipped
 from andon.protocol.scalars import Scalar
@@ -13,12 +15,13 @@ from andon.v1 import coordinator_pb2 as pb
 from andon_trainer.core.scalar_log import ScalarLog
 from andon_trainer.timeline import Timeline
 
-__all__ = ["Heartbeats", "ScalarOutbox"]
+__all__ = ["Heartbeats", "ProcessMeter", "ScalarOutbox"]
 
 _QUICK_BEATS = 5
 _QUICK_BEAT_S = 0.05
 _SOON_S = 0.2
 """Scalars wait so long at most for the next heartbeat, if the one before was answered."""
+_METER_EVERY_S = 0.5
 
 
 class ScalarOutbox:
@@ -68,6 +71,30 @@ class ScalarOutbox:
             return list(self._log.rest(stream))
 
 
+class ProcessMeter:
+    """What this process uses of its host, measured twice a second at most."""
+
+    def __init__(self, at: float, used_s: float) -> None:
+        """Begins at a monotonic time, when the process has used so much of its processors."""
+        self._at, self._used_s = at, used_s
+        self._last: tuple[float | None, int | None] = (None, None)
+
+    def read(self, at: float, used_s: float) -> tuple[float | None, int | None]:
+        """Busy cores, and memory in bytes; None: not measured yet, or this machine can't tell."""
+        if at - self._at >= _METER_EVERY_S:
+            self._last = (used_s - self._used_s) / (at - self._at), _memory_bytes()
+            self._at, self._used_s = at, used_s
+        return self._last
+
+
+def _memory_bytes() -> int | None:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):  # not Linux
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 class Heartbeats:
     """The heartbeats of one stream."""
 
@@ -85,6 +112,7 @@ class Heartbeats:
         self._timeline = timeline
         self._activity = "ACTIVITY_IDLE"
         self._detail = ""
+        self._meter = ProcessMeter(time.monotonic(), time.process_time())
         self._sequences = count(1)
         self._order = threading.Lock()
         """Held from a number to its message: `flush` is called by another thread than `run`."""
@@ -140,6 +168,7 @@ class Heartbeats:
     def _beat(self, sequence: int, scalars: tuple[Scalar, ...]) -> None:
         if self._timeline is not None:
             self._timeline.heartbeat_sent(sequence)
+        busy_cores, memory_bytes = self._meter.read(time.monotonic(), time.process_time())
         self._send(
             pb.TrainRequest(
                 heartbeat=pb.Heartbeat(
@@ -150,6 +179,8 @@ class Heartbeats:
                         pb.LoggedScalar(name=each.name, step=each.step, value=each.value)
                         for each in scalars
                     ],
+                    busy_cores=busy_cores,
+                    memory_bytes=memory_bytes,
                 )
             )
         )
