@@ -232,6 +232,7 @@ class _Connection(WSGIRequestHandler):
 
     def get_environ(self) -> WSGIEnvironment:
         environ: WSGIEnvironment = super().get_environ()
+        environ["REMOTE_PORT"] = str(self.client_address[1])
         environ[ENCRYPTED] = self.encrypted
         if self.encrypted:
             environ["HTTPS"] = "on"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
@@ -27,7 +28,7 @@ from andon_coordinator.transport.errors import LineError
 from andon_server.board.feed import BoardFeed, LineNow
 from andon_server.board.gate import BoardGate, RequestRefused, Visitor
 from andon_server.board.history import MAX_POINTS, HistoryBusy, RunHistory, UnknownRun
-from andon_server.board.output import last_lines
+from andon_server.board.output import last_lines, user_of_sender
 from andon_server.board.pages import Pages
 from andon_server.board.stream import EventStream, Viewers
 
@@ -91,6 +92,12 @@ def on_loop(loop: asyncio.AbstractEventLoop) -> Run:
             raise TimeoutError("the event loop is busy, or going away") from None
 
     return run
+
+
+_OUTPUT_IS_PRIVATE = (
+    "what workers print is shown to the user who runs them, and to whoever logs in with a token of "
+    "the line: start it with --viewer-token-file, or read runs/<id>/worker-N.log as that user"
+)
 
 
 class BoardApp:
@@ -207,6 +214,11 @@ class BoardApp:
                 case ["runs", run_id]:
                     return self._history.run(run_id)
                 case ["workers", worker, "output"]:
+                    # The logs are their user's alone, and on loopback anybody may look at the rest.
+                    # Root may read them anyway.
+                    owns = user_of_sender(environ) in (0, os.geteuid())
+                    if not (visitor.is_known or owns):
+                        raise RequestRefused(HTTPStatus.FORBIDDEN, _OUTPUT_IS_PRIVATE)
                     return strict_json({"lines": self._output(worker)})
                 case ["runs", run_id, "curves"]:
                     return self._history.curves(run_id, _points_of(environ))

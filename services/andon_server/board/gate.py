@@ -75,6 +75,8 @@ class Visitor:
     name: str
     """As the journal will call them: where they are."""
     shown: bytes = field(repr=False)
+    is_known: bool
+    """Whether that is one of the line's tokens."""
     may_operate: bool
     needs_login: bool
     """Whether a token would let them do more."""
@@ -172,6 +174,7 @@ class BoardGate:
         return Visitor(
             name=f"board@{environ.get('REMOTE_ADDR', '')}",
             shown=shown,
+            is_known=self._knows(shown),
             may_operate=operates,
             needs_login=not operates,
         )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from socket import AddressFamily, create_connection, create_server
 
 import pytest
 
-from andon_server.board.output import last_lines
+from andon_server.board.output import last_lines, user_of_sender
 from unit.andon_server.board.boards import OPERATORS, RUN, Board, MakeBoard
 
 
@@ -37,21 +42,67 @@ def test_an_empty_log_has_no_lines_and_one_that_is_missing_or_no_plain_file_is_n
     assert [last_lines(tmp_path, worker) for worker in range(4)] == [[], None, None, None]
 
 
-def test_the_board_shows_a_workers_output(board: Board, tmp_path: Path) -> None:
+@pytest.fixture
+def ours() -> Iterator[dict[str, str]]:
+    """What a request says that comes by a connection of this process."""
+    with create_server(("127.0.0.1", 0)) as server, create_connection(server.getsockname()) as end:
+        address, port = end.getsockname()
+        yield {"REMOTE_ADDR": address, "REMOTE_PORT": str(port)}
+
+
+def test_the_board_shows_a_workers_output_to_its_own_user(
+    board: Board, tmp_path: Path, ours: dict[str, str]
+) -> None:
     (tmp_path / "7f3a" / "worker-1.log").write_text("<b>step 1</b>\n")
 
-    answer = board.get("/board/api/workers/1/output")
+    answer = board.get("/board/api/workers/1/output", **ours)
 
     assert (answer.status, answer.json) == (200, {"lines": ["<b>step 1</b>"]})
 
 
-@pytest.mark.parametrize("worker", ["2", "-1", "", "1.log", "..", "\u0661", "%31", "9" * 30])
-def test_what_is_no_workers_number_or_has_no_log_is_not_found(
-    board: Board, tmp_path: Path, worker: str
+@pytest.mark.parametrize("told", [{}, {"HTTP_AUTHORIZATION": "Bearer of-another-line-1234567"}])
+def test_who_may_not_read_the_logs_sees_the_board_without_output(
+    board: Board, tmp_path: Path, told: dict[str, str]
 ) -> None:
     (tmp_path / "7f3a" / "worker-1.log").write_text("step 1\n")
 
-    answer = board.get(f"/board/api/workers/{worker}/output")
+    refused = board.get("/board/api/workers/1/output", **told)
+
+    assert refused.status == 403
+    assert "--viewer-token-file" in refused.text
+    assert "step 1" not in refused.text
+
+
+_CONNECT = """
+import encodings.idna, os, socket, sys
+os.setuid(int(sys.argv[3]))  # From here on it may not be allowed to import anything.
+end = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user; then: sudo pytest")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_user_of_a_sender_is_the_kernels_word(host: str) -> None:
+    family = AddressFamily.AF_INET6 if ":" in host else AddressFamily.AF_INET
+    nobody, command = 65534, [sys.executable, "-c", _CONNECT]
+    with create_server((host, 0), family=family) as server:
+        server.settimeout(30)
+        port = str(server.getsockname()[1])
+        with subprocess.Popen([*command, host, port, str(nobody)], stdin=subprocess.PIPE):
+            _, peer = server.accept()
+            sender = {"REMOTE_ADDR": peer[0], "REMOTE_PORT": str(peer[1])}
+
+            assert user_of_sender(sender) == nobody
+
+
+@pytest.mark.parametrize("worker", ["2", "-1", "", "1.log", "..", "\u0661", "%31", "9" * 30])
+def test_what_is_no_workers_number_or_has_no_log_is_not_found(
+    board: Board, tmp_path: Path, ours: dict[str, str], worker: str
+) -> None:
+    (tmp_path / "7f3a" / "worker-1.log").write_text("step 1\n")
+
+    answer = board.get(f"/board/api/workers/{worker}/output", **ours)
 
     assert answer.status == 404
     assert "not kept beside its service" in answer.text
