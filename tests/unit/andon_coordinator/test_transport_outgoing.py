@@ -210,15 +210,16 @@ def test_a_workers_status_has_the_times_of_its_last_step_once_there_was_one() ->
     timings = StepTimings(compute_s=1.5, exchange_s=0.5, wait_s=0.25, data_s=0.125, busy_s=1.25)
     worker = WorkerSnapshot(
         worker=1, rank=None, node_id="beta", device="cpu", hardware=None, speed_hint=None,
-        activity=Activity.COMPUTING, detail="", step=3, samples_per_second=2.0, waiting_ratio=0.125,
-        heartbeat_age_s=0.5, live=True, in_sync=True, metrics_address="", final_digest=b"",
-        share=0.5, micro_batches=0, timings=timings, step_s=2.0,
+        activity=Activity.COMPUTING, detail="x", step=3, samples_per_second=2.0,
+        waiting_ratio=0.125, heartbeat_age_s=0.5, live=True, in_sync=True, metrics_address="",
+        final_digest=b"", share=0.5, micro_batches=0, timings=timings, step_s=2.0,
         use=ProcessUse(),
     )  # fmt: skip
 
     after = worker_status_to(worker)
     before = worker_status_to(replace(worker, timings=StepTimings(), step_s=0.0))
 
+    assert (after.activity, after.detail) == (pb.ACTIVITY_COMPUTING, "x")
     assert after.step_s == 2.0
     assert after.timings == pb.Timings(
         compute_s=1.5, exchange_s=0.5, wait_s=0.25, data_s=0.125, busy_s=1.25
