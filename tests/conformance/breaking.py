@@ -19,6 +19,7 @@ def put(owner: Any, name: Any, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def wrap(owner: Any, name: Any, around: Callable[[Any], Any]) -> None:
-    """Replaces a function by what `around` makes of it."""
-    put(owner, name, around(owner[name] if isinstance(owner, dict) else getattr(owner, name)))
+def wrap(owner: Any, name: Any, wrong: Callable[..., Any]) -> None:
+    """Calls `wrong` in place of a function, with that one as its first argument."""
+    right = owner[name] if isinstance(owner, dict) else getattr(owner, name)
+    put(owner, name, lambda *arguments, **named: wrong(right, *arguments, **named))

@@ -32,7 +32,7 @@ from andon_coordinator.core import (
 )
 from andon_coordinator.core.chain import Keys
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.effects import SaveRecord, StepResult
+from andon_coordinator.core.effects import SaveRecord
 from andon_coordinator.core.events import (
     Event,
     HaltCleared,
@@ -94,6 +94,7 @@ def broken(
 # ---------------------------------------------------------------------- the reducer
 
 _Parts = Sequence[BlockGradient]
+_Right = Callable[..., Any]
 
 
 @broken(
@@ -104,59 +105,46 @@ _Parts = Sequence[BlockGradient]
 )
 def sums_backwards() -> None:
     """Adds contributions from the last rank to the first."""
-    wrap(jobs, "weighted_mean", lambda right: lambda parts, *more: right(parts[::-1], *more))
+    wrap(jobs, "weighted_mean", lambda right, parts, *more: right(parts[::-1], *more))
 
 
 @broken("average.weights", sign="0x", passes=("average.alone", "average.facts"))
 def means_unweighted() -> None:
     """Averages without weights."""
 
-    def around(right: Any) -> Any:
-        def unweighted(parts: _Parts, *more: Any) -> Mean | MeanDefect:
-            found: Mean | MeanDefect = right([replace(part, weight=1.0) for part in parts], *more)
-            total = sum(part.weight for part in parts)
-            return replace(found, total_weight=total) if isinstance(found, Mean) else found
+    def unweighted(right: _Right, parts: _Parts, *more: Any) -> Mean | MeanDefect:
+        found: Mean | MeanDefect = right([replace(part, weight=1.0) for part in parts], *more)
+        total = sum(part.weight for part in parts)
+        return replace(found, total_weight=total) if isinstance(found, Mean) else found
 
-        return unweighted
-
-    wrap(jobs, "weighted_mean", around)
+    wrap(jobs, "weighted_mean", unweighted)
 
 
-@broken(
-    "average.int8",
-    sign="as byte 0 of block 0",
-    passes=("average.int4", "average.int8_answer"),
-)
+@broken("average.int8", sign="as byte 0 of block 0", passes=("average.int4", "average.int8_answer"))
 def keeps_all_digits() -> None:
     """Answers in INT8_BLOCK with a scale of more than 16 digits."""
 
-    def around(right: Any) -> Any:
-        def precise(
-            parts: _Parts, encoding: Encoding, answer: Encoding, *more: Any
-        ) -> Mean | MeanDefect:
-            found: Mean | MeanDefect = right(parts, encoding, answer, *more)
-            if isinstance(found, MeanDefect) or answer is not Encoding.INT8_BLOCK:
-                return found
-            payload = bytearray(found.payload)
-            payload[0] |= 1
-            return Mean(memoryview(payload), found.total_weight)
+    def precise(
+        right: _Right, parts: _Parts, encoding: Encoding, answer: Encoding, *more: Any
+    ) -> Mean | MeanDefect:
+        found: Mean | MeanDefect = right(parts, encoding, answer, *more)
+        if isinstance(found, MeanDefect) or answer is not Encoding.INT8_BLOCK:
+            return found
+        payload = bytearray(found.payload)
+        payload[0] |= 1
+        return Mean(memoryview(payload), found.total_weight)
 
-        return precise
-
-    wrap(jobs, "weighted_mean", around)
+    wrap(jobs, "weighted_mean", precise)
 
 
 @broken("average.everyone", sign="the average of block 0")
 def answers_one_rank() -> None:
     """Sends an average only to the first rank."""
-    wrap(IncompleteChunk, "recipients", lambda right: lambda chunk: right(chunk)[:1])
+    wrap(IncompleteChunk, "recipients", lambda right, chunk: right(chunk)[:1])
 
 
 @broken(
-    "fault.nan",
-    "fault.infinity",
-    sign="an average of the same chunk",
-    passes=("fault.weight",),
+    "fault.nan", "fault.infinity", sign="an average of the same chunk", passes=("fault.weight",)
 )
 def lets_nan_through() -> None:
     """Does not check that values are finite."""
@@ -170,22 +158,15 @@ def silent_about_stale() -> None:
     def tells(effect: Any) -> bool:
         return isinstance(effect, SendNotice) and isinstance(effect.notice, StaleRound)
 
-    def around(right: Any) -> Any:
-        def enter(run: Run, stream: Any, key: Any, effects: list[Any]) -> Any:
-            entered = right(run, stream, key, effects)
-            effects[:] = [each for each in effects if not tells(each)]
-            return entered
+    def enter(right: _Right, run: Run, stream: Any, key: Any, effects: list[Any]) -> Any:
+        entered = right(run, stream, key, effects)
+        effects[:] = [each for each in effects if not tells(each)]
+        return entered
 
-        return enter
-
-    wrap(Run, "_enter", around)
+    wrap(Run, "_enter", enter)
 
 
-@broken(
-    "session.token",
-    sign="came round_opened",
-    passes=("session.opened", "session.open_first"),
-)
+@broken("session.token", sign="came round_opened", passes=("session.opened", "session.open_first"))
 def trusts_any_token() -> None:
     """Does not check session tokens: it believes the serial that one begins with."""
 
@@ -222,87 +203,63 @@ def commits_early() -> None:
     put(steps, "in_round", lambda *round_: None)
 
 
-@broken(
-    "halt.no_commit",
-    sign="no record of the void round",
-    passes=("halt.cord", "halt.status"),
-)
+@broken("halt.no_commit", sign="no record of the void round", passes=("halt.cord", "halt.status"))
 def commits_the_halted() -> None:
     """A halt does not void the round: later StepReady messages still commit it."""
 
-    def around(right: Any) -> Any:
-        def stop(core: CoreState, defect: LineDefect) -> None:
-            round_ = core.round
-            right(core, defect)
-            core.round = round_
+    def stop(right: _Right, core: CoreState, defect: LineDefect) -> None:
+        round_ = core.round
+        right(core, defect)
+        core.round = round_
 
-        return stop
-
-    wrap(CoreState, "stop_line", around)
+    wrap(CoreState, "stop_line", stop)
 
 
 @broken("void.new_key", sign="expected a key above")
 def uses_keys_again() -> None:
     """Reuses the void round's key for the next attempt at the step."""
 
-    def around(right: Any) -> Any:
-        def again(core: CoreState) -> StepRound | None:
-            round_: StepRound | None = right(core)
-            if round_ is not None:
-                core.keys._round -= 1
-            return round_
+    def again(right: _Right, core: CoreState) -> StepRound | None:
+        round_: StepRound | None = right(core)
+        if round_ is not None:
+            core.keys._round -= 1
+        return round_
 
-        return again
-
-    wrap(CoreState, "_drop_round", around)
+    wrap(CoreState, "_drop_round", again)
 
 
 @broken("commit.everyone", sign="at worker 1")
 def forgets_a_member() -> None:
     """Does not send a step's record to the last worker."""
 
-    def around(right: Any) -> Any:
-        def to_others(
-            core: CoreState, member: LineMember, record: Record, result: StepResult | None
-        ) -> None:
-            before = len(core.effects)
-            right(core, member, record, result)
-            if record.kind is RecordKind.STEP and member.worker == max(record.roster):
-                del core.effects[before:]
+    def to_others(
+        right: _Right, core: CoreState, member: LineMember, record: Record, result: Any
+    ) -> None:
+        before = len(core.effects)
+        right(core, member, record, result)
+        if record.kind is RecordKind.STEP and member.worker == max(record.roster):
+            del core.effects[before:]
 
-        return to_others
-
-    wrap(CoreState, "announce", around)
+    wrap(CoreState, "announce", to_others)
 
 
-@broken(
-    "assign.parent",
-    sign="the parent at worker 0",
-    passes=("assign.roster", "commit.record"),
-)
+@broken("assign.parent", sign="the parent at worker 0", passes=("assign.roster", "commit.record"))
 def names_a_wrong_parent() -> None:
     """An assignment names its own key as its parent."""
 
-    def around(right: Any) -> Any:
-        def orphans(round_: StepRound) -> list[Any]:
-            return [
-                replace(each, assignment=replace(each.assignment, parent=round_.key))
-                for each in right(round_)
-            ]
+    def orphans(right: _Right, round_: StepRound) -> list[Any]:
+        return [
+            replace(each, assignment=replace(each.assignment, parent=round_.key))
+            for each in right(round_)
+        ]
 
-        return orphans
-
-    wrap(StepRound, "assignments", around)
+    wrap(StepRound, "assignments", orphans)
 
 
 _Kept = Sequence[Iterable[PositionRange]]
 
 
-@broken(
-    "assign.shares",
-    sign="the positions of worker",
-    passes=("assign.parent", "assign.roster"),
-)
+@broken("assign.shares", sign="the positions of worker", passes=("assign.parent", "assign.roster"))
 def assigns_twice() -> None:
     """Assigns the whole batch to every rank."""
 
@@ -351,11 +308,7 @@ def forgets_the_targets() -> None:
     put(progress, "reassign", equally)
 
 
-@broken(
-    "refuse.layout",
-    sign="came INVALID_ARGUMENT",
-    passes=("refuse.plan", "refuse.slot"),
-)
+@broken("refuse.layout", sign="came INVALID_ARGUMENT", passes=("refuse.plan", "refuse.slot"))
 def refuses_by_another_code() -> None:
     """Refuses a Join with another model with the wrong status code."""
     put(Reason.LAYOUT_DIFFERS, "code", "INVALID_ARGUMENT")
@@ -366,19 +319,16 @@ def journals_late() -> None:
     """Announces a record before it is written; it is written with the next change, or never."""
     late: list[SaveRecord] = []
 
-    def around(right: Any) -> Any:
-        def later(journal: Journal, effect: JournalEffect) -> Event | None:
-            while late:
-                right(journal, late.pop())
-            if not isinstance(effect, SaveRecord):
-                event: Event | None = right(journal, effect)
-                return event
-            late.append(effect)
-            return RecordSaved(effect.record.key)
+    def later(right: _Right, journal: Journal, effect: JournalEffect) -> Event | None:
+        while late:
+            right(journal, late.pop())
+        if not isinstance(effect, SaveRecord):
+            event: Event | None = right(journal, effect)
+            return event
+        late.append(effect)
+        return RecordSaved(effect.record.key)
 
-        return later
-
-    wrap(Journal, "_apply", around)
+    wrap(Journal, "_apply", later)
 
 
 @broken("commit.loss", sign="the loss", passes=("commit.record",))
@@ -416,56 +366,41 @@ def forgets_overflows() -> None:
 def takes_any_answer() -> None:
     """An operator's answer counts for the current halt, whichever halt it names."""
 
-    def around(right: Any) -> Any:
-        def easily(core: CoreState, halt: HaltEvidence, event: HaltCleared) -> str:
-            objection: str = right(core, halt, replace(event, halt_id=halt.id))
-            return objection
+    def easily(right: _Right, core: CoreState, halt: HaltEvidence, event: HaltCleared) -> str:
+        objection: str = right(core, halt, replace(event, halt_id=halt.id))
+        return objection
 
-        return easily
-
-    wrap(operators, "_objection", around)
+    wrap(operators, "_objection", easily)
 
 
-@broken(
-    "join.replaces",
-    sign="the end of worker 1",
-    passes=("join.fresh", "rejoin.in_sync"),
-)
+@broken("join.replaces", sign="the end of worker 1", passes=("join.fresh", "rejoin.in_sync"))
 def keeps_older_streams() -> None:
     """Leaves the old stream open when a worker joins again."""
 
-    def around(right: Any) -> Any:
-        def leave_open(
-            core: CoreState, member: LineMember, message: str, why: str, *, grace_s: float
-        ) -> None:
-            if "joined again" not in message:
-                right(core, member, message, why, grace_s=grace_s)
-            elif member.stream is not None:
-                departures.detach(core, member, why, grace_s=grace_s)
+    def leave_open(
+        right: _Right, core: Any, member: LineMember, message: str, why: str, *, grace_s: float
+    ) -> None:
+        if "joined again" not in message:
+            right(core, member, message, why, grace_s=grace_s)
+        elif member.stream is not None:
+            departures.detach(core, member, why, grace_s=grace_s)
 
-        return leave_open
-
-    wrap(departures, "cut_off", around)
+    wrap(departures, "cut_off", leave_open)
 
 
 @broken(
-    "rejoin.equal_step",
-    sign="came JOIN_STATUS_IN_SYNC",
-    passes=("rejoin.behind", "rejoin.in_sync"),
+    "rejoin.equal_step", sign="came JOIN_STATUS_IN_SYNC", passes=("rejoin.behind", "rejoin.in_sync")
 )
 def counts_steps() -> None:
     """A worker at the line's step counts as in sync, whatever its head."""
 
-    def around(right: Any) -> Any:
-        def at_step(core: CoreState, event: WorkerJoined) -> None:
-            request, head = event.request, core.chain.head
-            if request.head is not None and head is not None and request.step == core.chain.step:
-                event = replace(event, request=replace(request, head=head))
-            right(core, event)
+    def at_step(right: _Right, core: CoreState, event: WorkerJoined) -> None:
+        request, head = event.request, core.chain.head
+        if request.head is not None and head is not None and request.step == core.chain.step:
+            event = replace(event, request=replace(request, head=head))
+        right(core, event)
 
-        return at_step
-
-    wrap(line._OF_OTHERS, WorkerJoined, around)
+    wrap(line._OF_OTHERS, WorkerJoined, at_step)
 
 
 @broken("halt.divergence", sign="StepCommitted at worker", passes=("halt.loss",))
@@ -481,10 +416,7 @@ def believes_any_rank() -> None:
 
 
 @broken(
-    "commit.total_weight",
-    "commit.world_size",
-    sign="nothing was added",
-    passes=("commit.loss",),
+    "commit.total_weight", "commit.world_size", sign="nothing was added", passes=("commit.loss",)
 )
 def believes_the_totals() -> None:
     """Does not compare the total weights that the workers report."""
@@ -509,10 +441,7 @@ def trains_during_transfers() -> None:
 
 
 @broken(
-    "void.stream_end",
-    "void.rejoin",
-    sign="no record of the void round",
-    passes=("void.new_key",),
+    "void.stream_end", "void.rejoin", sign="no record of the void round", passes=("void.new_key",)
 )
 def shrinks_the_roster() -> None:
     """A round continues without the worker that it lost."""
@@ -534,15 +463,12 @@ def ignores_greater_terms() -> None:
 def counts_old_readies() -> None:
     """A StepReady counts for the current round, whatever its key."""
 
-    def around(right: Any) -> Any:
-        def any_key(core: CoreState, member: LineMember, event: WorkerReady) -> None:
-            if core.round is not None:
-                event = replace(event, ready=replace(event.ready, key=core.round.key))
-            right(core, member, event)
+    def any_key(right: _Right, core: CoreState, member: LineMember, event: WorkerReady) -> None:
+        if core.round is not None:
+            event = replace(event, ready=replace(event.ready, key=core.round.key))
+        right(core, member, event)
 
-        return any_key
-
-    wrap(line._OF_WORKERS, WorkerReady, around)
+    wrap(line._OF_WORKERS, WorkerReady, any_key)
 
 
 if __name__ == "__main__":

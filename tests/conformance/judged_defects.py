@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from andon_trainer.exchange.star.tcp import WorkerLanes
 from andon_trainer.place.membership import Membership
 from chaos.model import LineState
 from chaos.worker import Worker
-from conformance.breaking import wrap
+from conformance.breaking import put, wrap
 
 __all__ = ["DEFECTS", "Defect"]
 
@@ -59,648 +60,481 @@ class Defect:
     """How long the judge waits: long enough for a busy machine, short if it waits in vain."""
 
 
+DEFECTS: dict[str, Defect] = {}
+"""The defects, by the argument of `judged_numpy.py`."""
+
 _GRADIENT_TAG = 2 << 3 | 2
 _NEVER_S = 6.0
 _A_MOMENT_S = 0.005
 
+_Right = Callable[..., Any]
 
-def _change_joins(change: Callable[[pb.Join], None]) -> None:
-    def around(original: Any) -> Any:
-        def changed(joining: Any) -> pb.Join:
-            join: pb.Join = original(joining)
-            change(join)
-            return join
 
-        return changed
+def _defect(
+    found_by: str, *may_fail: str, patience_s: float = Defect.patience_s
+) -> Callable[[Callable[[], None]], None]:
+    """Decorator: the function breaks a worker. The defect has its name, with hyphens."""
 
-    wrap(control, "join_to", around)
+    def add(build: Callable[[], None]) -> None:
+        name = build.__name__.replace("_", "-")
+        DEFECTS[name] = Defect(found_by, build, may_fail, patience_s)
 
+    return add
 
-def _ignore(case: str) -> None:
-    def around(original: Any) -> Any:
-        return lambda message: None if message.WhichOneof("message") == case else original(message)
 
-    wrap(control, "event_from", around)
+def _wrong(
+    owner: Any, name: str, found_by: str, *may_fail: str, patience_s: float = Defect.patience_s
+) -> Callable[[Callable[..., Any]], None]:
+    """Decorator: the function is called in place of the owner's, which it gets first."""
 
+    def add(wrong: Callable[..., Any]) -> None:
+        build = wraps(wrong)(lambda: wrap(owner, name, wrong))
+        _defect(found_by, *may_fail, patience_s=patience_s)(build)
 
-def _turn_the_digest() -> None:
-    def change(join: pb.Join) -> None:
-        join.layout.digest = join.layout.digest[::-1]
+    return add
 
-    _change_joins(change)
 
+# ---------------------------------------------------------------------- joins and control
 
-def _be_silent() -> None:
-    wrap(Heartbeats, "run", lambda _: lambda self, every_s: None)
 
+@_wrong(control, "join_to", "join.layout-digest")
+def turns_the_digest(right: _Right, joining: Joining) -> Any:
+    join = right(joining)
+    join.layout.digest = join.layout.digest[::-1]
+    return join
 
-def _insist() -> None:
-    wrap(control, "refusal_from", lambda original: lambda error: None)
 
+@_wrong(control, "join_to", "rejoin.held")
+def hides_what_is_held(right: _Right, joining: Joining) -> Any:
+    join = right(joining)
+    join.ClearField("held_key")
+    return join
 
-def _send_twice() -> None:
-    def around(original: Any) -> Any:
-        def send(self: BulkStream, frame: Callable[[], bytes]) -> None:
-            original(self, frame)
-            original(self, lambda: data if (data := frame())[0] == _GRADIENT_TAG else b"")
 
-        return send
+@_wrong(control, "join_to", "halt.reported")
+def hides_halts(right: _Right, joining: Joining) -> Any:
+    join = right(joining)
+    join.ClearField("halt")
+    return join
 
-    wrap(BulkStream, "send", around)
 
+@_wrong(Heartbeats, "run", "join.heartbeat")
+def is_silent(_: _Right, self: Heartbeats, every_s: float) -> None: ...
 
-def _name_the_round_before() -> None:
-    def around(original: Any) -> Any:
-        def late(*arguments: Any) -> Any:
-            message = original(*arguments)
-            return replace(message, key=Key(message.key.term, message.key.round - 1))
 
-        return late
+@_wrong(control, "refusal_from", "refusal.final")
+def insists(_: _Right, error: Any) -> None: ...
 
-    wrap(reducer_path, "_gradient", around)
 
+def _heard(right: _Right, message: Any, ignored: str) -> Any:
+    return None if message.WhichOneof("message") == ignored else right(message)
 
-def _be_ready_at_once() -> None:
-    def around(original: Any) -> Any:
-        def hurry(self: Collector, message: AveragedBlock, current: Any, **more: Any) -> None:
-            current.missing = min(current.missing, message.count)
-            original(self, message, current, **more)
 
-        return hurry
+@_wrong(control, "event_from", "halt.silence", "malformed.train")
+def ignores_halts(right: _Right, message: Any) -> Any:
+    return _heard(right, message, "halt")
 
-    wrap(Collector, "_average", around)
 
+@_wrong(control, "event_from", "shutdown.final")
+def ignores_shutdown(right: _Right, message: Any) -> Any:
+    return _heard(right, message, "shutdown")
 
-def _send_zeros() -> None:
-    def submit(self: Worker, gradient: Any, samples: int, step: int) -> None:
-        exchange: Any = self._member.exchange
-        exchange._open.weight = float(samples or 1)
-        for index, block in enumerate(self._task.split(gradient)):
-            exchange.submit(index, block)
 
-    wrap(Worker, "_submit", lambda _: submit)
+@_wrong(control, "event_from", "malformed.train", patience_s=_NEVER_S)
+def passes_over_what_cannot_be(right: _Right, message: pb.TrainResponse) -> Any:
+    with suppress(WireError):
+        return right(message)
+    return None
 
 
-def _apply_at_once() -> None:
-    def around(original: Any) -> Any:
-        def report(self: Worker, *arguments: Any) -> None:
-            original(self, *arguments)
-            mean = np.concatenate(self._member.exchange.averages)
-            weights = self._task.moved(self._replica.state.weights, mean)
-            self._replica.state = LineState(weights=weights)
+@_wrong(control, "accepted_from", "malformed.join", patience_s=_NEVER_S)
+def believes_any_welcome(right: _Right, response: pb.TrainResponse) -> Any:
+    welcome = response.join_accepted
+    try:
+        return right(response)
+    except WireError:
+        welcome.policy.Clear()
+        welcome.policy.encoding = layout_pb2.ENCODING_FLOAT32
+        welcome.policy.chunk_elements = 3
+        welcome.join_status = pb.JOIN_STATUS_BEHIND
+        return right(response)
 
-        return report
 
-    def apply(self: Worker, commit: Any, *_: Any) -> None:
-        self._known = commit.record.key
+@_wrong(control, "accepted_from", "halt.joined")
+def overlooks_halts(right: _Right, response: pb.TrainResponse) -> Any:
+    """Ignores the halt in the answer to Join."""
+    return replace(right(response), halt=None)
 
-    wrap(Worker, "_report", around)
-    wrap(Worker, "_apply", lambda _: apply)
 
+@_wrong(control.ControlStream, "join", "rejoin.other-head")
+def believes_to_be_in_sync(right: _Right, self: Any, joining: Joining) -> Joined:
+    joined: Joined = right(self, joining)
+    return replace(joined, head=joining.head) if joined.in_sync else joined
 
-def _add_up() -> None:
-    """Keeps the averages of a void round, so that the next round's are added to them."""
-    total: list[Any] = []
 
-    def keep(original: Any) -> Any:
-        def report(self: Worker, *arguments: Any) -> None:
-            total.append(np.concatenate(self._member.exchange.averages))
-            original(self, *arguments)
+@_wrong(Connection, "connect", "rejoin.incarnation")
+def is_born_again(right: _Right, self: Connection, joining: Joining) -> Any:
+    return right(self, replace(joining, incarnation=secrets.randbits(63) + 1))
 
-        return report
 
-    def apply_all(original: Any) -> Any:
-        def apply(self: Worker, commit: Any, assigned: Any, total_weight: float, mean: Any) -> None:
-            original(self, commit, assigned, total_weight, sum(total))
-            total.clear()
+@_defect("rejoin.streams", "receive", "halt", "bootstrap")
+def keeps_its_streams() -> None:
+    """Keeps the exchange and the session token of its first Join for the whole process."""
+    first: list[bytes] = []
 
-        return apply
+    def join(right: _Right, self: control.ControlStream, joining: Joining) -> Joined:
+        joined: Joined = right(self, joining)
+        first.append(joined.session_token)
+        return replace(joined, session_token=first[0])
 
-    wrap(Worker, "_report", keep)
-    wrap(Worker, "_apply", apply_all)
+    def rejoin(right: _Right, self: Any) -> None:
+        self.exchange.close = lambda: None
+        right(self)
+        del self.exchange.close
 
+    wrap(control.ControlStream, "join", join)
+    wrap(Membership, "_rejoin", rejoin)
 
-def _believe_any_weight() -> None:
-    def around(original: Any) -> Any:
-        def believe(self: Collector, message: AveragedBlock, current: Any, **more: Any) -> None:
-            first = current.total_weight
-            told = message if first is None else replace(message, total_weight=first)
-            original(self, told, current, **more)
 
-        return believe
+@_wrong(control.ControlStream, "leave", "shutdown.leave", "leave", patience_s=_NEVER_S)
+def leaves_in_silence(_: _Right, self: control.ControlStream, departure: Any) -> None: ...
 
-    wrap(Collector, "_average", around)
 
+@_wrong(control.ControlStream, "at_end", "receive.cancel", "bootstrap.cancel", patience_s=_NEVER_S)
+def waits_for_its_state(_: _Right, self: control.ControlStream, transfer_id: int, act: Any) -> None:
+    """A transfer continues after the control stream has ended."""
 
-def _keep_stale_rounds_to_itself() -> None:
-    def around(original: Any) -> Any:
-        def receive(self: Collector, message: Any, **more: Any) -> None:
-            if not isinstance(message, StaleRound):
-                original(self, message, **more)
 
-        return receive
+@_wrong(control, "ready_to", "step.loss")
+def loses_nothing(right: _Right, report: Any) -> Any:
+    return right(replace(report, loss_sum=0.0))
 
-    wrap(Collector, "receive", around)
 
+@_wrong(control, "ready_to", "shares.timings")
+def counts_what_was_kept(right: _Right, report: Any) -> Any:
+    """Reports the samples of its share, whether or not it computed them."""
+    return right(replace(report, timings=replace(report.timings, computed=report.samples)))
 
-def _install_anything() -> None:
-    wrap(PartialState, "is_right", lambda _: property(lambda self: True))
 
+# ---------------------------------------------------------------------- the core
 
-def _be_born_again() -> None:
-    def around(original: Any) -> Any:
-        def connect(self: Connection, joining: Any) -> Any:
-            return original(self, replace(joining, incarnation=secrets.randbits(63) + 1))
 
-        return connect
+@_defect("receive.corrupt")
+def installs_anything() -> None:
+    put(PartialState, "is_right", property(lambda self: True))
 
-    wrap(Connection, "connect", around)
 
+@_wrong(WorkerState, "take_work", "commit.strange-parent", patience_s=_NEVER_S)
+def works_for_any_parent(right: _Right, self: WorkerState) -> Any:
+    if self._waiting is not None:
+        self._waiting = replace(self._waiting, parent=self.head)
+    return right(self)
 
-def _hide_what_is_held() -> None:
-    _change_joins(lambda join: join.ClearField("held_key"))
 
+@_wrong(WorkerState, "_voided", "commit.other-void", patience_s=_NEVER_S)
+def believes_any_void(right: _Right, self: WorkerState, event: Voided) -> Any:
+    mine = self.assigned
+    return right(self, event if mine is None else replace(event, key=mine.key))
 
-def _hurry() -> None:
-    connection._FIRST_WAIT_S = _A_MOMENT_S
-    connection._LONGEST_WAIT_S = _A_MOMENT_S
 
+@_wrong(WorkerState, "_applies", "bootstrap.other", patience_s=_NEVER_S)
+def founds_by_anybody(right: _Right, self: WorkerState, record: Record) -> bool:
+    return (record.kind is RecordKind.INITIAL and self.head is None) or right(self, record)
 
-def _send_backwards() -> None:
-    def submit(self: Worker, gradient: Any, samples: int, step: int) -> None:
-        if not samples:
-            self._member.exchange.abstain()
-            return
-        for index, block in reversed(list(enumerate(self._task.split(gradient)))):
-            self._member.exchange.submit(index, block)
 
-    wrap(Worker, "_submit", lambda _: submit)
+@_wrong(WorkerState, "installed", "receive.cursor", "rejoin.head")
+def forgets_the_cursor(right: _Right, self: WorkerState, asked: Any) -> Any:
+    return right(self, replace(asked, cursor=self.cursor))
 
 
-def _work_for_any_parent() -> None:
-    def around(original: Any) -> Any:
-        def take_work(self: WorkerState) -> Any:
-            if self._waiting is not None:
-                self._waiting = replace(self._waiting, parent=self.head)
-            return original(self)
+@_wrong(WorkerState, "_failed", "faults.held")
+def tells_too_late(_: _Right, self: WorkerState, event: Any) -> Any:
+    mine = self.assigned is not None and event.key == self.assigned.key
+    return [ReportFault(event)] if mine and self.phase is not RoundPhase.NONE else []
 
-        return take_work
 
-    wrap(WorkerState, "take_work", around)
+@_wrong(WorkerState, "_committed", "commit.overflow")
+def overlooks_overflows(right: _Right, self: WorkerState, commit: Any) -> Any:
+    return right(self, replace(commit, overflow=False))
 
 
-def _overlook_the_unknown() -> None:
-    def around(original: Any) -> Any:
-        def read(self: Any, data: bytes) -> None:
-            try:
-                parse_response(data)
-            except FrameError:
-                return
-            original(self, data)
+# ---------------------------------------------------------------------- gradients and averages
 
-        return read
 
-    wrap(reducer_path.WireLane, "_read", around)
+@_wrong(BulkStream, "send", "step.once")
+def sends_twice(right: _Right, self: BulkStream, frame: Callable[[], bytes]) -> None:
+    right(self, frame)
+    right(self, lambda: data if (data := frame())[0] == _GRADIENT_TAG else b"")
 
 
-def _stay_on_the_stream() -> None:
-    def end(self: Any) -> None:
-        self._open = None
-        self._collector.end()
+@_wrong(
+    # After a void round, the previous round is that one, and nobody answers it.
+    *(reducer_path, "_gradient", "step.key"),
+    *("receive", "shares", "commit", "averages", "faults", "halt", "rejoin", "lanes.broken"),
+)
+def names_the_round_before(right: _Right, *arguments: Any) -> Any:
+    message = right(*arguments)
+    return replace(message, key=Key(message.key.term, message.key.round - 1))
 
-    wrap(star.StarExchange, "end", lambda _: end)
 
+@_wrong(
+    *(Collector, "_average", "step.patience"),
+    *("receive", "commit", "averages", "reducers.patience", "halt", "rejoin"),
+)
+def is_ready_at_once(
+    right: _Right, self: Collector, message: AveragedBlock, current: Any, **more: Any
+) -> None:
+    current.missing = min(current.missing, message.count)
+    right(self, message, current, **more)
 
-def _miss_a_reducer() -> None:
+
+@_wrong(Collector, "_average", "averages.weight")
+def believes_any_weight(
+    right: _Right, self: Collector, message: AveragedBlock, current: Any, **more: Any
+) -> None:
+    first = current.total_weight
+    told = message if first is None else replace(message, total_weight=first)
+    right(self, told, current, **more)
+
+
+@_wrong(Collector, "receive", "faults.stale", patience_s=_NEVER_S)
+def keeps_stale_rounds(right: _Right, self: Collector, message: Any, **more: Any) -> None:
+    if not isinstance(message, StaleRound):
+        right(self, message, **more)
+
+
+@_wrong(Collector, "receive", "averages.key", patience_s=_NEVER_S)
+def takes_any_key(right: _Right, self: Collector, message: Any, **more: Any) -> None:
+    if isinstance(message, AveragedBlock) and self._open is not None:
+        message = replace(message, key=self._open.key)
+    right(self, message, **more)
+
+
+@_wrong(Collector, "receive", "checksums.told")
+def keeps_corrupt_to_itself(right: _Right, self: Collector, message: Any, **more: Any) -> None:
+    if isinstance(message, RoundAborted):
+        message = replace(message, corrupt=None)
+    right(self, message, **more)
+
+
+@_wrong(star.StarExchange, "end", "faults.stream", patience_s=_NEVER_S)
+def stays_on_the_stream(_: _Right, self: Any) -> None:
+    self._open = None
+    self._collector.end()
+
+
+@_wrong(star, "chunks_by_address", "reducers.chunks")
+def misses_a_reducer(right: _Right, *arguments: Any) -> Any:
     """Sends all chunks to the map's first reducer."""
-
-    def around(original: Any) -> Any:
-        def chunks(*arguments: Any) -> Any:
-            lanes = original(*arguments)
-            first, *others = lanes
-            merged = [sorted(itertools.chain(*each)) for each in zip(*lanes.values(), strict=True)]
-            return {first: merged, **{other: [[] for _ in merged] for other in others}}
-
-        return chunks
-
-    wrap(star, "chunks_by_address", around)
+    lanes = right(*arguments)
+    first, *others = lanes
+    merged = [sorted(itertools.chain(*each)) for each in zip(*lanes.values(), strict=True)]
+    return {first: merged, **{other: [[] for _ in merged] for other in others}}
 
 
-def _change_responses(change: Callable[[reducer_pb2.AveragedBlock], None]) -> None:
+@_wrong(values, "encode", "strips.codes")
+def scales_by_all_digits(right: _Right, numbers: Any, encoding: Encoding, *more: Any) -> Any:
+    """Leaves a scale with more digits than the 16 that it may have."""
+    payload = bytearray(right(numbers, encoding, *more))
+    if encoding is Encoding.INT8_BLOCK:
+        payload[0] |= 1
+    return memoryview(payload)
+
+
+# ---------------------------------------------------------------------- malformed answers
+
+
+def _unread(data: bytes) -> reducer_pb2.ReduceResponse:
+    """As much of an invalid response as can be read."""
+    message = reducer_pb2.ReduceResponse()
+    with suppress(DecodeError):
+        message.ParseFromString(data)
+    return message
+
+
+def _corrected(
+    right: _Right, data: bytes, change: Callable[[reducer_pb2.AveragedBlock], None]
+) -> Any:
     """Changes an invalid response until it is valid."""
-
-    def around(original: Any) -> Any:
-        def parse(data: bytes) -> Any:
-            try:
-                return original(data)
-            except FrameError as error:
-                message = reducer_pb2.ReduceResponse()
-                with suppress(DecodeError):
-                    message.ParseFromString(data)
-                if not message.HasField("averaged_block"):
-                    raise
-                try:
-                    change(message.averaged_block)
-                    return original(message.SerializeToString())
-                except FrameError:
-                    raise error from None
-
-        return parse
-
-    wrap(reducer_path, "parse_response", around)
+    try:
+        return right(data)
+    except FrameError as error:
+        message = _unread(data)
+        if not message.HasField("averaged_block"):
+            raise
+        try:
+            change(message.averaged_block)
+            return right(message.SerializeToString())
+        except FrameError:
+            raise error from None
 
 
-def _take_any_length() -> None:
+@_wrong(reducer_path, "parse_response", "malformed.payload", "malformed.reduce")
+def takes_any_length(right: _Right, data: bytes) -> Any:
     def change(average: reducer_pb2.AveragedBlock) -> None:
         average.payload = average.payload.ljust(4 * average.element_count, b"\0")
         average.payload = average.payload[: 4 * average.element_count]
 
-    _change_responses(change)
+    return _corrected(right, data, change)
 
 
-def _scale_by_all_digits() -> None:
-    """Leaves a scale with more digits than the 16 that it may have."""
-
-    def around(original: Any) -> Any:
-        def encode(numbers: Any, encoding: Encoding, *more: Any) -> memoryview:
-            payload = bytearray(original(numbers, encoding, *more))
-            if encoding is Encoding.INT8_BLOCK:
-                payload[0] |= 1
-            return memoryview(payload)
-
-        return encode
-
-    wrap(values, "encode", around)
-
-
-def _take_any_encoding() -> None:
+@_wrong(reducer_path, "parse_response", "malformed.encoding", "malformed.reduce")
+def takes_any_encoding(right: _Right, data: bytes) -> Any:
     def change(average: reducer_pb2.AveragedBlock) -> None:
         average.encoding = layout_pb2.ENCODING_FLOAT32
 
-    _change_responses(change)
+    return _corrected(right, data, change)
 
 
-def _drop_what_cannot_be_read() -> None:
+@_wrong(reducer_path.WireLane, "_read", "averages.unknown", "malformed")
+def overlooks_the_unknown(right: _Right, self: Any, data: bytes) -> None:
+    try:
+        parse_response(data)
+    except FrameError:
+        return
+    right(self, data)
+
+
+@_wrong(
+    *(reducer_path.WireLane, "_read", "malformed.reduce", "averages.unknown"), patience_s=_NEVER_S
+)
+def drops_what_it_cannot_read(right: _Right, self: Any, data: bytes) -> None:
     """Drops invalid messages, except those with a wrong length or encoding."""
+    try:
+        parse_response(data)
+    except FrameError:
+        if not _unread(data).averaged_block.HasField("key"):
+            return
+    right(self, data)
 
-    def around(original: Any) -> Any:
-        def read(self: Any, data: bytes) -> None:
-            try:
-                parse_response(data)
-            except FrameError:
-                message = reducer_pb2.ReduceResponse()
-                with suppress(DecodeError):
-                    message.ParseFromString(data)
-                if not message.averaged_block.HasField("key"):
-                    return
-            original(self, data)
 
-        return read
+@_wrong(*(reducer_path.WireLane, "_refuse_small_payloads", "malformed.limit"), patience_s=_NEVER_S)
+def overlooks_limits(_: _Right, self: Any, address: str, most: int) -> None: ...
 
-    wrap(reducer_path.WireLane, "_read", around)
 
+# ---------------------------------------------------------------------- the worker's own steps
 
-def _overlook_limits() -> None:
-    name = "_refuse_small_payloads"
-    wrap(reducer_path.WireLane, name, lambda _: lambda self, address, most: None)
 
+@_wrong(Worker, "_submit", "step.abstain", "reducers.abstain")
+def sends_zeros(_: _Right, self: Worker, gradient: Any, samples: int, step: int) -> None:
+    exchange: Any = self._member.exchange
+    exchange._open.weight = float(samples or 1)
+    for index, block in enumerate(self._task.split(gradient)):
+        exchange.submit(index, block)
 
-def _pass_over_what_cannot_be() -> None:
-    def around(original: Any) -> Any:
-        def event(message: pb.TrainResponse) -> Any:
-            try:
-                return original(message)
-            except WireError:
-                return None
 
-        return event
+@_wrong(Worker, "_submit", "step.order")
+def sends_backwards(_: _Right, self: Worker, gradient: Any, samples: int, step: int) -> None:
+    if not samples:
+        self._member.exchange.abstain()
+        return
+    for index, block in reversed(list(enumerate(self._task.split(gradient)))):
+        self._member.exchange.submit(index, block)
 
-    wrap(control, "event_from", around)
 
+@_defect("commit.patience", "receive.untouched", "halt", "rejoin")
+def applies_at_once() -> None:
+    def report(right: _Right, self: Worker, *arguments: Any) -> None:
+        right(self, *arguments)
+        mean = np.concatenate(self._member.exchange.averages)
+        weights = self._task.moved(self._replica.state.weights, mean)
+        self._replica.state = LineState(weights=weights)
 
-def _believe_any_welcome() -> None:
-    def around(original: Any) -> Any:
-        def accepted(response: pb.TrainResponse) -> Any:
-            welcome = response.join_accepted
-            try:
-                return original(response)
-            except WireError:
-                welcome.policy.Clear()
-                welcome.policy.encoding = layout_pb2.ENCODING_FLOAT32
-                welcome.policy.chunk_elements = 3
-                welcome.join_status = pb.JOIN_STATUS_BEHIND
-                return original(response)
+    def apply(_: _Right, self: Worker, commit: Any, *__: Any) -> None:
+        self._known = commit.record.key
 
-        return accepted
+    wrap(Worker, "_report", report)
+    wrap(Worker, "_apply", apply)
 
-    wrap(control, "accepted_from", around)
 
+@_defect("commit.void-averages", "averages", "rejoin")
+def adds_up() -> None:
+    """Keeps the averages of a void round, so that the next round's are added to them."""
+    total: list[Any] = []
 
-def _take_any_key() -> None:
-    def around(original: Any) -> Any:
-        def receive(self: Collector, message: Any, **more: Any) -> None:
-            if isinstance(message, AveragedBlock) and self._open is not None:
-                message = replace(message, key=self._open.key)
-            original(self, message, **more)
+    def report(right: _Right, self: Worker, *arguments: Any) -> None:
+        total.append(np.concatenate(self._member.exchange.averages))
+        right(self, *arguments)
 
-        return receive
+    def apply(
+        right: _Right, self: Worker, commit: Any, assigned: Any, weight: float, _: Any
+    ) -> None:
+        right(self, commit, assigned, weight, sum(total))
+        total.clear()
 
-    wrap(Collector, "receive", around)
+    wrap(Worker, "_report", report)
+    wrap(Worker, "_apply", apply)
 
 
-def _believe_any_void() -> None:
-    def around(original: Any) -> Any:
-        def voided(self: WorkerState, event: Voided) -> Any:
-            mine = self.assigned
-            return original(self, event if mine is None else replace(event, key=mine.key))
+@_wrong(Worker, "_report", "shares.own-norm")
+def reports_the_limited_norm(
+    right: _Right, self: Worker, assigned: Any, own_norm: float, complete: Any
+) -> None:
+    limit = self._member.policy.max_grad_norm or own_norm
+    right(self, assigned, min(own_norm, limit), complete)
 
-        return voided
 
-    wrap(WorkerState, "_voided", around)
+@_wrong(Worker, "_limited", "shares.limit")
+def has_no_limit(_: _Right, self: Worker, vector: Any, __: Any) -> Any:
+    return vector
 
 
-def _change_welcomes(change: Callable[[Joining, Joined], Joined]) -> None:
-    def around(original: Any) -> Any:
-        def join(self: control.ControlStream, joining: Joining) -> Joined:
-            return change(joining, original(self, joining))
+@_wrong(Worker, "_step", "step.wanted-digest")
+def overlooks_wanted_digests(right: _Right, self: Worker, work: Any) -> Any:
+    return right(self, replace(work, wants_digest=False))
 
-        return join
 
-    wrap(control.ControlStream, "join", around)
+@_wrong(Worker, "_step", "shares.pieces")
+def takes_the_first_range(right: _Right, self: Worker, work: Any) -> Any:
+    return right(self, replace(work, positions=work.positions[:1]))
 
 
-def _overlook_halts() -> None:
-    """Ignores the halt in the answer to Join."""
+@_wrong(Worker, "_step", "shares.uneven")
+def takes_an_equal_share(right: _Right, self: Worker, work: Any) -> None:
+    if work.positions == deal(work.batch, work.split, work.world_size)[work.rank]:
+        equal = replace(work.split, targets=())
+        work = replace(work, positions=deal(work.batch, equal, work.world_size)[work.rank])
+    right(self, work)
 
-    def around(original: Any) -> Any:
-        return lambda response: replace(original(response), halt=None)
 
-    wrap(control, "accepted_from", around)
+# ---------------------------------------------------------------------- lanes and checksums
 
 
-def _believe_to_be_in_sync() -> None:
-    _change_welcomes(
-        lambda joining, joined: replace(joined, head=joining.head) if joined.in_sync else joined
-    )
+@_wrong(frames, "checksum_fields_of", "checksums.sent")
+def seals_wrongly(right: _Right, message: Any, crc32c: int | None = None) -> Any:
+    return right(message, 1 if crc32c is None else crc32c ^ 1)
 
 
-def _found_by_anybody() -> None:
-    def around(original: Any) -> Any:
-        def applies(self: WorkerState, record: Record) -> bool:
-            founds = record.kind is RecordKind.INITIAL and self.head is None
-            return founds or original(self, record)
+@_wrong(checksums, "is_intact", "checksums.payload", patience_s=_NEVER_S)
+def overlooks_changes(_: _Right, message: Any) -> bool:
+    return message.crc32c is not None
 
-        return applies
 
-    wrap(WorkerState, "_applies", around)
+@_wrong(checksums, "is_intact", "checksums.absent", patience_s=_NEVER_S)
+def overlooks_absent_checksums(right: _Right, message: Any) -> Any:
+    return message.crc32c is None or right(message)
 
 
-def _forget_the_cursor() -> None:
-    def around(original: Any) -> Any:
-        return lambda self, asked: original(self, replace(asked, cursor=self.cursor))
+@_wrong(frames, "require_header_intact", "checksums.header", patience_s=_NEVER_S)
+def overlooks_headers(_: _Right, *__: Any) -> None: ...
 
-    wrap(WorkerState, "installed", around)
 
+@_wrong(connecting, "preamble", "lanes.proof")
+def proves_another_worker(right: _Right, session: Any, nonce: bytes, direction: Any) -> Any:
+    return right(replace(session, worker=session.worker + 1), nonce, direction)
 
-def _keep_its_streams() -> None:
-    """Keeps the exchange and the session token of its first Join for the whole process."""
-    first: list[bytes] = []
 
-    def change(joining: Joining, joined: Joined) -> Joined:
-        first.append(joined.session_token)
-        return replace(joined, session_token=first[0])
+@_wrong(connecting, "is_answer", "lanes.answer", patience_s=_NEVER_S)
+def believes_any_listener(_: _Right, *__: Any) -> bool:
+    return True
 
-    def around(original: Any) -> Any:
-        def rejoin(self: Any) -> None:
-            self.exchange.close = lambda: None
-            original(self)
-            del self.exchange.close
 
-        return rejoin
+@_wrong(WorkerLanes, "_ended", "lanes.broken", patience_s=_NEVER_S)
+def overlooks_lost_lanes(_: _Right, self: WorkerLanes, error: Any) -> None: ...
 
-    _change_welcomes(change)
-    wrap(Membership, "_rejoin", around)
 
-
-def _leave_in_silence() -> None:
-    wrap(control.ControlStream, "leave", lambda _: lambda self, departure: None)
-
-
-def _wait_for_its_state() -> None:
-    """A transfer continues after the control stream has ended."""
-    wrap(control.ControlStream, "at_end", lambda _: lambda self, transfer_id, act: None)
-
-
-def _tell_too_late() -> None:
-    def failed(self: WorkerState, event: Any) -> Any:
-        mine = self.assigned is not None and event.key == self.assigned.key
-        return [ReportFault(event)] if mine and self.phase is not RoundPhase.NONE else []
-
-    wrap(WorkerState, "_failed", lambda _: failed)
-
-
-def _overlook_overflows() -> None:
-    def around(original: Any) -> Any:
-        return lambda self, commit: original(self, replace(commit, overflow=False))
-
-    wrap(WorkerState, "_committed", around)
-
-
-def _lose_nothing() -> None:
-    def around(original: Any) -> Any:
-        return lambda report: original(replace(report, loss_sum=0.0))
-
-    wrap(control, "ready_to", around)
-
-
-def _change_reports(change: Callable[[Any], Any]) -> None:
-    wrap(control, "ready_to", lambda original: lambda report: original(change(report)))
-
-
-def _take_the_first_range() -> None:
-    def around(original: Any) -> Any:
-        return lambda self, work: original(self, replace(work, positions=work.positions[:1]))
-
-    wrap(Worker, "_step", around)
-
-
-def _take_an_equal_share() -> None:
-    def around(original: Any) -> Any:
-        def step(self: Worker, work: Any) -> None:
-            if work.positions == deal(work.batch, work.split, work.world_size)[work.rank]:
-                equal = replace(work.split, targets=())
-                share = deal(work.batch, equal, work.world_size)[work.rank]
-                work = replace(work, positions=share)
-            original(self, work)
-
-        return step
-
-    wrap(Worker, "_step", around)
-
-
-def _count_what_was_kept() -> None:
-    """Reports the samples of its share, whether or not it computed them."""
-
-    def change(report: Any) -> Any:
-        return replace(report, timings=replace(report.timings, computed=report.samples))
-
-    _change_reports(change)
-
-
-def _report_the_limited_norm() -> None:
-    def around(original: Any) -> Any:
-        def report(self: Worker, assigned: Any, own_norm: float, complete: Any) -> None:
-            limit = self._member.policy.max_grad_norm or own_norm
-            original(self, assigned, min(own_norm, limit), complete)
-
-        return report
-
-    wrap(Worker, "_report", around)
-
-
-def _prove_another_worker() -> None:
-    def around(original: Any) -> Any:
-        def forged(session: Any, nonce: bytes, direction: Any) -> Any:
-            return original(replace(session, worker=session.worker + 1), nonce, direction)
-
-        return forged
-
-    wrap(connecting, "preamble", around)
-
-
-def _believe_any_listener() -> None:
-    wrap(connecting, "is_answer", lambda _: lambda *_: True)
-
-
-def _overlook_lost_lanes() -> None:
-    wrap(WorkerLanes, "_ended", lambda _: lambda self, error: None)
-
-
-def _seal_wrongly() -> None:
-    def around(original: Any) -> Any:
-        return lambda message, crc32c=None: original(message, 1 if crc32c is None else crc32c ^ 1)
-
-    wrap(frames, "checksum_fields_of", around)
-
-
-def _overlook_changes() -> None:
-    wrap(checksums, "is_intact", lambda _: lambda message: message.crc32c is not None)
-
-
-def _overlook_absent_checksums() -> None:
-    def around(original: Any) -> Any:
-        return lambda message: message.crc32c is None or original(message)
-
-    wrap(checksums, "is_intact", around)
-
-
-def _keep_to_itself_what_was_corrupt() -> None:
-    def around(original: Any) -> Any:
-        def receive(self: Collector, message: Any, **more: Any) -> None:
-            if isinstance(message, RoundAborted):
-                message = replace(message, corrupt=None)
-            original(self, message, **more)
-
-        return receive
-
-    wrap(Collector, "receive", around)
-
-
-def _overlook_headers() -> None:
-    wrap(frames, "require_header_intact", lambda _: lambda *_: None)
-
-
-def _overlook_wanted_digests() -> None:
-    def around(original: Any) -> Any:
-        return lambda self, work: original(self, replace(work, wants_digest=False))
-
-    wrap(Worker, "_step", around)
-
-
-DEFECTS = {
-    "turns-the-digest": Defect("join.layout-digest", _turn_the_digest),
-    "is-silent": Defect("join.heartbeat", _be_silent),
-    "insists": Defect("refusal.final", _insist),
-    "installs-anything": Defect("receive.corrupt", _install_anything),
-    "sends-twice": Defect("step.once", _send_twice),
-    "names-the-round-before": Defect(
-        # After a void round, the previous round is that one, and nobody answers it.
-        "step.key",
-        _name_the_round_before,
-        ("receive", "shares", "commit", "averages", "faults", "halt", "rejoin", "lanes.broken"),
-    ),
-    "is-ready-at-once": Defect(
-        "step.patience",
-        _be_ready_at_once,
-        ("receive", "commit", "averages", "reducers.patience", "halt", "rejoin"),
-    ),
-    "sends-zeros": Defect("step.abstain", _send_zeros, ("reducers.abstain",)),
-    "applies-at-once": Defect(
-        "commit.patience", _apply_at_once, ("receive.untouched", "halt", "rejoin")
-    ),
-    "adds-up": Defect("commit.void-averages", _add_up, ("averages", "rejoin")),
-    "overlooks-overflows": Defect("commit.overflow", _overlook_overflows),
-    "believes-any-weight": Defect("averages.weight", _believe_any_weight),
-    "keeps-stale-rounds": Defect("faults.stale", _keep_stale_rounds_to_itself, patience_s=_NEVER_S),
-    "ignores-halts": Defect("halt.silence", lambda: _ignore("halt"), ("malformed.train",)),
-    "is-born-again": Defect("rejoin.incarnation", _be_born_again),
-    "hides-what-is-held": Defect("rejoin.held", _hide_what_is_held),
-    "sends-backwards": Defect("step.order", _send_backwards),
-    "works-for-any-parent": Defect(
-        "commit.strange-parent", _work_for_any_parent, patience_s=_NEVER_S
-    ),
-    "overlooks-the-unknown": Defect("averages.unknown", _overlook_the_unknown, ("malformed",)),
-    "misses-a-reducer": Defect("reducers.chunks", _miss_a_reducer),
-    "stays-on-the-stream": Defect("faults.stream", _stay_on_the_stream, patience_s=_NEVER_S),
-    "ignores-shutdown": Defect("shutdown.final", lambda: _ignore("shutdown")),
-    "takes-any-key": Defect("averages.key", _take_any_key, patience_s=_NEVER_S),
-    "overlooks-limits": Defect("malformed.limit", _overlook_limits, patience_s=_NEVER_S),
-    "takes-any-length": Defect("malformed.payload", _take_any_length, ("malformed.reduce",)),
-    "scales-by-all-digits": Defect("strips.codes", _scale_by_all_digits),
-    "takes-any-encoding": Defect("malformed.encoding", _take_any_encoding, ("malformed.reduce",)),
-    "drops-what-it-cannot-read": Defect(
-        "malformed.reduce", _drop_what_cannot_be_read, ("averages.unknown",), patience_s=_NEVER_S
-    ),
-    "passes-over-what-cannot-be": Defect(
-        "malformed.train", _pass_over_what_cannot_be, patience_s=_NEVER_S
-    ),
-    "believes-any-welcome": Defect("malformed.join", _believe_any_welcome, patience_s=_NEVER_S),
-    "believes-any-void": Defect("commit.other-void", _believe_any_void, patience_s=_NEVER_S),
-    "hides-halts": Defect("halt.reported", lambda: _change_joins(lambda it: it.ClearField("halt"))),
-    "overlooks-halts": Defect("halt.joined", _overlook_halts),
-    "believes-to-be-in-sync": Defect("rejoin.other-head", _believe_to_be_in_sync),
-    "founds-by-anybody": Defect("bootstrap.other", _found_by_anybody, patience_s=_NEVER_S),
-    "forgets-the-cursor": Defect("receive.cursor", _forget_the_cursor, ("rejoin.head",)),
-    "keeps-its-streams": Defect(
-        "rejoin.streams", _keep_its_streams, ("receive", "halt", "bootstrap")
-    ),
-    "leaves-in-silence": Defect(
-        "shutdown.leave", _leave_in_silence, ("leave",), patience_s=_NEVER_S
-    ),
-    "waits-for-its-state": Defect(
-        "receive.cancel", _wait_for_its_state, ("bootstrap.cancel",), patience_s=_NEVER_S
-    ),
-    "tells-too-late": Defect("faults.held", _tell_too_late),
-    "overlooks-wanted-digests": Defect("step.wanted-digest", _overlook_wanted_digests),
-    "loses-nothing": Defect("step.loss", _lose_nothing),
-    "takes-the-first-range": Defect("shares.pieces", _take_the_first_range),
-    "takes-an-equal-share": Defect("shares.uneven", _take_an_equal_share),
-    "counts-what-was-kept": Defect("shares.timings", _count_what_was_kept),
-    "has-no-limit": Defect(
-        "shares.limit", lambda: wrap(Worker, "_limited", lambda _: lambda self, vector, _: vector)
-    ),
-    "seals-wrongly": Defect("checksums.sent", _seal_wrongly),
-    "overlooks-changes": Defect("checksums.payload", _overlook_changes, patience_s=_NEVER_S),
-    "overlooks-absent-checksums": Defect(
-        "checksums.absent", _overlook_absent_checksums, patience_s=_NEVER_S
-    ),
-    "keeps-corrupt-to-itself": Defect("checksums.told", _keep_to_itself_what_was_corrupt),
-    "overlooks-headers": Defect("checksums.header", _overlook_headers, patience_s=_NEVER_S),
-    "proves-another-worker": Defect("lanes.proof", _prove_another_worker),
-    "believes-any-listener": Defect("lanes.answer", _believe_any_listener, patience_s=_NEVER_S),
-    "overlooks-lost-lanes": Defect("lanes.broken", _overlook_lost_lanes, patience_s=_NEVER_S),
-    "reports-the-limited-norm": Defect("shares.own-norm", _report_the_limited_norm),
-    # Last, when few others run: a client is only as hasty as the processor lets it be.
-    "hurries": Defect("absence.pace", _hurry),
-}
-"""The defects, by the argument of `judged_numpy.py`."""
+# Last, when few others run: a client is only as hasty as the processor lets it be.
+@_defect("absence.pace")
+def hurries() -> None:
+    connection._FIRST_WAIT_S = _A_MOMENT_S
+    connection._LONGEST_WAIT_S = _A_MOMENT_S

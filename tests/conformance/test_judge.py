@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -52,17 +53,14 @@ def _named(verdicts: list[Verdict], *outcomes: Outcome) -> dict[str, str]:
     }
 
 
-def test_the_worker_without_pytorch_passes_every_check(tmp_path: Path) -> None:
-    verdicts = asyncio.run(judged(forked("service", "judged_numpy.py"), tmp_path / "judged"))
-
-    wrong = _named(verdicts, Outcome.FAILED, Outcome.UNREACHED, Outcome.SKIPPED)
-    assert verdicts
-    assert wrong == {}
-
-
 @pytest.mark.timeout(300)
-def test_a_script_with_a_line_passes_every_check(tmp_path: Path) -> None:
-    verdicts = asyncio.run(judged(forked("trainer", "judged_line.py"), tmp_path / "judged"))
+@pytest.mark.parametrize(
+    ("room", "client"), [("service", "judged_numpy.py"), ("trainer", "judged_line.py")]
+)
+def test_andons_worker_passes_every_check_without_pytorch_and_as_a_script_with_a_line(
+    tmp_path: Path, room: Literal["service", "trainer"], client: str
+) -> None:
+    verdicts = asyncio.run(judged(forked(room, client), tmp_path / "judged"))
 
     wrong = _named(verdicts, Outcome.FAILED, Outcome.UNREACHED, Outcome.SKIPPED)
     assert verdicts

@@ -100,20 +100,6 @@ def assert_echo(up: RawLane, down: RawLane, payload: bytes = NUMBERS, **fields: 
     assert not head.averaged_block.HasField("payload")
 
 
-def test_a_lane_carries_what_grpc_would_have_carried(port: Port) -> None:
-    with port.stream() as stream:
-        up, down = stream.lanes()
-
-        key = next_key()
-        for sequence in range(3):
-            assert_echo(up, down, key=key, sequence=sequence)
-        older = next_key()
-        assert_echo(up, down)
-        up.send(chunk(NUMBERS, key=older))
-
-        assert down.frame()[0].stale_round.greatest.round == older.round + 1
-
-
 def test_the_lanes_may_be_opened_in_any_order_and_the_capability_is_confirmed(port: Port) -> None:
     with port.stream() as stream:
         down = stream.lane(DOWN)
@@ -122,11 +108,6 @@ def test_the_lanes_may_be_opened_in_any_order_and_the_capability_is_confirmed(po
         assert_echo(up, down)
         assert list(stream.opened.capabilities) == ["tcp.v1"]
         assert len(stream.nonce) == 32
-
-
-def test_a_stream_without_the_capability_gets_no_offer(port: Port) -> None:
-    with port.stream("crc32c.v1") as stream:
-        assert not stream.opened.HasField("tcp")
 
 
 def _reflected(stream: RawStream) -> bytes:

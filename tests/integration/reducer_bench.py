@@ -13,7 +13,6 @@ from typing import Any, Self
 import grpc
 import numpy as np
 import numpy.typing as npt
-from google.rpc import error_details_pb2, status_pb2
 from prometheus_client import CollectorRegistry
 
 from andon.protocol import tokens
@@ -28,6 +27,7 @@ from andon.protocol.messages import (
 from andon.protocol.records import Key
 from andon.tcp.listening import TcpListener
 from andon.wire.frames import frame_request, parse_response
+from andon.wire.statuses import details_of
 from andon_reducer.app import ReducerApp, build_reducer
 from andon_reducer.config import ReducerConfig
 
@@ -180,9 +180,6 @@ def chunks_of(
 def reason_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
     """An error's code and the reason in its ErrorInfo, which must be of Andon's domain."""
     call: Any = error
-    trailer = dict(call.trailing_metadata())
-    status = status_pb2.Status.FromString(trailer["grpc-status-details-bin"])
-    info = error_details_pb2.ErrorInfo()
-    assert status.details[0].Unpack(info)
-    assert (info.domain, status.message) == ("andon", call.details())
-    return call.code(), info.reason
+    told = details_of(error)
+    assert told.name, call.details()
+    return call.code(), told.name

@@ -14,8 +14,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
 
 from andon.protocol.run_settings import RunPlan
@@ -33,6 +31,7 @@ from andon_reducer.config import ReducerConfig
 from andon_reducer.transport.registration import ReducerOffer, stay_registered
 from andon_server.admission import Admission
 from andon_server.limits import Limits
+from integration.strangers import Refused
 
 RUN = "7f3a"
 
@@ -183,16 +182,13 @@ async def code_of(call: Awaitable[Any]) -> grpc.StatusCode:
     return caught.value.code()
 
 
-async def refused(call: Awaitable[Any]) -> tuple[grpc.StatusCode, error_details_pb2.ErrorInfo]:
-    """The status and ErrorInfo that a call ends with."""
+async def refused(call: Awaitable[Any]) -> tuple[grpc.StatusCode, Refused]:
+    """The status that a call ends with, and the reason and metadata of its ErrorInfo."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
-    info = error_details_pb2.ErrorInfo()
-    status = rpc_status.from_call(caught.value)
-    assert status is not None, caught.value
-    assert status.details[0].Unpack(info)
-    assert info.domain == "andon"
-    return caught.value.code(), info
+    refusal = Refused.of(caught.value)
+    assert refusal.reason, refusal
+    return refusal.code, refusal
 
 
 async def until(reached: Callable[[], bool]) -> None:

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from andon.protocol.layout import Layout
 from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion, layouts
+from andon.wire.statuses import details_of
 
 __all__ = ["REDUCE", "TRAIN", "Refused", "Stranger", "resident_bytes", "talk"]
 
@@ -41,12 +40,8 @@ class Refused:
     def of(cls, error: grpc.RpcError) -> Refused:
         """Reads an error; its reason is empty unless it has an ErrorInfo of Andon's domain."""
         call: Any = error
-        status = rpc_status.from_call(call)
-        for detail in status.details if status is not None else ():
-            info = error_details_pb2.ErrorInfo()
-            if detail.Unpack(info) and info.domain == "andon":
-                return cls(call.code(), info.reason, call.details(), dict(info.metadata))
-        return cls(call.code(), "", call.details())
+        told = details_of(error)
+        return cls(call.code(), told.name, call.details(), dict(told.metadata))
 
     def __str__(self) -> str:
         return f"{self.code.name} {self.reason}".strip()

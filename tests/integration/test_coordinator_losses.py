@@ -1,4 +1,4 @@
-"""The coordinator on a real gRPC server: lost workers, and lost coordinators."""
+"""The coordinator on a real gRPC server: lost workers, lost coordinators, and who looks on."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ import grpc.aio
 import pytest
 
 from andon.v1 import coordinator_pb2 as pb
-from andon_coordinator.app import (
-    CoordinatorFailed,
-)
+from andon_coordinator.app import CoordinatorFailed
+from andon_coordinator.transport import service
 from andon_coordinator.transport.reader import JournalReader
+from andon_coordinator.transport.task import LineTask
 from integration.served import (
     RUN,
     code_of,
     config_in,
     end_of,
     first_round,
+    refused,
     serving,
+    until,
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -165,3 +167,57 @@ async def test_coordinator_that_was_taken_over_closes_every_stream(tmp_path: Pat
             await served.coordinator.wait()
         assert await code_of(served.worker(0).join()) is grpc.StatusCode.UNAVAILABLE
         assert await code_of(served.stub.Drain(pb.DrainRequest())) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_complete_line_waits_for_those_who_may_still_come_and_for_nobody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async with serving(config_in(tmp_path, liveness_s=1.5, max_workers=3)) as served:
+        tell = served.coordinator.tell_the_rest
+        workers = await served.workers()
+        away = served.worker(2)
+        await away.join()
+        await asyncio.sleep(1.2)  # More than two heartbeats: it is stopped, or cut off.
+        away.call.cancel()
+        joining = served.stub.Train()
+        await until(lambda: served.coordinator._task._streams.undecided == 3)
+        await asyncio.gather(*(worker.work() for worker in workers))
+        assert await served.coordinator.wait()
+        telling = asyncio.create_task(tell(30.0))
+        await until(lambda: "end_awaits_workers lost=2 joining=1" in caplog.text)
+
+        assert not telling.done()
+        assert (await refused(away.join()))[1].reason == "COMPLETE"
+        assert not telling.done()
+        await joining.write(pb.TrainRequest(join=pb.Join(run_id=RUN, protocol_version=1)))
+        await refused(joining.read())
+        await asyncio.wait_for(telling, 10)
+
+        await tell(30.0)
+
+    with JournalReader(tmp_path / "journal.sqlite") as journal:
+        assert "silent for 1 s" in [gone.message for gone in journal.departures()]
+    assert caplog.text.count("end_awaits_workers") == 1
+    assert "workers_not_told" not in caplog.text
+
+
+async def test_what_happens_while_a_watcher_does_not_look_is_shown_to_it_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_WATCH_EVERY_S", 3600.0)
+    monkeypatch.setattr(LineTask, "look_s", 0.2)
+
+    async with serving(config_in(tmp_path)) as served:
+        await first_round(await served.workers())
+        watch = served.stub.WatchStatus(pb.WatchStatusRequest(run_id=RUN))
+        assert (await watch.read()).status.state == pb.LINE_STATE_RUNNING
+
+        await served.stub.PullCord(pb.PullCordRequest(reason="loss looks odd"))
+        while (await watch.read()).status.state != pb.LINE_STATE_HALTED:
+            pass
+        await served.coordinator.close()
+
+        await end_of(watch)
+        assert await watch.code() is grpc.StatusCode.OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -17,10 +16,8 @@ from andon.protocol import tokens
 from andon.protocol.messages import (
     AveragedBlock,
     BlockFault,
-    BlockFaultKind,
     BlockGradient,
     OpenRound,
-    RoundAborted,
 )
 from andon.protocol.records import Key
 from andon.wire.frames import batch_requests, frame_request
@@ -91,75 +88,6 @@ def test_c_ddp_001_workers_get_the_weighted_mean_the_same_bytes_each(
     total = sum(range(1, workers + 1))
     expected = sum((r + 1.0) / total * vector(r, size).astype(np.float64) for r in range(workers))
     np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_c_ddp_001_any_order_of_arrival_gives_the_same_bytes(reducer: Reducer) -> None:
-    size = MIB // 4
-    seen = set()
-
-    with Stream(reducer.port, 0) as a, Stream(reducer.port, 1) as b, Stream(reducer.port, 2) as c:
-        for step, order in enumerate(itertools.permutations(enumerate((a, b, c))), 1):
-            for rank, stream in order:
-                numbers = vector(rank, size)
-                stream.send(
-                    *chunks_of(rank, numbers, key=Key(1, step), world_size=3, weight=rank + 0.5)
-                )
-            seen |= {joined(stream.averages(size // CHUNK)) for _, stream in order}
-
-    assert len(seen) == 1
-
-
-def test_f_dp_003_a_nan_names_rank_and_element_to_everybody(reducer: Reducer) -> None:
-    good, bad = vector(0, 3 * CHUNK), vector(1, 3 * CHUNK)
-    bad[CHUNK + 77] = np.nan
-
-    with Stream(reducer.port, 0) as a, Stream(reducer.port, 1) as b:
-        a.send(*chunks_of(0, good, key=KEY))
-        b.send(*chunks_of(1, bad, key=KEY))
-        faults = [
-            next(answer for answer in iter(stream.read, None) if isinstance(answer, BlockFault))
-            for stream in (a, b)
-        ]
-        # The round is void, but the streams stay open.
-        means = [stream_send(stream, rank, Key(1, 2)) for rank, stream in enumerate((a, b))]
-        answers = {joined(stream.averages(means[0])) for stream in (a, b)}
-
-    for fault in faults:
-        assert (fault.kind, fault.rank) == (BlockFaultKind.NON_FINITE, 1)
-        assert (fault.block, fault.element, fault.value) == (0, CHUNK + 77, "nan")
-    assert len(answers) == 1
-    assert reducer.metric("andon_reducer_rounds_total", outcome="faulted") == 1
-
-
-def stream_send(stream: Stream, rank: int, key: Key) -> int:
-    chunks = chunks_of(rank, vector(rank, CHUNK), key=key)
-    stream.send(*chunks)
-    return len(chunks)
-
-
-def test_ranks_that_disagree_learn_who_and_how(reducer: Reducer) -> None:
-    with Stream(reducer.port, 0) as a, Stream(reducer.port, 1) as b:
-        a.send(*chunks_of(0, vector(0, 10), key=KEY))
-        b.send(*chunks_of(1, vector(1, 11), key=KEY))
-        faults = [stream.read() for stream in (a, b)]
-
-    for fault in faults:
-        assert isinstance(fault, BlockFault)
-        assert fault.kind is BlockFaultKind.INCONSISTENT
-        assert sorted((fault.message.count("10"), fault.message.count("11"))) == [1, 1]
-
-
-def test_a_cancelled_stream_aborts_its_round_for_the_others(reducer: Reducer) -> None:
-    with Stream(reducer.port, 0) as a, Stream(reducer.port, 1) as b:
-        a.send(*chunks_of(0, vector(0, 2 * CHUNK), key=KEY, world_size=3))
-        b.send(*chunks_of(1, vector(1, CHUNK), key=KEY, world_size=3))
-        wait_until(lambda: reducer.app.inflight_bytes >= 3 * CHUNK * 4)
-        b.call.cancel()
-        answer = a.read()
-
-    assert isinstance(answer, RoundAborted)
-    assert answer.key == KEY
-    assert "worker 1" in answer.message
 
 
 GRADIENT = chunks_of(0, np.ones(4, np.float32), key=KEY, world_size=1)[0]

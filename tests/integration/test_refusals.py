@@ -18,12 +18,11 @@ from andon.protocol.limits import (
     MAX_TEXT_BYTES,
 )
 from andon.protocol.messages import OpenRound, Operation
-from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.run_settings import RunPlan
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
-from andon.wire import conversion, layouts
+from andon.wire import conversion
 from andon.wire.frames import frame_request
 from andon_coordinator.transport.reader import JournalReader
 from andon_trainer.model.layout import plan_model
@@ -39,7 +38,6 @@ STEPS, PAUSED = 220, 201
 SPEC: dict[str, Any] = {"samples": 40, "batch": 8, "steps": STEPS}
 PLAN = RunPlan(global_batch=8, dataset_size=40, total_steps=STEPS)
 LAYOUT = plan_model([Model()]).layout
-WIDER = plan_model([Model(vocabulary=18)]).layout
 MIB = 2**20
 MISTAKES, SERIES = 10, 3
 
@@ -112,37 +110,8 @@ def test_c_shard_001_a_dataset_smaller_than_the_roster_is_refused_by_name(busy: 
     assert "a dataset of 1 sample is smaller than the 2 workers of the line" in busy.first.message
 
 
-def planned(**fields: Any) -> dict[str, Any]:
-    return {"plan": conversion.plan_to_proto(replace(PLAN, **fields))}
-
-
 def differs(component: str, mine: object, theirs: object) -> dict[str, str]:
     return {"component": component, "mine": str(mine), "theirs": str(theirs)}
-
-
-def test_a_join_that_does_not_fit_is_refused_by_what_differs(busy: Busy) -> None:
-    run_id = busy.service.run_id
-    head = differs("head.weight", "float32[18, 8]", "float32[17, 8]")
-    wrong: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
-        "layout": ({"layout": layouts.layout_to_proto(WIDER)}, "LAYOUT_DIFFERS", head),
-        "run": ({"run_id": "f00d"}, "WRONG_RUN", differs("run_id", "f00d", run_id)),
-        "dataset": (planned(dataset_size=41), "PLAN_DIFFERS", differs("dataset_size", 41, 40)),
-        "batch": (planned(global_batch=9), "PLAN_DIFFERS", differs("global_batch", 9, 8)),
-        "seed": (planned(seed=5), "PLAN_DIFFERS", differs("seed", 5, 0)),
-        "version": ({"protocol_version": 2}, "VERSION", differs("protocol_version", 2, 1)),
-        "slot": ({"launch_slot": 0}, "SLOT", differs("launch_slot", 0, "taken")),
-        "beyond": ({"launch_slot": 2}, "SLOT", differs("launch_slot", 2, 2)),
-        "full": ({}, "FULL", {"theirs": "2"}),
-    }
-
-    told = {name: busy.join(**fields) for name, (fields, _, _) in wrong.items()}
-
-    assert {name: (str(each), each.metadata) for name, each in told.items()} == {
-        name: (f"{Reason[reason].code} {reason}", metadata)
-        for name, (_, reason, metadata) in wrong.items()
-    }
-    assert "head.weight is float32[18, 8] at the worker" in told["layout"].message
-    assert busy.goes_on()
 
 
 def test_c_wire_002_a_control_stream_that_breaks_the_protocol_ends_alone(busy: Busy) -> None:

@@ -103,36 +103,6 @@ async def test_a_round_is_not_opened_before_the_expected_reducers_are_there(tmp_
             assert all(each.step == 1 for each in await first_round(workers))
 
 
-async def test_a_reducer_that_talks_while_a_round_is_announced_to_it_is_refused(
-    tmp_path: Path,
-) -> None:
-    async with serving(config_in(tmp_path, registers=True)) as served:
-        await first_round(await served.workers())
-        call, nonce = await challenged(served.stub)
-        await call.write(_proof(tokens.reducer_proof(SECRET, nonce, BETA)))
-        await call.write(offer_of())
-
-        async def end() -> None:
-            while await call.read() is not grpc.aio.EOF:
-                pass
-
-        code, info = await refused(asyncio.wait_for(end(), 20))
-
-        assert (code, info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MESSAGE")
-
-
-async def test_a_reducer_that_comes_back_takes_its_own_place(tmp_path: Path) -> None:
-    async with (
-        serving(config_in(tmp_path, registers=True)) as served,
-        registered(served) as older,
-        registered(served),
-    ):
-        code, info = await refused(older.read())
-
-        assert (code, info.reason) == (grpc.StatusCode.ABORTED, "REJOIN_NEEDED")
-        await await_reducers(served, "", BETA)
-
-
 async def test_of_two_reducers_at_one_address_the_older_gives_up(tmp_path: Path) -> None:
     async with serving(config_in(tmp_path, registers=True)) as served:
         told: asyncio.Queue[str] = asyncio.Queue()

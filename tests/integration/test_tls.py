@@ -204,25 +204,25 @@ def test_certificates_change_while_the_line_runs(line: Line) -> None:
     assert {each["step"] for each in seen} == {STEPS}
 
 
-def test_a_certificate_for_another_host_is_refused_by_the_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("encrypted", "why"),
+    [
+        # 127.0.0.2 is also this host, but no certificate of `andon certs alpha` contains it.
+        (True, "is not for 127.0.0.2: make one that names it"),
+        (False, "does not speak TLS, and this process does: start it with --tls"),
+    ],
+)
+def test_a_worker_is_told_that_a_certificate_is_for_another_host_or_that_the_line_has_none(
+    tmp_path: Path, *, encrypted: bool, why: str
+) -> None:
     certs = certify(tmp_path / "ca", tmp_path / "alpha", "alpha")
-    # 127.0.0.2 is also this host, but no certificate of `andon certs alpha` contains it.
-    with Service(tmp_path / "run", 1, "--bind", "127.0.0.2", certs=certs) as service:
+    bind, own = ("127.0.0.2", certs) if encrypted else ("127.0.0.1", None)
+    with Service(tmp_path / "run", 1, "--bind", bind, certs=own) as service:
         environment = {**on_line(service, 0, 1), "ANDON_TLS_DIR": str(certs)}
         refusal = refusal_of(SPEC, 0, environment)
 
     assert refusal.reason == "tls"
-    assert "is not for 127.0.0.2: make one that names it" in str(refusal)
-
-
-def test_a_worker_with_certificates_is_told_that_the_line_has_none(tmp_path: Path) -> None:
-    certs = certify(tmp_path / "ca", tmp_path / "alpha", "alpha")
-    with Service(tmp_path / "run", 1) as service:
-        environment = {**on_line(service, 0, 1), "ANDON_TLS_DIR": str(certs)}
-        refusal = refusal_of(SPEC, 0, environment)
-
-    assert refusal.reason == "tls"
-    assert "does not speak TLS, and this process does: start it with --tls" in str(refusal)
+    assert why in str(refusal)
 
 
 def test_a_worker_waits_for_a_line_over_tls_that_is_not_up_yet(tmp_path: Path) -> None:

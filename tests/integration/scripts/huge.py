@@ -1,4 +1,4 @@
-"""A worker whose model is larger than 2 GiB: one matrix, and one small vector after it.
+"""A worker whose model is as large as the spec says: one matrix, and one small vector after it.
 
 Usage: huge.py SPEC.json OUT.json. The expected weights need no second model, because all rows of
 the matrix have the same gradient.

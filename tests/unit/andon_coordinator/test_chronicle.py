@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon_coordinator.core import effects, events
@@ -80,16 +82,24 @@ def test_a_join_names_host_and_device_and_a_process_that_came_back() -> None:
     ]
 
 
-def test_departures_differ_by_who_wanted_them() -> None:
-    lost = effects.SaveDeparture(1, None, "silent for 3 s", 2, b"")
-    left = effects.SaveDeparture(1, events.LeaveReason.COMPLETE, "", 2, b"")
-    dropped = replace(lost, dropped=True, message="by ann")
+LOST = effects.SaveDeparture(1, None, "silent for 3 s", 2, b"")
+BACK = "went on after step 2, which {} brought: no worker held step 5"
+TOLD: list[tuple[effects.Effect, tuple[str, int | None, int, str]]] = [
+    (LOST, ("lost", 1, 2, "lost: silent for 3 s")),
+    (effects.SaveDeparture(1, events.LeaveReason.COMPLETE, "", 2, b""), ("left", 1, 2, "complete")),
+    (replace(LOST, dropped=True, message="by ann"), ("dropped", 1, 2, "dropped: by ann")),
+    (effects.NoteCheckpoint(0, 2, "step-2"), ("checkpoint", 0, 2, "step-2")),
+    (effects.NoteOverdue(3, None, 2), ("checkpoint_missed", None, 3, "the last one is of step 2")),
+    (effects.NoteWentBack(2, 5, (0,)), ("went_back", None, 2, BACK.format("worker 0"))),
+    (effects.NoteWentBack(2, 5, (0, 1)), ("went_back", None, 2, BACK.format("workers 0 and 1"))),
+]
 
-    assert Telling().told(TICK, lost, left, dropped) == [
-        ("lost", 1, 2, "lost: silent for 3 s"),
-        ("left", 1, 2, "complete"),
-        ("dropped", 1, 2, "dropped: by ann"),
-    ]
+
+@pytest.mark.parametrize(("done", "told"), TOLD)
+def test_what_was_done_is_told_with_who_it_was_and_the_step(
+    done: effects.Effect, told: tuple[str, int | None, int, str]
+) -> None:
+    assert Telling().told(TICK, done) == [told]
 
 
 def test_an_attempt_says_what_voided_the_one_before_once_for_all_members() -> None:
@@ -127,36 +137,6 @@ def test_an_overflow_is_told_once_its_step_is_durable() -> None:
     telling.told(TICK, effects.SaveRecord(record, result))
     assert telling.told(events.JournalFailed("disk full")) == []
     assert telling.told(events.RecordSaved(record.key)) == []
-
-
-def test_checkpoints_are_told_written_or_missed() -> None:
-    told = Telling().told(
-        TICK, effects.NoteCheckpoint(0, 2, "step-2"), effects.NoteOverdue(3, None, 2)
-    )
-
-    assert told == [
-        ("checkpoint", 0, 2, "step-2"),
-        ("checkpoint_missed", None, 3, "the last one is of step 2"),
-    ]
-
-
-def test_that_the_line_went_back_is_told_with_the_step_that_nobody_held() -> None:
-    alone, several = effects.NoteWentBack(2, 5, (0,)), effects.NoteWentBack(2, 5, (0, 1))
-
-    assert Telling().told(TICK, alone, several) == [
-        (
-            "went_back",
-            None,
-            2,
-            "went on after step 2, which worker 0 brought: no worker held step 5",
-        ),
-        (
-            "went_back",
-            None,
-            2,
-            "went on after step 2, which workers 0 and 1 brought: no worker held step 5",
-        ),
-    ]
 
 
 def test_the_end_is_told_once() -> None:

@@ -130,17 +130,6 @@ def test_one_outlier_has_a_fifth_of_the_weight() -> None:
     assert cadence.times()[fast] == pytest.approx(0.06)
 
 
-def test_two_readings_in_a_row_that_are_off_replace_the_earlier_ones() -> None:
-    fast, slow = processes(2)
-    cadence = started()
-    windows(cadence, {fast: 0.05, slow: 0.1}, 5)
-
-    windows(cadence, {fast: 0.1, slow: 0.1}, 2)
-
-    assert cadence.times()[fast] == pytest.approx(0.1)
-    assert cadence.counts((fast, slow)) == (10, 10)
-
-
 def test_a_reversal_moves_a_count_by_the_permitted_difference_at_most() -> None:
     first, second = processes(2)
     cadence = started(diff=3)

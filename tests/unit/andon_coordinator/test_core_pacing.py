@@ -87,15 +87,6 @@ def test_every_step_takes_the_global_batch_in_equal_shares() -> None:
     assert window.micro_batches([()]) == ()
 
 
-def test_a_cadences_window_is_the_sum_of_counts_in_units_of_an_equal_share() -> None:
-    pacing, roster = Pacing(CADENCE, Policy()), members(3)
-    train(pacing, roster, [3.0, 2.0, 1.0], 3)
-
-    window = pacing.window(roster, PLAN)
-
-    assert (window.size, window.unit, dict(window.targets)) == (24, 4, {0: 3, 1: 2, 2: 1})
-
-
 def test_a_global_batch_that_does_not_divide_is_never_cut_short() -> None:
     window = Pacing(CADENCE, Policy()).window(members(5), PLAN)
 
@@ -161,19 +152,6 @@ def test_another_coordinator_goes_on_where_the_last_one_was(settings: PacingSett
 
     assert again.window(roster, PLAN) == pacing.window(roster, PLAN)
     assert again.window(roster, PLAN).targets
-
-
-def test_what_was_learnt_from_a_record_that_was_not_written_is_forgotten() -> None:
-    pacing, roster = Pacing(CADENCE, Policy()), members(2)
-    train(pacing, roster, [3.0, 1.0], 3)
-    before = pacing.window(roster, PLAN)
-
-    for _ in range(3):
-        readings = [reading_of(each, 10, StepTimings(busy_s=1.0)) for each in roster]
-        pacing.learn(readings, wait_s=0.0, unit=6, loss=1.0)
-    pacing.restore(pacing.kept)
-
-    assert pacing.window(roster, PLAN) == before
 
 
 def test_workers_bytes_are_taken_only_by_a_line_that_knows_nothing() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from andon.protocol import tokens
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import Liveness, Policy
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.core import effects as do
-from andon_coordinator.transport.errors import LineError
-from andon_coordinator.transport.incoming import event_from
 from andon_coordinator.transport.outgoing import JoinAnswers
 from scenarios import line_values
 
@@ -46,10 +42,3 @@ def test_only_the_two_neighbours_get_the_token_of_their_link() -> None:
 def test_a_star_and_a_ring_of_one_have_no_neighbours() -> None:
     assert not assignment(0, (0, 1), ()).shard_assignment.HasField("ring")
     assert not assignment(0, (0,), ("a:1",)).shard_assignment.HasField("ring")
-
-
-def test_a_malformed_ring_address_is_refused() -> None:
-    message = pb.TrainRequest(request_work=pb.RequestWork(ring_address="unix:/tmp/socket"))
-
-    with pytest.raises(LineError, match="ring_address must be"):
-        event_from(5, message)

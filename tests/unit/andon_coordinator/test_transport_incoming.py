@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.limits import COUNT_LIMIT
@@ -38,8 +39,17 @@ def refused(why: str) -> pytest.RaisesExc[LineError]:
     )
 
 
-def beat(*scalars: pb.LoggedScalar) -> pb.TrainRequest:
-    return pb.TrainRequest(heartbeat=pb.Heartbeat(sequence=1, scalars=scalars))
+def up(message: Message) -> pb.TrainRequest:
+    """A message in its case of the envelope; an envelope as it is."""
+    if isinstance(message, pb.TrainRequest):
+        return message
+    cases = pb.TrainRequest.DESCRIPTOR.oneofs_by_name["message"].fields
+    (case,) = (each.name for each in cases if each.message_type is message.DESCRIPTOR)
+    return pb.TrainRequest(**{case: message})  # type: ignore[arg-type]  # by its descriptor
+
+
+def beat(*scalars: pb.LoggedScalar) -> pb.Heartbeat:
+    return pb.Heartbeat(sequence=1, scalars=scalars)
 
 
 def join(**fields: Any) -> pb.TrainRequest:
@@ -112,28 +122,23 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
+        (pb.RequestWork(head=HEAD_PB), events.WorkRequested(5, HEAD)),
+        (pb.RequestWork(), events.WorkRequested(5, None)),
         (
-            pb.TrainRequest(request_work=pb.RequestWork(head=HEAD_PB)),
-            events.WorkRequested(5, HEAD),
-        ),
-        (pb.TrainRequest(request_work=pb.RequestWork()), events.WorkRequested(5, None)),
-        (
-            pb.TrainRequest(
-                step_ready=pb.StepReady(
-                    key=KEY_PB,
-                    loss_sum=1.5,
-                    weight=2.0,
-                    samples=2,
-                    correct=0,
-                    timings=pb.Timings(compute_s=1, exchange_s=2, wait_s=3, data_s=4),
-                    digest=pb.WeightsDigest(head=HEAD_PB, sha256=b"d" * 32, base_hashed=True),
-                    end_of_data=True,
-                    stop_reason="enough",
-                    total_weight=4.0,
-                    world_size=2,
-                    gradient_norm=0.0,
-                    overflow=True,
-                )
+            pb.StepReady(
+                key=KEY_PB,
+                loss_sum=1.5,
+                weight=2.0,
+                samples=2,
+                correct=0,
+                timings=pb.Timings(compute_s=1, exchange_s=2, wait_s=3, data_s=4),
+                digest=pb.WeightsDigest(head=HEAD_PB, sha256=b"d" * 32, base_hashed=True),
+                end_of_data=True,
+                stop_reason="enough",
+                total_weight=4.0,
+                world_size=2,
+                gradient_norm=0.0,
+                overflow=True,
             ),
             events.WorkerReady(
                 5,
@@ -153,18 +158,16 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
             ),
         ),
         (
-            pb.TrainRequest(
-                fault=pb.Fault(
-                    key=KEY_PB,
-                    kind=pb.FAULT_KIND_STALE_ROUND,
-                    rank=0,
-                    block=0,
-                    element=8,
-                    value="nan",
-                    message="m",
-                    error_type="T",
-                    greatest=HEAD_PB,
-                )
+            pb.Fault(
+                key=KEY_PB,
+                kind=pb.FAULT_KIND_STALE_ROUND,
+                rank=0,
+                block=0,
+                element=8,
+                value="nan",
+                message="m",
+                error_type="T",
+                greatest=HEAD_PB,
             ),
             events.FaultReported(
                 5,
@@ -202,81 +205,64 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
             ),
         ),
         (
-            pb.TrainRequest(fault=pb.Fault(kind=99)),  # type: ignore[arg-type]  # of a later version
+            pb.Fault(kind=99),  # type: ignore[arg-type]  # of a later version
             events.FaultReported(5, events.Fault(kind=events.FaultKind.PROTOCOL)),
         ),
         (
-            pb.TrainRequest(
-                heartbeat=pb.Heartbeat(
-                    sequence=3,
-                    activity=pb.ACTIVITY_BUSY,
-                    detail="upload",
-                    busy_cores=1.5,
-                    memory_bytes=2**30,
-                )
+            pb.Heartbeat(
+                sequence=3,
+                activity=pb.ACTIVITY_BUSY,
+                detail="upload",
+                busy_cores=1.5,
+                memory_bytes=2**30,
             ),
             events.HeartbeatArrived(
                 5, 3, events.Activity.BUSY, "upload", use=events.ProcessUse(1.5, 2**30)
             ),
         ),
         (
-            pb.TrainRequest(heartbeat=pb.Heartbeat(busy_cores=-math.inf, memory_bytes=0)),
+            pb.Heartbeat(busy_cores=-math.inf, memory_bytes=0),
             events.HeartbeatArrived(5, 0, use=events.ProcessUse(None, 0)),
         ),
         (
-            pb.TrainRequest(
-                heartbeat=pb.Heartbeat(
-                    sequence=4,
-                    scalars=[
-                        pb.LoggedScalar(name="val/loss", step=7, value=math.inf),
-                        pb.LoggedScalar(name="lr"),
-                    ],
-                )
+            pb.Heartbeat(
+                sequence=4,
+                scalars=[
+                    pb.LoggedScalar(name="val/loss", step=7, value=math.inf),
+                    pb.LoggedScalar(name="lr"),
+                ],
             ),
             events.HeartbeatArrived(
                 5, 4, scalars=(Scalar("val/loss", 7, math.inf), Scalar("lr", 0, 0.0))
             ),
         ),
         (
-            pb.TrainRequest(heartbeat=pb.Heartbeat(activity=99)),  # type: ignore[arg-type]  # likewise
+            pb.Heartbeat(activity=99),  # type: ignore[arg-type]  # likewise
             events.HeartbeatArrived(5, 0),
         ),
         (
-            pb.TrainRequest(
-                leave=pb.Leave(
-                    reason=pb.LEAVE_REASON_COMPLETE,
-                    message="done",
-                    final_step=9,
-                    digest=pb.WeightsDigest(head=HEAD_PB, sha256=b"d" * 32),
-                )
+            pb.Leave(
+                reason=pb.LEAVE_REASON_COMPLETE,
+                message="done",
+                final_step=9,
+                digest=pb.WeightsDigest(head=HEAD_PB, sha256=b"d" * 32),
             ),
             events.WorkerLeft(5, events.LeaveReason.COMPLETE, "done", 9, b"d" * 32, HEAD),
         ),
+        (pb.Leave(), events.WorkerLeft(5, events.LeaveReason.FAILED)),
         (
-            pb.TrainRequest(leave=pb.Leave()),
-            events.WorkerLeft(5, events.LeaveReason.FAILED),
-        ),
-        (
-            pb.TrainRequest(
-                state_report=pb.StateReport(transfer_id=4, head=HEAD_PB, failure="disk")
-            ),
+            pb.StateReport(transfer_id=4, head=HEAD_PB, failure="disk"),
             events.StateReported(5, 4, HEAD, "disk"),
         ),
         (
-            pb.TrainRequest(
-                scalar_all_reduce=pb.ScalarAllReduce(
-                    head=HEAD_PB, sequence=2, value=0.5, weight=3.0, data=b"given"
-                )
-            ),
+            pb.ScalarAllReduce(head=HEAD_PB, sequence=2, value=0.5, weight=3.0, data=b"given"),
             events.ScalarAllReduceArrived(5, HEAD, 2, 0.5, 3.0, data=b"given"),
         ),
     ],
-    ids=lambda value: value.WhichOneof("message") if isinstance(value, pb.TrainRequest) else "",
+    ids=lambda value: type(value).__name__,
 )
-def test_c_wire_002_message_becomes_its_event(
-    message: pb.TrainRequest, expected: events.Event
-) -> None:
-    assert event_from(5, message) == expected
+def test_c_wire_002_message_becomes_its_event(message: Message, expected: events.Event) -> None:
+    assert event_from(5, up(message)) == expected
 
 
 @pytest.mark.parametrize(
@@ -284,21 +270,10 @@ def test_c_wire_002_message_becomes_its_event(
     [
         (pb.TrainRequest(), "no known case"),
         (join(), "join"),
-        (pb.TrainRequest(step_ready=pb.StepReady()), "step_ready"),
-        (
-            pb.TrainRequest(
-                step_ready=pb.StepReady(key=KEY_PB, digest=pb.WeightsDigest(sha256=b"short"))
-            ),
-            "32 bytes",
-        ),
-        (
-            pb.TrainRequest(request_work=pb.RequestWork(head=record_pb2.Key(round=3))),
-            "request_work",
-        ),
-        (
-            pb.TrainRequest(scalar_all_reduce=pb.ScalarAllReduce(data=bytes(3073))),
-            "scalar_all_reduce",
-        ),
+        (pb.StepReady(), "step_ready"),
+        (pb.StepReady(key=KEY_PB, digest=pb.WeightsDigest(sha256=b"short")), "32 bytes"),
+        (pb.RequestWork(head=record_pb2.Key(round=3)), "request_work"),
+        (pb.ScalarAllReduce(data=bytes(3073)), "scalar_all_reduce"),
         (beat(pb.LoggedScalar()), "letters, digits"),
         (beat(pb.LoggedScalar(name="<b>")), "letters, digits"),
         (beat(pb.LoggedScalar(name="n" * 65)), "65 characters in the name"),
@@ -306,9 +281,9 @@ def test_c_wire_002_message_becomes_its_event(
         (beat(*[pb.LoggedScalar(name="val")] * 257), "257 scalars in a heartbeat"),
     ],
 )
-def test_c_wire_002_invalid_message_is_refused_by_name(message: pb.TrainRequest, why: str) -> None:
+def test_c_wire_002_invalid_message_is_refused_by_name(message: Message, why: str) -> None:
     with refused(why):
-        event_from(5, message)
+        event_from(5, up(message))
 
 
 OPERATOR = halt_pb2.HALT_REASON_OPERATOR

@@ -192,48 +192,6 @@ def test_c_ddp_001_any_order_of_arrival_gives_the_same_bytes() -> None:
     assert len(seen) == 1
 
 
-def test_streams_in_opposite_orders_do_not_deadlock() -> None:
-    """Flaw 20: one worker's one stream sends 0 then 1, the other's two streams bring 1, then 0."""
-    mine: list[Message] = [chunk_of(0, 2, 0), chunk_of(0, 2, 1)]
-    world = world_of([[mine], [[chunk_of(1, 2, 1)], [chunk_of(1, 2, 0)]]], 0.01, seed=0)
-    world.send(2)
-    world.send(1)
-
-    world.run()
-
-    assert [len(world.got[rank]) for rank in (0, 1)] == [2, 2]
-
-
-def test_a_rank_that_runs_ahead_is_paused_and_the_slow_one_is_not() -> None:
-    lanes: list[list[list[Message]]] = [
-        [[chunk_of(rank, 2, n) for n in range(9)]] for rank in (0, 1)
-    ]
-    world = world_of(lanes, 3, seed=0)
-
-    while 1 not in world.paused:
-        world.send(1)
-
-    assert len(world.lanes[1]) == 5
-    world.send(2)
-    assert world.paused == {1}
-
-
-def test_nobody_reading_stops_the_uploads_and_reading_starts_them_again() -> None:
-    """Flaw 21: averages that are not read bound what is taken in; rank 1 only abstains."""
-    mine: list[Message] = [chunk_of(0, 2, n) for n in range(50)]
-    world = world_of([[mine], [[Abstain(key=KEY, rank=1, world_size=2)]]], 2, seed=0)
-    world.send(2)
-
-    while 1 not in world.paused:
-        world.send(1)
-        while world.jobs:
-            world.reduce(world.jobs[0])
-
-    assert len(world.lanes[1]) > 40
-    world.run()
-    assert len(world.got[1]) == 50
-
-
 def test_contributions_are_freed_once_averaged_even_if_nobody_read_the_average() -> None:
     buffers = [bytearray(numbers_of(rank, 0)) for rank in (0, 1)]
     lanes: list[list[list[Message]]] = [

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
+
 from andon_trainer.core.habit import Habit
 
 
-def test_a_script_is_straight_once_it_was_so_after_a_commit() -> None:
+@pytest.mark.parametrize(
+    ("happened", "straight"),
+    [
+        ("wants_work", False),
+        ("wants_work committed wants_work", True),
+        ("committed wants_work committed does_something_else wants_work", False),
+        ("committed wants_work wants_work", True),  # A void round says nothing of the script.
+    ],
+)
+def test_a_script_is_straight_if_it_asked_for_work_at_once_after_its_last_commit(
+    happened: str, *, straight: bool
+) -> None:
     habit = Habit()
-    habit.wants_work()
-    first = habit.is_straight
-    habit.committed()
 
-    habit.wants_work()
+    for each in happened.split():
+        getattr(habit, each)()
 
-    assert not first
-    assert habit.is_straight
-
-
-def test_a_script_that_did_something_else_after_its_last_commit_is_not() -> None:
-    habit = Habit()
-    habit.committed()
-    habit.wants_work()
-    habit.committed()
-    habit.does_something_else()
-
-    habit.wants_work()
-
-    assert not habit.is_straight
-
-
-def test_a_void_round_says_nothing_of_the_script() -> None:
-    habit = Habit()
-    habit.committed()
-    habit.wants_work()
-
-    habit.wants_work()
-
-    assert habit.is_straight
+    assert habit.is_straight is straight

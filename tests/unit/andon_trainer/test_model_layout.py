@@ -45,18 +45,42 @@ def outline(plan: ModelPlan) -> list[tuple[str, str]]:
     return [(block.kind.name, block.name) for block in plan.layout.blocks]
 
 
-def test_a_gpt_is_sent_head_first_and_embedding_last() -> None:
-    plan = plan_model([GPT()])
+def layers_of(*layers: nn.Module, head: nn.Module | None = None) -> nn.Module:
+    model = nn.Module()
+    model.layers = nn.ModuleList(layers)
+    model.register_module("head", head)
+    return model
 
-    assert outline(plan) == [
-        ("LM_HEAD", "lm_head"),
-        ("FINAL_NORM", "ln_f"),
-        ("TRANSFORMER_BLOCK", "blocks.2"),
-        ("TRANSFORMER_BLOCK", "blocks.1"),
-        ("TRANSFORMER_BLOCK", "blocks.0"),
-        ("EMBEDDING", "wte"),
-        ("EMBEDDING", "pos_emb"),
-    ]
+
+LAYER = Layer(4)
+OUTLINES: dict[str, tuple[nn.Module, str]] = {
+    "a GPT: head first, embedding last": (
+        GPT(),
+        "LM_HEAD lm_head, FINAL_NORM ln_f, TRANSFORMER_BLOCK blocks.2, TRANSFORMER_BLOCK blocks.1, "
+        "TRANSFORMER_BLOCK blocks.0, EMBEDDING wte, EMBEDDING pos_emb",
+    ),
+    "a head of another name is recognised by the vocabulary": (
+        nn.Sequential(nn.Embedding(11, 4), LAYER, Layer(4), nn.LayerNorm(4), nn.Linear(4, 11)),
+        "LM_HEAD 4, FINAL_NORM 3, TRANSFORMER_BLOCK 2, TRANSFORMER_BLOCK 1, EMBEDDING 0",
+    ),
+    "a head named so is a head of any size": (
+        layers_of(LAYER, Layer(4), head=nn.Linear(4, 3)),
+        "LM_HEAD head, TRANSFORMER_BLOCK layers.1, TRANSFORMER_BLOCK layers.0",
+    ),
+    "the outer stack wins over stacks inside its children": (
+        nn.ModuleList(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]) for _ in range(2)),
+        "TRANSFORMER_BLOCK 1, TRANSFORMER_BLOCK 0",
+    ),
+    "a layer that stands in its stack several times is sent once": (
+        layers_of(LAYER, LAYER, LAYER),
+        "TRANSFORMER_BLOCK layers.0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "sent"), OUTLINES.values(), ids=OUTLINES)
+def test_a_model_is_sent_block_by_block(model: nn.Module, sent: str) -> None:
+    assert ", ".join(map(" ".join, outline(plan_model([model])))) == sent
 
 
 def test_components_are_in_order_of_registration_and_aligned_with_parameters() -> None:
@@ -80,46 +104,6 @@ def test_c_embed_001_a_tied_embedding_is_one_block_with_the_embedding_last() -> 
     assert outline(plan)[0] == ("FINAL_NORM", "ln_f")
     assert outline(plan)[-2:] == [("EMBEDDING", "wte"), ("EMBEDDING", "pos_emb")]
     assert plan.names[-2] == ("wte.weight",)
-
-
-def test_a_head_of_another_name_is_recognised_by_the_vocabulary() -> None:
-    model = nn.Sequential(
-        nn.Embedding(11, 4), Layer(4), Layer(4), nn.LayerNorm(4), nn.Linear(4, 11)
-    )
-
-    plan = plan_model([model])
-
-    assert outline(plan) == [
-        ("LM_HEAD", "4"),
-        ("FINAL_NORM", "3"),
-        ("TRANSFORMER_BLOCK", "2"),
-        ("TRANSFORMER_BLOCK", "1"),
-        ("EMBEDDING", "0"),
-    ]
-
-
-def test_a_head_named_so_is_a_head_of_any_size() -> None:
-    model = nn.Module()
-    model.layers = nn.ModuleList(Layer(4) for _ in range(2))
-    model.head = nn.Linear(4, 3)
-
-    assert outline(plan_model([model]))[0] == ("LM_HEAD", "head")
-
-
-def test_the_outer_stack_wins_over_stacks_inside_its_children() -> None:
-    inner = [nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]) for _ in range(2)]
-
-    plan = plan_model([nn.ModuleList(inner)])
-
-    assert outline(plan) == [("TRANSFORMER_BLOCK", "1"), ("TRANSFORMER_BLOCK", "0")]
-
-
-def test_a_layer_that_stands_in_its_stack_several_times_is_sent_once() -> None:
-    shared = Layer(4)
-    model = nn.Module()
-    model.layers = nn.ModuleList([shared, shared, shared])
-
-    assert outline(plan_model([model])) == [("TRANSFORMER_BLOCK", "layers.0")]
 
 
 def test_a_cnn_has_no_transformer_blocks_and_no_buffers() -> None:

@@ -51,17 +51,27 @@ def distributed(shuffle: bool) -> DistributedSampler[Any]:
     return DistributedSampler(data(), num_replicas=2, rank=1, shuffle=shuffle)
 
 
+LINES_OWN = list(Order(SEED, 2, SIZE))
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "order"),
     [
-        {"shuffle": True, "batch_size": 4},
-        {"batch_sampler": BatchSampler(RandomSampler(data()), 4, False)},
-        {"sampler": distributed(True), "batch_size": 4},
+        ({"shuffle": True, "batch_size": 4}, LINES_OWN),
+        ({"batch_sampler": BatchSampler(RandomSampler(data()), 4, False)}, LINES_OWN),
+        ({"sampler": distributed(True), "batch_size": 4}, LINES_OWN),
+        ({"batch_size": 4}, list(range(SIZE))),
+        ({"sampler": distributed(False), "batch_size": 4}, list(range(SIZE))),
     ],
-    ids=["shuffle", "torch's own batch sampler", "DistributedSampler"],
+    ids=[
+        *("shuffle", "torch's own batch sampler", "DistributedSampler"),
+        *("no shuffle", "DistributedSampler without"),
+    ],
 )
-def test_shuffling_is_the_lines_own_order(options: dict[str, Any]) -> None:
-    assert epoch_of(of(**options), 2) == list(Order(SEED, 2, SIZE))
+def test_shuffling_is_the_lines_own_order_and_without_it_the_order_is_the_datasets(
+    options: dict[str, Any], order: list[int]
+) -> None:
+    assert epoch_of(of(**options), 2) == order
 
 
 def test_shuffled_positions_may_be_asked_for_in_any_order_and_number() -> None:
@@ -82,15 +92,6 @@ def test_shuffled_positions_may_be_asked_for_in_any_order_and_number() -> None:
         (piece,) = orders.pieces(Share(epoch, (PositionRange(start, stop),)), None)
         whole = Order(SEED, epoch, size)
         assert piece.indices == [whole[place] for place in range(start, stop)]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"batch_size": 4}, {"sampler": distributed(False), "batch_size": 4}],
-    ids=["no shuffle", "DistributedSampler"],
-)
-def test_without_shuffling_the_order_is_the_datasets(options: dict[str, Any]) -> None:
-    assert epoch_of(of(**options), 2) == list(range(SIZE))
 
 
 def test_taking_a_distributed_sampler_off_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -116,19 +117,11 @@ def test_c_commit_001_step_whose_averages_are_not_held_is_not_applied(
     assert state.head == HEAD
 
 
-def test_c_commit_001_record_of_another_key_is_not_applied() -> None:
+@pytest.mark.parametrize("other", [{"key": NEXT}, {"parent": Key(6, 9)}], ids=["key", "parent"])
+def test_c_commit_001_record_of_another_key_or_parent_is_not_applied(other: dict[str, Any]) -> None:
     state = holding()
 
-    effects = state.receive(record(key=NEXT))
-
-    assert effects == [JoinAgain("got a record that can't be applied here")]
-    assert state.head == HEAD
-
-
-def test_c_commit_001_record_of_another_parent_is_not_applied() -> None:
-    state = holding()
-
-    effects = state.receive(record(parent=Key(6, 9)))
+    effects = state.receive(record(**other))
 
     assert effects == [JoinAgain("got a record that can't be applied here")]
     assert state.head == HEAD

@@ -201,12 +201,3 @@ def test_nothing_that_is_not_finite_is_encodable(
     values[element] = value
 
     assert not encodable(values, encoding)
-
-
-@pytest.mark.parametrize("encoding", FLOATING)
-def test_what_is_encodable_encodes(encoding: Encoding) -> None:
-    values = np.random.default_rng(2).standard_normal(70_000).astype(np.float32)
-
-    assert encodable(values, encoding)
-    assert encodable(floats(), encoding)
-    encode(values, encoding)

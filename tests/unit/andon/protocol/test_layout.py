@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -204,10 +203,3 @@ def test_a_name_that_the_digest_can_not_hold_is_refused(name: str) -> None:
 def test_a_negative_dimension_is_refused() -> None:
     with pytest.raises(ValueError, match="negative"):
         Component("weight", (2, -1))
-
-
-def test_chunks_sort_as_they_are_sent() -> None:
-    chunks = list(LAYOUT.chunks(7))
-    shuffled = random.Random(4).sample(chunks, len(chunks))
-
-    assert sorted(shuffled) == chunks

@@ -37,12 +37,6 @@ def test_a_line_without_reducers_has_no_map() -> None:
     assert partition(layout_of(70), CHUNK, []) == ()
 
 
-def test_four_reducers_get_a_quarter_of_a_large_model_each() -> None:
-    shares = partition(layout_of(*(6400,) * 4), CHUNK, FOUR)
-
-    assert elements_by_address(shares) == dict.fromkeys(FOUR, 6400)
-
-
 def test_every_block_of_as_many_chunks_as_reducers_is_shared_by_all_of_them() -> None:
     layout = layout_of(*(400,) * 4)
 

@@ -126,32 +126,28 @@ def after(*seen: tuple[float, int, str], total: int = 10) -> float | None:
     return pace.eta_s(status)
 
 
-def test_the_time_to_go_follows_from_the_pace() -> None:
-    assert after((0.0, 1, "RUNNING"), (1.0, 2, "RUNNING"), (2.0, 3, "RUNNING")) == 7.0
+SLOW = [(10.0 * step, step, "RUNNING") for step in range(1, 100)]
+FAST = [(990.0 + number, 99 + 10 * number, "RUNNING") for number in range(1, 62)]
+PACES: dict[str, tuple[list[tuple[float, int, str]], int, float | None]] = {
+    "that of its steps": ([(float(n), n + 1, "RUNNING") for n in range(3)], 10, 7.0),
+    "without the time of a halt": (
+        [(0.0, 1, "RUNNING"), (2.0, 3, "RUNNING"), (2.0, 3, "HALTED"), (3600.0, 3, "HALTED"),
+         (3600.0, 3, "RUNNING"), (3602.0, 5, "RUNNING")], 10, 5.0,
+    ),
+    "a new one after a roll back": (
+        [(0.0, 1, "RUNNING"), (5.0, 9, "RUNNING"), (6.0, 2, "RUNNING")], 10, None,
+    ),
+    "without that of an hour ago": ([*SLOW, *FAST], 809, 10.0),
+    "of steps of minutes": (
+        [(float(second), second // 300 + 1, "RUNNING") for second in range(900)], 10, 7 * 450,
+    ),
+}  # fmt: skip
 
 
-def test_the_time_of_a_halt_is_no_part_of_the_pace() -> None:
-    eta_s = after(
-        (0.0, 1, "RUNNING"), (2.0, 3, "RUNNING"),
-        (2.0, 3, "HALTED"), (3600.0, 3, "HALTED"),
-        (3600.0, 3, "RUNNING"), (3602.0, 5, "RUNNING"),
-    )  # fmt: skip
+@pytest.mark.parametrize(("seen", "total", "eta_s"), PACES.values(), ids=PACES)
+def test_the_time_to_go_follows_from_the_pace(
+    seen: list[tuple[float, int, str]], total: int, eta_s: float | None
+) -> None:
+    found = after(*seen, total=total)
 
-    assert eta_s == 5.0
-
-
-def test_a_line_that_was_rolled_back_has_a_new_pace() -> None:
-    assert after((0.0, 1, "RUNNING"), (5.0, 9, "RUNNING"), (6.0, 2, "RUNNING")) is None
-
-
-def test_the_pace_of_an_hour_ago_does_not_count() -> None:
-    slow = [(10.0 * step, step, "RUNNING") for step in range(1, 100)]
-    fast = [(990.0 + number, 99 + 10 * number, "RUNNING") for number in range(1, 62)]
-
-    assert after(*slow, *fast, total=809) == pytest.approx(10.0)
-
-
-def test_steps_of_minutes_have_a_pace() -> None:
-    seen = [(float(second), second // 300 + 1, "RUNNING") for second in range(900)]
-
-    assert after(*seen) == pytest.approx(7 * 450, rel=0.01)
+    assert found == (eta_s if eta_s is None else pytest.approx(eta_s, rel=0.01))

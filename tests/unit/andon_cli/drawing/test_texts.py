@@ -36,24 +36,20 @@ STATUS = LineStatus(
     hidden_ratio=0.81,
     waiting_for="workers 0, 1 to finish step 119",
 )
+ENDLESS = LineStatus(run_id="7f3a", state="RUNNING", step=3, loss=0.5)
 
 
-def test_a_step_is_shown_with_its_loss_and_pace() -> None:
-    assert step_line(STATUS) == (
-        "step  118/1000  loss 2.413  1 204 samples/s  exchange 12 ms (81 % hidden)"
-    )
-
-
-def test_how_many_samples_were_right_stands_beside_the_loss() -> None:
-    status = LineStatus(run_id="7f3a", state="RUNNING", step=3, loss=0.5, samples=16, correct=13)
-
-    assert step_line(status) == "step 3  loss 0.500  accuracy 81.2 %"
-
-
-def test_a_step_of_a_run_without_end_is_of_no_total() -> None:
-    status = LineStatus(run_id="7f3a", state="RUNNING", step=3, loss=0.5)
-
-    assert step_line(status) == "step 3  loss 0.500"
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (STATUS, "step  118/1000  loss 2.413  1 204 samples/s  exchange 12 ms (81 % hidden)"),
+        (ENDLESS, "step 3  loss 0.500"),
+        (replace(ENDLESS, samples=16, correct=13), "step 3  loss 0.500  accuracy 81.2 %"),
+    ],
+    ids=["with its pace", "of a run without end", "with how many samples were right"],
+)
+def test_a_step_is_shown_with_what_is_known_of_it(status: LineStatus, line: str) -> None:
+    assert step_line(status) == line
 
 
 @pytest.mark.parametrize(
@@ -112,16 +108,15 @@ def test_weights_that_differ_are_told_as_such_and_no_retry_is_said_to_mend_them(
     ]
 
 
-def test_a_halt_in_an_older_journal_can_not_move_the_cursor() -> None:
-    halt = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=7, message="\x1b[2Jone\ntwo")
+@pytest.mark.parametrize(
+    ("message", "told"), [("\x1b[2Jone\ntwo", " [2Jone two"), ("", "operator")]
+)
+def test_a_halt_can_not_move_the_cursor_and_without_a_message_is_told_by_its_reason(
+    message: str, told: str
+) -> None:
+    halt = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=7, message=message)
 
-    assert halt_lines(halt, on_halt="wait")[0] == "HALTED at step 7:  [2Jone two. No weight moved."
-
-
-def test_a_halt_without_a_message_is_told_by_its_reason() -> None:
-    halt = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=7)
-
-    assert halt_lines(halt, on_halt="wait")[0] == ("HALTED at step 7: operator. No weight moved.")
+    assert halt_lines(halt, on_halt="wait")[0] == f"HALTED at step 7: {told}. No weight moved."
 
 
 def test_only_a_line_that_does_not_run_is_said_to_wait() -> None:

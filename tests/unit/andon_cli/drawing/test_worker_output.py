@@ -105,13 +105,6 @@ def test_a_traceback_of_torch_with_ranks_passes_whole() -> None:
     assert shown(worker(), *lines) == lines
 
 
-def test_a_traceback_that_was_cut_short_is_shown_when_the_worker_fails() -> None:
-    output = worker()
-    shown(output, *TRACEBACK[:2])
-
-    assert output.end(failed=True) == TRACEBACK[:2]
-
-
 def test_a_very_long_traceback_keeps_its_beginning_and_its_end() -> None:
     frames = [f"    frame {number}" for number in range(1000)]
 
@@ -136,27 +129,34 @@ def test_the_same_traceback_of_another_worker_is_named_when_that_fails() -> None
     ]
 
 
-def test_a_worker_that_fails_without_a_traceback_shows_its_last_lines() -> None:
-    output = worker()
-    shown(output, *(f"step {number}" for number in range(50)), "the data is not here")
-
-    lines = output.end(failed=True)
-
-    assert (len(lines), lines[-2:]) == (10, ["step 49", "the data is not here"])
+STEPS = [f"step {number}" for number in range(50)]
+MORE = "Compile with DEBUG=1 to know more."
 
 
-def test_what_an_error_says_below_its_first_line_is_shown_when_the_worker_fails() -> None:
-    output = worker()
-    shown(output, "before", *TRACEBACK, "Compile with DEBUG=1 to know more.")
+@pytest.mark.parametrize(
+    ("output", "said", "passed", "failed", "end"),
+    [
+        ("last", TRACEBACK[:2], [], True, TRACEBACK[:2]),
+        (
+            "alarms",
+            [*STEPS, "the data is not here"],
+            [],
+            True,
+            [*STEPS[-9:], "the data is not here"],
+        ),
+        ("last", ["before", *TRACEBACK, MORE], TRACEBACK, True, [MORE]),
+        ("last", ["step 1", *TRACEBACK], TRACEBACK, False, []),
+        ("off", ["step 1", "WARNING: slow", *TRACEBACK], [], True, TRACEBACK),
+    ],
+    ids=["cut short", "without a traceback", "below its first line", "ends well", "no output"],
+)
+def test_a_worker_that_fails_shows_what_was_not_shown_before(
+    output: OutputMode, said: list[str], passed: list[str], failed: bool, end: list[str]
+) -> None:
+    made = worker(output)
 
-    assert output.end(failed=True) == ["Compile with DEBUG=1 to know more."]
-
-
-def test_a_worker_that_ends_well_shows_nothing() -> None:
-    output = worker()
-    shown(output, "step 1", *TRACEBACK)
-
-    assert output.end(failed=False) == []
+    assert shown(made, *said) == passed
+    assert made.end(failed=failed) == end
 
 
 def test_the_next_process_of_a_slot_does_not_show_the_lines_of_the_last_one() -> None:
@@ -168,15 +168,6 @@ def test_the_next_process_of_a_slot_does_not_show_the_lines_of_the_last_one() ->
     output.forget()
     assert output.last == ""
     assert output.end(failed=True) == []
-
-
-def test_without_output_only_a_failure_is_shown() -> None:
-    output = worker("off")
-
-    passed = shown(output, "step 1", "WARNING: slow", *TRACEBACK)
-
-    assert passed == []
-    assert output.end(failed=True) == TRACEBACK
 
 
 @pytest.mark.parametrize(

@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
+import pytest
+
 from andon_cli.commands.doctor.devices import judge_devices
 
 H200 = "NVIDIA H200"
+ERROR = "Traceback\nImportError: libcudart.so.12"
 
 
-def test_without_any_device_workers_run_on_the_cpu() -> None:
-    [finding] = judge_devices([], [], "", "2.13.0+cpu")
+@pytest.mark.parametrize(
+    ("driver", "torch", "error", "told"),
+    [
+        ([], [], "", "warn  no CUDA device: workers run on the CPU"),
+        ([H200, H200], [H200, H200], "", "ok    2 CUDA devices: 2 x NVIDIA H200"),
+        ([H200], [], "", "warn  the driver lists NVIDIA H200, and PyTorch 2.13 can't use it: "),
+        ([], None, ERROR, "fail  PyTorch is installed and does not work (ImportError: libcuda"),
+        ([H200], None, "", "ok    NVIDIA H200, according to the driver; PyTorch is not installed"),
+    ],
+    ids=["none", "equal", "unfit", "broken", "no PyTorch"],
+)  # fmt: skip
+def test_devices_are_judged_by_the_drivers_word_and_pytorchs(
+    driver: list[str], torch: list[str] | None, error: str, told: str
+) -> None:
+    [finding] = judge_devices(driver, torch, error, "2.13")
 
-    assert str(finding) == "warn  no CUDA device: workers run on the CPU"
-
-
-def test_equal_devices_are_counted() -> None:
-    [finding] = judge_devices([H200, H200], [H200, H200], "", "2.13.0")
-
-    assert str(finding) == "ok    2 CUDA devices: 2 x NVIDIA H200"
-
-
-def test_a_pytorch_that_can_not_use_the_drivers_device_is_told_by_its_version() -> None:
-    [finding] = judge_devices([H200], [], "", "2.13.0+cpu")
-
-    assert finding.level == "warn"
-    assert "PyTorch 2.13.0+cpu can't use it" in finding.fact
-
-
-def test_a_pytorch_that_does_not_load_fails_with_its_last_word() -> None:
-    [finding] = judge_devices([], None, "Traceback\nImportError: libcudart.so.12")
-
-    assert finding.level == "fail"
-    assert "(ImportError: libcudart.so.12)" in finding.fact
-
-
-def test_a_service_without_pytorch_has_the_drivers_word() -> None:
-    [finding] = judge_devices([H200], None, "")
-
-    assert (finding.level, finding.fact) == (
-        "ok", "NVIDIA H200, according to the driver; PyTorch is not installed",
-    )  # fmt: skip
+    assert str(finding).startswith(told)
