@@ -90,10 +90,11 @@ def test_the_user_of_a_sender_is_the_kernels_word(host: str) -> None:
         server.settimeout(30)
         port = str(server.getsockname()[1])
         with subprocess.Popen([*command, host, port, str(nobody)], stdin=subprocess.PIPE):
-            _, peer = server.accept()
+            end, peer = server.accept()
             sender = {"REMOTE_ADDR": peer[0], "REMOTE_PORT": str(peer[1])}
 
-            assert user_of_sender(sender) == nobody
+            with end:
+                assert user_of_sender(sender) == nobody
 
 
 @pytest.mark.parametrize("worker", ["2", "-1", "", "1.log", "..", "\u0661", "%31", "9" * 30])
