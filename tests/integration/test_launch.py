@@ -101,14 +101,14 @@ def test_a_standby_whose_launcher_is_gone_serves_nothing(tmp_path: Path) -> None
 def test_a_killed_service_starts_again_on_its_journal_or_the_line_is_lost(
     tmp_path: Path, comes_back: bool
 ) -> None:
-    spec = {**SPEC, "steps": 20, "slow": {"step": 3, "until": str(tmp_path / "go on")}}
+    spec = {**SPEC, "steps": 60, "slow": {"step": 3, "until": str(tmp_path / "go on")}}
     (tmp_path / "spec.json").write_text(json.dumps({**spec, "slot": 0}))
     run = start(
         tmp_path,
         *("run", "--workers", "2", "--run-id", "7f3a", "--report", "report.json"),
         *(SCRIPT, "spec.json", "out.json"),
     )
-    lines_until(run, " 4/20")
+    lines_until(run, " 4/60")
     standby = standby_of(tmp_path)
 
     if not comes_back:
@@ -125,8 +125,8 @@ def test_a_killed_service_starts_again_on_its_journal_or_the_line_is_lost(
     if comes_back:
         told = json.loads((tmp_path / "runs/7f3a/service.json").read_text())
         assert told["pid"] == standby
-        assert len(report["losses"]) == 20
-        assert report["samples"] == [8] * 20
+        assert len(report["losses"]) == 60
+        assert report["samples"] == [8] * 60
         assert len(set(report["digests"].values())) == 1
     else:
         assert "(4 of 4)" in output

@@ -62,6 +62,8 @@ _CHECKPOINT_S = 20.0
 _ASK_EVERY_S = 0.1
 _KILL_AFTER_S = 3.0
 """How long a process may take to end after SIGTERM."""
+_STANDBY_AFTER_S = 5.0
+"""How long a line takes steps before a standby is started: most short runs need none."""
 _REVIVALS = 4
 """How often in a row a service that died is started again while the line takes no step."""
 _NO_TORCH = (
@@ -416,6 +418,7 @@ class Launch:
         # where a service goes on, and starting workers are not held up.
         assert self._follower is not None
         await self._follower.is_beyond(max(self._begun_at, self._follower.step))
+        await asyncio.sleep(_STANDBY_AFTER_S)
         with suppress(OSError):  # Without one, the service starts as slowly as the first.
             self._standby = await Standby.start(self._service_again(), self._say_of_service)
 
