@@ -7,8 +7,8 @@ import json
 import struct
 
 import pytest
-import safetensors.torch
 import torch
+from safetensors.torch import save
 from torch import nn
 
 from andon_trainer.state.trees import join_tree, pack_tensors, split_tree, unpack_tensors
@@ -58,7 +58,7 @@ def test_a_packed_file_is_the_librarys_byte_by_byte() -> None:
         for place, shape in (("b", (3, 2)), ("a", ()), ("empty", (0, 4)))
     }
 
-    assert pack_tensors(tensors) == safetensors.torch.save(tensors)
+    assert pack_tensors(tensors) == save(tensors)
 
 
 def install(module: nn.Module, data: bytes) -> None:
