@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key, Record, accuracy_of
+from andon.protocol.reducers import ReducerShare
 from andon.protocol.rounds import RankTerms
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Event",
     "ExchangeFailed",
     "Halted",
+    "LearningAsked",
     "LeaveWanted",
     "Neighbours",
     "Resumed",
@@ -115,6 +117,16 @@ class TransferAsked:
     cursor: Cursor
     address: str = ""
     """The reducer that relays it; empty: the one at the coordinator's own address."""
+    beside_training: bool = False
+    """Whether rounds run meanwhile: the receiver learns, and the sender trains on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningAsked:
+    """This worker is to learn the line's state while the line trains."""
+
+    reducers: tuple[ReducerShare, ...] = ()
+    """The map of reducers to listen at; empty: that of the answer to Join."""
 
 
 @dataclass(frozen=True, slots=True)
