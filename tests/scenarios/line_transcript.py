@@ -312,6 +312,10 @@ class _Commands:
             self.bench.peers[stream].head = head
         return self.bench.send(on.StateReported(stream, transfer.transfer_id, head, failure))
 
+    def listen(self, words: list[str], options: Options) -> list[do.Effect]:
+        """A learner hears the averages of every round that opens from now on."""
+        return self.bench.send(on.ListeningReported(self._stream(words, options)))
+
     def scalar_all_reduce(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
         head = self.bench.peers[stream].head
@@ -424,6 +428,7 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
                 f"{_shown_key(each.key)} on {_shown_key(each.parent)} step {each.step} "
                 f"attempt {each.attempt} rank {each.rank} of {list(each.roster)} "
                 f"epoch {each.epoch} {positions} of {_range(each.batch)}{ahead}"
+                f"{' attends' if each.attends else ' attended' if each.attended else ''}"
                 f"{_map(each.reducers)}{_paced(each)}"
             )
         case do.SendCommitted(_, record, result, stop_reason):
@@ -435,9 +440,12 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"halt {halt_id} {answer.name}"
         case do.SendTransfer():
             head = f"{_shown_key(effect.head)} step {effect.step} cursor {_at(effect.cursor)}"
-            number = effect.transfer_id % 2**32
+            number = effect.transfer_id % 2**31
             relay = f" through {effect.relay}" if effect.relay else ""
-            return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}"
+            beside = " beside training" if effect.beside_training else ""
+            return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}{beside}"
+        case do.SendLearn():
+            return f"listen at {[share.address for share in effect.reducers]}"
         case do.NoteSchedule(schedule, why):
             return f"{schedule.value}: {why}"
         case do.NoteWriter(worker, host, folder, elsewhere):

@@ -15,7 +15,7 @@ from andon.protocol.limits import clipped
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.scalars import Scalar
-from andon_coordinator.core import departures, syncing
+from andon_coordinator.core import departures, learning, syncing
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     AcceptJoin,
@@ -97,7 +97,9 @@ def heartbeat(core: CoreState, member: LineMember, event: HeartbeatArrived) -> N
     member.activity = event.activity
     member.detail = event.detail
     member.use = event.use
-    kept = _kept(core, member.worker, event.scalars)
+    # A learner makes up steps whose scalars the others have logged.
+    scalars = () if member.learning is not None else event.scalars
+    kept = _kept(core, member.worker, scalars)
     if kept:
         # The answer acknowledges them, so it waits until they are durable: see `scalars_saved`.
         core.emit(SaveScalars(member.worker, kept, event.stream, event.sequence))
@@ -136,6 +138,7 @@ def reducer_registered(core: CoreState, event: ReducerRegistered) -> None:
         core.emit(CloseReducer(older, "a newer stream offers the same address"))
         departures.remove_reducer(core, older, "came back without what it held")
     core.reducers.add(event.stream, event.address)
+    departures.restart_learners(core, "the map of reducers changed")
 
 
 def _take_plan(core: CoreState, request: JoinRequest) -> None:
@@ -156,6 +159,7 @@ def _replace(core: CoreState, slot: int, request: JoinRequest) -> None:
     """Ends what this process, or an older process in its slot, still has on the line."""
     same = core.members.of_incarnation(request.incarnation)
     if same is not None and same.stream is not None:
+        learning.started_over(core, same)
         # A stream is never resumed: the older one ends, and its round is void.
         message = "the worker joined again on a newer stream"
         grace_s = core.settings.rejoin_grace_s
@@ -181,6 +185,7 @@ def _recover(core: CoreState, request: JoinRequest, worker: int) -> None:
         core.last_roster, core.departed = (), {}
         # They move the state of a head that is no longer the line's.
         core.transfers.cancel_all()
+        core.snapshots.cancel_all()
         core.stop_reason = core.end_reached(chain.step, chain.cursor)
         _close_older_halt(core)
     halt = request.halt

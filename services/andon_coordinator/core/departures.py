@@ -46,6 +46,7 @@ __all__ = [
     "reducer_lost",
     "release",
     "remove_reducer",
+    "restart_learners",
     "stream_ended",
 ]
 
@@ -196,14 +197,32 @@ def _leave_stream(core: CoreState, member: LineMember, message: str, *, crash: b
     member.stream = None
     member.wants_work = False
     member.held = None
+    member.learning = None
     if core.round is not None and member.worker in core.round.rank_of:
         # A worker that dies of a sample was heard up to its death. One that was silent for two
         # heartbeats before has a dead link or a stopped host: no sample did that.
         counts = crash and not _is_silent(core, member)
         member.voided_attempt = core.attempts.attempt if counts else None
         core.void(message, pause=False)
+    _cancel_snapshot(core, member)
     # Last: it may cut off the other end of a transfer, and so come here again for that member.
     cancel_transfer(core, member, message)
+
+
+def _cancel_snapshot(core: CoreState, member: LineMember) -> None:
+    """Forgets the snapshot that a worker sends or gets; nobody stands still for it."""
+    snapshot = core.snapshots.cancel(member.worker)
+    learner = None if snapshot is None else core.members.get(snapshot.joiner)
+    if learner is not None and learner.learning is not None:
+        # Its donor is gone. It listens still, and gets the state of a later head.
+        learner.learning.stop_following()
+
+
+def restart_learners(core: CoreState, why: str) -> None:
+    """Makes all learners join again: they don't listen at the reducers that there are now."""
+    for member in core.members.learners():
+        grace_s = core.settings.rejoin_grace_s
+        cut_off(core, member, f"{why}: join again", why, grace_s=grace_s)
 
 
 def _count_loss(core: CoreState, member: LineMember) -> None:
@@ -336,6 +355,7 @@ def remove_reducer(core: CoreState, stream: int, why: str) -> None:
     address = core.reducers.remove(stream)
     if address is None:
         return
+    restart_learners(core, f"the reducer at {address} {why}")
     round_ = core.round
     if round_ is not None and any(share.address == address for share in round_.terms.reducers):
         core.void(f"the reducer at {address} {why}", pause=False)

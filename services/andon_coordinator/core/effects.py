@@ -53,6 +53,7 @@ __all__ = [
     "SendCommitted",
     "SendHalt",
     "SendHeartbeatAnswer",
+    "SendLearn",
     "SendResume",
     "SendScalarAllReduceResult",
     "SendShutdown",
@@ -375,6 +376,16 @@ class SendTransfer:
     peer: int
     relay: str = ""
     """The address of the reducer that passes it on; empty: the coordinator's own."""
+    beside_training: bool = False
+    """Whether rounds run meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendLearn:
+    """Tell a worker to learn the line's state, and where to listen for averages."""
+
+    stream: int
+    reducers: tuple[ReducerShare, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,6 +519,7 @@ Effect = (
     | SendResume
     | SendShutdown
     | SendTransfer
+    | SendLearn
     | NoteCheckpoint
     | NoteOverdue
     | NoteScalarsRefused

@@ -31,6 +31,7 @@ __all__ = [
     "JoinRequest",
     "JournalFailed",
     "LeaveReason",
+    "ListeningReported",
     "ProcessUse",
     "Ready",
     "RecordSaved",
@@ -315,6 +316,13 @@ class WorkerLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class ListeningReported:
+    """A worker that learns hears the averages of every round that opens from now on."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateReported:
     """One end of a state transfer is done; `failure` is empty if it succeeded."""
 
@@ -460,6 +468,7 @@ Event = (
     | HeartbeatArrived
     | WorkerLeft
     | StateReported
+    | ListeningReported
     | ScalarAllReduceArrived
     | WorkerStreamEnded
     | ReducerRegistered

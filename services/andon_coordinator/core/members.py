@@ -29,6 +29,7 @@ from andon_coordinator.core.events import (
     ScalarAllReduceArrived,
     StepTimings,
 )
+from andon_coordinator.core.learner import Learning
 from andon_coordinator.core.readings import PacedProcess
 
 __all__ = ["LastStep", "LineMember", "Members", "devices_of"]
@@ -93,6 +94,8 @@ class LineMember:
     """Since when the others wait for it; None: they don't, or there is no straggler time-out."""
     raised: str = ""
     """The exception that its script raised."""
+    learning: Learning | None = None
+    """How far it has come, if it learns; None: it takes part, or waits for a transfer."""
     last_step: LastStep = field(default_factory=LastStep)
     process: PacedProcess = field(init=False)
     """Who it is, as far as its speed is concerned."""
@@ -193,6 +196,7 @@ class Members:
         """Starts empty."""
         self._members: dict[int, LineMember] = {}
         self._live: set[int] = set()
+        self._learning: set[int] = set()
         self._graced: set[int] = set()
         self._by_stream: dict[int, int] = {}
         self._by_process: dict[int, int] = {}
@@ -268,11 +272,21 @@ class Members:
 
     def behind(self, head: Key | None) -> list[LineMember]:
         """Live members whose head is not the line's, by id."""
-        return [] if head is None else self._of(self._live - self._at(head).all)
+        if head is None:
+            return []
+        return self._of(self._live - self._at(head).all - self._learning)
 
     def behind_accepting(self, head: Key | None) -> list[LineMember]:
         """Live members whose head is not the line's, and that may receive state, by id."""
         return [] if head is None else self._of(self._accepting - self._at(head).accepting)
+
+    def learners(self) -> list[LineMember]:
+        """Live members that learn, by id. They are neither in sync nor behind."""
+        return self._of(self._learning) if self._learning else []
+
+    def following(self) -> list[LineMember]:
+        """Those of them that are told of every round and record, by id."""
+        return [each for each in self.learners() if each.learning and each.learning.follows]
 
     def in_grace(self) -> list[LineMember]:
         """Members whose stream broke and that may still come back without being lost."""
@@ -342,6 +356,11 @@ class Members:
             self._live.add(worker)
             self._by_stream[member.stream] = worker
             self._silence.note(worker, member.heard_at)
+            if member.learning is not None:
+                # In no other index: nobody waits for it, and nobody sends it state as to one
+                # behind, whatever its head is.
+                self._learning.add(worker)
+                return
             if member.exchanges:
                 self._exchanging.add(worker)
             at_head = self._by_head.get(member.head)
@@ -365,9 +384,12 @@ class Members:
         if member.stream is None:
             return
         self._live.discard(worker)
+        del self._by_stream[member.stream]
+        if member.learning is not None:
+            self._learning.discard(worker)
+            return
         self._accepting.discard(worker)
         self._exchanging.discard(worker)
-        del self._by_stream[member.stream]
         at_head = self._by_head[member.head]
         at_head.all.discard(worker)
         at_head.idle.discard(worker)
@@ -403,6 +425,7 @@ _INDEXED = frozenset(
         "activity",
         "last_weights",
         "heard_at",
+        "learning",
     }
 )
 """The attributes that indices follow from."""

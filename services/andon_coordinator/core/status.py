@@ -159,7 +159,9 @@ def _worker(
         waiting_ratio=_ratio(waited),
         heartbeat_age_s=max(0.0, now - member.heard_at),
         live=member.stream is not None,
-        in_sync=member.head is not None and member.head == core.chain.head,
+        in_sync=member.head is not None
+        and member.head == core.chain.head
+        and member.learning is None,
         metrics_address=member.request.metrics_address,
         final_digest=member.final_digest,
         share=last.share,

@@ -28,6 +28,7 @@ from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean, own_m
 from andon_coordinator.core.state import CoreState
 
 __all__ = [
+    "answer_alone",
     "answer_scalar_all_reduces",
     "awaiting_state",
     "begin_transfers",
@@ -171,9 +172,17 @@ def answer_scalar_all_reduces(core: CoreState) -> None:
     if not members:
         return
     awaited = {member.worker for member in members if not member.wants_work}
+    # Learners' scripts make the same calls, some steps later.
+    hear = [*members, *core.members.following()]
     for mean in core.scalar_all_reduces.settle(awaited):
-        for member in members:
+        for member in hear:
             _answer(core, member, head, mean)
+
+
+def answer_alone(core: CoreState, member: LineMember, event: ScalarAllReduceArrived) -> None:
+    """Gives a worker its own number back: it takes part in no scalar all-reduce of the line."""
+    part = event.value, event.weight, event.data
+    _answer(core, member, event.head, own_mean(event.sequence, part))
 
 
 def close_scalar_all_reduces(core: CoreState) -> None:

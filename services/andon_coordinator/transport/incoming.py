@@ -287,6 +287,10 @@ def _state_reported(stream: int, message: pb.TrainRequest) -> events.Event:
     return events.StateReported(stream, report.transfer_id, head, _said(report.failure))
 
 
+def _listening_reported(stream: int, _message: pb.TrainRequest) -> events.Event:
+    return events.ListeningReported(stream)
+
+
 def _scalar_all_reduce_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
     scalar_all_reduce = message.scalar_all_reduce
     require_at_most(len(scalar_all_reduce.data), MAX_GIVEN_BYTES, "bytes of data")
@@ -310,6 +314,7 @@ _EVENTS = {
     "heartbeat": _heartbeat_arrived,
     "leave": _worker_left,
     "state_report": _state_reported,
+    "listening": _listening_reported,
     "scalar_all_reduce": _scalar_all_reduce_arrived,
 }
 

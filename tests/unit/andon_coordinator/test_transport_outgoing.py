@@ -148,6 +148,7 @@ EFFECTS: list[tuple[MessageEffect, Message]] = [
             cursor=Cursor(1, 4),
             peer=2,
             relay="beta:7071",
+            beside_training=True,
         ),
         pb.StateTransfer(
             transfer_id=6,
@@ -157,7 +158,12 @@ EFFECTS: list[tuple[MessageEffect, Message]] = [
             peer=2,
             step=3,
             cursor=record_pb2.Cursor(epoch=1, position=4),
+            beside_training=True,
         ),
+    ),
+    (
+        effects.SendLearn(5, (ReducerShare("beta:7071", 0, 8),)),
+        pb.Learn(reducers=[pb.ReducerShare(address="beta:7071", start_element=0, stop_element=8)]),
     ),
     (
         effects.SendScalarAllReduceResult(5, HEAD, 1, 0.5, 3.0, 2, (b"", b"given")),
