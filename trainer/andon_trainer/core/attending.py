@@ -21,6 +21,7 @@ from andon_trainer.core.effects import JoinAgain
 from andon_trainer.core.events import (
     Assigned,
     Committed,
+    Dismissed,
     Event,
     Halted,
     Resumed,
@@ -32,7 +33,7 @@ from andon_trainer.core.worker_state import WorkerState
 
 __all__ = ["Attending"]
 
-_OfLine = Assigned | Committed | Voided | ScalarAllReduceDone | Halted | Resumed
+_OfLine = Assigned | Committed | Voided | ScalarAllReduceDone | Halted | Resumed | Dismissed
 
 # The script does something else than the step that the line made next, and waits for it.
 _ELSEWHERE = {
@@ -73,6 +74,11 @@ class Attending:
         """How many committed steps are to be made up, as far as this worker was told."""
         return sum(1 for each in self._queue if _is_step(each))
 
+    @property
+    def ends_run(self) -> bool:
+        """Whether the run's last step is among them."""
+        return any(isinstance(each, Committed) and each.stop_reason for each in self._queue)
+
     def keeps(self, event: Event) -> bool:
         """Takes an event that must wait for its turn; False: it passes at once."""
         if not self.learning or not isinstance(event, _OfLine):
@@ -82,6 +88,8 @@ class Attending:
         if not self._installed and isinstance(event, ScalarAllReduceDone | Halted | Resumed):
             return False
         match event:
+            case Dismissed() if not (event.stop_reason and self.ends_run):
+                return False
             case Voided() if any(_assigns(each, event.key) for each in self._queue):
                 # A round that is void before this worker has come to it need not be made up.
                 self._queue = deque(each for each in self._queue if not _assigns(each, event.key))

@@ -246,7 +246,7 @@ class Conversation:
         """What the wait needs done before the next event is taken."""
         state = self.state
         # First: to the wait it is as if what was kept for this moment came now.
-        effects = self._attend()
+        effects = self._say_where() or self._attend()
         if effects or self.over:
             return effects
         # Asked before the pause is looked at: a run that is over needs no answer to its halt.
@@ -284,6 +284,14 @@ class Conversation:
     def receive(self, event: Event) -> list[Effect]:
         """Takes the next event of the inbox."""
         return [] if self.attending.keeps(event) else self._take(event)
+
+    def _say_where(self) -> list[Effect]:
+        """A worker that learns asks for work at each head, so that the line sees how far it is."""
+        attending, asks = self.attending, self.wait is Wait.WORK and not self.paused
+        # Not at the run's end: it would be sent away, and has everything that is left to make up.
+        if not (asks and attending.learning) or attending.ends_run or self._nothing_follows():
+            return []
+        return self._request(leaves_epoch=False)
 
     def _attend(self) -> list[Effect]:
         """Takes what was kept for this moment, up to what has an effect, or ends the wait."""
