@@ -54,7 +54,7 @@ WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4, COPIED_BUFFERS
 """What each PyTorch worker of this version can do; its Join may add others."""
 COORDINATOR_CAPABILITIES = (HASHED_BASE, OVERFLOW, STANDING)
 """What a coordinator of this version can do."""
-REDUCER_CAPABILITIES = (INT8, INT4)
+REDUCER_CAPABILITIES = (INT8, INT4, LISTENING)
 """What a reducer of this version can do on every machine; RoundOpened may name others."""
 
 _ENCODINGS = {Encoding.INT8_BLOCK: INT8, Encoding.INT4_BLOCK: INT4}
