@@ -115,7 +115,7 @@ def test_an_assignment_says_what_to_compute_ahead_if_anything_is(
 
 
 def test_what_a_worker_is_told_of_learning_is_heard() -> None:
-    learn = pb.Learn(reducers=[pb.ReducerShare(address="a:1", start_element=0, end_element=4)])
+    learn = pb.Learn(reducers=[pb.ReducerShare(address="a:1", start_element=0, stop_element=4)])
     transfer = pb.StateTransfer(
         transfer_id=1,
         head=conversion.key_to_proto(Key(1, 1)),
