@@ -20,6 +20,7 @@ __all__ = [
     "Halted",
     "LearningAsked",
     "LeaveWanted",
+    "ListeningLost",
     "Neighbours",
     "Resumed",
     "ScalarAllReduceDone",
@@ -130,6 +131,13 @@ class LearningAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ListeningLost:
+    """Averages of some round will be missing, so that what was heard is of no use any more."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScalarAllReduceDone:
     """A scalar all-reduce is complete."""
 
@@ -183,6 +191,8 @@ Event = (
     | Dismissed
     | LeaveWanted
     | TransferAsked
+    | LearningAsked
+    | ListeningLost
     | ScalarAllReduceDone
     | ControlLost
     | AveragesComplete

@@ -150,7 +150,8 @@ class WorkerCheckpoints:
         passed = every and step // every > last // every
         # The last step always gets one, so that a run that ended can be resumed from its end.
         due = self._requested or passed or (every and (here.stop_reason or over))
-        if due and assigned.writes_checkpoint and step != self._written:
+        writes = assigned.writes_checkpoint and not assigned.attends
+        if due and writes and step != self._written:
             self._write(replica, member, plan)
         self._requested = False
 

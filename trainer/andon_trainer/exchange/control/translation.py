@@ -22,6 +22,7 @@ from andon_trainer.core import events
 from andon_trainer.core.effects import (
     ReportDefect,
     ReportFault,
+    ReportListening,
     ReportState,
     RequestWork,
     SendNumber,
@@ -41,7 +42,7 @@ __all__ = [
     "work_to",
 ]
 
-Report = ReportDefect | ReportFault | ReportState | SendNumber
+Report = ReportDefect | ReportFault | ReportListening | ReportState | SendNumber
 """Effects that are a message to the coordinator and nothing else."""
 
 
@@ -161,6 +162,11 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 step=transfer.step,
                 cursor=conversion.cursor_from_proto(transfer.cursor),
                 address=transfer.address,
+                beside_training=transfer.beside_training,
+            )
+        case "learn":
+            return events.LearningAsked(
+                reducers=conversion.shares_from_proto(message.learn.reducers)
             )
         case "scalar_all_reduce_result":
             result = message.scalar_all_reduce_result
@@ -209,6 +215,8 @@ def request_to(effect: Report) -> pb.TrainRequest:
                 failure=clipped(failure),
             )
             return pb.TrainRequest(state_report=report)
+        case ReportListening():
+            return pb.TrainRequest(listening=pb.Listening())
         case SendNumber():
             return pb.TrainRequest(scalar_all_reduce=_number(effect))
 
