@@ -329,6 +329,10 @@ class _Commands:
     def end(self, words: list[str], options: Options) -> list[do.Effect]:
         return self.bench.send(on.WorkerStreamEnded(self._stream(words, options), "gone" in words))
 
+    def stopped(self, words: list[str], options: Options) -> list[do.Effect]:
+        """A worker's process has been stopped for some time."""
+        return self.bench.send(on.WorkerStopped(self._stream(words, options), 0.2))
+
     def saved(self, words: list[str], options: Options) -> list[do.Effect]:
         return self.bench.send(on.RecordSaved(self.bench.journal.save_record()))
 
@@ -444,6 +448,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             relay = f" through {effect.relay}" if effect.relay else ""
             beside = " beside training" if effect.beside_training else ""
             return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}{beside}"
+        case do.EndSession(worker):
+            return f"of worker {worker}"
         case do.SendLearn():
             return f"listen at {[share.address for share in effect.reducers]}"
         case do.NoteSchedule(schedule, why):

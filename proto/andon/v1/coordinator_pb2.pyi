@@ -270,8 +270,16 @@ class Checkpoint(_message.Message):
     folder: str
     def __init__(self, step: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
 
+class ProcessPlace(_message.Message):
+    __slots__ = ("host", "id")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    host: bytes
+    id: int
+    def __init__(self, host: _Optional[bytes] = ..., id: _Optional[int] = ...) -> None: ...
+
 class Join(_message.Message):
-    __slots__ = ("run_id", "node_id", "launch_slot", "incarnation", "devices", "backend", "protocol_version", "capabilities", "layout", "plan", "metrics_address", "head", "cursor", "step", "held_key", "greatest_term", "halt", "token", "mid_script", "checkpoints", "speed_hint", "pacing")
+    __slots__ = ("run_id", "node_id", "launch_slot", "incarnation", "devices", "backend", "protocol_version", "capabilities", "layout", "plan", "metrics_address", "head", "cursor", "step", "held_key", "greatest_term", "halt", "token", "mid_script", "checkpoints", "speed_hint", "pacing", "process")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +302,7 @@ class Join(_message.Message):
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     SPEED_HINT_FIELD_NUMBER: _ClassVar[int]
     PACING_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node_id: str
     launch_slot: int
@@ -316,7 +325,8 @@ class Join(_message.Message):
     checkpoints: CheckpointPlan
     speed_hint: float
     pacing: bytes
-    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., launch_slot: _Optional[int] = ..., incarnation: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., backend: _Optional[str] = ..., protocol_version: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., layout: _Optional[_Union[_layout_pb2.Layout, _Mapping]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., metrics_address: _Optional[str] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., step: _Optional[int] = ..., held_key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., greatest_term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., token: _Optional[bytes] = ..., mid_script: bool = ..., checkpoints: _Optional[_Union[CheckpointPlan, _Mapping]] = ..., speed_hint: _Optional[float] = ..., pacing: _Optional[bytes] = ...) -> None: ...
+    process: ProcessPlace
+    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., launch_slot: _Optional[int] = ..., incarnation: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., backend: _Optional[str] = ..., protocol_version: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., layout: _Optional[_Union[_layout_pb2.Layout, _Mapping]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., metrics_address: _Optional[str] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., step: _Optional[int] = ..., held_key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., greatest_term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., token: _Optional[bytes] = ..., mid_script: bool = ..., checkpoints: _Optional[_Union[CheckpointPlan, _Mapping]] = ..., speed_hint: _Optional[float] = ..., pacing: _Optional[bytes] = ..., process: _Optional[_Union[ProcessPlace, _Mapping]] = ...) -> None: ...
 
 class Liveness(_message.Message):
     __slots__ = ("lease_s", "heartbeat_s", "reconnect_s")

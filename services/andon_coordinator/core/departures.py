@@ -19,21 +19,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from andon.protocol.capabilities import LEARNING
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key
+from andon.protocol.run_settings import Topology
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.effects import CloseStream, LineState, SaveDeparture
+from andon_coordinator.core.effects import CloseStream, EndSession, LineState, SaveDeparture
 from andon_coordinator.core.events import (
     Activity,
     LeaveReason,
     ReducerLost,
     WorkerLeft,
+    WorkerStopped,
     WorkerStreamEnded,
 )
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 
 __all__ = [
+    "can_be_followed",
     "cancel_transfer",
     "cut_off",
     "detach",
@@ -47,6 +51,7 @@ __all__ = [
     "release",
     "remove_reducer",
     "restart_learners",
+    "stopped",
     "stream_ended",
 ]
 
@@ -86,6 +91,47 @@ def _how_it_ended(core: CoreState, member: LineMember, event: WorkerStreamEnded)
 def _is_silent(core: CoreState, member: LineMember) -> bool:
     """Whether it was not heard for two heartbeats: it is stopped, or cut off, or its host is."""
     return core.now - member.heard_at >= 2 * core.settings.liveness.heartbeat_s
+
+
+def stopped(core: CoreState, member: LineMember, event: WorkerStopped) -> None:
+    """A worker's process is stopped: the others go on without it, if they wait for it now.
+
+    To be wrong costs little. If the process goes on it joins again, and learns what it missed while
+    the others train. A worker that can't learn, and a line that would need it, have their lease.
+    """
+    if not (LEARNING in member.request.capabilities and can_be_followed(core)):
+        return
+    if not _is_waited_for(core, member):
+        return
+    if core.members.in_sync_count(core.chain.head) - 1 < core.needed:
+        return
+    # Before its stream is closed: averages on their way to it would fill the reducers' room.
+    core.emit(EndSession(member.worker))
+    why = f"its process has been stopped for {event.seconds:.1f} s"
+    message = f"{why}: join again"
+    # No sample stops a process, so none is suspected of it.
+    cut_off(core, member, message, why, grace_s=0.0, crash=False)
+    # It is not known to have ended, whatever its heartbeats say: it tries once it goes on.
+    member.expected_until = core.now + core.settings.liveness.reconnect_s
+
+
+def can_be_followed(core: CoreState) -> bool:
+    """Whether the line trains in a way that a learner can follow."""
+    policy = core.settings.policy
+    star = policy.topology is Topology.STAR and not policy.local_steps
+    # Before the first step there is nothing to go on with meanwhile: a transfer is faster.
+    return star and bool(core.last_roster) and not (core.draining or core.stop_reason)
+
+
+def _is_waited_for(core: CoreState, member: LineMember) -> bool:
+    """Whether the present round, or the next one, can't go on without a member."""
+    if not _trains(core) or len(core.transfers):
+        return False
+    round_, members, head = core.round, core.members, core.chain.head
+    if round_ is not None:
+        return member.worker in round_.rank_of and member.worker not in round_.ready
+    late = member.learning is None and member.head == head and not member.wants_work
+    return late and members.in_sync_count(head) > members.idle_count(head)
 
 
 def left(core: CoreState, member: LineMember, event: WorkerLeft) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "CloseReducer",
     "CloseStream",
     "Effect",
+    "EndSession",
     "FindAncestor",
     "JoinRefusal",
     "JoinStatus",
@@ -381,6 +382,13 @@ class SendTransfer:
 
 
 @dataclass(frozen=True, slots=True)
+class EndSession:
+    """End what a worker has open at reducers; once it joins again it may open that anew."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
 class SendLearn:
     """Tell a worker to learn the line's state, and where to listen for averages."""
 
@@ -520,6 +528,7 @@ Effect = (
     | SendShutdown
     | SendTransfer
     | SendLearn
+    | EndSession
     | NoteCheckpoint
     | NoteOverdue
     | NoteScalarsRefused

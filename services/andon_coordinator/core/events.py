@@ -49,6 +49,7 @@ __all__ = [
     "WorkerJoined",
     "WorkerLeft",
     "WorkerReady",
+    "WorkerStopped",
     "WorkerStreamEnded",
 ]
 
@@ -349,6 +350,14 @@ class ScalarAllReduceArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStopped:
+    """A worker's process is stopped, and has been for `seconds`: nothing will come of it now."""
+
+    stream: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStreamEnded:
     """A stream is over. `gone` if the process at its end is known to be gone."""
 
@@ -470,6 +479,7 @@ Event = (
     | StateReported
     | ListeningReported
     | ScalarAllReduceArrived
+    | WorkerStopped
     | WorkerStreamEnded
     | ReducerRegistered
     | ReducerLost

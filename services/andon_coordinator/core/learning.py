@@ -31,7 +31,6 @@ from collections.abc import Iterable
 
 from andon.protocol.capabilities import LEARNING
 from andon.protocol.records import RecordKind
-from andon.protocol.run_settings import Topology
 from andon_coordinator.core import departures, syncing
 from andon_coordinator.core.effects import SendCommitted, SendLearn, SendTransfer, TransferRole
 from andon_coordinator.core.events import (
@@ -99,11 +98,8 @@ def begin(core: CoreState) -> None:
 
 def _trains_without(core: CoreState) -> bool:
     """Whether the line trains, and in a way that can be followed."""
-    policy = core.settings.policy
-    follows = policy.topology is Topology.STAR and not policy.local_steps
-    # Before the first step there is nothing to go on with meanwhile: a transfer is faster.
-    trains = bool(core.last_roster) and not (core.draining or core.stop_reason)
-    return follows and trains and core.members.in_sync_count(core.chain.head) >= core.needed
+    enough = core.members.in_sync_count(core.chain.head) >= core.needed
+    return enough and departures.can_be_followed(core)
 
 
 def release_if_short(core: CoreState) -> None:

@@ -125,6 +125,7 @@ from andon_coordinator.core.events import (
     WorkerJoined,
     WorkerLeft,
     WorkerReady,
+    WorkerStopped,
     WorkerStreamEnded,
     WorkRequested,
 )
@@ -148,6 +149,7 @@ _OF_WORKERS: dict[type[Event], Callable[[CoreState, LineMember, Any], None]] = {
     ListeningReported: learning.listening_reported,
     ScalarAllReduceArrived: syncing.scalar_all_reduce_arrived,
     WorkerStreamEnded: departures.stream_ended,
+    WorkerStopped: departures.stopped,
 }
 """Rules for what arrives on a joined worker's stream, and for its end."""
 
@@ -318,9 +320,9 @@ class LineCore:
         member = self._core.members.on_stream(event.stream)
         if member is None:
             return  # Not a worker's current stream: a late message from before a reconnect.
-        # Any message is a sign of life, not just a heartbeat. The stream's end is none.
+        # Any message is a sign of life, not just a heartbeat. The other two are none.
         # Before the rule: it may ask how long the member has been silent.
-        if not isinstance(event, WorkerStreamEnded):
+        if not isinstance(event, WorkerStreamEnded | WorkerStopped):
             member.heard_at = self._core.now
         rules = _OF_WORKERS if member.learning is None else _OF_LEARNERS
         rules[type(event)](self._core, member, event)

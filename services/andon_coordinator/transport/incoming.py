@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from andon.host.process import Process
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.limits import (
     COUNT_LIMIT,
@@ -88,6 +89,12 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
         raise LineError(Reason.TOO_LARGE, f"join: {error}") from None
     except ValueError as error:
         raise _invalid(f"join: {error}") from None
+
+
+def process_of(message: pb.TrainRequest) -> Process | None:
+    """Which process a Join comes from; None: it does not say."""
+    join = message.join
+    return Process(join.process.host, join.process.id) if join.HasField("process") else None
 
 
 def is_slow_to_read(message: pb.TrainRequest) -> bool:

@@ -40,6 +40,7 @@ from andon_coordinator.transport.outgoing import (
     heartbeat_answer_to,
     together,
 )
+from andon_coordinator.transport.process_watch import ProcessWatch
 from andon_coordinator.transport.streams import ReducerStream, Streams, WorkerStream
 
 __all__ = ["LineClock", "LineObserver", "LineTask", "Mailbox", "TaskSettings"]
@@ -200,6 +201,7 @@ class LineTask:
 
         Another thread reads it, so it is replaced as a whole and never changed in place.
         """
+        self._watch = ProcessWatch()
         self._tick_waits = False
         self._observed_at = -math.inf
         self._wait_log = WaitLog()
@@ -392,11 +394,14 @@ class LineTask:
             self._asking.discard(answer)
 
     async def _tick(self) -> None:
+        now = asyncio.get_running_loop().time
         while True:
             self._clock.tick()
             # One tick in the mailbox is enough: while the owner is busy, they must not pile up.
             if not self._tick_waits:
                 self._tick_waits = True
+                for stream, seconds in self._watch.look(self._streams.processes(), now()):
+                    self.put_now(events.WorkerStopped(stream, seconds))
                 self.put_now(events.TimePassed())
             await asyncio.sleep(self._settings.tick_s)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from andon.host.process import own_process
 from andon.protocol.limits import MAX_PACING_BYTES, clipped
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
@@ -70,10 +71,17 @@ def join_to(joining: Joining) -> pb.Join:
         halt=conversion.evidence_to_proto(joining.halt),
         speed_hint=joining.speed_hint,
         pacing=joining.pacing,
+        process=_process(),
     )
     if joining.launch_slot is not None:
         message.launch_slot = joining.launch_slot
     return message
+
+
+def _process() -> pb.ProcessPlace | None:
+    """This process, for a coordinator on the same host."""
+    own = own_process()
+    return pb.ProcessPlace(host=own.host, id=own.id) if own.host else None
 
 
 def _checkpoint_plan(plan: tuple[int, str] | None) -> pb.CheckpointPlan | None:
