@@ -517,6 +517,7 @@ class Membership:
             self._habit.does_something_else()
         try:
             while not conversation.over:
+                self._hear()
                 if conversation.may_leave:
                     # The signal's handler sets a flag, and the exception comes from here: between
                     # two steps nothing is left half done.
@@ -531,6 +532,14 @@ class Membership:
                     self._do(conversation.receive(event))
         finally:
             conversation.wait = None  # The script runs, even if it was an exception that ended it.
+
+    def _hear(self) -> None:
+        """Takes all that came while this worker learns: it must know how far the line is."""
+        while self._conversation.attending.learning:
+            event = self._inbox.take(0.0)
+            if event is None:
+                return
+            self._do(self._conversation.receive(event))
 
     def _do(self, effects: Sequence[Effect]) -> None:
         state = self._state
