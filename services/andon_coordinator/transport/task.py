@@ -316,10 +316,8 @@ class LineTask:
             return ""
         try:
             return self._process(event)
-        except Exception as error:  # the boundary of the core: nothing goes on without it
-            log.exception(LogEvent("line_failed"))
-            self.failed = error
-            self._end_all(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
+        except Exception as error:  # the boundary of the core
+            self._fail(error)
             return ""
 
     def ask(self, event: events.Event) -> None:
@@ -346,28 +344,36 @@ class LineTask:
         """Processes one event. Nothing is awaited here, so events never interleave."""
         now, wall = self._clock.now(), self._wall()
         done = self._line.receive(event, now, wall=wall)
-        told = self._chronicle.receive(
-            event, done, wall=wall, state=self._line.state, step=self._line.step
-        )
-        done = [*done, *told]
         objection = ""
         for effect in together(done):
             if isinstance(effect, effects.RefuseOperator):
                 objection = effect.message
             else:
                 self._do(effect)
-        self._show(event, done, now)
+        told = self._chronicle.receive(
+            event, done, wall=wall, state=self._line.state, step=self._line.step
+        )
+        for effect in told:
+            self._do(effect)
+        # Once what was sent above is on its way: workers wait for it, and nobody for this.
+        asyncio.get_running_loop().call_soon(self._show, event, [*done, *told], now)
         if isinstance(event, events.WorkerStreamEnded | events.WorkerLeft):
             # After the effects: the last ones may be for this very stream.
             self._streams.forget_worker(event.stream)
         self._follow_state()
         # A tick without effects changes nothing that a watcher of the status could see.
-        if done or not isinstance(event, events.TimePassed):
+        if done or told or not isinstance(event, events.TimePassed):
             self._note_change()
         return objection
 
     def _show(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """Shows the observers what happened, and a few times a second where the line is."""
+        try:
+            self._observe(event, done, now)
+        except Exception as error:  # the boundary of the observers
+            self._fail(error)
+
+    def _observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         for observer in self._observers:
             observer.observe(event, done, now)
         if now - self._observed_at >= max(self._settings.observe_s, self.look_s):
@@ -420,6 +426,12 @@ class LineTask:
             self.failed = JournalFenced(why)
             text = "another coordinator took the run over: join there"
             self._end_all(LineError(Reason.SERVICE_LEAVING, text))
+
+    def _fail(self, error: Exception) -> None:
+        """Ends everything because of a bug: nothing goes on without a core."""
+        log.error(LogEvent("line_failed"), exc_info=error)
+        self.failed = error
+        self._end_all(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
 
     def _end_all(self, error: LineError) -> None:
         # First: the core hears of nothing more, and so nothing is queued at the journal.
