@@ -54,7 +54,7 @@ _SENDS = get_args(MessageEffect)
 
 
 class LineObserver(Protocol):
-    """Watches what happens. It is called in the owner's task, must not block and must not raise."""
+    """Watches what happens. It is called on the event loop, must not block and must not raise."""
 
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """An event was processed, and these effects followed.
