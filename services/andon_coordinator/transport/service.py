@@ -1,7 +1,7 @@
 """The service: andon.v1.Coordinator on grpc.aio. It translates calls and decides nothing.
 
-Theory of operation. A Train call has two tasks: one reads messages and puts them into the core's
-mailbox, the other writes what waits on the call's stream. The call is over as soon as one of them
+Theory of operation. A Train call has two tasks: one reads messages and tells the core, the other
+writes what waits on the call's stream. The call is over as soon as one of them
 is: the reader when the worker ends the stream or breaks the protocol, the writer when the core ends
 the stream or the connection breaks.
 
@@ -218,9 +218,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _read(self, stream: WorkerStream, requests: AsyncIterator[pb.TrainRequest]) -> None:
         try:
             messages = aiter(requests)
-            await self._task.join(stream, await self._joining(await self._first(messages)))
+            self._task.join(stream, await self._joining(await self._first(messages)))
             async for request in messages:
-                await self._task.put(event_from(stream.number, request))
+                self._task.put(event_from(stream.number, request))
         except LineError as error:
             stream.end(error)
         except DecodeError:
@@ -277,7 +277,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def _ask(self, event: events.Event, context: Context) -> None:
         try:
-            await self._task.ask(event)
+            self._task.ask(event)
         except LineError as error:
             await self._abort(context, error)
 

@@ -175,7 +175,7 @@ def _require_known(what: str, number: int, enum: Any) -> None:
 
 def _assigned(message: pb.ShardAssignment) -> events.Assigned:
     ring = _neighbours(message.ring) if message.HasField("ring") else None
-    return events.Assigned.of(terms_from_proto(message), ring=ring)
+    return terms_from_proto(message, events.Assigned, ring=ring)
 
 
 def _neighbours(message: ring_pb2.RingNeighbours) -> events.Neighbours:
