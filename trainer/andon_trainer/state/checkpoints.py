@@ -106,8 +106,13 @@ class WorkerCheckpoints:
         self._warned_of_pace = False
         self.origin: CheckpointFacts | None = None
         """The facts of the checkpoint that this worker resumed from."""
-        self.last: Path | None = None
+        self.written: list[Path] = []
+        """The folders of the checkpoints that this worker wrote, in order."""
+
+    @property
+    def last(self) -> Path | None:
         """The folder of the last checkpoint that this worker wrote."""
+        return self.written[-1] if self.written else None
 
     def begin(self, replica: Replica) -> None:
         """Loads the checkpoint that the run resumes from, if any, and listens for SIGUSR1.
@@ -424,7 +429,7 @@ class WorkerCheckpoints:
                 break
 
     def _note(self, member: RunMember, step: int, folder: Path) -> None:
-        self.last = folder
+        self.written.append(folder)
         self._written = self._unproven = step
         member.talk.wrote(step, str(folder))
 
