@@ -50,6 +50,8 @@ __all__ = ["WorkerCheckpoints"]
 log = logging.getLogger(__name__)
 
 _TOTALS = ("total_steps", "total_epochs")
+_LARGE_BYTES = 16 * 2**20
+"""A checkpoint below this is written in a moment, and need not give way to training."""
 
 
 @dataclass(slots=True)
@@ -285,7 +287,8 @@ class WorkerCheckpoints:
 
         def copied() -> None:
             # From here on no optimizer waits for this thread.
-            give_way()
+            if cut.snapshot.large_bytes >= _LARGE_BYTES:
+                give_way()
             rotate()
 
         def work() -> None:

@@ -124,6 +124,8 @@ class Snapshot:
         """What is large and copied now."""
         self._copied = threading.Event()
         self._torn = False
+        self.large_bytes = 0
+        """How much of it is large."""
         self._unhook: Callable[[], None] = lambda: None
         self.tree: dict[str, Any] = map_tensors(tree, self._take)
         """The state in host memory, once the snapshot is complete."""
@@ -188,11 +190,13 @@ class Snapshot:
         )
 
     def _give_memory(self) -> None:
+        """Gives each large tensor the place of its copy."""
         parts = [*self._late.values(), *self._now.values()]
         places, size = [], 0
         for part in parts:
             places.append(size)
             size += _aligned(part.source.nbytes)
+        self.large_bytes = size
         memory = self._room.get(size, pinned=any(part.source.is_cuda for part in parts))
         for part, at in zip(parts, places, strict=True):
             flat = memory[at : at + part.source.nbytes]
