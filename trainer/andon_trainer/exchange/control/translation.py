@@ -206,7 +206,10 @@ def request_to(effect: Report) -> pb.TrainRequest:
 
 
 def work_to(
-    effect: RequestWork, ring_address: str, checkpoint: tuple[int, str] | None
+    effect: RequestWork,
+    ring_address: str,
+    checkpoint: tuple[int, str] | None,
+    checkpoint_begun: int,
 ) -> pb.TrainRequest:
     """A request for work, or for the end of the epoch, as a message."""
     message = pb.RequestWork(
@@ -214,6 +217,7 @@ def work_to(
         ring_address=ring_address,
         leaves_epoch=effect.leaves_epoch,
         checkpoint=None if checkpoint is None else _checkpoint(checkpoint),
+        checkpoint_begun=checkpoint_begun,
     )
     return pb.TrainRequest(request_work=message)
 
@@ -225,6 +229,7 @@ def _standing(standing: Standing | None) -> pb.RequestWork | None:
     return pb.RequestWork(
         ring_address=standing.ring_address,
         checkpoint=None if checkpoint is None else _checkpoint(checkpoint),
+        checkpoint_begun=standing.checkpoint_begun,
     )
 
 
