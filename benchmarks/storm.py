@@ -28,7 +28,7 @@ from machine import describe_machine
 from schedules import chosen_from, write_rows
 from storm_plan import Fault, planned
 from storm_run import Outcome, loss_at, run_storm
-from storm_systems import SYSTEMS, TORCHFT_PYTHON
+from storm_systems import OFTEN_S, SYSTEMS, TORCHFT_PYTHON
 from storm_task import Settings
 
 SET_UP = {
@@ -38,12 +38,14 @@ SET_UP = {
     "ddp": "the pages `torchrun (Elastic Launch)` and `Fault-tolerant Distributed Training with "
     "torchrun` of PyTorch's documentation",
 }
+SET_UP["ddp-often"] = f"{SET_UP['ddp']}; a checkpoint every {OFTEN_S:g} s"
 SERVICE = {
     "andon": "the service of `andon run`, which starts it again",
     "torchft": "the lighthouse; a supervisor starts it again at once",
     "ddp": "torchrun, whose process has the c10d store; a supervisor ends its workers and starts "
     "it again at once, as a scheduler would",
 }
+SERVICE["ddp-often"] = SERVICE["ddp"]
 
 
 def main() -> None:
@@ -95,6 +97,7 @@ def row_of(name: str, every_s: float, calm: Outcome, stormy: Outcome) -> dict[st
             "digest": "equal" if _are_equal(calm) else _digest_words(calm),
         },
         "replicas_back_at_end": stormy.settled,
+        "load": {"undisturbed": calm.load, "storm": stormy.load},
         "worker_processes": stormy.starts,
         "restarts_by_harness": stormy.restarts_by_harness,
         "steps": stormy.steps,
@@ -187,7 +190,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--freeze", type=float, default=8.0, help="seconds until SIGCONT")
     parser.add_argument("--checkpoint", type=float, default=60.0, help="seconds between two")
     parser.add_argument("--batch", type=int, default=64, help="samples of a step of all replicas")
-    parser.add_argument("--pace-ms", type=float, default=5.0, help="of a sample, on a device")
+    parser.add_argument("--pace-ms", type=float, default=12.0, help="of a sample, on a device")
     parser.add_argument("--seed", type=int, default=1, help="of the faults")
     parser.add_argument("--keep", type=Path, help="keep ledgers and logs in this folder")
     parser.add_argument("--json", type=Path, help="write the figures here")

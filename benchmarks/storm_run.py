@@ -61,6 +61,8 @@ class Outcome:
     """Processes of workers, the first ones included."""
     restarts_by_harness: int
     steps: int
+    load: float
+    """Processes of the whole host that wanted a core, on average of the run's last minutes."""
     curve: list[tuple[int, float]] = field(default_factory=list)
     """Samples and the loss on held-out text."""
     timeline: list[tuple[float, int]] = field(default_factory=list)
@@ -230,6 +232,7 @@ def _counted(
         starts=workers.starts,
         restarts_by_harness=restarts,
         steps=len(history),
+        load=round(os.getloadavg()[1], 1),
         curve=_curve(folder),
         timeline=timeline,
         faults=storm.struck,

@@ -4,7 +4,7 @@
 |---|---|
 | andon | docs/checkpoints.md, "Restarts" |
 | torchft | its README ("Lighthouse", "Running DDP"), train_ddp.py and torchft/torchx.py |
-| ddp | torchrun's page in PyTorch's documentation, and the tutorial of fault tolerance with it |
+| ddp, ddp-often | torchrun's page in PyTorch's documentation, the tutorial of torchrun |
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from storm_task import Settings
 
-__all__ = ["SYSTEMS", "Program", "System", "is_alive", "started"]
+__all__ = ["OFTEN_S", "SYSTEMS", "Program", "System", "is_alive", "started"]
 
 _HERE = Path(__file__).parent
 TORCHFT_PYTHON = Path(
@@ -32,8 +32,10 @@ TORCHFT_PYTHON = Path(
 _PR_SET_CHILD_SUBREAPER = 36
 _MANY = "1000000"
 """Restarts: the storm never uses them up."""
-CHECKPOINT_STEPS = "400"
+CHECKPOINT_STEPS = "240"
 """Andon counts a checkpoint's interval in steps: about a minute of them."""
+OFTEN_S = 5.0
+"""Seconds between two checkpoints for a user of DDP who expects a storm."""
 
 
 @dataclass(slots=True)
@@ -172,6 +174,7 @@ SYSTEMS: dict[str, Callable[[Settings], System]] = {
     "andon": _andon,
     "torchft": _torchft,
     "ddp": _ddp,
+    "ddp-often": lambda settings: _ddp(replace(settings, checkpoint_s=OFTEN_S)),
 }
 
 

@@ -35,7 +35,7 @@ __all__ = [
     "write_snapshot",
 ]
 
-CONTEXT, LAYERS, WIDTH = 64, 2, 64
+CONTEXT, LAYERS, WIDTH = 32, 1, 64
 POSITIONS = 1 << 20
 """Samples of the only epoch: more than any run gets through, so that each position comes once."""
 _HELD_OUT = 256
