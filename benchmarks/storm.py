@@ -38,6 +38,8 @@ SET_UP = {
     "ddp": "the pages `torchrun (Elastic Launch)` and `Fault-tolerant Distributed Training with "
     "torchrun` of PyTorch's documentation",
 }
+SET_UP["torchft-majority"] = f"{SET_UP['torchft']}; --min_replicas of a majority, as its page "
+SET_UP["torchft-majority"] += "`Assumptions and Recommendations` advises against a split brain"
 SET_UP["ddp-often"] = f"{SET_UP['ddp']}; a checkpoint every {OFTEN_S:g} s"
 SERVICE = {
     "andon": "the service of `andon run`, which starts it again",
@@ -45,6 +47,7 @@ SERVICE = {
     "ddp": "torchrun, whose process has the c10d store; a supervisor ends its workers and starts "
     "it again at once, as a scheduler would",
 }
+SERVICE["torchft-majority"] = SERVICE["torchft"]
 SERVICE["ddp-often"] = SERVICE["ddp"]
 
 
@@ -126,11 +129,12 @@ def loss_over(
 
 
 def _are_equal(outcome: Outcome) -> bool:
-    return outcome.settled and len(set(outcome.digests)) == 1
+    return len(outcome.digests) == outcome.replicas and len(set(outcome.digests)) == 1
 
 
 def _digest_words(outcome: Outcome) -> str:
-    return f"{len(set(outcome.digests))} digests of {len(outcome.digests)} replicas at the end"
+    ended, different = len(outcome.digests), len(set(outcome.digests))
+    return f"{different} different, of {ended} replicas that reached the end"
 
 
 def _run(
@@ -159,7 +163,7 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
         "freeze_s": options.freeze,
         "checkpoint_s": options.checkpoint,
         "seed": options.seed,
-        "torchft": _torchft_version() if "torchft" in options.systems else None,
+        "torchft": _torchft_version() if _uses_torchft(options) else None,
         "torch": version("torch"),
         "notes": [
             "all processes on one host, over loopback and, for Andon, shared memory",
@@ -168,6 +172,10 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
             "every system starts at the warm-up's end; faults cease one interval before the end",
         ],
     }
+
+
+def _uses_torchft(options: argparse.Namespace) -> bool:
+    return any(name.startswith("torchft") for name in options.systems)
 
 
 def _torchft_version() -> str:
@@ -197,7 +205,7 @@ def _arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.batch % options.replicas:
         parser.error(f"--batch must be a multiple of --replicas: {options.batch}")
-    if "torchft" in options.systems and not TORCHFT_PYTHON.exists():
+    if _uses_torchft(options) and not TORCHFT_PYTHON.exists():
         sys.exit(f"storm.py: torchft needs {TORCHFT_PYTHON}: --help says how to make it")
     return options
 

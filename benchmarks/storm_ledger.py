@@ -142,6 +142,11 @@ def samples_per_s(history: Iterable[Commit], begin: float, end: float) -> float:
 
 
 def longest_pause_s(commits: Iterable[Commit], begin: float, end: float) -> float:
-    """The longest time within a time in which nobody committed anything."""
-    moments = sorted(each.at for each in commits if begin < each.at < end)
-    return max(after - before for before, after in pairwise([begin, *moments, end]))
+    """The longest time in which nobody committed anything, of those that began within a time.
+
+    One that lasts beyond `end` counts to its own end, if anything was committed later.
+    """
+    moments = sorted(each.at for each in commits if each.at > begin)
+    pauses = [after - before for before, after in pairwise([begin, *moments]) if before < end]
+    last = moments[-1] if moments else begin
+    return max([*pauses, end - last])

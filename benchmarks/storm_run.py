@@ -46,6 +46,7 @@ _POLL_S = 0.05
 class Outcome:
     """What a run came to."""
 
+    replicas: int
     seconds: float
     samples_per_s: float
     longest_pause_s: float
@@ -221,6 +222,7 @@ def _counted(
         if begun <= commit.at < ended and (not timeline or commit.at - begun - timeline[-1][0] > 1):
             timeline.append((round(commit.at - begun, 1), total))
     return Outcome(
+        replicas=settings.replicas,
         seconds=round(ended - begun, 1),
         samples_per_s=samples_per_s(history, begun, ended),
         longest_pause_s=longest_pause_s(every, begun, ended),

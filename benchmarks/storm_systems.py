@@ -122,14 +122,21 @@ def _andon(settings: Settings) -> System:
     return System([Program(command, folder / "andon.log", again=False)], service)
 
 
-def _torchft(settings: Settings) -> System:
-    """A lighthouse, and a torchrun for each replica group of one worker."""
+def _torchft(settings: Settings, *, least: int = 1) -> System:
+    """A lighthouse that wants `least` replicas, and a torchrun for each group of one worker."""
     folder = Path(settings.folder)
     port = _free_port()
     lighthouse = Program(
         [
             str(TORCHFT_PYTHON.with_name("torchft_lighthouse")),
-            *("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000"),
+            *(
+                "--min_replicas",
+                str(least),
+                "--quorum_tick_ms",
+                "100",
+                "--join_timeout_ms",
+                "10000",
+            ),
             *("--bind", f"[::]:{port}"),
         ],
         folder / "lighthouse.log",
@@ -173,6 +180,7 @@ def _ddp(settings: Settings) -> System:
 SYSTEMS: dict[str, Callable[[Settings], System]] = {
     "andon": _andon,
     "torchft": _torchft,
+    "torchft-majority": lambda settings: _torchft(settings, least=settings.replicas // 2 + 1),
     "ddp": _ddp,
     "ddp-often": lambda settings: _ddp(replace(settings, checkpoint_s=OFTEN_S)),
 }

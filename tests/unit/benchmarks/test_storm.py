@@ -176,3 +176,9 @@ def test_the_longest_pause_may_be_before_the_first_commit_or_after_the_last_one(
     assert longest_pause_s(commits, 1.5, 9.0) == 5.0
     assert longest_pause_s(commits, -8.0, 4.5) == 10.0
     assert longest_pause_s([], 1.0, 5.0) == 4.0
+
+
+def test_a_pause_that_began_within_the_time_counts_to_its_end() -> None:
+    commits = [Commit(str(at), "", at, ()) for at in (1.0, 2.0, 9.0, 30.0)]
+
+    assert longest_pause_s(commits, 0.0, 3.0) == 7.0
