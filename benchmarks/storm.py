@@ -16,6 +16,7 @@ seed, and runs undisturbed as well, in the same invocation. Systems run one afte
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -163,6 +164,7 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
         "freeze_s": options.freeze,
         "checkpoint_s": options.checkpoint,
         "seed": options.seed,
+        "nice": os.nice(0),
         "torchft": _torchft_version() if _uses_torchft(options) else None,
         "torch": version("torch"),
         "notes": [

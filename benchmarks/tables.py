@@ -155,7 +155,7 @@ def _storm(rows: Iterable[Row]) -> str:
     """The kill table."""
     head = ("system", "of undisturbed", "samples/s", "undisturbed", "lost", "doubled",
             "recomputed a fault", "wasted a fault", "longest pause", "loss", "replicas at the end",
-            "faults")  # fmt: skip
+            "faults", "load")  # fmt: skip
     cells = (
         (
             row["system"],
@@ -170,10 +170,11 @@ def _storm(rows: Iterable[Row]) -> str:
             _loss(row["loss_over_undisturbed"]),
             row["digest"],
             str(sum(row["faults"].values())),
+            f"{row['load']['storm']:.0f}",
         )
         for row in rows
     )
-    return _table(head, "lrrrrrrrrllr", cells)
+    return _table(head, "lrrrrrrrrllrr", cells)
 
 
 def _loss(found: Mapping[str, float] | None) -> str:
@@ -193,6 +194,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[list[Row]], str]]] = {
     "hosts-bbr": (("hosts-bbr.json",), _hosts),
     "line-rates": (("line-rates.json",), table_of),
     "storm": (("storm.json",), _storm),
+    "storm-busy": (("storm-busy.json",), _storm),
 }
 """By name: the JSON files, and what makes the table of their rows."""
 
