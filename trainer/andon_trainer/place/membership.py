@@ -403,7 +403,8 @@ class Membership:
         goes_on = self._habit.is_straight and not (report.stop_reason or report.end_of_data)
         # A worker that is about to leave would only void the round that it asked for.
         if goes_on and STANDING in self._link.coordinator_can and not self._leaving.wanted:
-            standing = Standing(ring_address_of(self.exchange), self.talk.checkpoint)
+            talk = self.talk
+            standing = Standing(ring_address_of(self.exchange), talk.checkpoint, talk.writing)
             report = replace(report, standing=standing)
         # Before it is sent: from then on the round may be committed, and must not be given up.
         self._conversation.reported()
@@ -592,7 +593,8 @@ class Membership:
         control = self._link.control
         if isinstance(effect, RequestWork):
             checkpoint = None if effect.leaves_epoch else self.talk.checkpoint
-            control.request_work(effect, ring_address_of(self.exchange), checkpoint)
+            place = ring_address_of(self.exchange)
+            control.request_work(effect, place, checkpoint, self.talk.writing)
             return
         if isinstance(effect, ReportFault) and effect.fault.kind == "CORRUPT_CHUNK":
             # The line recovers by itself; somebody has to look after the hardware.
