@@ -1,4 +1,4 @@
-"""The script of benchmarks/joining.py: a layer of any size under AdamW, and a pause in each step."""
+"""The script of benchmarks/joining.py: one layer under AdamW, and a pause in each step."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from andon_trainer.exchange.control.control import ControlStream
 from andon_trainer.exchange.control.giving import StateGiver
 from andon_trainer.exchange.control.heartbeats import ScalarOutbox
 from andon_trainer.exchange.control.transfer import (
+    PackedCut,
     PartialState,
     StateMover,
     Ticket,
@@ -137,6 +138,9 @@ def test_progress_is_told_up_to_the_whole_at_both_ends(
 
 
 class Nothing:
+    def cut_state(self) -> PackedCut:
+        return PackedCut(self.pack(), self.base_elements())
+
     def base_elements(self) -> bytes:
         return b""
 

@@ -290,6 +290,7 @@ class Membership:
         """Requests work and waits for it."""
         if self.timeline is not None:
             self.timeline.step_over("void")  # If it was not committed, it was in vain.
+        self._giver.tidy()
         # Before `forget_round`, which takes the assignment away: the Fault names its key and rank.
         self._do(self._conversation.begin_anew())
         left = self._state.forget_round()
