@@ -133,10 +133,9 @@ class LineMetrics:
             case effects.SaveAnswer():
                 self._halts.answered(effect.answer)
             case effects.SaveDeparture():
-                self._departures.went(effect)
                 # Nothing departs if the line can't do without the stopped worker.
-                if isinstance(event, events.WorkerStopped):
-                    self._departures.was_stopped()
+                stopped = isinstance(event, events.WorkerStopped)
+                self._departures.went(effect, stopped=stopped)
             case effects.NoteCheckpoint() | effects.NoteOverdue() | effects.NoteSetback():
                 self._keeping.noted(effect, self.wall())
             case effects.NoteCaughtUp():

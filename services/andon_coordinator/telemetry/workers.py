@@ -179,12 +179,10 @@ class DepartureMetrics:
         for name, counter in self._departures.items():
             counter.inc(before.get(name, 0))
 
-    def went(self, effect: SaveDeparture) -> None:
-        """Counts one."""
+    def went(self, effect: SaveDeparture, *, stopped: bool) -> None:
+        """Counts one; `stopped` if it went because its process was stopped."""
         without_reason = _DROPPED if effect.dropped else _LOST
         reason = without_reason if effect.reason is None else effect.reason.name.lower()
         self._departures[reason].inc()
-
-    def was_stopped(self) -> None:
-        """Counts a worker whose process was stopped; that it went is counted for itself."""
-        self._stopped.inc()
+        if stopped:
+            self._stopped.inc()
