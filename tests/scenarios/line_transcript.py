@@ -408,6 +408,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return " ".join(map(_shown_key, heads))
         case do.NoteWentBack():
             return effect.in_words
+        case do.NoteCaughtUp(worker):
+            return f"worker {worker} {effect.in_words}"
         case do.SaveHalt(evidence) | do.SendHalt(_, evidence):
             return _halt(evidence)
         case do.SaveAnswer(halt_id, answer, worker, operator):

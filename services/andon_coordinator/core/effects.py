@@ -33,6 +33,7 @@ __all__ = [
     "JoinRefusal",
     "JoinStatus",
     "LineState",
+    "NoteCaughtUp",
     "NoteCheckpoint",
     "NoteOverdue",
     "NoteScalarsRefused",
@@ -397,6 +398,27 @@ class SendLearn:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteCaughtUp:
+    """Tell people that a worker that was behind is in sync, and what that cost the others."""
+
+    worker: int
+    seconds: float
+    """How long it took."""
+    waited_s: float
+    """How long the line waited for it."""
+    learnt: bool
+    """Whether it learnt the state while the line trained; else by a transfer."""
+
+    @property
+    def in_words(self) -> str:
+        """One sentence of it, without the worker's name."""
+        if not self.learnt:
+            return f"got the line's state in {self.seconds:.2f} s, while the line waited"
+        waited = f"waited {self.waited_s:.2f} s" if self.waited_s >= 0.005 else "did not wait"
+        return f"learnt the line's state in {self.seconds:.2f} s; the line {waited} for it"
+
+
+@dataclass(frozen=True, slots=True)
 class NoteSetback:
     """Tell people that a state transfer failed, and when it is tried again."""
 
@@ -529,6 +551,7 @@ Effect = (
     | SendTransfer
     | SendLearn
     | EndSession
+    | NoteCaughtUp
     | NoteCheckpoint
     | NoteOverdue
     | NoteScalarsRefused

@@ -32,11 +32,25 @@ class Learning:
     """What it asks for once the round is committed that it holds the averages of."""
     patience_until: float | None = None
     """The next round waits so long for it at most; None: not at all."""
+    waits_since: float | None = None
+    """Since when a round that could open waits for it; None: none does."""
+    waited_s: float = 0.0
+    """How long rounds waited for it."""
     _nearest: int | None = None
     _late: int = 0
     """How many chances it has missed."""
     _next_chance: int = 0
     """The line's step from which on it gets another one."""
+
+    @property
+    def in_words(self) -> str:
+        """How far it has come, for people."""
+        if not self.follows:
+            return "learning: waits for the state"
+        if not self.installed:
+            return "learning: receives the state"
+        steps = len(self.behind)
+        return f"learning: {steps} step{'' if steps == 1 else 's'} behind"
 
     def follow(self, step: int) -> None:
         """It is sent the state at `step`, and what follows."""
@@ -51,6 +65,7 @@ class Learning:
         self.behind.clear()
         self.next = None
         self.patience_until = None
+        self.waits_since = None
 
     def reached(self, head: Key, step: int) -> None:
         """It is at a head now; the line is at `step`."""
@@ -66,8 +81,20 @@ class Learning:
         if step >= self._next_chance:
             self.patience_until = until
 
-    def was_late(self, step: int) -> None:
+    def wait(self, now: float) -> None:
+        """The next round could open, and waits for it."""
+        if self.waits_since is None:
+            self.waits_since = now
+
+    def end_wait(self, now: float) -> None:
+        """Nobody waits for it any more."""
+        if self.waits_since is not None and self.patience_until is not None:
+            # The line never waits for longer, though a tick may notice later that it is over.
+            self.waited_s += max(0.0, min(now, self.patience_until) - self.waits_since)
+        self.waits_since = self.patience_until = None
+
+    def was_late(self, step: int, now: float) -> None:
         """The round opens without it."""
-        self.patience_until = None
+        self.end_wait(now)
         self._late += 1
         self._next_chance = step + 2 ** min(self._late, 10)

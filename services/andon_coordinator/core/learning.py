@@ -32,7 +32,13 @@ from collections.abc import Iterable
 from andon.protocol.capabilities import LEARNING
 from andon.protocol.records import RecordKind
 from andon_coordinator.core import departures, syncing
-from andon_coordinator.core.effects import SendCommitted, SendLearn, SendTransfer, TransferRole
+from andon_coordinator.core.effects import (
+    NoteCaughtUp,
+    SendCommitted,
+    SendLearn,
+    SendTransfer,
+    TransferRole,
+)
 from andon_coordinator.core.events import (
     FaultKind,
     FaultReported,
@@ -322,8 +328,9 @@ def worth_waiting(core: CoreState) -> bool:
             continue
         if core.now < learning.patience_until:
             waits = True
+            learning.wait(core.now)
         else:
-            learning.was_late(core.chain.step)
+            learning.was_late(core.chain.step, core.now)
     return waits
 
 
@@ -362,7 +369,11 @@ def _give_up(core: CoreState, member: LineMember) -> None:
 
 
 def _let_in(core: CoreState, member: LineMember) -> None:
-    member.learning = None
+    learning, member.learning = member.learning, None
+    assert learning is not None
+    learning.end_wait(core.now)
+    took_s = core.now - learning.began_at
+    core.emit(NoteCaughtUp(member.worker, took_s, learning.waited_s, learnt=True))
     # Nobody has compared its weights; the next round does, before they may move.
     core.note_uncompared(member.worker)
     core.transfers.setbacks.pop(member.worker, None)

@@ -39,6 +39,10 @@ class WorkerSnapshot:
     heartbeat_age_s: float
     live: bool
     in_sync: bool
+    learns: bool
+    """Whether it gets the line's state while the line trains."""
+    steps_behind: int
+    """Committed steps that it has not applied, as far as it has told."""
     metrics_address: str
     final_digest: bytes
     share: float
@@ -145,6 +149,9 @@ def _worker(
 ) -> WorkerSnapshot:
     last = member.last_step
     waited = last.timings.wait_s / last.seconds if last.seconds > 0 else 0.0
+    learning = member.learning
+    in_sync = member.head is not None and member.head == core.chain.head and learning is None
+    behind = 0 if in_sync else _steps_behind(core, member)
     return WorkerSnapshot(
         worker=member.worker,
         rank=ranks.get(member.worker),
@@ -152,16 +159,16 @@ def _worker(
         device=member.request.backend,
         hardware=next(iter(member.request.devices), None),
         speed_hint=member.request.speed_hint,
-        activity=member.activity,
+        activity=member.activity if learning is None else Activity.SYNCING,
         detail=_detail(core, member, now),
-        step=member.step,
+        step=member.step if learning is None else core.chain.step - behind,
         samples_per_second=_rate(last.samples, last.seconds),
         waiting_ratio=_ratio(waited),
         heartbeat_age_s=max(0.0, now - member.heard_at),
         live=member.stream is not None,
-        in_sync=member.head is not None
-        and member.head == core.chain.head
-        and member.learning is None,
+        in_sync=in_sync,
+        learns=learning is not None,
+        steps_behind=behind,
         metrics_address=member.request.metrics_address,
         final_digest=member.final_digest,
         share=last.share,
@@ -174,6 +181,9 @@ def _worker(
 
 def _detail(core: CoreState, member: LineMember, now: float) -> str:
     """What a worker reports of itself; if its state did not arrive, why, and when to try again."""
+    if member.learning is not None:
+        # Newer than its last heartbeat.
+        return member.learning.in_words
     setback = core.transfers.setbacks.get(member.worker)
     here = setback is not None and setback.host == member.request.node_id
     if setback is None or not here or member.worker in core.transfers.joiners:
@@ -181,6 +191,13 @@ def _detail(core: CoreState, member: LineMember, now: float) -> str:
     when = f"next try in {max(0.0, setback.not_before - now):.0f} s"
     times = f" ({setback.failures} times)" if setback.failures > 1 else ""
     return f"the line's state did not arrive{times}: {setback.why}; {when}"
+
+
+def _steps_behind(core: CoreState, member: LineMember) -> int:
+    learning = member.learning
+    if learning is not None and learning.installed:
+        return len(learning.behind)
+    return max(0, core.chain.step - member.step)
 
 
 def _reducers(core: CoreState) -> tuple[tuple[str, int], ...]:

@@ -18,6 +18,7 @@ from andon.protocol.records import Key
 from andon_coordinator.core import departures
 from andon_coordinator.core.agreement import divergence
 from andon_coordinator.core.effects import (
+    NoteCaughtUp,
     SendScalarAllReduceResult,
     SendTransfer,
     TransferRole,
@@ -123,6 +124,9 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
         # compared with everybody's in the next round, before its gradients may move anything.
         core.note_uncompared(joiner.worker)
         core.transfers.setbacks.pop(joiner.worker, None)
+        if core.last_roster:  # Before the first step everybody waits for everybody.
+            took_s = core.now - transfer.began_at
+            core.emit(NoteCaughtUp(joiner.worker, took_s, took_s, learnt=False))
         _send_missed_mark(core, joiner)
         return
     core.note_setback(transfer, joiner, event.failure or "it reported another head")

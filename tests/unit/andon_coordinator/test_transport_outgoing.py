@@ -196,9 +196,9 @@ def test_a_workers_status_has_the_times_of_its_last_step_once_there_was_one() ->
     worker = WorkerSnapshot(
         worker=1, rank=None, node_id="beta", device="cpu", hardware=None, speed_hint=None,
         activity=Activity.COMPUTING, detail="x", step=3, samples_per_second=2.0,
-        waiting_ratio=0.125, heartbeat_age_s=0.5, live=True, in_sync=True, metrics_address="",
-        final_digest=b"", share=0.5, micro_batches=0, timings=timings, step_s=2.0,
-        use=ProcessUse(),
+        waiting_ratio=0.125, heartbeat_age_s=0.5, live=True, in_sync=True, learns=False,
+        steps_behind=0, metrics_address="", final_digest=b"", share=0.5, micro_batches=0,
+        timings=timings, step_s=2.0, use=ProcessUse(),
     )  # fmt: skip
 
     after = worker_status_to(worker)
