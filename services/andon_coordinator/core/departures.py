@@ -130,7 +130,8 @@ def _is_waited_for(core: CoreState, member: LineMember) -> bool:
     round_, members, head = core.round, core.members, core.chain.head
     if round_ is not None:
         return member.worker in round_.rank_of and member.worker not in round_.ready
-    late = member.learning is None and member.head == head and not member.wants_work
+    takes_part = member.learning is None and not member.spare
+    late = takes_part and member.head == head and not member.wants_work
     return late and members.in_sync_count(head) > members.idle_count(head)
 
 

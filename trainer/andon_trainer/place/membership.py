@@ -251,6 +251,7 @@ class Membership:
             halt=state.halt,
             capabilities=self._learner.able((*self._config.capabilities, *candidate.capabilities)),
             speed_hint=self._config.speed_hint,
+            spare=self._config.spare,
             pacing=state.pacing,
         )
 
