@@ -161,7 +161,10 @@ def _workers_that_came_or_went(before: LineStatus, after: LineStatus) -> Iterato
     for worker in after.workers:
         past = known.pop(worker.worker, None)
         if worker.live and (past is None or not past.live):
-            yield "joined", f"worker {worker.worker} joined{_from(worker)}", worker.worker
+            what = "joined as a spare" if _is_spare(worker) else "joined"
+            yield "joined", f"worker {worker.worker} {what}{_from(worker)}", worker.worker
+        elif past is not None and _is_spare(past) and worker.rank is not None:
+            yield "joined", f"worker {worker.worker} took a lost worker's place", worker.worker
         elif past is not None and past.live and not worker.live:
             if worker.final_digest:
                 yield "left", f"worker {worker.worker} left", worker.worker
@@ -169,6 +172,10 @@ def _workers_that_came_or_went(before: LineStatus, after: LineStatus) -> Iterato
                 yield "lost", f"worker {worker.worker} was lost{_from(worker)}", worker.worker
     for number in known:
         yield "dropped", f"worker {number} was dropped", number
+
+
+def _is_spare(worker: WorkerStatus) -> bool:
+    return worker.detail.startswith("spare: ")
 
 
 def _steps_that_failed(before: LineStatus, after: LineStatus) -> Iterator[_Found]:

@@ -158,6 +158,8 @@ def detach(
 
     `crash` says whether its samples may have caused this.
     """
+    if member.spare:
+        grace_s = 0.0  # No round opens while one is in its grace, and nobody waits for a spare.
     member.expected_until = _expected_until(core, member)
     _leave_stream(core, member, f"worker {member.worker}: {why}", crash=crash)
     member.grace_until = core.now + grace_s
