@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ import pytest
 from andon.protocol.records import RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalReader
-from integration.harness import Service, Worker, on_line, start_line, start_worker
+from integration.fixtures.console import finish, lines_until, start, worker_of
+from integration.harness import SCRIPTS, Service, Worker, on_line, start_line, start_worker
 from integration.test_learning import SCRIPT, attended
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -19,9 +23,9 @@ SPEC: dict[str, Any] = {"steps": 3000, "slow": [0, 1, 2], "pace_s": 0.04, "stay"
 SPARE = 3
 
 
-def rosters(folder: Path) -> list[tuple[int, ...]]:
+def rosters(run_dir: Path) -> list[tuple[int, ...]]:
     """The rosters of all steps, in order; also checks that every sample counts once."""
-    with JournalReader(folder / "run" / "journal.sqlite") as journal:
+    with JournalReader(run_dir / "journal.sqlite") as journal:
         assert journal.ledger_faults() == []
         return [
             each.record.roster for each in journal.chain() if each.record.kind is RecordKind.STEP
@@ -64,7 +68,7 @@ def test_a_spare_takes_the_place_of_a_killed_worker_in_the_next_step(tmp_path: P
     assert codes == [0, 0, 0], spare.output
     assert seen.live
     assert not seen.HasField("rank")
-    found = rosters(tmp_path)
+    found = rosters(tmp_path / "run")
     lost = next(index for index, roster in enumerate(found) if roster != (0, 1, 2))
     # The record of the step in which it was killed may have been on its way.
     assert lost >= 8
@@ -95,5 +99,27 @@ def test_a_spare_that_is_there_first_makes_nobody_wait(tmp_path: Path) -> None:
         finally:
             spare.kill()
 
-    assert set(rosters(folder)) == {(0,)}
+    assert set(rosters(folder / "run")) == {(0,)}
     assert worker.seen["states"][str(30)] == workers[0].seen["states"][str(30)]
+
+
+def test_andon_run_starts_spares_and_a_dead_worker_again_as_one(tmp_path: Path) -> None:
+    process = start(
+        tmp_path,
+        *("run", "--workers", "2", "--min-workers", "2", "--spares", "1", "--run-id", "7f3a"),
+        *("--report", "r.json"),
+        *(str(SCRIPTS / "resumable.py"), str(tmp_path), "9", "--hold-at", "4", "--slot", "1"),
+    )
+    lines_until(process, "holding at step 4")
+    os.kill(worker_of(tmp_path, slot=1), signal.SIGKILL)
+    code, output, errors = finish(process)
+
+    assert code == 0, output + errors
+    assert "worker 1 was killed by SIGKILL: it starts again at once (restart 1 of 3)" in output
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["steps"], report["complete"]) == (9, True)
+    assert len(set(report["digests"].values())) == 1
+    found = rosters(tmp_path / "runs" / "7f3a")
+    # Worker 1 is a spare now, and the place is taken.
+    assert set(found[:3]) == {(0, 1)}
+    assert set(found[4:]) == {(0, 2)}
