@@ -29,8 +29,9 @@ class Side:
 
     def time(self, exchange: Callable[[], None], service_pid: int | None) -> None:
         """Times one exchange, which all workers start together."""
-        dist.barrier()
+        # Before the barrier: it takes a while, and the others would wait for this worker.
         service = None if service_pid is None else processor_s(service_pid)
+        dist.barrier()
         cpu, began = time.process_time(), time.perf_counter()
         exchange()
         self.seconds.append(time.perf_counter() - began)

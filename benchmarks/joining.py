@@ -2,8 +2,8 @@
 
 Three PyTorch workers of one run on this host. One gets a real SIGKILL, and `andon run` starts it
 again: it joins, and needs the line's state, which is as large as `--mb` says (a layer and AdamW's
-moments). Or it gets a SIGSTOP, and a SIGCONT two seconds later. In turns the workers learn while the
-others train, as they do for every user, and get their state by a transfer, for which all wait.
+moments). Or it gets a SIGSTOP, and a SIGCONT two seconds later. In turns the workers learn while
+the others train, as they do for every user, and get their state by a transfer, for which all wait.
 
 All times are from the journal. A pause is how much longer than a usual step the longest wait for a
 commit was: from the newcomer's Join until it has been on ten rosters in a row; after a SIGSTOP, the
@@ -91,15 +91,13 @@ def _running(options: argparse.Namespace, *, learns: bool) -> Iterator[Run]:
     }
     command = [sys.executable, "-m", "andon_cli", "run", "--workers", str(_WORKERS)]
     command += ["--run-id", "7f3a", str(_SCRIPT)]
-    with TemporaryDirectory() as folder:
-        out = Path(folder, "out.txt").open("wb")
+    with TemporaryDirectory() as folder, Path(folder, "out.txt").open("wb") as out:
         launcher = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
         try:
             yield Run(launcher.pid, Path(folder) / "runs/7f3a")
         finally:
             launcher.terminate()
             launcher.wait(_PATIENCE_S)
-            out.close()
             if options.verbose:
                 sys.stdout.write(Path(folder, "out.txt").read_text("utf-8", "replace"))
 

@@ -1,4 +1,4 @@
-"""The script of benchmarks/joining.py: a layer of any size under AdamW, and a pause in each step."""
+"""The script of benchmarks/joining.py: one layer under AdamW, and a pause in each step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main() -> None:
     if os.environ.get("JOINING_TRANSFER"):
         # As workers of an earlier version, which get the state while the others wait.
         able = tuple(each for each in joining._CAPABILITIES if each != LEARNING)
-        joining._CAPABILITIES = able
+        vars(joining)["_CAPABILITIES"] = able
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = torch.nn.Linear(WIDTH, WIDTH, bias=False)

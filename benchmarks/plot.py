@@ -1,4 +1,4 @@
-"""Draws the figures of the benchmarks of schedules, from their JSON, for the documentation.
+"""Draws the figures of some benchmarks from their JSON, for the documentation.
 
     python benchmarks/plot.py                 # benchmarks/results -> docs/figures
 
@@ -156,10 +156,46 @@ def _draw_curve(plot: Any, row: Mapping[str, Any]) -> None:
     )
 
 
+def draw_storm(rows: Rows) -> None:
+    """What each system keeps of its speed, and what it committed while faults struck."""
+    _, (bars, plot) = plt.subplots(
+        1, 2, figsize=(10, 3.2), width_ratios=(2, 3), layout="constrained"
+    )
+    for number, row in enumerate(rows):
+        part, color = row["of_undisturbed"], f"C{number}"
+        bars.barh(row["system"], part, color=color)
+        bars.text(part + 0.02, number, f"{part:.0%}", va="center")
+        times = [at for at, _ in row["timeline"]]
+        first = row["timeline"][0][1] if times else 0
+        samples = [(total - first) / 1000 for _, total in row["timeline"]]
+        plot.step(
+            [*times, row["storm_s"]],
+            [*samples, samples[-1] if samples else 0],
+            where="post",
+            color=color,
+            label=row["system"],
+        )
+    for at, kind in rows[0]["fault_times"]:
+        plot.axvline(at, color="black", lw=0.6, ls=_LINE_OF_FAULT[kind], alpha=0.5, zorder=0)
+    bars.axvline(1.0, color="black", lw=0.8)
+    bars.invert_yaxis()
+    bars.set(xlabel="samples a second, of those undisturbed", xlim=(0, 1.12))
+    plot.set(
+        xlabel="s (lines: SIGKILL of a worker; dashed: SIGSTOP; dotted: SIGKILL of the service)",
+        ylabel="thousand samples committed",
+        ylim=(0, None),
+    )
+    plot.legend(fontsize=7)
+
+
+_LINE_OF_FAULT = {"kill-worker": "-", "freeze-worker": "--", "kill-service": ":"}
+
+
 FIGURES: dict[str, Callable[[Rows], None]] = {
     "uneven": draw_uneven,
     "thin": draw_thin,
     "convergence": draw_convergence,
+    "storm": draw_storm,
 }
 
 if __name__ == "__main__":

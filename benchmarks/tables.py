@@ -22,7 +22,8 @@ from line_rates import table_of
 __all__ = ["TABLES", "rewritten"]
 
 _HERE = Path(__file__).parent
-_DOCUMENTS = (_HERE / "README.md", _HERE.parent / "docs" / "performance.md")
+_DOCS = _HERE.parent / "docs"
+_DOCUMENTS = (_HERE / "README.md", _DOCS / "performance.md", _DOCS / "kill-table.md")
 _FIGURES = re.compile(r"(<!-- figures: ([a-z-]+) -->\n)(.*?)(<!-- end of figures -->)", re.DOTALL)
 
 Row = Mapping[str, Any]
@@ -150,6 +151,37 @@ def _hosts(rows: Iterable[Row]) -> str:
     return _table(head, "llrrrrlll", cells)
 
 
+def _storm(rows: Iterable[Row]) -> str:
+    """The kill table."""
+    head = ("system", "of undisturbed", "samples/s", "undisturbed", "lost", "doubled",
+            "recomputed a fault", "wasted a fault", "longest pause", "loss", "replicas at the end",
+            "faults", "load")  # fmt: skip
+    cells = (
+        (
+            row["system"],
+            f"{row['of_undisturbed']:.0%}",
+            f"{row['samples_per_s']:.0f}",
+            f"{row['undisturbed_samples_per_s']:.0f}",
+            str(row["samples_lost"]),
+            str(row["samples_doubled"]),
+            f"{row['recomputed_per_fault']:g}",
+            f"{row['wasted_per_fault']:g}",
+            f"{row['longest_pause_s']:.1f} s",
+            _loss(row["loss_over_undisturbed"]),
+            row["digest"],
+            str(sum(row["faults"].values())),
+            f"{row['load']['storm']:.0f}",
+        )
+        for row in rows
+    )
+    return _table(head, "lrrrrrrrrllrr", cells)
+
+
+def _loss(found: Mapping[str, float] | None) -> str:
+    """Loss beside that of an undisturbed run, and the samples at which they are compared."""
+    return f"{found['relative']:+.1%} at {found['samples']:,}" if found else "too few samples"
+
+
 def _size(kib: int) -> str:
     return f"{kib // 1024} MiB" if kib % 1024 == 0 else f"{kib} KiB"
 
@@ -161,6 +193,8 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[list[Row]], str]]] = {
     "hosts": (("hosts.json", "hosts-300.json"), _hosts),
     "hosts-bbr": (("hosts-bbr.json",), _hosts),
     "line-rates": (("line-rates.json",), table_of),
+    "storm": (("storm.json",), _storm),
+    "storm-busy": (("storm-busy.json",), _storm),
 }
 """By name: the JSON files, and what makes the table of their rows."""
 

@@ -140,7 +140,6 @@ def reducer_step(workers: int, chunks: int) -> Callable[[int], None]:
     def count(number: int) -> None:
         for _ in range(chunks * workers):
             reducer.moved(Direction.UP, 2**20, DataPath.WIRE)
-            reducer.holds(2**20)
             reducer.moved(Direction.DOWN, 2**20, DataPath.WIRE)
         reducer.freed(FreeRound("7f3a", Key(1, number), RoundOutcome.FINISHED, (0.006,)))
 

@@ -127,7 +127,7 @@ class Coordinator:
             step: of the newest whole checkpoint; None: there is none.
             damaged: what is wrong with each newer one.
         """
-        self._task.put_now(events.FolderSearched(folder, step, damaged))
+        self._task.put(events.FolderSearched(folder, step, damaged))
 
     def round_faulted(self, fault: BlockFault, senders: tuple[tuple[int, int], ...]) -> None:
         """Tells the line what the reducer of this process saw.
@@ -145,7 +145,7 @@ class Coordinator:
             value=fault.value,
             message=fault.message,
         )
-        self._task.put_now(events.RoundFaulted(seen, senders))
+        self._task.put(events.RoundFaulted(seen, senders))
 
     def status(self) -> LineSnapshot:
         """What the line is doing now."""
@@ -157,7 +157,7 @@ class Coordinator:
         Raises:
             LineError: it is halted or complete already, or the coordinator is going away.
         """
-        await self._task.ask(events.CordPulled(clipped(reason), clipped(operator)))
+        self._task.ask(events.CordPulled(clipped(reason), clipped(operator)))
 
     async def answer(
         self, halt_id: int, answer: HaltAnswer, worker: int | None, operator: str
@@ -169,7 +169,7 @@ class Coordinator:
                 going away.
         """
         dropped = worker if answer is HaltAnswer.DROP else None
-        await self._task.ask(events.HaltCleared(halt_id, answer, dropped, clipped(operator)))
+        self._task.ask(events.HaltCleared(halt_id, answer, dropped, clipped(operator)))
 
     async def drain(self, operator: str) -> None:
         """Ends the run after the current step.
@@ -177,7 +177,7 @@ class Coordinator:
         Raises:
             LineError: the coordinator is going away.
         """
-        await self._task.ask(events.DrainRequested(clipped(operator)))
+        self._task.ask(events.DrainRequested(clipped(operator)))
 
 
 def build_coordinator(

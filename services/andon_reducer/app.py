@@ -154,7 +154,7 @@ def build_reducer(
         config=config,
         listener=listener,
     )
-    telemetry.follow(lambda: reduce.averaging_s)
+    telemetry.follow(lambda: reduce.averaging_s, lambda: reduce.inflight_bytes)
     relay = Relay(config.limits.max_state_pieces, patience_s=config.state_patience_s)
     states = StateServicer(relay, telemetry, announced=announced, config=config)
     return ReducerApp(reduce, states, telemetry, announced)

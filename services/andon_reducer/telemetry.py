@@ -74,9 +74,13 @@ class ReducerTelemetry:
             "andon_reducer_streams", "Bulk streams that are open now.", registry=registry
         )
 
-    def follow(self, averaging_s: Callable[[], float]) -> None:
-        """Makes each scrape ask how long the threads have computed, on the scraping thread."""
+    def follow(self, averaging_s: Callable[[], float], inflight_bytes: Callable[[], int]) -> None:
+        """Makes each scrape ask how long the threads have computed, and how much is held now.
+
+        It asks on the scraping thread.
+        """
         self._averaging.follow(averaging_s)
+        self._inflight.set_function(inflight_bytes)
 
     def moved(self, direction: Direction, size_bytes: int, path: DataPath = DataPath.WIRE) -> None:
         """Counts bytes."""
@@ -86,10 +90,6 @@ class ReducerTelemetry:
     def relayed(self, size_bytes: int) -> None:
         """Counts bytes of state that a newcomer received."""
         self._relayed.inc(size_bytes)
-
-    def holds(self, inflight_bytes: int) -> None:
-        """Shows how much is held."""
-        self._inflight.set(inflight_bytes)
 
     def freed(self, effect: FreeRound) -> None:
         """Counts a round and times its exchanges."""

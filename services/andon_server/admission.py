@@ -217,16 +217,18 @@ class _Requests:
         self._admission = admission
         self._call = call
         self._requests = requests
+        self._spoke = False
 
-    def __aiter__(self) -> _Requests:
-        """Returns itself."""
-        return self
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Itself; once the first message has arrived, gRPC's own iterator."""
+        return self._requests if self._spoke else self
 
     async def __anext__(self) -> Any:
         """The next message."""
         try:
             return await anext(self._requests)
         finally:
+            self._spoke = True
             self._admission.spoke(self._call)
 
 

@@ -30,6 +30,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed
 from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, RunOver
+from andon_trainer.exchange.control.transfer import PackedCut
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.membership import Membership
 from andon_trainer.telemetry import Telemetry
@@ -67,6 +68,9 @@ class Replica:
 
     def __init__(self, weights: Floats) -> None:
         self.state = LineState(weights=weights)
+
+    def cut_state(self) -> PackedCut:
+        return PackedCut(self.pack(), self.base_elements())
 
     def base_elements(self) -> bytes:
         return b""

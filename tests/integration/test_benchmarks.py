@@ -72,11 +72,27 @@ def test_the_benchmark_of_encryption_tells_both_lines_and_their_ratio(tmp_path: 
     assert low - 1e-3 <= row["ratio"] <= high + 1e-3
 
 
+@benchmark_in_small
+@pytest.mark.timeout(400)
+def test_the_storm_counts_every_sample_of_a_run_whose_processes_are_killed(tmp_path: Path) -> None:
+    flags = ("--systems", "andon", "--replicas", "2", "--batch", "8", "--minutes", "0.5")
+
+    figures = measured(tmp_path, "storm.py", *flags, "--every", "6", "--undisturbed-minutes", "0.1")
+
+    (row,) = figures["rows"]
+    assert (row["system"], row["samples_lost"], row["samples_doubled"]) == ("andon", 0, 0)
+    assert row["digest"] == "equal"
+    assert sum(row["faults"].values()) + row["faults_without_victim"] == 4
+    assert row["samples_kept"] == row["steps"] * 8
+    assert row["of_undisturbed"] > 0
+
+
 @pytest.mark.parametrize(
     ("script", "flag", "value"),
     [
         ("exchange.py", "--paths", "pigeon"),
         ("exchange.py", "--workers", "1"),
+        ("storm.py", "--systems", "pigeon"),
         ("exchange.py", "--mib", "many"),
         ("exchange.py", "--kib", "0"),
         ("exchange.py", "--encodings", "int2"),

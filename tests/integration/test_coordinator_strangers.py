@@ -80,20 +80,18 @@ def failing_task(config: CoordinatorConfig, settings: TaskSettings) -> LineTask:
     )
 
 
-async def test_whoever_waits_for_room_hears_that_the_coordinator_failed(tmp_path: Path) -> None:
-    task = failing_task(config_in(tmp_path), TaskSettings(max_streams=1, mailbox=1))
+async def test_whoever_asks_hears_that_the_coordinator_failed(tmp_path: Path) -> None:
+    task = failing_task(config_in(tmp_path), TaskSettings(max_streams=1))
     reducer = task.open_registration()
-    asking = [asyncio.create_task(task.ask(CordPulled("", operator))) for operator in "abc"]
-    await asyncio.sleep(0)  # All have begun: one has put its question, the others wait.
-    registering = asyncio.create_task(task.register(reducer, "127.0.0.1:1"))
-    await asyncio.sleep(0)
-
     task.start()
-    answers = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 30)
-    await asyncio.wait_for(registering, 30)
+
+    task.ask(CordPulled("", "the first"))
+    await asyncio.wait_for(task.over.wait(), 30)
+    with pytest.raises(LineError) as told:
+        task.ask(CordPulled("", "the second"))
     await task.close()
 
-    assert [each.reason for each in answers if isinstance(each, LineError)] == [Reason.INTERNAL] * 3
+    assert told.value.reason is Reason.SERVICE_LEAVING
     assert reducer.error is not None
 
 

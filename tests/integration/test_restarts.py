@@ -59,6 +59,22 @@ def test_a_worker_that_is_killed_starts_again_and_the_run_completes(tmp_path: Pa
     assert "receive state" in spans_of(events, 1001, Track.SCRIPT)
 
 
+def test_a_worker_that_trained_since_its_restart_starts_again_at_once(tmp_path: Path) -> None:
+    process = start(
+        tmp_path, *("run", "--workers", "2", "--restarts", "3"), PROTOCOL_WORKER, "100000"
+    )
+    lines_until(process, "[worker 1] step 20 ")
+    for number in (1, 2):
+        os.kill(worker_of(tmp_path, slot=1), signal.SIGKILL)
+        lines_until(process, f"it starts again at once (restart {number} of 3)")
+        # It has made a step, and the launcher has seen a later one.
+        lines_until(process, "[worker 1] step ")
+        seen = lines_until(process, "[worker 1] step ")[-1]
+        lines_until(process, f"step {int(seen.split()[3]) + 5}  ")
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+
+
 def test_a_worker_that_comes_back_after_the_end_does_not_spoil_the_run(tmp_path: Path) -> None:
     process = start(
         tmp_path,

@@ -18,10 +18,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from andon.host.manifest import Manifest, checkpoints_in, step_of
+from andon.host.manifest import Manifest, checkpoints_in, newest_whole, step_of
 from andon.protocol.records import RecordKind
 from andon_coordinator.core.run_events import RunEventKind
 from andon_coordinator.transport.reader import JournalReader
+from andon_trainer.state.checkpoint_files import save_checkpoint
 from integration.fixtures.console import (
     andon,
     finish,
@@ -70,7 +71,14 @@ def run_and_kill(folder: Path, at: int) -> None:
         *("--hold-at", str(at), "--slot", "1"),
     )
     lines_until(process, f"holding at step {at}")
+    await_checkpoint(folder, (at - 1) // 3 * 3)
     kill_all(folder, process)
+
+
+def await_checkpoint(folder: Path, step: int) -> None:
+    """Returns once the checkpoint of a step is whole: it is written beside those that follow."""
+    while step not in steps_kept(folder):
+        time.sleep(0.01)
 
 
 def kill_all(folder: Path, launcher: subprocess.Popen[str]) -> None:
@@ -161,6 +169,7 @@ def test_a_run_that_is_resumed_from_an_older_checkpoint_and_killed_is_resumed_ag
     hold = ("--hold-at", "10", "--slot", "1")
     process = start(killed, "run", *older, SCRIPT, str(killed), str(STEPS), *hold)
     lines_until(process, "holding at step 10")
+    await_checkpoint(killed, 9)
     kill_all(killed, process)
 
     code, output = resume(killed)
@@ -301,7 +310,8 @@ def test_a_full_disk_halts_the_line_and_loses_nothing(tmp_path: Path, small_disk
         tmp_path,
         *("run", "--workers", "2", "--run-id", "7f3a", *EVERY, SCRIPT, str(tmp_path), str(STEPS)),
     )
-    said = "\n".join(lines_until(process, "HALTED at step 7"))
+    # It was cut at step 6, and fails beside a step that follows.
+    said = "\n".join(lines_until(process, "HALTED at step"))
     present = [step_of(folder) for folder in checkpoints_in(small_disk.parent)]
     drafts = list(small_disk.glob(".step-*"))
     Manifest.read(small_disk / "step-00000003").verify(small_disk / "step-00000003")
@@ -313,7 +323,28 @@ def test_a_full_disk_halts_the_line_and_loses_nothing(tmp_path: Path, small_disk
     assert (present, drafts) == ([3], [])
     assert answered[0] == 0
     assert code == 0, output + errors
-    assert [step_of(folder) for folder in checkpoints_in(small_disk.parent)] == [11, 9, 6, 3]
+    newest, *others, first = [step_of(each) for each in checkpoints_in(small_disk.parent)]
+    assert (newest, first) == (11, 3)
+    assert set(others) & {7, 8, 9}, "written after the answer, of the step that the line is at then"
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before(
+    tmp_path: Path,
+) -> None:
+    writer = subprocess.run(
+        [sys.executable, str(SCRIPTS / "killed_writer.py"), str(tmp_path)], check=False
+    )
+    checkpoints = tmp_path / "checkpoints"
+    left = {each.name.split(".")[-2]: each for each in checkpoints.glob(".*")}
+    before = newest_whole(tmp_path)
+
+    (parts := checkpoints / "step-00000003").mkdir()
+    save_checkpoint(parts, {"rng": {}}, Manifest.read(checkpoints / "step-00000001").facts)
+
+    assert writer.returncode == -signal.SIGKILL
+    assert list(left) == ["step-00000002"]
+    assert before == checkpoints / "step-00000001"
+    assert {each.name for each in checkpoints.iterdir()} == {"step-00000001", "step-00000003"}
 
 
 def test_while_the_line_is_halted_no_checkpoint_goes(tmp_path: Path) -> None:

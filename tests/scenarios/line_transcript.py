@@ -179,7 +179,10 @@ class _Commands:
         wrote = _number(options.get("wrote", ""))
         last = on.Checkpoint(wrote, f"/runs/step-{wrote}") if wrote is not None else None
         place = options.get("at", "")
-        asked = on.WorkRequested(stream, head, place, leaves_epoch=left, checkpoint=last)
+        begun = int(options.get("writes", "0"))
+        asked = on.WorkRequested(
+            stream, head, place, leaves_epoch=left, checkpoint=last, checkpoint_begun=begun
+        )
         return self.bench.send(asked)
 
     def ready(self, words: list[str], options: Options) -> list[do.Effect]:
@@ -188,7 +191,8 @@ class _Commands:
         if "next" in words or "next" in options:
             wrote = _number(options.get("wrote", ""))
             last = on.Checkpoint(wrote, f"/runs/step-{wrote}") if wrote is not None else None
-            next_ = on.StandingRequest(checkpoint=last)
+            begun = int(options.get("writes", "0"))
+            next_ = on.StandingRequest(checkpoint=last, checkpoint_begun=begun)
         report = self.bench.ready(
             stream,
             loss=float(options.get("loss", "1.0")),

@@ -167,6 +167,7 @@ def _control_up() -> list[Message]:
         next=pb.RequestWork(
             ring_address="10.0.0.3:7100",
             checkpoint=pb.Checkpoint(step=100, folder="/runs/7f3a/step-00000100"),
+            checkpoint_begun=200,
         ),
     )
     fault = pb.Fault(
@@ -182,7 +183,13 @@ def _control_up() -> list[Message]:
     )
     return [
         join,
-        pb.RequestWork(head=PARENT, ring_address="[::1]:7101", leaves_epoch=True, checkpoint=_LAST),
+        pb.RequestWork(
+            head=PARENT,
+            ring_address="[::1]:7101",
+            leaves_epoch=True,
+            checkpoint=_LAST,
+            checkpoint_begun=200,
+        ),
         ready,
         fault,
         pb.Heartbeat(

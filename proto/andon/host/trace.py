@@ -55,6 +55,8 @@ class Track(enum.IntEnum):
     """Gradients on their way to host memory, and averages back."""
     EXCHANGE = 3
     """Gradients on their way to the other workers and back."""
+    FILES = 4
+    """Checkpoints that are written beside training."""
 
 
 class EventKind(enum.StrEnum):

@@ -6,7 +6,7 @@ here, and one of `andon.v1.ShardAssignment` with the same name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 from andon.protocol.records import Key, PositionRange
@@ -86,5 +86,6 @@ class RankTerms(RoundTerms):
     @classmethod
     def of(cls, terms: RoundTerms, **own: Any) -> Self:
         """All of `terms`, and the fields `own` beside them."""
-        told = {each.name: getattr(terms, each.name) for each in fields(terms)}
+        # Not by `fields`, which builds a tuple of them for each assignment of a step.
+        told = {name: getattr(terms, name) for name in terms.__dataclass_fields__}
         return cls(**told, **own)

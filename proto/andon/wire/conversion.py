@@ -9,8 +9,7 @@ raises WireError. Protobuf's accessors can't tell an absent message from an empt
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -65,15 +64,23 @@ class WireError(ValueError):
     """A message from a peer is well-formed, but illegal."""
 
 
-@contextmanager
-def reading(message: Message) -> Iterator[None]:
+class reading:  # noqa: N801  # used like a function; a generator would cost as much as the read
     """Names the message in the error of an illegal value."""
-    try:
-        yield
-    except (WireError, LimitExceeded):  # from a message inside, which is named already
-        raise
-    except ValueError as error:
-        raise WireError(f"{message.DESCRIPTOR.name}: {error}") from None
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: Message) -> None:
+        """Reads `message` in the block."""
+        self._message = message
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Raises WireError in place of another ValueError."""
+        # Those from a message inside are named already.
+        if isinstance(error, ValueError) and not isinstance(error, WireError | LimitExceeded):
+            raise WireError(f"{self._message.DESCRIPTOR.name}: {error}") from None
 
 
 def enum_from_proto(members: type[_Member], number: int) -> _Member:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 from andon.protocol.records import PositionRange
 from andon.protocol.rounds import RankTerms, RoundTerms
@@ -29,6 +30,8 @@ from andon.wire.conversion import (
 
 __all__ = ["own_terms_to_proto", "terms_from_proto", "terms_to_proto"]
 
+_Terms = TypeVar("_Terms", bound=RankTerms)
+
 _TOLD_TO_ALL = tuple(each.name for each in fields(RoundTerms))
 _OWN = tuple(each.name for each in fields(RankTerms) if each.name not in _TOLD_TO_ALL)
 
@@ -45,22 +48,15 @@ def own_terms_to_proto(terms: RankTerms) -> ShardAssignment:
     return _message(terms, _OWN)
 
 
-def terms_from_proto(message: ShardAssignment) -> RankTerms:
-    """A round's terms, and one rank's part.
+def terms_from_proto(message: ShardAssignment, kind: type[_Terms], **own: Any) -> _Terms:
+    """A round's terms and one rank's part, as a `kind` with the fields `own` beside them.
 
     Raises:
         WireError: a key or a range is invalid, the numbers of ranks differ, or the factor of the
             learning rate is not a positive finite number.
     """
     with reading(message):
-        terms = RankTerms(
-            **{
-                name: _CONVERTED[name].read(message)
-                if name in _CONVERTED
-                else getattr(message, name)
-                for name in (*_TOLD_TO_ALL, *_OWN)
-            }
-        )
+        terms = kind(**{name: read(message) for name, read in _READERS}, **own)
         if message.world_size != terms.world_size:
             raise ValueError(
                 f"a world_size of {message.world_size} for a roster of {terms.world_size}"
@@ -129,3 +125,8 @@ _CONVERTED = {
         lambda v: {"writes_checkpoint": v},
     ),
 }
+
+_READERS: tuple[tuple[str, Callable[[ShardAssignment], Any]], ...] = tuple(
+    (name, _CONVERTED[name].read if name in _CONVERTED else attrgetter(name))
+    for name in (*_TOLD_TO_ALL, *_OWN)
+)

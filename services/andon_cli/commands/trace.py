@@ -44,7 +44,12 @@ _FIRST_PROCESS = 1000
 """A worker's process id in the trace is its id, and this: trace viewers keep 0 for themselves."""
 _STRANGERS = 100_000
 """Likewise of processes that never joined."""
-_TRACKS = {Track.SCRIPT: "script", Track.COPIES: "copies", Track.EXCHANGE: "exchange"}
+_TRACKS = {
+    Track.SCRIPT: "script",
+    Track.COPIES: "copies",
+    Track.EXCHANGE: "exchange",
+    Track.FILES: "files",
+}
 
 
 class TraceUnreadable(CommandError):

@@ -45,6 +45,8 @@ class Follower:
         """Notified of each status."""
         self._live_at: dict[int, float] = {}
         """When each slot was last seen live, as a monotonic time in seconds."""
+        self._step_of: dict[int, int] = {}
+        """The last step that each slot was seen to have while it took part in a round."""
 
     @property
     def complete(self) -> bool:
@@ -69,6 +71,10 @@ class Follower:
     def was_live_since(self, slot: int, moment: float) -> bool:
         """Whether the worker in a slot was seen on the line after a monotonic time in seconds."""
         return self._live_at.get(slot, 0.0) > moment
+
+    def step_of(self, slot: int) -> int:
+        """The last step that the worker in a slot was seen to have while it took part."""
+        return self._step_of.get(slot, 0)
 
     async def is_beyond(self, step: int) -> None:
         """Returns once the line has committed more than `step` steps."""
@@ -118,6 +124,13 @@ class Follower:
         self.joined = self.joined or status.live > 0 or status.step > 0
         self._live_at.update(
             {worker.worker: time.monotonic() for worker in status.workers if worker.live}
+        )
+        self._step_of.update(
+            {
+                each.worker: each.step
+                for each in status.workers
+                if each.live and each.rank is not None
+            }
         )
         if status.step > 0 or status.state == "RUNNING":
             self.show_banner(status)

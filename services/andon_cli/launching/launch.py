@@ -97,6 +97,8 @@ class Launch:
         """The line's step when its service was last started again."""
         self._restarted_at: dict[int, float] = {}
         """When the worker in a slot was last started again: a monotonic time in seconds."""
+        self._step_of_restart: dict[int, int] = {}
+        """The line's step then."""
         self._late: list[Child] = []
         """Workers that came back after the run was over."""
         self._checkpointing: asyncio.Task[None] | None = None
@@ -301,7 +303,12 @@ class Launch:
         over = self._verdict is not ExitCode.COMPLETE or self._interrupts.first.is_set()
         if over or self._is_over or not self._has_others(child):
             return None
-        wait_s = self._restarts.spend(code, trained=follower.trained)
+        slot = self._workers.index(child)
+        since = self._step_of_restart.get(slot)
+        recovered = since is not None and follower.step_of(slot) > since
+        wait_s = self._restarts.spend(
+            code, trained=follower.trained, slot=slot, recovered=recovered
+        )
         if wait_s is None:
             return None
         self._screen.say(
@@ -359,6 +366,8 @@ class Launch:
             # The new process takes the slot, so that the line knows it as the same worker.
             self._workers[slot] = worker = await self._start_worker(self.line, slot)
             self._restarted_at[slot] = time.monotonic()
+            assert self._follower is not None
+            self._step_of_restart[slot] = self._follower.step
         except (OSError, CommandError) as error:
             self._screen.say(f"{child.name} could not be started again: {error}")
             events.put_nowait(_ProcessEvent(child, ExitCode.FAILED))

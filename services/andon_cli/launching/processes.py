@@ -326,17 +326,24 @@ class Restarts:
         """Allows `most` restarts in all, for all workers together."""
         self.most = most
         self.used = 0
+        self._in_a_row: dict[int, int] = {}
+        """Restarts of each slot since its process last did its work."""
 
-    def spend(self, code: int, *, trained: bool) -> float | None:
+    def spend(
+        self, code: int, *, trained: bool, slot: int = 0, recovered: bool = False
+    ) -> float | None:
         """Seconds to wait before a worker that ended with `code` starts again; None: it does not.
 
         Args:
             code: its exit code; negative: the signal that killed it.
             trained: whether the line has committed a step.
+            slot: whose process it was.
+            recovered: whether the process that was started again last did its work.
         """
         if self.used >= self.most or code in _FINAL or not (trained or code < 0):
             return None
-        # At once after an accident; a second one in a row may have a cause that takes time to pass.
-        wait_s = min(_FIRST_WAIT_S * 2.0 ** (self.used - 1), _LONGEST_WAIT_S) if self.used else 0.0
+        row = 0 if recovered else self._in_a_row.get(slot, 0)
+        self._in_a_row[slot] = row + 1
         self.used += 1
-        return wait_s
+        # At once after an accident; a second one in a row may have a cause that takes time to pass.
+        return min(_FIRST_WAIT_S * 2.0 ** (row - 1), _LONGEST_WAIT_S) if row else 0.0

@@ -50,6 +50,8 @@ def divergence(
     in `hashed` have hashes of frozen parameters in the place of their elements: of equal weights
     they differ from those of the other workers, so each kind is compared within itself.
     """
+    if not digests:  # As in most rounds.
+        return None
     for same_kind in (True, False):
         kind = {each: it for each, it in digests.items() if (each in hashed) is same_kind}
         defect = _divergence(kind, step, prefixes, layout)

@@ -5,8 +5,9 @@ are in one place. The first writer is the lowest worker on the service's own hos
 because a run is resumed on that host; if there is none, the lowest on any host.
 
 Each assignment says whether the worker is the writer, and which step the last checkpoint has. The
-writer writes after the first step at or past a multiple of `every` that has no checkpoint yet. So a
-checkpoint that was missed because its writer died is written by the next writer.
+writer takes one after the first step at or past a multiple of `every` that has no checkpoint yet.
+It may write it beside the steps that follow, and says so. If it dies before the checkpoint is
+whole, the next writer makes up for it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class RunCheckpoints:
     """The step of the last checkpoint; 0 if workers reported none."""
     folder: str = ""
     """The last checkpoint's own folder."""
+    begun: int = 0
+    """The step of one that the writer is writing, by its own report; 0 if none."""
     overdue: int = 0
     """A step that should have a checkpoint and has none; 0 if none is missing."""
     reported: int = 0
@@ -57,8 +60,9 @@ class RunCheckpoints:
         return bool(self.service_host) and self.host != self.service_host
 
     def is_due_after(self, step: int) -> bool:
-        """Whether the writer writes a checkpoint after `step`, unless it does before."""
-        return self.writer is not None and bool(self.every) and step - step % self.every > self.step
+        """Whether the writer takes a checkpoint after `step`, unless it does before."""
+        taken = max(self.step, self.begun)
+        return self.writer is not None and bool(self.every) and step - step % self.every > taken
 
     def note_written(
         self, worker: int, checkpoint: Checkpoint | None, line_step: int
@@ -72,12 +76,18 @@ class RunCheckpoints:
         self.step, self.folder = checkpoint.step, checkpoint.folder
         return [NoteCheckpoint(worker, checkpoint.step, checkpoint.folder)]
 
+    def note_begun(self, worker: int, step: int, line_step: int) -> None:
+        """Notes the step of the checkpoint that a worker is writing, by its own report; 0: none."""
+        if worker == self.writer:
+            # As above: a step beyond the line's would hide every later one.
+            self.begun = step if step <= line_step else 0
+
     def went_back(self, line_step: int) -> None:
         """Forgets what was written after a step that the line went back to.
 
         A checkpoint of a later step would hide that one is due.
         """
-        self.overdue = 0
+        self.overdue = self.begun = 0
         self.reported = min(self.reported, line_step)
         if self.step > line_step:
             self.step, self.folder = 0, ""
@@ -100,6 +110,7 @@ class RunCheckpoints:
         self.writer = member.worker if member is not None else None
         self.incarnation = member.request.incarnation if member is not None else None
         self.host = member.request.node_id if member is not None else ""
+        self.begun = 0  # Nobody knows what became of it.
         self.every = plan.every if plan is not None else 0
         self.place = plan.folder if plan is not None else ""
         return [NoteWriter(self.writer, self.host, self.place, self.elsewhere)]
@@ -107,7 +118,7 @@ class RunCheckpoints:
     def _look_for_overdue(self, line_step: int) -> list[Effect]:
         """Reports, once each, a step that should have a checkpoint and has none."""
         due = line_step - line_step % self.every if self.every else 0
-        self.overdue = due if due > self.step else 0
+        self.overdue = due if due > max(self.step, self.begun) else 0
         if self.overdue <= self.reported:
             return []
         self.reported = self.overdue

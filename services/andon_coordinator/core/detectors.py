@@ -94,8 +94,10 @@ class SpikeDetector:
 
     def judge(self, value: float | None) -> LineDefect | None:
         """Whether a step with this value is a spike."""
+        if self._factor is None or value is None:
+            return None
         baseline = self.baseline
-        if self._factor is None or value is None or baseline is None:
+        if baseline is None:
             return None
         limit = baseline.limit(self._factor)
         if value <= limit:

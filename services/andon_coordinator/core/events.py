@@ -181,6 +181,8 @@ class WorkRequested:
     """Whether it wants the epoch to end, rather than work."""
     checkpoint: Checkpoint | None = None
     """The last one that it wrote, or resumed from."""
+    checkpoint_begun: int = 0
+    """The step of one that it writes beside its steps; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +207,7 @@ class StandingRequest:
 
     ring_address: str = ""
     checkpoint: Checkpoint | None = None
+    checkpoint_begun: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ Theory of operation
 The coordinator decides three things: which worker computes which samples, whether a step is
 committed, and whether the line stops. `LineCore` makes these decisions and does nothing else. It
 has no clock, no socket, no file and no lock. It receives what happened (`events`) and returns what
-has to be done (`effects`), in order. One task owns it; see `transport/task.py`.
+has to be done (`effects`), in order. One event loop owns it; see `transport/task.py`.
 
 The rules cited here and beside the code ("rule 5") are those of docs/protocol.md. Change one only
 together with the search in tests/search, which explores the reachable states of this very code.

@@ -100,6 +100,8 @@ class Pacing:
         self._policy = policy
         self.kept = b""
         """What belongs to the line's head: durable, and sent with its record."""
+        self._saved: tuple[SavedPacing | None, bytes] = None, b""
+        """What was to be kept last, and its bytes."""
         self.restore(kept)
 
     @property
@@ -230,18 +232,20 @@ class Pacing:
         if not (cadence or self._settings.balanced or self._chosen):
             return b""
         paces = self._cadence.saved() if cadence else []
-        return bytes_of(
-            SavedPacing(
-                schedule=self._chosen,
-                note=self._note,
-                anchor=self._cadence.anchor,
-                anchor_process=self._cadence.anchor_process,
-                reports=self._cadence.reports if cadence else 0,
-                paces=tuple(paces),
-                paced_roster=self._cadence.roster_size if cadence else 0,
-                shares=tuple(self._balance.saved()),
-            )
+        state = SavedPacing(
+            schedule=self._chosen,
+            note=self._note,
+            anchor=self._cadence.anchor,
+            anchor_process=self._cadence.anchor_process,
+            reports=self._cadence.reports if cadence else 0,
+            paces=tuple(paces),
+            paced_roster=self._cadence.roster_size if cadence else 0,
+            shares=tuple(self._balance.saved()),
         )
+        # Without a cadence or balanced shares, it is the same at every step.
+        if state != self._saved[0]:
+            self._saved = state, bytes_of(state)
+        return self._saved[1]
 
     def committed(self, kept: bytes, commit_s: float) -> None:
         """The record that `kept` belongs to is durable, after `commit_s` seconds."""

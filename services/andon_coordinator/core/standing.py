@@ -5,9 +5,9 @@ Once the record is durable, the round after it opens in the same event, and each
 assignment together with the record.
 
 A standing request is good for that one event. It is not what `LineMember.wants_work` is, which says
-that a script waits in its loop: a script that has heard of a commit may first write a checkpoint,
+that a script waits in its loop: a script that has heard of a commit may first take a checkpoint,
 evaluate, average a number or leave. So wherever the line has anything else to do (state to move,
-a checkpoint to be written, a halt to be answered), or if one member does not stand, the round does
+a checkpoint to be taken, a halt to be answered), or if one member does not stand, the round does
 not open. Nobody has to be told: a worker whose record came without an assignment asks as ever.
 
 A member of a round that was opened like this may turn out to do something else first. If it only
@@ -51,6 +51,7 @@ def take(core: CoreState, pending: PendingRecord, able: Iterable[LineMember]) ->
             core.emit(
                 *core.checkpoints.note_written(member.worker, request.checkpoint, core.chain.step)
             )
+            core.checkpoints.note_begun(member.worker, request.checkpoint_begun, core.chain.step)
             member.ring_address = request.ring_address
             standing.add(member.worker)
     core.standing = frozenset(standing)
@@ -61,7 +62,7 @@ def suffices(core: CoreState) -> bool:
     # Those that stand are in sync: the record was announced to them.
     if not core.standing or len(core.standing) < core.members.in_sync_count(core.chain.head):
         return False
-    # Its writer names the checkpoint in its next request.
+    # Its writer says in its next request that it has taken it.
     if core.checkpoints.is_due_after(core.chain.step):
         return False
     # Only a worker that asks can give its state, and it never would if rounds followed each other.

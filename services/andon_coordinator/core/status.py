@@ -181,7 +181,8 @@ def _detail(core: CoreState, member: LineMember, now: float) -> str:
         return _spare(member) if member.spare else member.detail
     when = f"next try in {max(0.0, setback.not_before - now):.0f} s"
     times = f" ({setback.failures} times)" if setback.failures > 1 else ""
-    return f"the line's state did not arrive{times}: {setback.why}; {when}"
+    what = "spare: the line's state" if member.spare else "the line's state"
+    return f"{what} did not arrive{times}: {setback.why}; {when}"
 
 
 def _spare(member: LineMember) -> str:

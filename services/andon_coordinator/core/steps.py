@@ -62,6 +62,7 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
     # replaced (rule 10).
     member.accepts_state = not event.leaves_epoch
     core.emit(*core.checkpoints.note_written(member.worker, event.checkpoint, chain.step))
+    core.checkpoints.note_begun(member.worker, event.checkpoint_begun, chain.step)
     # The request also says where the worker is. That matters after a cancelled transfer: it may
     # have succeeded at the worker, but the report of that was ignored.
     if event.head is not None and event.head == chain.head:

@@ -1,1 +1,1 @@
-"""The coordinator's adapters: gRPC, the journal, and the task that owns the line's core."""
+"""The coordinator's adapters: gRPC, the journal, and what owns the line's core."""

@@ -58,7 +58,7 @@ class Encoder:
         if isinstance(effect, CommitAndAssign):
             return self._both(effect)
         if isinstance(effect, effects.Assign):
-            return _embedded(pb.TrainResponse, "shard_assignment", self._assignment(effect))
+            return _embedded(_SHARD_ASSIGNMENT, self._assignment(effect))
         if not isinstance(effect, _TO_ALL):
             return message_to(effect).SerializeToString()
         if self._last is None or not _alike(self._last[0], effect):
@@ -71,8 +71,8 @@ class Encoder:
         if self._commit is None or not _alike(self._commit[0], committed):
             body = message_to(committed).step_committed.SerializeToString()
             self._commit = committed, body
-        work = _embedded(pb.StepCommitted, "assignment", self._assignment(effect.assign))
-        return _embedded(pb.TrainResponse, "step_committed", self._commit[1] + work)
+        work = _embedded(_ASSIGNMENT, self._assignment(effect.assign))
+        return _embedded(_STEP_COMMITTED, self._commit[1] + work)
 
     def _assignment(self, effect: effects.Assign) -> bytes:
         """The bytes of a ShardAssignment."""
@@ -104,10 +104,13 @@ _CONTENT = {
 """The fields of each kind that its message has."""
 
 
-def _embedded(kind: type[Message], field: str, body: bytes) -> bytes:
+def _embedded(tag: bytes, body: bytes) -> bytes:
     """The bytes of a message of one field, which is a message with the bytes `body`."""
-    number = kind.DESCRIPTOR.fields_by_name[field].number
-    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(body)) + body
+    return tag + _varint(len(body)) + body
+
+
+def _tag(kind: type[Message], field: str) -> bytes:
+    return _varint(kind.DESCRIPTOR.fields_by_name[field].number << 3 | _LENGTH_DELIMITED)
 
 
 def _varint(number: int) -> bytes:
@@ -117,3 +120,8 @@ def _varint(number: int) -> bytes:
         number >>= 7
     written.append(number)
     return bytes(written)
+
+
+_SHARD_ASSIGNMENT = _tag(pb.TrainResponse, "shard_assignment")
+_STEP_COMMITTED = _tag(pb.TrainResponse, "step_committed")
+_ASSIGNMENT = _tag(pb.StepCommitted, "assignment")

@@ -148,6 +148,7 @@ def _work_requested(stream: int, message: pb.TrainRequest) -> events.Event:
         _ring_address(work),
         leaves_epoch=work.leaves_epoch,
         checkpoint=_checkpoint(work),
+        checkpoint_begun=_count("checkpoint_begun", work.checkpoint_begun),
     )
 
 
@@ -162,7 +163,11 @@ def _standing(ready: pb.StepReady) -> events.StandingRequest | None:
         return None
     if ready.next.leaves_epoch:
         raise ValueError("next asks for a step, so it can't leave the epoch")
-    return events.StandingRequest(_ring_address(ready.next), _checkpoint(ready.next))
+    return events.StandingRequest(
+        _ring_address(ready.next),
+        _checkpoint(ready.next),
+        _count("checkpoint_begun", ready.next.checkpoint_begun),
+    )
 
 
 def _checkpoint_plan(join: pb.Join) -> events.CheckpointPlan | None:

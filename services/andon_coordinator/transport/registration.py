@@ -56,7 +56,7 @@ class ReducerRegistration:
             if not registration.ended.is_set():  # A run that is over needs no reducer.
                 # The core first. A reducer that knows that it is registered counts on being on the
                 # map.
-                await self._task.register(registration, offer.address)
+                self._task.register(registration, offer.address)
                 registered = pb.ReducerRegistered(run_id=self._run_id, announces=True)
                 await self._write(context, pb.RegisterReducerResponse(registered=registered))
                 await _until_over(messages, registration, self._announce(context, registration))

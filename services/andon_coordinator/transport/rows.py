@@ -12,7 +12,14 @@ from typing import Any
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon_coordinator.core.effects import SaveRecord, Skip, StepContribution, StepResult
 from andon_coordinator.core.events import LeaveReason
-from andon_coordinator.transport.schema import key_blob, key_of, ranges_of, u64_of, u64_text
+from andon_coordinator.transport.schema import (
+    compact_json,
+    key_blob,
+    key_of,
+    ranges_of,
+    u64_of,
+    u64_text,
+)
 
 __all__ = [
     "DROPPED",
@@ -86,7 +93,7 @@ def record_values(effect: SaveRecord, at_unix_s: float) -> dict[str, Any]:
         "step": record.step,
         "epoch": record.cursor.epoch,
         "position": record.cursor.position,
-        "roster": json.dumps(list(record.roster), separators=(",", ":")),
+        "roster": compact_json(record.roster),
         "note": effect.note,
         "at": at_unix_s,
     }

@@ -34,6 +34,7 @@ __all__ = [
     "SCALARS",
     "SCHEMA",
     "VERSION",
+    "compact_json",
     "evidence_of",
     "evidence_text",
     "key_blob",
@@ -196,6 +197,9 @@ CREATE TABLE departures (
 
 _KEY = struct.Struct(">QQ")
 
+compact_json = json.JSONEncoder(separators=(",", ":")).encode
+"""A value as JSON. `json.dumps` with separators would build an encoder each time."""
+
 _EVIDENCE: dict[tuple[str, ...], type] = {
     ("id", "step", "worker", "block", "epoch"): int,
     ("parameter", "value", "message"): str,
@@ -231,7 +235,7 @@ def ranges_text(ranges: Iterable[PositionRange], base: int) -> str:
     Counted from the start of the batch, they are as short late in an epoch as early.
     """
     counted = [[part.start - base, part.stop - base] for part in ranges]
-    return json.dumps(counted, separators=(",", ":"))
+    return compact_json(counted)
 
 
 def ranges_of(text: str, base: int) -> tuple[PositionRange, ...]:

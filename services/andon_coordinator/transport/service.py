@@ -1,7 +1,7 @@
 """The service: andon.v1.Coordinator on grpc.aio. It translates calls and decides nothing.
 
-Theory of operation. A Train call has two tasks: one reads messages and puts them into the core's
-mailbox, the other writes what waits on the call's stream. The call is over as soon as one of them
+Theory of operation. A Train call has two tasks: one reads messages and tells the core, the other
+writes what waits on the call's stream. The call is over as soon as one of them
 is: the reader when the worker ends the stream or breaks the protocol, the writer when the core ends
 the stream or the connection breaks.
 
@@ -225,9 +225,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             messages = aiter(requests)
             first = await self._first(messages)
             stream.process = process_of(first)
-            await self._task.join(stream, await self._joining(first))
+            self._task.join(stream, await self._joining(first))
             async for request in messages:
-                await self._task.put(event_from(stream.number, request))
+                self._task.put(event_from(stream.number, request))
         except LineError as error:
             stream.end(error)
         except DecodeError:
@@ -284,7 +284,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def _ask(self, event: events.Event, context: Context) -> None:
         try:
-            await self._task.ask(event)
+            self._task.ask(event)
         except LineError as error:
             await self._abort(context, error)
 

@@ -32,7 +32,7 @@ _LEAVING = "the coordinator is going away: {} again"
 class WorkerStream:
     """What waits to be sent on one Train call, and how the call is to end.
 
-    The task that owns the core calls `send` and `end`, which never block. The call's own task
+    What owns the core calls `send` and `end`, which never block. The call's own task
     writes what `messages` yields, and then ends the call with `error`.
     """
 

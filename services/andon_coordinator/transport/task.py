@@ -1,15 +1,18 @@
-"""The task that owns the line's core: events in, one after the other; effects carried out in order.
+"""What owns the line's core: events in, one after the other; effects carried out in order.
 
 Theory of operation
 ===================
 
-Streams, operators, the ticker and the journal's thread put events into one mailbox. One asyncio
-task takes them out, asks the core what follows, and carries it out: what is to be saved goes to the
+Streams, operators, the ticker and the journal's thread all bring their events to `put`, on the
+event loop. It asks the core what follows, and carries it out: what is to be saved goes to the
 journal's thread, what is to be sent goes to the outgoing queue of its stream. Neither ever blocks,
-so no worker can hold up the others. Only this task touches the core, so the core needs no lock.
+and nothing is awaited meanwhile. So events never interleave, and the core needs no lock.
 
-A commit is announced only after RecordSaved came back through the same mailbox. The core itself
-waits for that event, so no code here has to.
+Nothing waits between a stream and the core, so a flood of messages is as slow as the core: a stream
+is read again only once its last message is processed, and the loop gives each stream its turn.
+
+A commit is announced only after RecordSaved came back the same way. The core itself waits for that
+event, so no code here has to.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, get_args
+from typing import Protocol, get_args
 
 from andon.host.logs import LogEvent
 from andon.protocol.announcements import Announcement
@@ -43,18 +46,16 @@ from andon_coordinator.transport.outgoing import (
 from andon_coordinator.transport.process_watch import ProcessWatch
 from andon_coordinator.transport.streams import ReducerStream, Streams, WorkerStream
 
-__all__ = ["LineClock", "LineObserver", "LineTask", "Mailbox", "TaskSettings"]
+__all__ = ["LineClock", "LineObserver", "LineTask", "TaskSettings"]
 
 log = logging.getLogger(__name__)
 
 _SAVES = get_args(JournalEffect)
 _SENDS = get_args(MessageEffect)
 
-Item = TypeVar("Item")
-
 
 class LineObserver(Protocol):
-    """Watches what happens. It is called in the owner's task, must not block and must not raise."""
+    """Watches what happens. It is called on the event loop, must not block and must not raise."""
 
     def observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """An event was processed, and these effects followed.
@@ -75,8 +76,6 @@ class TaskSettings:
     """How many workers' streams may be open at once."""
     flush_s: float = 30.0
     """How long a stream that is over waits for its worker to read what was sent before."""
-    mailbox: int = 1024
-    """How many events from outside may wait."""
     tick_s: float = 0.05
     """How often the core looks at leases and graces."""
     observe_s: float = 0.5
@@ -86,48 +85,6 @@ class TaskSettings:
     not keep the line from its steps, however many they are."""
     announce: Callable[[Announcement], None] | None = None
     """Tells the reducer of this process what it may serve; None: there is none."""
-
-
-class Mailbox(Generic[Item]):
-    """Items in the order in which they were put.
-
-    Streams and operators wait for room, first come, first served: that is the back-pressure against
-    a flood of messages. Events of this process itself (a tick, a report of the journal, the end of
-    a stream) must not be lost and must not wait, so `put_now` ignores the capacity. They are
-    bounded anyway: one tick, one end for each stream, one report for each effect of the journal.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        """Has room for `capacity` items from `put`."""
-        self._room = asyncio.Semaphore(capacity)
-        self._items: asyncio.Queue[tuple[Item, bool]] = asyncio.Queue()
-        self._closed = False
-
-    async def put(self, item: Item) -> None:
-        """Puts an item, once there is room; after `close` it is dropped."""
-        await self._room.acquire()
-        if self._closed:
-            self._room.release()  # The next one that waits gets this place, and so on.
-        else:
-            self._items.put_nowait((item, True))
-
-    def close(self) -> None:
-        """Nobody takes items any more, so nobody needs to wait for room."""
-        if not self._closed:
-            self._closed = True
-            # Wakes one of those that wait. It gives the place on, so all of them go.
-            self._room.release()
-
-    def put_now(self, item: Item) -> None:
-        """Puts an item of this process's own."""
-        self._items.put_nowait((item, False))
-
-    async def take(self) -> Item:
-        """The next item, once there is one."""
-        item, took_room = await self._items.get()
-        if took_room:
-            self._room.release()
-        return item
 
 
 class LineClock:
@@ -155,13 +112,6 @@ class LineClock:
         """The line's time, in seconds."""
         listened = min(self._monotonic(), self._ticked_at + self._longest_gap_s)
         return listened - self._lost_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Letter:
-    event: events.Event
-    answer: asyncio.Future[None] | None = None
-    """For an operator's event: resolved once its effects are carried out."""
 
 
 class LineTask:
@@ -193,16 +143,13 @@ class LineTask:
         self._settings = settings
         self._clock, self._wall = clocks
         self._observers = tuple(observers)
-        self._mailbox: Mailbox[_Letter] = Mailbox(settings.mailbox)
         self._streams = Streams(settings.max_streams, settings.flush_s)
-        self._asking: set[asyncio.Future[None]] = set()
         self.scraped_reducers: Mapping[str, str] = {}
         """Where the metrics of each registered reducer are, by its address.
 
         Another thread reads it, so it is replaced as a whole and never changed in place.
         """
         self._watch = ProcessWatch()
-        self._tick_waits = False
         self._observed_at = -math.inf
         self._wait_log = WaitLog()
         self._device_log = DeviceLog()
@@ -210,7 +157,7 @@ class LineTask:
         self._closed = False
         self._report_newcomers: Callable[[bool], None] = lambda wanted: None
         self._newcomers = line.takes_newcomers
-        self._tasks: list[asyncio.Task[None]] = []
+        self._ticker: asyncio.Task[None] | None = None
         self.complete = asyncio.Event()
         """Set once the line is COMPLETE."""
         self.failed: BaseException | None = None
@@ -226,26 +173,22 @@ class LineTask:
 
         # Both are called on the journal's thread, and `report` also by `save`.
         def report(event: events.Event) -> None:
-            loop.call_soon_threadsafe(self.put_now, event)
+            loop.call_soon_threadsafe(self.put, event)
 
         def deposed(why: str) -> None:
             loop.call_soon_threadsafe(self._depose, why)
 
         self._journal.start(report, deposed)
-        self._tasks = [
-            asyncio.create_task(self._own(), name="andon-line"),
-            asyncio.create_task(self._tick(), name="andon-ticker"),
-        ]
+        self._ticker = asyncio.create_task(self._tick(), name="andon-ticker")
 
     async def close(self) -> None:
         """Ends every stream with UNAVAILABLE and lets the journal finish."""
         self._end_all(
             LineError(Reason.SERVICE_LEAVING, "the coordinator is going away: join again")
         )
-        # Before the journal: once the owner is gone, nothing more is queued there.
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
         # In a thread: it blocks until everything that is queued is on disk.
         await asyncio.to_thread(self._journal.close)
 
@@ -320,18 +263,15 @@ class LineTask:
         """
         return self._streams.open_worker()
 
-    async def join(self, stream: WorkerStream, request: events.JoinRequest) -> None:
+    def join(self, stream: WorkerStream, request: events.JoinRequest) -> None:
         """Passes a stream's Join to the core."""
-        # Set before the wait for room: the stream's end must reach the core after the Join.
         stream.joined = True
-        await self.put(events.WorkerJoined(stream.number, request))
+        self.put(events.WorkerJoined(stream.number, request))
 
     def stream_ended(self, stream: WorkerStream, *, gone: bool) -> None:
         """Tells the core, once, that a call is over; `gone` if its peer is."""
         if stream.joined:
-            # `_process` forgets the stream once the core has processed this event. Until then it
-            # still gets what the core sends because of earlier events.
-            self.put_now(events.WorkerStreamEnded(stream.number, gone))
+            self.put(events.WorkerStreamEnded(stream.number, gone))
         else:
             self._streams.forget_worker(stream.number)
 
@@ -346,7 +286,7 @@ class LineTask:
             stream.end()
         return stream
 
-    async def register(self, stream: ReducerStream, address: str) -> None:
+    def register(self, stream: ReducerStream, address: str) -> None:
         """Tells the core of a reducer that proved itself.
 
         Raises:
@@ -358,99 +298,87 @@ class LineTask:
         self._announcer.greet(stream)
         stream.registered, stream.address = True, address
         self.scraped_reducers = self._streams.scraped_reducers()
-        await self.put(events.ReducerRegistered(stream.number, address))
+        self.put(events.ReducerRegistered(stream.number, address))
 
     def registration_ended(self, stream: ReducerStream) -> None:
         """Tells the core, once, that a reducer is gone."""
         if self._streams.forget_reducer(stream.number) is not None and stream.registered:
             self.scraped_reducers = self._streams.scraped_reducers()
-            self.put_now(events.ReducerLost(stream.number))
+            self.put(events.ReducerLost(stream.number))
 
     # --------------------------------------------------------------------------- events
 
-    async def put(self, event: events.Event) -> None:
-        """Tells the core something from outside, once there is room."""
-        await self._mailbox.put(_Letter(event))
+    def put(self, event: events.Event) -> str:
+        """Tells the core what happened, and carries out what follows.
 
-    def put_now(self, event: events.Event) -> None:
-        """Tells the core something that this process itself knows."""
-        self._mailbox.put_now(_Letter(event))
+        Returns:
+            Why an operator's event was refused; empty if it was not.
+        """
+        if self._closed:
+            return ""
+        try:
+            return self._process(event)
+        except Exception as error:  # the boundary of the core
+            self._fail(error)
+            return ""
 
-    async def ask(self, event: events.Event) -> None:
-        """Tells the core what an operator wants, and waits until it is done.
+    def ask(self, event: events.Event) -> None:
+        """Tells the core what an operator wants; it is carried out once this returns.
 
         Raises:
-            LineError: it can't be done now, or the coordinator is going away.
+            LineError: it can't be done now, or the coordinator is going away, or failed.
         """
         if self._closed:
             raise LineError(Reason.SERVICE_LEAVING, "the coordinator is going away")
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Before the wait for room: the owner may end during it, and then answers all of these.
-        self._asking.add(answer)
-        try:
-            await self._mailbox.put(_Letter(event, answer))
-            await answer
-        finally:
-            self._asking.discard(answer)
+        objection = self.put(event)
+        if self.failed is not None:
+            raise LineError(Reason.INTERNAL, "the coordinator failed; its log says how")
+        if objection:
+            raise LineError(Reason.OPERATOR_REFUSED, objection)
 
     async def _tick(self) -> None:
         now = asyncio.get_running_loop().time
-        while True:
+        while not self._closed:
             self._clock.tick()
-            # One tick in the mailbox is enough: while the owner is busy, they must not pile up.
-            if not self._tick_waits:
-                self._tick_waits = True
-                for stream, seconds in self._watch.look(self._streams.processes(), now()):
-                    self.put_now(events.WorkerStopped(stream, seconds))
-                self.put_now(events.TimePassed())
+            for stream, seconds in self._watch.look(self._streams.processes(), now()):
+                self.put(events.WorkerStopped(stream, seconds))
+            self.put(events.TimePassed())
             await asyncio.sleep(self._settings.tick_s)
 
-    async def _own(self) -> None:
-        try:
-            while True:
-                self._process(await self._mailbox.take())
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # the boundary of this task: nothing goes on without a core
-            log.exception(LogEvent("line_failed"))
-            self.failed = error
-            self._end_all(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
-            raise
-
-    def _process(self, letter: _Letter) -> None:
+    def _process(self, event: events.Event) -> str:
         """Processes one event. Nothing is awaited here, so events never interleave."""
-        if isinstance(letter.event, events.TimePassed):
-            # From here on the ticker may put another one.
-            self._tick_waits = False
         now, wall = self._clock.now(), self._wall()
-        done = self._line.receive(letter.event, now, wall=wall)
-        told = self._chronicle.receive(
-            letter.event, done, wall=wall, state=self._line.state, step=self._line.step
-        )
-        done = [*done, *told]
+        done = self._line.receive(event, now, wall=wall)
         objection = ""
         for effect in together(done):
             if isinstance(effect, effects.RefuseOperator):
                 objection = effect.message
             else:
                 self._do(effect)
-        self._show(letter.event, done, now)
-        if letter.answer is not None and not letter.answer.done():
-            if objection:
-                letter.answer.set_exception(LineError(Reason.OPERATOR_REFUSED, objection))
-            else:
-                # After the effects: an operator who has the answer finds them carried out.
-                letter.answer.set_result(None)
-        if isinstance(letter.event, events.WorkerStreamEnded | events.WorkerLeft):
+        told = self._chronicle.receive(
+            event, done, wall=wall, state=self._line.state, step=self._line.step
+        )
+        for effect in told:
+            self._do(effect)
+        # Once what was sent above is on its way: workers wait for it, and nobody for this.
+        asyncio.get_running_loop().call_soon(self._show, event, [*done, *told], now)
+        if isinstance(event, events.WorkerStreamEnded | events.WorkerLeft):
             # After the effects: the last ones may be for this very stream.
-            self._streams.forget_worker(letter.event.stream)
+            self._streams.forget_worker(event.stream)
         self._follow_state()
         # A tick without effects changes nothing that a watcher of the status could see.
-        if done or not isinstance(letter.event, events.TimePassed):
+        if done or told or not isinstance(event, events.TimePassed):
             self._note_change()
+        return objection
 
     def _show(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """Shows the observers what happened, and a few times a second where the line is."""
+        try:
+            self._observe(event, done, now)
+        except Exception as error:  # the boundary of the observers
+            self._fail(error)
+
+    def _observe(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         for observer in self._observers:
             observer.observe(event, done, now)
         if now - self._observed_at >= max(self._settings.observe_s, self.look_s):
@@ -482,7 +410,7 @@ class LineTask:
             if (registration := self._streams.reducer(effect.stream)) is not None:
                 registration.end(LineError(Reason.REJOIN_NEEDED, effect.message))
         elif (stream := self._streams.worker(getattr(effect, "stream", 0))) is None:
-            return  # A note for people; or the stream ended, and that event is in the mailbox.
+            return  # A note for people; or the stream has ended.
         elif isinstance(effect, effects.RefuseJoin):
             stream.end(LineError.of(effect.refusal))
         elif isinstance(effect, effects.CloseStream):
@@ -501,20 +429,20 @@ class LineTask:
             log.error(LogEvent("coordinator_deposed", why=why))
             # Before `_end_all`, which wakes those who wait for `over` and then look at this.
             self.failed = JournalFenced(why)
-            for task in self._tasks:
-                task.cancel()
             text = "another coordinator took the run over: join there"
             self._end_all(LineError(Reason.SERVICE_LEAVING, text))
 
+    def _fail(self, error: Exception) -> None:
+        """Ends everything because of a bug: nothing goes on without a core."""
+        log.error(LogEvent("line_failed"), exc_info=error)
+        self.failed = error
+        self._end_all(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
+
     def _end_all(self, error: LineError) -> None:
-        # First: `ask` takes nothing more, so the loop below answers all that ask.
+        # First: the core hears of nothing more, and so nothing is queued at the journal.
         self._closed = True
         self.over.set()
-        self._mailbox.close()
         self._streams.close(error)
-        for answer in self._asking:
-            if not answer.done():
-                answer.set_exception(error)
         self._note_change()
 
     def _note_change(self) -> None:

@@ -154,9 +154,6 @@ class ReducerObserver(Protocol):
     def relayed(self, size_bytes: int) -> None:
         """A piece of state was received by a newcomer; `moved` counts it too."""
 
-    def holds(self, inflight_bytes: int) -> None:
-        """The rounds hold this many bytes now."""
-
     def freed(self, effect: FreeRound) -> None:
         """A round is over."""
 

@@ -85,8 +85,11 @@ class Run:
     @property
     def inflight_bytes(self) -> int:
         """What contributions, jobs and averages hold, parked messages too."""
-        held = self._round.held_bytes if self._round else 0
-        parked = sum(held_bytes_of(s.parked) for s in self._parked.values() if s.parked)
+        # Another thread may ask at any moment: so the round is read once, and the streams copied.
+        round_ = self._round
+        messages = [each.parked for each in list(self._parked.values())]
+        parked = sum(held_bytes_of(each) for each in messages if each)
+        held = round_.held_bytes if round_ else 0
         return held + parked + self._outgoing.held_bytes + self.listened_bytes
 
     @property

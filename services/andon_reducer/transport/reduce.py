@@ -148,7 +148,7 @@ class ReduceServicer:
 
     @property
     def inflight_bytes(self) -> int:
-        """What the rounds hold now."""
+        """What the rounds hold now; any thread may ask."""
         return self._rounds.inflight_bytes
 
     @property
@@ -336,7 +336,8 @@ class ReduceServicer:
                     self._observer.moved(Direction.UP, len(data))
                 for request in requests:
                     # One message of a batch may pause the stream: the rest of it waits too.
-                    await stream.readable()
+                    if not stream.is_readable:
+                        await stream.readable()
                     await self._until_announced(stream, request)
                     if stream.refusal.done():
                         return
@@ -351,7 +352,8 @@ class ReduceServicer:
     async def _read_lanes(self, stream: ReduceStream, lanes: StreamLanes) -> None:
         try:
             async for request, size in lanes.requests():
-                await stream.readable()
+                if not stream.is_readable:
+                    await stream.readable()
                 await self._until_announced(stream, request)
                 if stream.refusal.done():
                     return
@@ -407,7 +409,6 @@ class ReduceServicer:
         # Not before: the core must not hear of a chunk while effects of an earlier event are left.
         while self._done_now:
             self._reduced(self._done_now.pop())
-        self._observer.holds(self._rounds.inflight_bytes)
 
     def _perform(self, effect: Effect) -> None:
         # Effects name streams that the core knows, and those are in `_streams`: a stream leaves

@@ -141,6 +141,11 @@ class ReduceStream:
         self._closed = True
         self._queued.set()
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether it may be read now: almost always, and then nothing has to be awaited."""
+        return self._unpaused.is_set() and self._room.is_set()
+
     async def readable(self) -> None:
         """Returns once the stream may be read."""
         await self._unpaused.wait()
@@ -149,7 +154,8 @@ class ReduceStream:
     async def messages(self) -> AsyncIterator[bytes]:
         """What the worker sends over gRPC, while it may be read, until it sends no more."""
         while True:
-            await self.readable()
+            if not self.is_readable:
+                await self.readable()
             # gRPC grants its window as messages are read: while this waits above, the worker's
             # sends come to a stop. That is the back-pressure.
             data = await self.context.read()

@@ -84,7 +84,8 @@ def gathered_loss(line: Line, out: torch.Tensor, y: torch.Tensor) -> torch.Tenso
     """A loss of all workers' samples: their features go into it."""
     rows = line.gather({"out": out, "y": y})
     spread = (rows["out"] - rows["out"].mean()).square().mean()
-    return F.mse_loss(rows["out"], rows["y"]) + 0.01 * spread
+    loss: torch.Tensor = F.mse_loss(rows["out"], rows["y"]) + 0.01 * spread
+    return loss
 
 
 def evaluate(line: Line, model: nn.Module) -> float:
@@ -99,11 +100,24 @@ def evaluate(line: Line, model: nn.Module) -> float:
     return line.mean(total / max(count, 1), count)
 
 
+def pause(line: Line, spec: dict[str, Any], bodies: int) -> None:
+    """Makes members slow, and a learner at first slower."""
+    if spec["slot"] in spec["slow"]:
+        time.sleep(spec["pace_s"])
+    if line.rank == line.world_size:
+        Path(sys.argv[2]).with_suffix(".attends").touch()
+        if bodies < spec["tarries"]:
+            time.sleep(spec["pace_s"] * 8)
+
+
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    line = Line(total_steps=spec["steps"])
+    train(Line(total_steps=spec["steps"]), spec)
+
+
+def train(line: Line, spec: dict[str, Any]) -> None:
     average = Average()
     line.register("average", average)
     model: Any = Net(spec.get("width", 16))
@@ -114,24 +128,23 @@ def main() -> None:
     model, optimizer, scheduler, scaler, loader = line.prepare(
         model, optimizer, scheduler, scaler, loader
     )
-    states: dict[int, str] = {}
+    states: dict[str, str] = {}
     seen: dict[str, Any] = {"states": states, "places": [], "means": []}
     came_at = first_step = None
 
-    def note() -> None:
+    def note(when: str = "") -> None:
+        name = f"{line.step}{when}"
         digest = hashlib.sha256()
         parts = model, optimizer, scheduler, scaler, average
         add_to(digest, [each.state_dict() for each in parts])
-        states[line.step] = digest.hexdigest()
+        states[name] = digest.hexdigest()
 
     for epoch in line.epochs(10**6):
         for x, y in loader:
-            first_step = line.step if first_step is None else first_step
+            began = line.step
+            first_step = began if first_step is None else first_step
             seen["places"].append([line.step + 1, line.rank, line.world_size])
-            if spec["slot"] in spec.get("slow", []):
-                time.sleep(spec["pace_s"])
-            if line.rank == line.world_size and len(states) < spec.get("tarries", 0):
-                time.sleep(spec["pace_s"] * 8)
+            pause(line, spec, len(states))
             if first_step and line.rank < line.world_size:
                 came_at = line.step if came_at is None else came_at
                 if line.step >= came_at + spec["stay"]:
@@ -149,10 +162,11 @@ def main() -> None:
                 scheduler.step()
             if line.committed:
                 average.add(line.mean(line.loss or 0.0))
-            note()
+            if line.step > began:  # A void step leaves no trace once it is tried again.
+                note()
         seen["means"].append([line.step, epoch, evaluate(line, model)])
         average.add(seen["means"][-1][2])
-        note()
+        note(" evaluated")
     Path(sys.argv[2]).write_text(json.dumps({**seen, "step": line.step}))
 
 

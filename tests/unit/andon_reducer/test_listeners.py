@@ -263,3 +263,20 @@ def test_the_simulation_meets_what_it_is_for() -> None:
     assert heard > 100
     assert refused > 10
     assert partly > 10
+
+
+def test_what_a_listener_has_not_read_refuses_no_contribution() -> None:
+    most_held = 2 * MESSAGE_BYTES
+    rounds = Rounds(window_bytes=2**20, max_payload_bytes=1024, max_held_bytes=most_held)
+    rounds.receive(on.ReduceStreamOpened(0, "7f3a", 0), 0.0)
+    rounds.receive(on.ReduceStreamOpened(1, "7f3a", 1, listens=True), 0.0)
+    for round_ in range(1, 5):
+        gradient = gradient_of(Key(1, round_), 0, 1, 0, range(1))
+
+        (*_, reduce) = rounds.receive(on.GradientArrived(0, gradient), 0.0)
+
+        assert isinstance(reduce, do.Reduce)
+        (sent,) = rounds.receive(on.ChunkReduced(reduce.job.id), 0.0)
+        assert sent == do.SendAverage(reduce.job.id, (0, 1))
+        rounds.receive(on.AverageSent(0, reduce.job.id), 0.0)
+    assert rounds.inflight_bytes > most_held

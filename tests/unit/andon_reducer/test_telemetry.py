@@ -54,14 +54,15 @@ def test_the_paths_are_those_that_bytes_took_in_the_last_round() -> None:
     assert telemetry.paths == {DataPath.TCP}
 
 
-def test_state_that_newcomers_received_and_the_time_of_arithmetic_are_counted() -> None:
+def test_state_that_newcomers_received_is_counted_and_the_reducer_itself_is_asked() -> None:
     registry = CollectorRegistry()
     telemetry = ReducerTelemetry(registry)
     assert registry.get_sample_value("andon_state_transfer_bytes_total") == 0
     assert registry.get_sample_value("andon_reducer_averaging_seconds_total") == 0
 
     telemetry.relayed(4096)
-    telemetry.follow(lambda: 1.5)
+    telemetry.follow(lambda: 1.5, lambda: 512)
 
     assert registry.get_sample_value("andon_state_transfer_bytes_total") == 4096
     assert registry.get_sample_value("andon_reducer_averaging_seconds_total") == 1.5
+    assert registry.get_sample_value("andon_inflight_bytes") == 512

@@ -168,6 +168,8 @@ class LocalBench:
         """Of each loop body that had nothing to compute, what it got."""
         self.seen: list[list[torch.Tensor]] = []
         """The weights that the model held in each wait for work."""
+        self.cut: Callable[[], None] = lambda: None
+        """Called between two steps, where checkpoints are cut."""
         self.member.waited = lambda: None
         self._rounds = 0
         self.spoil: Callable[[int, torch.Tensor], torch.Tensor] = lambda body, loss: loss
@@ -189,7 +191,7 @@ class LocalBench:
 
     def bodies(self) -> Iterator[int]:
         """Runs the script's loop; yields after each body."""
-        for body, shard in enumerate(self.stepper.batches(lambda: self.seen.append(self.weights))):
+        for body, shard in enumerate(self.stepper.batches(self._between_steps)):
             assert isinstance(shard, Shard)
             state = self.stepper._state
             assert state is not None
@@ -203,6 +205,10 @@ class LocalBench:
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
             yield body
+
+    def _between_steps(self) -> None:
+        self.seen.append(self.weights)
+        self.cut()
 
     def run(self) -> None:
         """Runs the script's loop to its end."""

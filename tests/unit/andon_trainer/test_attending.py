@@ -13,6 +13,7 @@ from andon_trainer.core.conversation import Conversation, Wait
 from andon_trainer.core.effects import (
     AwaitAnswer,
     EndExchange,
+    EndRun,
     GoOn,
     JoinAgain,
     Listen,
@@ -185,6 +186,32 @@ def test_the_end_of_the_run_waits_until_its_last_step_is_made_up() -> None:
     assert wait_for(conversation, Wait.COMMIT) == [StepDone(KEY)]
 
     assert conversation.state.stop_reason == "max-steps"
+
+
+@pytest.mark.parametrize("lost", [ControlLost(1, "gone"), ListeningLost("gone")])
+def test_what_is_lost_when_the_run_is_over_ends_the_run_here_too(lost: Event) -> None:
+    conversation = installed(attended(), committed(stop_reason="max-steps"), Dismissed("", "over"))
+    next_round(conversation)
+
+    assert conversation.receive(lost) == [EndExchange("the run is over: over")]
+
+    conversation.state.forget_round()
+    conversation.wait_for(Wait.WORK)
+    assert conversation.poll() == [EndRun("over")]
+
+
+def test_that_the_run_is_over_is_told_once_nothing_is_left_to_make_up() -> None:
+    end = Dismissed("", "over")
+    conversation = installed(attended(), committed(stop_reason="max-steps"), end, number(KEY))
+    make_step(conversation)
+    wait_for(conversation, Wait.COMMIT)
+    conversation.give(7.0, 1.0)
+    wait_for(conversation, Wait.NUMBER)
+    assert conversation.take_result() == number(KEY)
+
+    conversation.give(7.0, 1.0)
+    conversation.wait_for(Wait.NUMBER)
+    assert conversation.poll() == [EndRun("max-steps")]
 
 
 def test_without_learning_everything_passes_at_once() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +19,22 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from andon.host.manifest import MANIFEST, Manifest, checkpoints_in, step_of
+from andon.host.manifest import (
+    MANIFEST,
+    CheckpointFacts,
+    Manifest,
+    checkpoint_folder,
+    checkpoints_in,
+    step_of,
+)
+from andon.protocol.records import Cursor, Key, PositionRange
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import CheckpointRefused, Line, LineHalted
 from andon_trainer.config import LineConfig
 from andon_trainer.place.solo import SoloMember
+from andon_trainer.place.talk import Silence
 from andon_trainer.state.checkpoints import WorkerCheckpoints
+from andon_trainer.state.file_work import FileWork
 from andon_trainer.state.replica import Replica
 from andon_trainer.state.weights import weights_digest
 
@@ -67,6 +79,10 @@ class Run:
                 self.drawn.append((random.random(), np.random.random()))
         self.line.close()
         return self
+
+    def written(self) -> None:
+        """Waits for what is being written."""
+        self.line._session.worker.checkpoints._work.wait()
 
     @property
     def digest(self) -> bytes:
@@ -160,8 +176,10 @@ def test_a_writer_whose_line_went_back_writes_the_steps_from_there_on_again(tmp_
         head = member.next_round().key
         member.position = replace(member.position, step=step, head=head)
         checkpoints.between_steps(replica, member, plan)
+    checkpoints.end(member)
 
     assert steps_in(tmp_path) == [4, 2]
+    assert checkpoints.last == tmp_path / "checkpoints/step-00000002"
 
 
 def test_a_resumed_run_that_is_done_takes_no_step(tmp_path: Path) -> None:
@@ -203,6 +221,7 @@ def test_older_checkpoints_go_once_a_step_was_committed_on_top_of_the_newest(
     seen = {}
 
     def look(run: Run) -> None:
+        run.written()
         seen[run.line.step] = steps_in(tmp_path)
 
     Run(5, run_dir=tmp_path, checkpoint_every=1, keep_checkpoints=2).train(look)
@@ -263,3 +282,321 @@ def test_a_checkpoint_that_cant_be_written_stops_a_worker_that_is_alone(tmp_path
     assert halt.value.reason == "checkpoint"
     assert run.line.step == 6
     assert steps_in(tmp_path) == [6, 4, 2]
+
+
+class HeldWork(FileWork):
+    """Begins to work when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def begin(self, work: Callable[[], None]) -> None:
+        def held() -> None:
+            self.go.wait()
+            work()
+
+        self.go.clear()
+        super().begin(held)
+
+    def wait(self) -> None:
+        self.go.set()  # Who waits for it is not kept waiting.
+        super().wait()
+
+
+class Talk(Silence):
+    """Keeps what is told of checkpoints, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def show(self, activity: str, detail: str = "") -> None:
+        self.told += [detail] if detail else []
+
+    def writes(self, step: int) -> None:
+        self.told.append(f"writes {step}")
+
+    def wrote(self, step: int, folder: str) -> None:
+        self.told.append(f"wrote {step}")
+
+
+class Writer:
+    """A writer, step by step, whose thread works when a test says so."""
+
+    def __init__(self, run_dir: Path, **settings: Any) -> None:
+        torch.manual_seed(0)
+        self.run_dir = run_dir
+        self.model = nn.Linear(600, 600)  # Large enough to be copied beside training.
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.replica = Replica([self.model], [self.optimizer])
+        self.plan = RunPlan(global_batch=4, dataset_size=8)
+        self.work = HeldWork()
+        config = LineConfig(run_dir=run_dir, **settings)
+        self.checkpoints = WorkerCheckpoints(config, torch.device("cpu"), self.work)
+        self.halts: list[str] = []
+        self.talk = Talk()
+
+    def member(self, step: int, **assigned: Any) -> SoloMember:
+        member = SoloMember(self.plan)
+        work = member.next_round()
+        member.position = replace(
+            member.position, step=step, head=work.key, assigned=replace(work, **assigned)
+        )
+        member.talk = self.talk
+
+        def stop_line(kind: str, message: str) -> None:
+            self.halts.append(f"{kind} at {step}: {message}")
+
+        member.stop_line = stop_line  # type: ignore[method-assign]  # an operator answers at once
+        return member
+
+    def step(self, step: int, *, over: bool = False, **assigned: Any) -> bytes:
+        """Commits a step, and comes to the point between two; returns the weights there."""
+        self.model.zero_grad()
+        self.model(torch.ones(1, 600)).sum().backward()
+        # Whatever waits for a copy would never end here.
+        assert self.checkpoints._writing is None or self.work.go.is_set()
+        self.optimizer.step()
+        digest = self.replica.digest()
+        self.between(step, over=over, **assigned)
+        return digest
+
+    def between(self, step: int, *, over: bool = False, **assigned: Any) -> None:
+        member = self.member(step, **assigned)
+        self.checkpoints.between_steps(self.replica, member, self.plan, over=over)
+
+    def end(self) -> None:
+        self.checkpoints.end(self.member(0))
+
+    @property
+    def steps(self) -> list[int]:
+        return steps_in(self.run_dir)
+
+
+def test_a_checkpoint_counts_once_it_is_whole_and_not_before(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, checkpoint_every=2)
+
+    digest = writer.step(2)
+    begun = (writer.steps, writer.checkpoints.last, list(writer.talk.told))
+    writer.work.wait()
+    writer.step(3)
+
+    assert begun == ([], None, ["writes 2"])
+    assert writer.steps == [2]
+    assert writer.talk.told == ["writes 2", "writes 0", "wrote 2"]
+    folder = tmp_path / "checkpoints/step-00000002"
+    assert writer.checkpoints.last == folder
+    assert Manifest.read(folder).facts.digest == digest.hex()
+
+
+def test_training_waits_where_one_is_due_before_the_last_is_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = Writer(tmp_path, checkpoint_every=2, keep_checkpoints=1)
+
+    for step in (2, 4, 6):
+        writer.between(step)
+    writer.end()
+
+    assert writer.steps == [6, 4], "older ones went, and the newest is not proven"
+    told = [each for each in writer.talk.told if each.startswith("w")]
+    assert told == [
+        *("writes 2", "writing a checkpoint", "writes 0", "wrote 2"),
+        *("writes 4", "writing a checkpoint", "writes 0", "wrote 4"),
+        *("writes 6", "wrote 6"),
+    ]
+    assert caplog.text.count("is still being written: training waits for it") == 1
+
+
+def test_a_signal_is_answered_once_the_checkpoint_before_is_written(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, checkpoint_every=10)
+    writer.between(10)
+
+    writer.checkpoints._request(signal.SIGUSR1, None)
+    writer.between(11)
+    meanwhile = list(writer.talk.told)
+    writer.work.wait()
+    for step in (12, 13):
+        writer.between(step)
+    writer.end()
+
+    assert meanwhile == ["writes 10"], "training does not wait for it"
+    assert writer.steps == [12, 10]
+
+
+def test_what_fails_beside_training_halts_the_line_and_is_written_after_the_answer(
+    tmp_path: Path,
+) -> None:
+    writer = Writer(tmp_path, checkpoint_every=2)
+    writer.between(2)
+    for draft in (tmp_path / "checkpoints").glob(".*"):
+        shutil.rmtree(draft)
+
+    writer.work.wait()
+    writer.step(3)
+
+    folder = tmp_path / "checkpoints/step-00000002"
+    assert writer.halts == [f"CHECKPOINT at 3: No such file or directory ({folder})"]
+    assert writer.steps == [3]
+    assert writer.talk.told == ["writes 2", "writes 0", "writing a checkpoint", "wrote 3"]
+    writer.between(4)
+    writer.end()
+    assert writer.steps == [4, 3]
+
+
+def test_weights_that_a_script_writes_beside_the_copy_are_in_no_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    writer = Writer(tmp_path, checkpoint_every=2)
+    writer.between(2)
+
+    writer.model.weight.data.mul_(2)
+    writer.work.wait()
+    digest = writer.step(3)
+    writer.model.weight.data.mul_(2)  # From now on all is copied at once.
+    writer.work.wait()
+    again = writer.step(4)
+    writer.model.weight.data.mul_(2)
+    writer.end()
+
+    assert writer.steps == [4, 3]
+    assert "checkpoint of step 2 was copied: it is taken again" in caplog.text
+    for step, wanted in ((3, digest), (4, again)):
+        folder = tmp_path / f"checkpoints/step-{step:08d}"
+        loaded = Replica([model := nn.Linear(600, 600)], [torch.optim.SGD(model.parameters())])
+        loaded.load(folder)  # It compares the digest.
+        assert loaded.digest() == wanted
+
+
+@pytest.mark.parametrize("ends", ["over", "a worker that leaves"])
+def test_the_end_waits_for_what_is_being_written(tmp_path: Path, ends: str) -> None:
+    writer = Writer(tmp_path, checkpoint_every=2)
+    writer.between(2)
+
+    if ends == "over":
+        writer.between(3, over=True)
+        assert writer.steps == [3, 2]
+    writer.end()
+
+    assert writer.steps[-1] == 2
+    assert "wrote 2" in writer.talk.told
+    assert writer.halts == []
+
+
+def test_no_checkpoint_is_cut_of_what_was_computed_ahead(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, checkpoint_every=2)
+
+    writer.between(2, ahead_batch=PositionRange(4, 8))
+    writer.between(3)
+    writer.end()
+
+    assert writer.steps == [3]
+
+
+def test_the_best_is_named_once_it_is_written(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, checkpoint_every=2)
+    writer.between(2)
+
+    writer.checkpoints.keep_best(2)
+    before = (tmp_path / "checkpoints/best").exists()
+    writer.work.wait()
+    writer.between(3)
+    named = (tmp_path / "checkpoints/best").resolve().name
+    writer.checkpoints.keep_best(3)
+    writer.between(3)
+    writer.end()
+
+    assert not before
+    assert named == "step-00000002"
+    assert (tmp_path / "checkpoints/best").resolve().name == "step-00000003"
+
+
+class Beside:
+    """A script with a large model, that keeps what each of its checkpoints is to hold."""
+
+    STEPS = 5
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.line = Line(
+            device="cpu",
+            total_steps=self.STEPS,
+            run_dir=folder / "run",
+            checkpoint_every=1,
+            keep_checkpoints=9,
+        )
+        torch.manual_seed(0)
+        self.model: Any = nn.Sequential(nn.Linear(5, 600), nn.BatchNorm1d(600), nn.Linear(600, 600))
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        x = torch.randn(20, 5)
+        self.loader: Any = DataLoader(TensorDataset(x), 4, shuffle=True)
+
+    def keep(self) -> None:
+        """Writes what was committed last, at rest."""
+        replica, digest = self.line._session.worker.replica, weights_digest([self.model]).hex()
+        facts = CheckpointFacts(
+            head=Key(1, 1),
+            step=self.line.step,
+            cursor=Cursor(0, 0),
+            digest=digest,
+            plan=RunPlan(global_batch=4),
+        )
+        replica.save(checkpoint_folder(self.folder / "rest", self.line.step), facts)
+
+    def each_step(self) -> None:
+        self.prepare()
+        for _epoch in self.line.epochs(9):
+            for (x,) in self.loader:
+                self.body(x)
+
+    def accumulated(self) -> None:
+        self.prepare()
+        for _epoch in self.line.epochs(9):
+            for (x,) in self.loader:
+                with self.line.accumulate(3):
+                    self.body(x)
+
+    def by_hand(self) -> None:
+        self.line.register("optimizer", self.optimizer)
+        self.line.join(self.model)
+        while not self.line.complete:
+            self.optimizer.zero_grad()
+            self.model(torch.randn(4, 5)).square().mean().backward()
+            self.keep()
+            self.line.all_reduce_gradients(self.model)
+            if self.line.should_commit():
+                self.optimizer.step()
+        self.keep()
+
+    def prepare(self) -> None:
+        prepared = self.line.prepare(self.model, self.optimizer, self.loader)
+        self.model, self.optimizer, self.loader = prepared
+
+    def body(self, x: torch.Tensor) -> None:
+        self.keep()
+        self.optimizer.zero_grad()
+        self.line.backward(self.model(x).square().mean())
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("schedule", ["each_step", "accumulated", "by_hand"])
+def test_checkpoints_written_beside_steps_hold_what_lay_between_them(
+    tmp_path: Path, schedule: str
+) -> None:
+    script = Beside(tmp_path)
+
+    getattr(script, schedule)()
+    script.line.close()
+
+    steps = steps_in(tmp_path / "run")
+    assert steps == list(range(script.STEPS, 0, -1))
+    kept = [step for step in steps_in(tmp_path / "rest") if step]
+    assert len(kept) >= script.STEPS - 1
+    for step in kept:
+        written, rest = (checkpoint_folder(tmp_path / name, step) for name in ("run", "rest"))
+        for tree in ("model", "optimizers", "registered"):
+            for kind in ("safetensors", "json"):
+                name = f"{tree}.{kind}"
+                assert (written / name).read_bytes() == (rest / name).read_bytes(), (step, name)
+        assert Manifest.read(written).facts.digest == Manifest.read(rest).facts.digest

@@ -410,8 +410,8 @@ def test_scale_and_overflows_in_a_row_are_in_the_checkpoint(tmp_path: Path) -> N
         for _, (x, y, numbers) in zip(range(3), loader, strict=False):
             line.backward(F.mse_loss(net(x, numbers), y))
             body([optimizer], scaler, net, clip=False)
-        written = line.last_checkpoint
 
+    written = line.last_checkpoint
     assert written is not None
     with Line(seed=3, run_dir=tmp_path / "later", resume=written, max_overflows=3) as again:
         net = Planted(model(), range(SAMPLES))
@@ -440,7 +440,7 @@ def test_a_run_without_a_scaler_goes_on_with_one_that_is_switched_off(tmp_path: 
             for _, (x, y, _numbers) in zip(range(2), loader, strict=False):
                 line.backward(F.mse_loss(net(x), y))
                 optimizer.step()
-            written.append(line.last_checkpoint)
+        written.append(line.last_checkpoint)
 
 
 def test_batches_that_are_accumulated_are_skipped_together_if_one_overflows(line: Line) -> None:

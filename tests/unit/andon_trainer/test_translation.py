@@ -62,7 +62,7 @@ def test_an_overflow_is_told_and_heard() -> None:
 
 
 def test_a_standing_request_is_told_and_its_assignment_heard() -> None:
-    standing = Standing("beta:7100", (100, "/runs/step-100"))
+    standing = Standing("beta:7100", (100, "/runs/step-100"), 200)
     report = StepReport(key=KEY, loss_sum=1.0, weight=1.0, samples=1, timings=Timings())
 
     told = ready_to(replace(report, standing=standing))
@@ -70,7 +70,9 @@ def test_a_standing_request_is_told_and_its_assignment_heard() -> None:
 
     assert not without.HasField("next")
     assert told.next == pb.RequestWork(
-        ring_address="beta:7100", checkpoint=pb.Checkpoint(step=100, folder="/runs/step-100")
+        ring_address="beta:7100",
+        checkpoint=pb.Checkpoint(step=100, folder="/runs/step-100"),
+        checkpoint_begun=200,
     )
 
 

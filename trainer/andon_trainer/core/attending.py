@@ -33,7 +33,7 @@ from andon_trainer.core.worker_state import WorkerState
 
 __all__ = ["Attending"]
 
-_OfLine = Assigned | Committed | Voided | ScalarAllReduceDone | Halted | Resumed | Dismissed
+_OfLine = Assigned | Committed | Voided | ScalarAllReduceDone | Halted | Resumed
 
 # The script does something else than the step that the line made next, and waits for it.
 _ELSEWHERE = {
@@ -53,6 +53,10 @@ class Attending:
     """Whether the state is here that the rounds in the queue go on from."""
     _arrived: bool = False
     """Whether an assignment was given out that has this worker on its roster."""
+    ends_run: bool = False
+    """Whether this worker was told of the run's last step, so that it lacks nothing."""
+    dismissed: Dismissed | None = None
+    """That the run is over for everybody; it has its turn when nothing is left to make up."""
     _queue: deque[_OfLine] = field(default_factory=deque)
 
     def begin(self) -> None:
@@ -66,7 +70,8 @@ class Attending:
 
     def end(self) -> None:
         """This worker learns no more; what waits is dropped."""
-        self.learning = self._installed = self._arrived = False
+        self.learning = self._installed = self._arrived = self.ends_run = False
+        self.dismissed = None
         self._queue.clear()
 
     @property
@@ -74,22 +79,19 @@ class Attending:
         """How many committed steps are to be made up, as far as this worker was told."""
         return sum(1 for each in self._queue if _is_step(each))
 
-    @property
-    def ends_run(self) -> bool:
-        """Whether the run's last step is among them."""
-        return any(isinstance(each, Committed) and each.stop_reason for each in self._queue)
-
     def keeps(self, event: Event) -> bool:
         """Takes an event that must wait for its turn; False: it passes at once."""
+        if self.ends_run and isinstance(event, Dismissed) and event.stop_reason:
+            self.dismissed = event
+            return True
         if not self.learning or not isinstance(event, _OfLine):
             return False
         # Before the state is here, the script waits for weights or for work. A halt pauses that,
         # and a number can only be one that the script gave before.
         if not self._installed and isinstance(event, ScalarAllReduceDone | Halted | Resumed):
             return False
+        self.ends_run |= isinstance(event, Committed) and bool(event.stop_reason)
         match event:
-            case Dismissed() if not (event.stop_reason and self.ends_run):
-                return False
             case Voided() if any(_assigns(each, event.key) for each in self._queue):
                 # A round that is void before this worker has come to it need not be made up.
                 self._queue = deque(each for each in self._queue if not _assigns(each, event.key))
@@ -119,7 +121,9 @@ class Attending:
             if self._arrived and not self._queue:
                 self.end()
             return event
-        return None
+        dismissed = self.dismissed if not self._queue else None
+        self.dismissed = None if dismissed else self.dismissed
+        return dismissed
 
     def mismatch(
         self, state: WorkerState, wait: Wait | None, number: int | None

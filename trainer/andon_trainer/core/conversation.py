@@ -355,7 +355,12 @@ class Conversation:
             return []
         if event.refusal is not None:
             return [RaiseRefused(event.refusal)]
-        return [JoinAgain(f"lost the coordinator ({event.message})")]
+        return self._end_or_join_again(f"lost the coordinator ({event.message})")
+
+    def _end_or_join_again(self, why: str) -> list[Effect]:
+        """Joins again, unless the run is over: then nobody is there any more."""
+        over = self.attending.dismissed
+        return [JoinAgain(why)] if over is None else self._dismissed(over)
 
     def _halted(self, event: Halted) -> list[Effect]:
         """The line was halted: the script hears of it, or its wait is paused."""
@@ -391,7 +396,7 @@ class Conversation:
                 self.attending.begin()
                 return [Listen(event)]
             case ListeningLost(message):
-                return [JoinAgain(message)] if self.attending.learning else []
+                return self._end_or_join_again(message) if self.attending.learning else []
 
     def _transfer(self, asked: TransferAsked) -> list[Effect]:
         head = self.state.head

@@ -124,6 +124,8 @@ class Standing:
     ring_address: str = ""
     checkpoint: tuple[int, str] | None = None
     """Step and folder of the last one that this worker wrote or started from."""
+    checkpoint_begun: int = 0
+    """The step of one that is being written beside training; 0: none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

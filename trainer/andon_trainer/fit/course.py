@@ -175,11 +175,10 @@ class Course:
         return report
 
     def _note_checkpoint(self) -> None:
-        # A checkpoint is written between two steps: it is noted one step later, or at the end.
-        newest = self._line.last_checkpoint
-        if newest is not None and newest not in self._checkpoints[-1:]:
-            self._checkpoints.append(newest)
-            self._call("on_checkpoint", newest)
+        # One is written beside some steps, and noted after them, or at the end.
+        for folder in self._line.checkpoints[len(self._checkpoints) :]:
+            self._checkpoints.append(folder)
+            self._call("on_checkpoint", folder)
 
     def _call(self, what: str, *facts: Any) -> None:
         for callback in self._callbacks:

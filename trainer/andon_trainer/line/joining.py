@@ -37,7 +37,7 @@ from andon_trainer.script.prepared import (
 
 __all__ = ["join_by_hand", "join_with"]
 
-_CAPABILITIES = (
+_CAPABILITIES: tuple[str, ...] = (
     *(BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY),
     LEARNING,
 )

@@ -803,5 +803,13 @@ class Line:
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """Folder of the last checkpoint that this worker wrote; None if it wrote none."""
+        """Folder of the last checkpoint that this worker wrote; None if it wrote none.
+
+        One that is still being written does not count.
+        """
         return self._session.worker.checkpoints.last
+
+    @property
+    def checkpoints(self) -> tuple[Path, ...]:
+        """Folders of all checkpoints that this worker wrote, in order; older ones may be gone."""
+        return tuple(self._session.worker.checkpoints.written)

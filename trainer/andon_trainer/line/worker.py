@@ -259,12 +259,17 @@ class Worker:
     def finish(self) -> None:
         """Compares the final weights, if this worker leaves with its work done.
 
+        A checkpoint that is still being written comes first.
+
         Raises:
-            LineHalted: they differ.
+            LineHalted: they differ, or it can't be written.
         """
         try:
-            alone = self.member is None or isinstance(self.member, SoloMember)
-            if not (alone or self._left) and self._ends_well:
+            if self.member is None or self._left or not self._ends_well:
+                return
+            assert self._run is not None
+            self.checkpoints.settle(self.replica, self.member, self._run)
+            if not isinstance(self.member, SoloMember):
                 self.compare_ends()
         except BaseException as error:
             self.crash = error  # `leave` reports it.
@@ -273,6 +278,9 @@ class Worker:
     def leave(self) -> None:
         """Leaves the line, saying why, and ends the telemetry; a second call does nothing."""
         left, self._left = self._left, True
+        if self.member is not None and not left:
+            # First: the line is told of it as this worker leaves, and the process may end after it.
+            self.checkpoints.end(self.member)
         if self.membership is not None and not left:
             self.membership.leave(self._departure(self.membership.position))
             self._note_done(self.membership.run_id)

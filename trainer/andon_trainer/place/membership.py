@@ -291,6 +291,7 @@ class Membership:
         """Requests work and waits for it."""
         if self.timeline is not None:
             self.timeline.step_over("void")  # If it was not committed, it was in vain.
+        self._giver.tidy()
         # Before `forget_round`, which takes the assignment away: the Fault names its key and rank.
         self._do(self._conversation.begin_anew())
         left = self._state.forget_round()
@@ -404,7 +405,8 @@ class Membership:
         goes_on = self._habit.is_straight and not (report.stop_reason or report.end_of_data)
         # A worker that is about to leave would only void the round that it asked for.
         if goes_on and STANDING in self._link.coordinator_can and not self._leaving.wanted:
-            standing = Standing(ring_address_of(self.exchange), self.talk.checkpoint)
+            talk = self.talk
+            standing = Standing(ring_address_of(self.exchange), talk.checkpoint, talk.writing)
             report = replace(report, standing=standing)
         # Before it is sent: from then on the round may be committed, and must not be given up.
         self._conversation.reported()
@@ -518,6 +520,7 @@ class Membership:
             self._habit.does_something_else()
         try:
             while not conversation.over:
+                self._hear()
                 if conversation.may_leave:
                     # The signal's handler sets a flag, and the exception comes from here: between
                     # two steps nothing is left half done.
@@ -532,6 +535,14 @@ class Membership:
                     self._do(conversation.receive(event))
         finally:
             conversation.wait = None  # The script runs, even if it was an exception that ended it.
+
+    def _hear(self) -> None:
+        """Takes all that came while this worker learns: it must know how far the line is."""
+        while self._conversation.attending.learning:
+            event = self._inbox.take(0.0)
+            if event is None:
+                return
+            self._do(self._conversation.receive(event))
 
     def _do(self, effects: Sequence[Effect]) -> None:
         state = self._state
@@ -584,7 +595,8 @@ class Membership:
         control = self._link.control
         if isinstance(effect, RequestWork):
             checkpoint = None if effect.leaves_epoch else self.talk.checkpoint
-            control.request_work(effect, ring_address_of(self.exchange), checkpoint)
+            place = ring_address_of(self.exchange)
+            control.request_work(effect, place, checkpoint, self.talk.writing)
             return
         if isinstance(effect, ReportFault) and effect.fault.kind == "CORRUPT_CHUNK":
             # The line recovers by itself; somebody has to look after the hardware.

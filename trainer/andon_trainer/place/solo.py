@@ -1,4 +1,4 @@
-"""The membership of a worker that is alone: no service, no threads, the steps of a line."""
+"""The membership of a worker that is alone: no service, no stream, the steps of a line."""
 
 from __future__ import annotations
 

@@ -27,6 +27,9 @@ class Talk(Protocol):
     def log(self, scalars: Sequence[Scalar]) -> None:
         """Sends the line what the script logged."""
 
+    def writes(self, step: int) -> None:
+        """Notes the step whose checkpoint is being written beside training; 0: none is."""
+
     def wrote(self, step: int, folder: str) -> None:
         """Notes a checkpoint that this worker wrote; the line is told with the next message."""
 
@@ -39,6 +42,9 @@ class Silence:
 
     def log(self, scalars: Sequence[Scalar]) -> None:
         """Does nothing. `Line` writes the file of a worker that is alone."""
+
+    def writes(self, step: int) -> None:
+        """Does nothing."""
 
     def wrote(self, step: int, folder: str) -> None:
         """Does nothing."""
@@ -64,6 +70,8 @@ class LineTalk:
         """
         self.checkpoint = checkpoint
         """Step and folder of the last checkpoint that this worker wrote or started from."""
+        self.writing = 0
+        """The step of a checkpoint that is being written beside training; 0: none is."""
         self._link = link
         self._habit = habit
         self._learning = learning
@@ -91,6 +99,10 @@ class LineTalk:
                 "this script logs more than the line takes: the oldest scalars are given up. Call "
                 "line.log less often"
             )
+
+    def writes(self, step: int) -> None:
+        """See `Talk`."""
+        self.writing = step
 
     def wrote(self, step: int, folder: str) -> None:
         """See `Talk`."""

@@ -18,7 +18,7 @@ import torch
 
 from andon_trainer.state.trees import dtype_name, plain_tensor
 
-__all__ = ["Base", "Named", "head_of", "looks", "raw_bytes"]
+__all__ = ["Base", "Named", "head_of", "looks", "raw_bytes", "sum_of_bytes"]
 
 Named = Sequence[tuple[str, torch.Tensor]]
 """Tensors with their names."""
@@ -85,7 +85,7 @@ def looks(tensors: Sequence[torch.Tensor]) -> list[Any]:
     for device in {tensor.device for tensor in tensors}:
         here = [tensor for tensor in tensors if tensor.device == device]
         # One wait for each device.
-        totals = torch.stack([_sum(tensor) for tensor in here]).tolist()
+        totals = torch.stack([sum_of_bytes(tensor) for tensor in here]).tolist()
         sums.update(zip(map(id, here), totals, strict=True))
     return [
         (
@@ -99,7 +99,7 @@ def looks(tensors: Sequence[torch.Tensor]) -> list[Any]:
     ]
 
 
-def _sum(tensor: torch.Tensor) -> torch.Tensor:
+def sum_of_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The sum of a tensor's bytes, as 64-bit numbers where it divides into such; int64, scalar."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     whole = plain.numel() - plain.numel() % 8

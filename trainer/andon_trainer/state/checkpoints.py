@@ -1,9 +1,16 @@
 """A run's checkpoints: when one is written, which are kept, and what a run resumes from.
 
-Theory of operation. The line names one worker as its writer, and that worker writes between two
-steps. This works like a barrier: no round opens before every worker in sync has asked for work, and
-the writer asks only after it has written. Meanwhile all workers in sync hold the weights of the
-same record. So what is on disk is every worker's state, at one commit.
+Theory of operation. The line names one worker as its writer, and that worker cuts a snapshot of its
+state between two steps. This works like a barrier: no round opens before every worker in sync has
+asked for work, and the writer asks only after the cut. Meanwhile all workers in sync hold the
+weights of the same record. So what is cut is every worker's state, at one commit.
+
+A thread writes it while training goes on, and only what is whole on disk counts: the line is told
+of it then, and older ones may go. At most one is written at a time. If the next one is due before,
+the writer waits: a run whose disk is too slow trains more slowly, but never loses more than it was
+asked to risk. What fails on the thread halts the line at the next chance, between two steps, and
+after the answer the checkpoint is written in the script's thread, of the step that the worker is at
+then. So is the last one of a run, since nobody trains any more.
 
 Older checkpoints are removed only once a step was committed on top of the newest one: until then
 nobody knows whether training can go on from it. A halted line commits nothing, so nothing is
@@ -12,10 +19,14 @@ removed while it is halted.
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,24 +34,48 @@ from typing import Any
 import torch
 
 from andon.host.manifest import CheckpointFacts, checkpoint_folder, checkpoints_in, step_of
+from andon.host.trace import Track
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import CheckpointRefused
 from andon_trainer.place.member import RunMember
 from andon_trainer.state import rng
 from andon_trainer.state.checkpoint_files import remove_checkpoint
-from andon_trainer.state.replica import Replica
+from andon_trainer.state.file_work import FileWork, give_way
+from andon_trainer.state.replica import CheckpointCut, Replica
+from andon_trainer.state.snapshot import CopyRoom
 
 __all__ = ["WorkerCheckpoints"]
 
+log = logging.getLogger(__name__)
+
 _TOTALS = ("total_steps", "total_epochs")
+_LARGE_BYTES = 16 * 2**20
+"""A checkpoint below this is written in a moment, and need not give way to training."""
+
+
+@dataclass(slots=True)
+class _Writing:
+    """A checkpoint that is being written beside training."""
+
+    step: int
+    folder: Path
+    cut: CheckpointCut
+    began: float = 0.0
+    ended: float = 0.0
+    whole: bool = False
+    """Whether it is on disk."""
+    counts: bool = True
+    """Whether the line still has its step."""
 
 
 class WorkerCheckpoints:
     """A run's checkpoints, as one worker reads and writes them. Used by one thread."""
 
-    def __init__(self, config: LineConfig, device: torch.device) -> None:
-        """Touches no file yet."""
+    def __init__(
+        self, config: LineConfig, device: torch.device, work: FileWork | None = None
+    ) -> None:
+        """Touches no file yet; `work` is what writes beside training."""
         self._config = config
         self._device = device
         self._began: dict[str, str] = {}
@@ -50,19 +85,36 @@ class WorkerCheckpoints:
         self._alike: set[str] = set()
         """Names of generators that began here as they did where the checkpoint was written."""
         self._requested = False
-        """Whether SIGUSR1, or a best evaluation, asked for a checkpoint."""
+        """Whether SIGUSR1 asked for a checkpoint."""
         self._best: int | None = None
         """The step of the checkpoint to keep as the best."""
+        self._wanted: int | None = None
+        """The step of one that is to be written as the best."""
         self._previous: Callable[[int, FrameType | None], Any] | int | None = None
         """What SIGUSR1 did before this worker listened for it."""
         self._written = 0
         """The step of the last checkpoint that this worker wrote or resumed from."""
         self._unproven: int | None = None
         """The step of a checkpoint on top of which nothing was committed yet."""
+        self._work = work or FileWork()
+        self._writing: _Writing | None = None
+        self._room = CopyRoom()
+        self._has_room = False
+        """Whether memory was got for copies, ahead of the first one."""
+        self._failed = False
+        """Whether one could not be written, so that one is written in the script's thread."""
+        self._torn = False
+        """Whether the script wrote weights beside a copy: from then on all is copied at once."""
+        self._warned_of_pace = False
         self.origin: CheckpointFacts | None = None
         """The facts of the checkpoint that this worker resumed from."""
-        self.last: Path | None = None
+        self.written: list[Path] = []
+        """The folders of the checkpoints that this worker wrote, in order."""
+
+    @property
+    def last(self) -> Path | None:
         """The folder of the last checkpoint that this worker wrote."""
+        return self.written[-1] if self.written else None
 
     def begin(self, replica: Replica) -> None:
         """Loads the checkpoint that the run resumes from, if any, and listens for SIGUSR1.
@@ -134,63 +186,264 @@ class WorkerCheckpoints:
             rng.restore(states, self._device)
         if self._config.run_dir is None:
             return
-        here = member.position
-        if self._unproven is not None and here.step > self._unproven:
-            self._rotate(self._config.run_dir, self._unproven)
-            self._unproven = None
-        assigned = here.assigned
-        if assigned is None or assigned.key != here.head:
-            return  # This worker had no part in the last commit.
+        ends = over or bool(member.position.stop_reason)
+        if ends and self._work.busy:
+            member.talk.show("BUSY", "writing a checkpoint")
+            self._work.wait()
+            member.talk.show("IDLE")
+        self._collect(member)
+        here, assigned = member.position, member.position.assigned
+        # This worker had no part in the last commit, or has computed more than that.
+        if assigned is None or assigned.key != here.head or assigned.ahead_batch is not None:
+            return
+        if assigned.writes_checkpoint and self._is_due(member, ends=ends):
+            self._wait_for_the_last(member)
+            if ends or self._failed:
+                self._write(replica, member, plan)
+            else:
+                self._begin(replica, member, plan)
+        if not self._work.busy or self._taken == here.step:
+            self._requested = False  # Else it is answered by the first one after this.
+        if not (self._work.busy or ends):
+            self._use_the_time(replica, member)
+
+    def _is_due(self, member: RunMember, *, ends: bool) -> bool:
+        """Whether the last commit is to have a checkpoint, and has none."""
+        here, writing = member.position, self._writing
+        assert here.assigned is not None
         every, step = self._config.checkpoint_every, here.step
         if self._written > step:
             self._written = 0  # The line went back: what was written then is of no use any more.
+        if writing is not None and writing.step > step:
+            writing.counts = False
+        if step in (self._written, self._taken):
+            return False
         # The line knows the newest checkpoint of any worker. If the writer died before its own was
         # written, the next writer makes up for it here, at a step that is no multiple of `every`.
-        last = max(self._written, assigned.checkpoint_step)
+        last = max(self._written, self._taken, here.assigned.checkpoint_step)
         passed = every and step // every > last // every
         # The last step always gets one, so that a run that ended can be resumed from its end.
-        due = self._requested or passed or (every and (here.stop_reason or over))
-        writes = assigned.writes_checkpoint and not assigned.attends
-        if due and writes and step != self._written:
-            self._write(replica, member, plan)
-        self._requested = False
+        due = passed or self._failed or self._wanted == step or (every and ends)
+        # A signal names no step: it may wait until the one before is written.
+        return bool(due or (self._requested and not self._work.busy))
 
-    def _write(self, replica: Replica, member: RunMember, plan: RunPlan) -> None:
-        """Writes the checkpoint of the last commit; while that fails the line is halted."""
-        run_dir = self._config.run_dir
-        assert run_dir is not None
+    @property
+    def _taken(self) -> int:
+        """The step whose checkpoint is being written; 0: none is, or it does not count."""
+        writing = self._writing
+        return writing.step if writing is not None and writing.counts else 0
+
+    def _wait_for_the_last(self, member: RunMember) -> None:
+        """Waits until nothing is being written any more."""
+        if not self._work.busy:
+            return
+        if self._taken and not self._warned_of_pace:
+            self._warned_of_pace = True
+            log.warning(
+                "a checkpoint is due at step %d, and that of step %d is still being written: "
+                "training waits for it. Write fewer (--checkpoint-every N), or to a quicker disk",
+                member.position.step,
+                self._taken,
+            )
+        member.talk.show("BUSY", "writing a checkpoint")
+        self._work.wait()
+        self._collect(member)
+        member.talk.show("IDLE")
+
+    def _facts(self, member: RunMember, plan: RunPlan, digest: str) -> CheckpointFacts:
         here = member.position
         assert here.head is not None
-        member.talk.show("BUSY", "writing a checkpoint")
-        began = time.perf_counter()
-        facts = CheckpointFacts(
+        return CheckpointFacts(
             head=here.head,
             step=here.step,
             cursor=here.cursor,
-            digest=replica.digest().hex(),
+            digest=digest,
             plan=plan,
             pacing=here.pacing,
         )
-        folder = checkpoint_folder(run_dir, here.step)
+
+    def _folder(self, step: int) -> Path:
+        assert self._config.run_dir is not None
+        return checkpoint_folder(self._config.run_dir, step)
+
+    # ------------------------------------------------------------------ beside training
+
+    def _begin(self, replica: Replica, member: RunMember, plan: RunPlan) -> None:
+        """Cuts the state of the last commit, and has it written beside training."""
+        began, step = time.perf_counter(), member.position.step
+        folder = self._folder(step)
+        generators = {"now": rng.capture(self._device), "began": self._began}
+        try:
+            # Of a step that is to be kept as the best no later one could take the place.
+            at_once = self._torn or self._wanted == step
+            facts = self._facts(member, plan, "")
+            cut = replica.cut(folder, facts, generators, self._room, at_once=at_once)
+        except (OSError, TypeError, ValueError) as error:
+            self._halt(member, error, folder)
+            self._write(replica, member, plan)
+            return
+        writing = self._writing = _Writing(step, folder, cut, began)
+        rotate = self._rotation(step)
+
+        def copied() -> None:
+            # From here on no optimizer waits for this thread.
+            if cut.snapshot.large_bytes >= _LARGE_BYTES:
+                give_way()
+            rotate()
+
+        def work() -> None:
+            writing.whole = cut.write(copied)
+            writing.ended = time.perf_counter()
+
+        self._work.begin(work)
+        member.talk.writes(step)
+        if member.timeline is not None:
+            member.timeline.span("cut a checkpoint", began)
+
+    def _collect(self, member: RunMember) -> None:
+        """Takes note of what was done beside training, if that is over."""
+        if self._work.busy:
+            return
+        failure, writing = self._work.take_failure(), self._writing
+        if writing is None:
+            if failure is not None:
+                raise failure
+            return
+        self._writing = None
+        writing.cut.snapshot.close()
+        member.talk.writes(0)
+        if failure is not None:
+            if not isinstance(failure, OSError | TypeError | ValueError):
+                raise failure
+            self._failed = True
+            self._halt(member, failure, writing.folder)
+        elif not writing.whole:
+            self._torn = self._requested = True
+            log.info(
+                "the weights were written beside the optimizers while a checkpoint of step %d was "
+                "copied: it is taken again, and from now on copied at once",
+                writing.step,
+            )
+        elif writing.counts:
+            if member.timeline is not None:
+                span = ("checkpoint", writing.began, writing.ended)
+                member.timeline.span_on(Track.FILES, *span)
+            self._wrote(member, writing.step, writing.folder)
+
+    def _use_the_time(self, replica: Replica, member: RunMember) -> None:
+        """Removes older checkpoints, or gets memory for the first one, beside training."""
+        every, here = self._config.checkpoint_every, member.position
+        assert here.assigned is not None
+        if self._unproven is not None and here.step > self._unproven:
+            self._work.begin(self._rotation(here.step))
+        elif here.assigned.writes_checkpoint and here.step % max(every, 1) * 2 > every:
+            # In the second half of the way to it: until then the memory is of no use.
+            if not self._has_room and (size := replica.large_bytes()):
+                self._work.begin(partial(self._get_room, size))
+            self._has_room = True
+
+    def _get_room(self, size: int) -> None:
+        give_way()
+        with suppress(OSError):  # Whoever needs it then says so.
+            self._room.touch(size, pinned=self._device.type == "cuda")
+
+    def settle(self, replica: Replica, member: RunMember, plan: RunPlan) -> None:
+        """Waits for what is being written, before a worker says that its work is done.
+
+        Raises:
+            LineHalted: it could not be written, and this worker raises.
+        """
+        if self._work.busy:
+            member.talk.show("BUSY", "writing a checkpoint")
+            self._work.wait()
+        self._collect(member)
+        if self._failed:
+            self.between_steps(replica, member, plan)
+
+    def end(self, member: RunMember) -> None:
+        """Waits for what is being written, as one of the last acts of a worker that leaves.
+
+        Nobody can be halted any more: what fails is logged.
+        """
+        try:
+            self._work.wait()
+        except KeyboardInterrupt:
+            log.warning("interrupted: the checkpoint that was being written is given up")
+            return
+        failure, writing, self._writing = self._work.take_failure(), self._writing, None
+        self._room = CopyRoom()
+        if writing is None:
+            return
+        writing.cut.snapshot.close()
+        try:
+            if failure is not None:
+                raise failure
+            if writing.whole and writing.counts:
+                self._note(member, writing.step, writing.folder)
+                self._name_best(writing.folder, writing.step)
+        except (OSError, TypeError, ValueError) as error:
+            log.error(  # noqa: TRY400  # the error says what a person needs
+                "the checkpoint %s could not be written: %s", writing.folder, error
+            )
+
+    # ------------------------------------------------------------------ in the script's thread
+
+    def _write(self, replica: Replica, member: RunMember, plan: RunPlan) -> None:
+        """Writes the checkpoint of the last commit; while that fails the line is halted."""
+        here = member.position
+        member.talk.show("BUSY", "writing a checkpoint")
+        began, folder = time.perf_counter(), self._folder(here.step)
+        self._rotation(here.step)()
+        facts = self._facts(member, plan, replica.digest().hex())
         generators = {"now": rng.capture(self._device), "began": self._began}
         while True:
             try:
                 replica.save(folder, facts, generators)
-                self._name_best(folder, here.step)
-            except OSError as error:
-                # Returns once an operator has answered: then it is tried again.
-                member.stop_line("CHECKPOINT", f"{error.strerror or error} ({folder})")
-            except (TypeError, ValueError) as error:
-                # `register` checked the state. It has something in it now that can't be kept.
-                member.stop_line("CHECKPOINT", f"{error} ({folder})")
+            except (OSError, TypeError, ValueError) as error:
+                self._halt(member, error, folder)
             else:
                 break
-        self.last = folder
-        self._written = self._unproven = here.step
-        member.talk.wrote(here.step, str(folder))
+        self._failed = False
+        self._wrote(member, here.step, folder)
         if member.timeline is not None:
             member.timeline.span("checkpoint", began)
         member.talk.show("IDLE")
+
+    def _halt(self, member: RunMember, error: Exception, folder: Path) -> None:
+        """Halts the line for a checkpoint; returns once an operator has answered.
+
+        After a TypeError or ValueError too: `register` checked the state, and it has something in
+        it now that can't be kept.
+        """
+        text = str(error)
+        if isinstance(error, OSError):
+            text = error.strerror or text
+        member.stop_line("CHECKPOINT", f"{text} ({folder})")
+
+    def _wrote(self, member: RunMember, step: int, folder: Path) -> None:
+        """A checkpoint is on disk: tells the line, and names it if it is the best one."""
+        self._note(member, step, folder)
+        while True:
+            try:
+                self._name_best(folder, step)
+            except OSError as error:
+                self._halt(member, error, folder)
+            else:
+                break
+
+    def _note(self, member: RunMember, step: int, folder: Path) -> None:
+        self.written.append(folder)
+        self._written = self._unproven = step
+        member.talk.wrote(step, str(folder))
+
+    def _rotation(self, step: int) -> Callable[[], None]:
+        """What removes older checkpoints, if a step was committed on top of the newest."""
+        newest, run_dir = self._unproven, self._config.run_dir
+        assert run_dir is not None
+        if newest is None or step <= newest:
+            return lambda: None
+        self._unproven = None
+        return lambda: self._rotate(run_dir, newest)
 
     def _rotate(self, run_dir: Path, newest: int) -> None:
         """Removes all but the last few checkpoints up to step `newest`.
@@ -212,8 +465,8 @@ class WorkerCheckpoints:
             return
         if step == self._written:  # By this worker, before it was known to be the best.
             self._name_best(checkpoint_folder(run_dir, step), step)
-        else:
-            self._requested = True
+        elif self._writing is None or self._writing.step != step:
+            self._wanted = step
 
     def _name_best(self, folder: Path, step: int) -> None:
         """Makes the link `best` lead to the folder, if it is that of the best step."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from andon_trainer.model.layout import ModelPlan
 from andon_trainer.state.base import Base
 from andon_trainer.state.checkpoint_files import (
     BaseFile,
+    Draft,
     Stateful,
     load_checkpoint,
     save_checkpoint,
 )
+from andon_trainer.state.snapshot import CopyRoom, Snapshot, large_bytes_of
 from andon_trainer.state.trees import (
     elements_of,
     join_tree,
@@ -33,18 +35,92 @@ from andon_trainer.state.trees import (
     unpack_tensors,
 )
 from andon_trainer.state.weights import (
+    DigestPart,
     base_beside,
     check_tensors,
     digest_and_prefixes,
+    digest_of,
+    digest_parts,
     named_state,
     write_tensors,
 )
 
-__all__ = ["Replica"]
+__all__ = ["CheckpointCut", "Replica", "ReplicaCut"]
 
 _LENGTH_BYTES = 8
 _OUTER = "andon.outer"
 _PARTS = ("model", "optimizers", "registered")
+_FROZEN = "frozen"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCut:
+    """The state of a moment, and the draft of the checkpoint that it is to become."""
+
+    draft: Draft
+    snapshot: Snapshot
+    facts: CheckpointFacts
+    digest: Sequence[DigestPart]
+    base: BaseFile | None
+
+    def write(self, copied: Callable[[], None] = lambda: None) -> bool:
+        """Writes the checkpoint; False: the snapshot is torn, and there is none.
+
+        Args:
+            copied: called once the snapshot is complete, so that nobody waits any more.
+
+        Raises:
+            TypeError, ValueError: a state holds what can't be kept without pickle.
+            OSError: it can't be written; an older one is still there.
+        """
+        try:
+            if not self.snapshot.complete():
+                self.draft.discard()
+                return False
+            copied()
+            trees = dict(self.snapshot.tree)
+            frozen = trees.pop(_FROZEN)
+            digest = digest_of(self.digest, trees["model"]).hex()
+        except BaseException:
+            self.draft.discard()
+            raise
+        base = None if self.base is None else replace(self.base, tensors=frozen)
+        self.draft.finish(trees, replace(self.facts, digest=digest), base)
+        return True
+
+
+@dataclass(slots=True)
+class ReplicaCut:
+    """The state of one moment for a worker that learns; it is packed while training goes on.
+
+    A `StateCut` of the transfers.
+    """
+
+    snapshot: Snapshot
+    frozen: tuple[str, ...]
+    """The names of the tensors of the base."""
+
+    def complete(self) -> bool:
+        """Copies what is left; False: it is torn."""
+        return self.snapshot.complete()
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """What `Replica.pack` and `base_elements` would have returned at the cut."""
+        return _packed(self.snapshot.tree, self.frozen)
+
+    def close(self) -> None:
+        """Optimizers wait no more; only for the thread that cut it."""
+        self.snapshot.close()
+
+
+def _packed(tree: Any, frozen_names: Collection[str]) -> tuple[bytes, bytes]:
+    """A state: the JSON's length, JSON, and safetensors, with the base last; and the base."""
+    skeleton, tensors = split_tree(tree)
+    text = json.dumps(skeleton).encode()
+    frozen = {name: tensors.pop(name) for name in frozen_names}
+    length = len(text).to_bytes(_LENGTH_BYTES, "little")
+    state = b"".join((length, text, *packed_parts(tensors, last=frozen)))
+    return state, elements_of(frozen)
 
 
 @dataclass(slots=True)
@@ -128,13 +204,13 @@ class Replica:
 
         The elements of the base come last.
         """
-        skeleton, tensors = split_tree(self._tree())
-        text = json.dumps(skeleton).encode()
-        frozen = self._frozen()
-        for name in frozen:
-            del tensors[name]
-        length = len(text).to_bytes(_LENGTH_BYTES, "little")
-        return b"".join((length, text, *packed_parts(tensors, last=frozen)))
+        return _packed(self._tree(), self._frozen())[0]
+
+    def cut_state(self) -> ReplicaCut:
+        """Cuts what `pack` would return now."""
+        room = CopyRoom()  # Of its own: it is sent for a while, and others may be cut meanwhile.
+        snapshot = Snapshot(self._tree(), self.written_by_steps(), room=room)
+        return ReplicaCut(snapshot, tuple(self._frozen()))
 
     def base_elements(self) -> bytes:
         """The elements of the base, with which what `pack` returns ends; empty if there is none."""
@@ -172,12 +248,75 @@ class Replica:
             TypeError: a state holds what can't be kept without pickle.
             OSError: it can't be written; an older checkpoint in `folder` is still there.
         """
+        tree, base = self._apart()
+        return save_checkpoint(folder, {**tree, "rng": generators or {}}, facts, base)
+
+    def cut(
+        self,
+        folder: Path,
+        facts: CheckpointFacts,
+        generators: dict[str, Any],
+        room: CopyRoom,
+        *,
+        at_once: bool = False,
+    ) -> CheckpointCut:
+        """Cuts what `save` would write now, to be written while training goes on.
+
+        Args:
+            folder: of the checkpoint. The draft beside it is made now, so that a disk that is
+                missing or read-only is noticed now.
+            facts: without the digest, which is computed when it is written.
+            generators: the states of the random generators.
+            room: memory for the copies.
+            at_once: copies everything now.
+
+        Raises:
+            OSError: the draft can't be made.
+        """
+        tree, base = self._apart()
+        draft = Draft(folder)
+        try:
+            writes_base = base is not None and not draft.link(base)
+            whole = {
+                **tree,
+                "rng": generators,
+                _FROZEN: base.tensors if writes_base and base else {},
+            }
+            snapshot = Snapshot(whole, () if at_once else self.written_by_steps(), room=room)
+        except BaseException:
+            draft.discard()
+            raise
+        digest = digest_parts(self.modules, self.base)
+        return CheckpointCut(draft, snapshot, facts, digest, base)
+
+    def large_bytes(self) -> int:
+        """How much memory the copies of a cut need. That of the base is needed once, if at all."""
+        tree = self._tree()
+        for name in self._frozen():
+            del tree["model"][name.removeprefix("model.")]
+        return large_bytes_of(tree)
+
+    def _apart(self) -> tuple[dict[str, Any], BaseFile | None]:
+        """The state as a checkpoint has it: what is not trained is apart."""
         tree = self._tree()
         frozen = {name.removeprefix("model."): part for name, part in self._frozen().items()}
         for name in frozen:
             del tree["model"][name]
-        base = BaseFile(self.base.digest(list(frozen.items())).hex(), frozen) if frozen else None
-        return save_checkpoint(folder, {**tree, "rng": generators or {}}, facts, base)
+        if not frozen:
+            return tree, None
+        return tree, BaseFile(self.base.digest(list(frozen.items())).hex(), frozen)
+
+    def written_by_steps(self) -> set[int]:
+        """The ids of the tensors that the steps of optimizers write, and hardly anything else."""
+        found = {
+            id(tensor)
+            for _, tensor in named_state(self.modules)
+            if isinstance(tensor, nn.Parameter)
+        }
+        for optimizer in (*self.optimizers, *(() if self.outer is None else (self.outer,))):
+            for state in optimizer.state.values():
+                found |= {id(part) for part in state.values() if isinstance(part, torch.Tensor)}
+        return found
 
     def load(self, folder: Path) -> tuple[CheckpointFacts, dict[str, Any]]:
         """Loads a checkpoint. States of objects not registered yet are kept for them.

@@ -10,7 +10,7 @@ everything that JSON lacks is an object with one key: `{"tensor": name}`, `{"tup
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,9 @@ from safetensors import SafetensorError
 __all__ = [
     "dtype_name",
     "elements_of",
+    "is_dense",
     "join_tree",
+    "map_tensors",
     "outline",
     "pack_tensors",
     "packed_parts",
@@ -182,6 +184,21 @@ def join_tree(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     raise ValueError(f"a saved state is damaged: it has an unknown part {what!r}")
 
 
+def map_tensors(tree: Any, each: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A tree of new dicts, lists and tuples, with what `each` returns in place of each tensor.
+
+    What `split_tree` refuses is in it as it was.
+    """
+    if isinstance(tree, torch.Tensor):
+        return each(tree)
+    if isinstance(tree, Mapping):
+        return {key: map_tensors(part, each) for key, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        parts = [map_tensors(part, each) for part in tree]
+        return parts if isinstance(tree, list) else tuple(parts)
+    return tree
+
+
 def _split(tree: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(tree, torch.Tensor):
         name = path or "tensor"
@@ -224,8 +241,13 @@ def outline(tensor: torch.Tensor | None) -> str:
     return "missing" if tensor is None else f"{dtype_name(tensor)}{list(tensor.shape)}"
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it is neither sparse nor quantised."""
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
 def _require_dense(tensor: torch.Tensor, name: str) -> None:
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if not is_dense(tensor):
         raise ValueError(f"{name} is sparse or quantised: only dense tensors can be kept")
 
 

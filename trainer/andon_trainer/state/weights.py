@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -20,9 +21,12 @@ from andon_trainer.state.base import Base, head_of, raw_bytes
 from andon_trainer.state.trees import outline
 
 __all__ = [
+    "DigestPart",
     "base_beside",
     "check_tensors",
     "digest_and_prefixes",
+    "digest_of",
+    "digest_parts",
     "named_state",
     "weights_digest",
     "write_tensors",
@@ -112,6 +116,37 @@ def digest_and_prefixes(
         if momentum is not None:
             _hash(digest, f"outer.{name}", momentum)
     return digest.digest(), bytes(prefixes)
+
+
+@dataclass(frozen=True, slots=True)
+class DigestPart:
+    """What one parameter adds to the digest of the weights."""
+
+    head: bytes
+    """Its name, type and shape, as they are hashed."""
+    name: str
+    base_hash: bytes
+    """What is hashed in place of its elements; empty if these are."""
+
+
+def digest_parts(modules: Sequence[nn.Module], base: Base) -> list[DigestPart]:
+    """What `digest_of` needs beside the elements of the parameters that are trained."""
+    named = list(named_state(modules))
+    hashes = base.hashes(named)
+    return [
+        DigestPart(head_of(name, tensor), name, hashes.get(id(tensor), b""))
+        for name, tensor in named
+        if isinstance(tensor, nn.Parameter)
+    ]
+
+
+def digest_of(parts: Sequence[DigestPart], tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The digest of weights whose elements lie in `tensors`, by name; 32 bytes."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.head)
+        digest.update(part.base_hash or raw_bytes(tensors[part.name], part.name))
+    return digest.digest()
 
 
 def _hash(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -> None:

@@ -51,7 +51,7 @@ def test_every_term_arrives() -> None:
     at_default = [each.name for each in fields(TERMS) if getattr(TERMS, each.name) == each.default]
 
     assert not at_default, "give these another value, or the next line proves nothing of them"
-    assert terms_from_proto(message_of(TERMS)) == TERMS
+    assert terms_from_proto(message_of(TERMS), RankTerms) == TERMS
 
 
 def test_terms_with_their_defaults_arrive() -> None:
@@ -60,7 +60,7 @@ def test_terms_with_their_defaults_arrive() -> None:
     }
     least = RankTerms(**required)
 
-    assert terms_from_proto(message_of(least)) == least
+    assert terms_from_proto(message_of(least), RankTerms) == least
 
 
 def test_rank_0_writes_the_checkpoint_if_nobody_says_who_does() -> None:
@@ -69,7 +69,10 @@ def test_rank_0_writes_the_checkpoint_if_nobody_says_who_does() -> None:
         message.rank = rank
         message.ClearField("writes_checkpoint")
 
-    assert [terms_from_proto(each).writes_checkpoint for each in messages] == [True, False]
+    assert [terms_from_proto(each, RankTerms).writes_checkpoint for each in messages] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,4 +93,4 @@ def test_terms_that_contradict_themselves_are_refused_by_name(name: str, value: 
     message.MergeFrom(ShardAssignment(**{name: value}))  # type: ignore[arg-type]  # As above.
 
     with pytest.raises(WireError, match=r"ShardAssignment|Key|PositionRange"):
-        terms_from_proto(message)
+        terms_from_proto(message, RankTerms)

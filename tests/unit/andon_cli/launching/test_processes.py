@@ -144,3 +144,19 @@ def test_the_first_restart_is_at_once_and_each_later_one_waits_twice_as_long() -
 
     assert waits == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, None]
     assert restarts.used == 7
+
+
+def test_a_worker_that_trained_since_its_last_restart_starts_again_at_once() -> None:
+    restarts = Restarts(7)
+
+    waits = [restarts.spend(-9, trained=True, slot=1, recovered=each > 2) for each in range(5)]
+
+    assert waits == [0.0, 0.5, 1.0, 0.0, 0.0]
+
+
+def test_a_worker_does_not_wait_for_what_happened_to_another() -> None:
+    restarts = Restarts(4)
+
+    waits = [restarts.spend(-9, trained=True, slot=slot) for slot in (0, 0, 1, 0, 1)]
+
+    assert waits == [0.0, 0.5, 0.0, 1.0, None]

@@ -139,7 +139,11 @@ class ControlStream:
         return joined
 
     def request_work(
-        self, effect: RequestWork, ring_address: str, checkpoint: tuple[int, str] | None
+        self,
+        effect: RequestWork,
+        ring_address: str,
+        checkpoint: tuple[int, str] | None,
+        checkpoint_begun: int,
     ) -> None:
         """Requests an assignment, or the end of the epoch.
 
@@ -147,8 +151,9 @@ class ControlStream:
             effect: what the core wants.
             ring_address: where the rank before this worker would reach it; empty: no ring.
             checkpoint: step and folder of the last one that this worker wrote or started from.
+            checkpoint_begun: the step of one that is being written; 0: none is.
         """
-        self._outgoing.put(work_to(effect, ring_address, checkpoint))
+        self._outgoing.put(work_to(effect, ring_address, checkpoint, checkpoint_begun))
 
     def send(self, report: Report) -> None:
         """Sends what the core has to say."""

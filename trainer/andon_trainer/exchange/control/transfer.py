@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 __all__ = [
+    "PackedCut",
     "PartialState",
     "State",
+    "StateCut",
     "StateMover",
     "SyncProgress",
     "Ticket",
@@ -248,6 +250,38 @@ def _continue(arrived: PartialState, first: pb.GetStateResponse) -> None:
         raise StateCorrupt(f"the state begins at byte {first.offset}, unasked")
 
 
+class StateCut(Protocol):
+    """A state of one moment. Cut and closed by the training thread, packed by any."""
+
+    def complete(self) -> bool:
+        """Copies what is left, for which steps may wait; False: it changed before that."""
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """The state, once it is complete, and the base that it ends with."""
+
+    def close(self) -> None:
+        """Nobody packs it any more; a second call does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCut:
+    """A `StateCut` that is packed already."""
+
+    state: bytes
+    base: bytes = b""
+
+    def complete(self) -> bool:
+        """See `StateCut`."""
+        return True
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """See `StateCut`."""
+        return self.state, self.base
+
+    def close(self) -> None:
+        """See `StateCut`."""
+
+
 class State(Protocol):
     """The state that is the same on all workers, as bytes; `Replica` is PyTorch's."""
 
@@ -256,6 +290,9 @@ class State(Protocol):
 
     def base_elements(self) -> bytes:
         """The last bytes of what `pack` packs: weights that no worker trains; empty if none."""
+
+    def cut_state(self) -> StateCut:
+        """Cuts what `pack` would pack now, for a worker that learns."""
 
     def install(self, data: bytes | bytearray) -> None:
         """Installs what `pack` packed, or raises and changes nothing.

@@ -190,7 +190,7 @@ def _require_known(what: str, number: int, enum: Any) -> None:
 
 def _assigned(message: pb.ShardAssignment) -> events.Assigned:
     ring = _neighbours(message.ring) if message.HasField("ring") else None
-    return events.Assigned.of(terms_from_proto(message), ring=ring)
+    return terms_from_proto(message, events.Assigned, ring=ring)
 
 
 def _neighbours(message: ring_pb2.RingNeighbours) -> events.Neighbours:
@@ -223,7 +223,10 @@ def request_to(effect: Report) -> pb.TrainRequest:
 
 
 def work_to(
-    effect: RequestWork, ring_address: str, checkpoint: tuple[int, str] | None
+    effect: RequestWork,
+    ring_address: str,
+    checkpoint: tuple[int, str] | None,
+    checkpoint_begun: int,
 ) -> pb.TrainRequest:
     """A request for work, or for the end of the epoch, as a message."""
     message = pb.RequestWork(
@@ -231,6 +234,7 @@ def work_to(
         ring_address=ring_address,
         leaves_epoch=effect.leaves_epoch,
         checkpoint=None if checkpoint is None else _checkpoint(checkpoint),
+        checkpoint_begun=checkpoint_begun,
     )
     return pb.TrainRequest(request_work=message)
 
@@ -242,6 +246,7 @@ def _standing(standing: Standing | None) -> pb.RequestWork | None:
     return pb.RequestWork(
         ring_address=standing.ring_address,
         checkpoint=None if checkpoint is None else _checkpoint(checkpoint),
+        checkpoint_begun=standing.checkpoint_begun,
     )
 
 
