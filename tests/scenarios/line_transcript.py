@@ -155,6 +155,7 @@ class _Commands:
             capabilities=_capabilities(options),
             speed_hint=_real(options.get("hint", "")),
             pacing=request.pacing,
+            spare="spare" in (*words, *options),
             checkpoints=on.CheckpointPlan(int(options["every"]), "/runs")
             if "every" in options
             else None,

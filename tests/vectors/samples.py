@@ -139,6 +139,7 @@ def _control_up() -> list[Message]:
         pacing=b"{}",
         checkpoints=pb.CheckpointPlan(every=100, folder="/runs/7f3a/checkpoints"),
         process=pb.ProcessPlace(host=_DIGEST[:16], id=4711),
+        spare=True,
     )
     ready = pb.StepReady(
         key=KEY,

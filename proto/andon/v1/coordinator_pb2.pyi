@@ -279,7 +279,7 @@ class ProcessPlace(_message.Message):
     def __init__(self, host: _Optional[bytes] = ..., id: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("run_id", "node_id", "launch_slot", "incarnation", "devices", "backend", "protocol_version", "capabilities", "layout", "plan", "metrics_address", "head", "cursor", "step", "held_key", "greatest_term", "halt", "token", "mid_script", "checkpoints", "speed_hint", "pacing", "process")
+    __slots__ = ("run_id", "node_id", "launch_slot", "incarnation", "devices", "backend", "protocol_version", "capabilities", "layout", "plan", "metrics_address", "head", "cursor", "step", "held_key", "greatest_term", "halt", "token", "mid_script", "checkpoints", "speed_hint", "pacing", "process", "spare")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +303,7 @@ class Join(_message.Message):
     SPEED_HINT_FIELD_NUMBER: _ClassVar[int]
     PACING_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node_id: str
     launch_slot: int
@@ -326,7 +327,8 @@ class Join(_message.Message):
     speed_hint: float
     pacing: bytes
     process: ProcessPlace
-    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., launch_slot: _Optional[int] = ..., incarnation: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., backend: _Optional[str] = ..., protocol_version: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., layout: _Optional[_Union[_layout_pb2.Layout, _Mapping]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., metrics_address: _Optional[str] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., step: _Optional[int] = ..., held_key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., greatest_term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., token: _Optional[bytes] = ..., mid_script: bool = ..., checkpoints: _Optional[_Union[CheckpointPlan, _Mapping]] = ..., speed_hint: _Optional[float] = ..., pacing: _Optional[bytes] = ..., process: _Optional[_Union[ProcessPlace, _Mapping]] = ...) -> None: ...
+    spare: bool
+    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., launch_slot: _Optional[int] = ..., incarnation: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., backend: _Optional[str] = ..., protocol_version: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., layout: _Optional[_Union[_layout_pb2.Layout, _Mapping]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., metrics_address: _Optional[str] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., step: _Optional[int] = ..., held_key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., greatest_term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., token: _Optional[bytes] = ..., mid_script: bool = ..., checkpoints: _Optional[_Union[CheckpointPlan, _Mapping]] = ..., speed_hint: _Optional[float] = ..., pacing: _Optional[bytes] = ..., process: _Optional[_Union[ProcessPlace, _Mapping]] = ..., spare: bool = ...) -> None: ...
 
 class Liveness(_message.Message):
     __slots__ = ("lease_s", "heartbeat_s", "reconnect_s")

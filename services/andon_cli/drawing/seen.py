@@ -161,7 +161,10 @@ def _workers_that_came_or_went(before: LineStatus, after: LineStatus) -> Iterato
     for worker in after.workers:
         past = known.pop(worker.worker, None)
         if worker.live and (past is None or not past.live):
-            yield "joined", f"worker {worker.worker} joined{_from(worker)}", worker.worker
+            what = "joined as a spare" if _is_spare(worker) else "joined"
+            yield "joined", f"worker {worker.worker} {what}{_from(worker)}", worker.worker
+        elif past is not None and _is_spare(past) and worker.rank is not None:
+            yield "joined", f"worker {worker.worker} took a lost worker's place", worker.worker
         elif past is not None and _was_behind(past, before) and worker.rank is not None:
             yield "caught_up", f"worker {worker.worker} has caught up{_from(worker)}", worker.worker
         elif past is not None and past.live and not worker.live:
@@ -179,6 +182,10 @@ def _was_behind(worker: WorkerStatus, line: LineStatus) -> bool:
         return False
     # While a transfer lasts, its sender has no rank either, and says the same.
     return line.state == "RUNNING" or worker.step < line.step
+
+
+def _is_spare(worker: WorkerStatus) -> bool:
+    return worker.detail.startswith("spare: ")
 
 
 def _steps_that_failed(before: LineStatus, after: LineStatus) -> Iterator[_Found]:

@@ -15,7 +15,7 @@ from andon.protocol.limits import clipped
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.scalars import Scalar
-from andon_coordinator.core import departures, learning, syncing
+from andon_coordinator.core import departures, learning, spares, syncing
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     AcceptJoin,
@@ -84,6 +84,7 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
         held=request.held_key,
         step=request.step,
         heard_at=core.now,
+        spare=request.spare,
     )
     core.members.put(member)
     core.dropped.discard(slot)
@@ -232,6 +233,10 @@ def _answer(core: CoreState, member: LineMember) -> None:
         join_status = JoinStatus.IN_SYNC
     elif record is not None and core.can_apply(member, record):
         join_status = JoinStatus.RECORD_FOLLOWS
+    if member.spare and join_status in (JoinStatus.IN_SYNC, JoinStatus.RECORD_FOLLOWS):
+        # In sync, it would take part. If nobody is missing it learns, whatever its head is.
+        member.spare = not spares.takes_place(core)
+        join_status = JoinStatus.BEHIND if member.spare else join_status
     # A worker that joins before its script starts can take state at once. One that joins in the
     # middle of its script has to ask for work first: that says that its script waits.
     waits = join_status in (JoinStatus.FRESH, JoinStatus.BEHIND)

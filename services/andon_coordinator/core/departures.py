@@ -130,7 +130,8 @@ def _is_waited_for(core: CoreState, member: LineMember) -> bool:
     round_, members, head = core.round, core.members, core.chain.head
     if round_ is not None:
         return member.worker in round_.rank_of and member.worker not in round_.ready
-    late = member.learning is None and member.head == head and not member.wants_work
+    takes_part = member.learning is None and not member.spare
+    late = takes_part and member.head == head and not member.wants_work
     return late and members.in_sync_count(head) > members.idle_count(head)
 
 
@@ -157,6 +158,8 @@ def detach(
 
     `crash` says whether its samples may have caused this.
     """
+    if member.spare:
+        grace_s = 0.0  # No round opens while one is in its grace, and nobody waits for a spare.
     member.expected_until = _expected_until(core, member)
     _leave_stream(core, member, f"worker {member.worker}: {why}", crash=crash)
     member.grace_until = core.now + grace_s

@@ -157,6 +157,8 @@ class JoinRequest:
     """How fast it says it is, compared with the others; None if it does not say."""
     pacing: bytes = field(default=b"", repr=False)
     """The `pacing` of the last commit that it applied; untrusted, as everything here."""
+    spare: bool = False
+    """Whether it follows and computes nothing, as long as the line has all its workers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Learning:
 
     def give_chance(self, step: int, until: float) -> None:
         """It is one step behind: the next round may wait for it, unless it was late just now."""
-        if step >= self._next_chance:
+        if step >= self._next_chance and self.patience_until is None:
             self.patience_until = until
 
     def wait(self, now: float) -> None:

@@ -19,6 +19,8 @@ asks for work at the line's head when no round is open (`admit`). A learner that
 gets one chance for that: the next round opens up to `_PATIENCE_S` later, and the wait for each
 further chance is twice as many steps.
 
+A spare goes on learning after it has caught up, as long as the line has all its workers: `spares`.
+
 Safety needs no new rule. What a learner says counts for no round: a round is complete without it,
 and it is asked for work only once its head is the line's (rule 3). It applies a STEP only with all
 averages of exactly that key, and at the parent (rule 7). Its weights are compared with the others'
@@ -31,7 +33,7 @@ from collections.abc import Iterable
 
 from andon.protocol.capabilities import LEARNING
 from andon.protocol.records import RecordKind
-from andon_coordinator.core import departures, syncing
+from andon_coordinator.core import departures, spares, syncing
 from andon_coordinator.core.effects import (
     NoteCaughtUp,
     SendCommitted,
@@ -82,24 +84,39 @@ _STEPS_TO_GAIN = 256
 _MOST_FAILURES = 2
 """A worker that failed to learn so often in a row gets a transfer."""
 
+_SPARE_KEEPS_UP = 16
+"""A spare that is at most so many steps behind the line keeps up with it."""
+
 
 # ---------------------------------------------------------------------------- who may learn
 
 
 def begin(core: CoreState) -> None:
     """Tells workers that are behind, and wait for the line, to learn, if they may."""
-    chain = core.chain
-    if not core.members.any_behind_accepting(chain.head) or not _trains_without(core):
+    if not _any_awaits_state(core) or not _trains_without(core):
         return
-    for member in syncing.awaiting_state(core):
-        setback = core.transfers.setbacks.get(member.worker)
-        failures = 0 if setback is None else setback.failures
-        if LEARNING in member.request.capabilities and failures < _MOST_FAILURES:
-            assert member.stream is not None
-            member.learning = Learning(began_at=core.now)
-            # The head is in use now, as with a transfer.
-            core.recovery_over = True
-            core.emit(SendLearn(member.stream, core.reducer_map))
+    # A spare whose place nobody needs has time: it goes on trying.
+    waiting = [each for each in syncing.awaiting_state(core) if _can_learn(core, each)]
+    if not spares.lacks_worker(core):
+        waiting += spares.awaiting_state(core)
+    for member in waiting:
+        assert member.stream is not None
+        member.learning = Learning(began_at=core.now)
+        member.wants_work = False
+        # The head is in use now, as with a transfer.
+        core.recovery_over = True
+        core.emit(SendLearn(member.stream, core.reducer_map))
+
+
+def _any_awaits_state(core: CoreState) -> bool:
+    behind = core.members.any_behind_accepting(core.chain.head)
+    return behind or bool(core.members.spares())
+
+
+def _can_learn(core: CoreState, member: LineMember) -> bool:
+    setback = core.transfers.setbacks.get(member.worker)
+    failures = 0 if setback is None else setback.failures
+    return LEARNING in member.request.capabilities and failures < _MOST_FAILURES
 
 
 def _trains_without(core: CoreState) -> bool:
@@ -301,10 +318,15 @@ def arrive(core: CoreState, pending: PendingRecord, able: Iterable[LineMember]) 
     # At an epoch's end scripts evaluate: what a learner would give there counts for nothing.
     if result is None or core.chain.cursor.epoch != result.epoch or core.stop_reason:
         return
+    able = list(able)
+    in_sync = sum(each.learning is None and not each.spare for each in able)
     for member in able:
         learning = member.learning
         if learning is None or learning.next is None or member.stream is None:
             continue
+        if member.spare and not spares.takes_place(core, in_sync):
+            continue
+        in_sync += 1
         pending.standing[member.stream] = learning.next
         _let_in(core, member)
 
@@ -314,8 +336,10 @@ def admit(core: CoreState) -> None:
     head = core.chain.head
     for member in core.members.learners():
         assert member.learning is not None
-        if member.learning.installed and member.head == head and member.wants_work:
+        here = member.learning.installed and member.head == head and member.wants_work
+        if here and (not member.spare or spares.takes_place(core)):
             _let_in(core, member)
+    spares.call_in(core)
 
 
 def worth_waiting(core: CoreState) -> bool:
@@ -324,6 +348,12 @@ def worth_waiting(core: CoreState) -> bool:
     for member in core.members.learners():
         learning = member.learning
         assert learning is not None
+        if member.spare and not spares.takes_place(core):
+            learning.patience_until = None
+            continue
+        if member.spare and learning.installed and member.head == core.chain.head:
+            # It was in the round that is void now, as the others were, and asks again as they do.
+            learning.give_chance(core.chain.step, core.now + _PATIENCE_S)
         if learning.patience_until is None:
             continue
         if core.now < learning.patience_until:
@@ -343,16 +373,30 @@ def record_announced(core: CoreState, pending: PendingRecord, able: Iterable[int
         assert member.stream is not None
         learning.behind.append(record.key)
         if member.worker in done:
+            learning.reached(record.key, core.chain.step)
+            if member.spare:
+                # It has caught up: what went wrong before is over.
+                core.transfers.setbacks.pop(member.worker, None)
             continue
         core.emit(
             SendCommitted(member.stream, record, pending.result, core.stop_reason, core.pacing.kept)
         )
         if record.kind is not RecordKind.STEP:
             continue
-        if learning.installed and member.head == record.parent:
+        unwanted = member.spare and not spares.takes_place(core)
+        if learning.installed and member.head == record.parent and not unwanted:
             learning.give_chance(core.chain.step, core.now + _PATIENCE_S)
+        if _keeps_up(core, member):
+            learning.gained_at = core.chain.step
         if learning.installed and core.chain.step - learning.gained_at > _STEPS_TO_GAIN:
             _give_up(core, member)
+
+
+def _keeps_up(core: CoreState, member: LineMember) -> bool:
+    """Whether a spare is near enough, while nobody needs it in sync."""
+    assert member.learning is not None
+    near = len(member.learning.behind) <= _SPARE_KEEPS_UP
+    return member.spare and near and not spares.takes_place(core)
 
 
 def _give_up(core: CoreState, member: LineMember) -> None:
@@ -369,7 +413,8 @@ def _give_up(core: CoreState, member: LineMember) -> None:
 
 
 def _let_in(core: CoreState, member: LineMember) -> None:
-    learning, member.learning = member.learning, None
+    learning = member.learning
+    member.learning, member.spare = None, False
     assert learning is not None
     learning.end_wait(core.now)
     took_s = core.now - learning.began_at

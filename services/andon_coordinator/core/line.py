@@ -79,7 +79,7 @@ Data: `events` and `effects`, `settings`, `chain`, `members`, `reducers`, `round
 `pacing`, with `readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. What is computed
 while the window before is exchanged: `overlap`. Checks without side effects: `agreement`,
 `defects`, `detectors`, `join_checks`. Rules: `arrivals`, `departures`, `steps`, `standing`,
-`syncing`, `learning`, `lost_state`, `operators`, `progress`. `status` is what people see.
+`syncing`, `learning`, `spares`, `lost_state`, `operators`, `progress`. `status` is what people see.
 """
 
 from __future__ import annotations

@@ -96,6 +96,8 @@ class LineMember:
     """The exception that its script raised."""
     learning: Learning | None = None
     """How far it has come, if it learns; None: it takes part, or waits for a transfer."""
+    spare: bool = False
+    """Whether it is a spare that has not taken a place: it takes part in nothing."""
     last_step: LastStep = field(default_factory=LastStep)
     process: PacedProcess = field(init=False)
     """Who it is, as far as its speed is concerned."""
@@ -197,6 +199,7 @@ class Members:
         self._members: dict[int, LineMember] = {}
         self._live: set[int] = set()
         self._learning: set[int] = set()
+        self._spare: set[int] = set()
         self._graced: set[int] = set()
         self._by_stream: dict[int, int] = {}
         self._by_process: dict[int, int] = {}
@@ -274,7 +277,7 @@ class Members:
         """Live members whose head is not the line's, by id."""
         if head is None:
             return []
-        return self._of(self._live - self._at(head).all - self._learning)
+        return self._of(self._live - self._at(head).all - self._learning - self._spare)
 
     def behind_accepting(self, head: Key | None) -> list[LineMember]:
         """Live members whose head is not the line's, and that may receive state, by id."""
@@ -283,6 +286,14 @@ class Members:
     def learners(self) -> list[LineMember]:
         """Live members that learn, by id. They are neither in sync nor behind."""
         return self._of(self._learning) if self._learning else []
+
+    def spares(self) -> list[LineMember]:
+        """Live spares without a place, by id; learners and those that wait to learn."""
+        return self._of(self._spare) if self._spare else []
+
+    def workers(self) -> list[LineMember]:
+        """Live members that are no spares, by id."""
+        return self._of(self._live - self._spare)
 
     def following(self) -> list[LineMember]:
         """Those of them that are told of every round and record, by id."""
@@ -298,6 +309,16 @@ class Members:
     def live_count(self) -> int:
         """How many have an open stream."""
         return len(self._live)
+
+    @property
+    def worker_count(self) -> int:
+        """How many of them are no spares."""
+        return len(self._live) - len(self._spare)
+
+    @property
+    def grace_count(self) -> int:
+        """How many may still come back."""
+        return len(self._graced)
 
     @property
     def any_in_grace(self) -> bool:
@@ -356,26 +377,33 @@ class Members:
             self._live.add(worker)
             self._by_stream[member.stream] = worker
             self._silence.note(worker, member.heard_at)
+            if member.spare:
+                self._spare.add(worker)
             if member.learning is not None:
-                # In no other index: nobody waits for it, and nobody sends it state as to one
-                # behind, whatever its head is.
+                # Neither this one nor a spare is in an index of its head: nobody waits for it, and
+                # nobody sends it state as to one behind, whatever its head is.
                 self._learning.add(worker)
-                return
-            if member.exchanges:
-                self._exchanging.add(worker)
-            at_head = self._by_head.get(member.head)
-            if at_head is None:
-                at_head = self._by_head[member.head] = _AtHead()
-            at_head.all.add(worker)
-            if not member.wants_work:
-                at_head.idle.add(worker)
-                if not member.reported_weights:
-                    at_head.unreported.add(worker)
-            if member.accepts_state:
-                at_head.accepting.add(worker)
-                self._accepting.add(worker)
+            if member.learning is None and not member.spare:
+                self._enter_head(member)
         elif member.grace_until is None:
             self._none_free_below = min(self._none_free_below, worker)
+
+    def _enter_head(self, member: LineMember) -> None:
+        """Takes a live member that neither learns nor is a spare into the indices of its head."""
+        worker = member.worker
+        if member.exchanges:
+            self._exchanging.add(worker)
+        at_head = self._by_head.get(member.head)
+        if at_head is None:
+            at_head = self._by_head[member.head] = _AtHead()
+        at_head.all.add(worker)
+        if not member.wants_work:
+            at_head.idle.add(worker)
+            if not member.reported_weights:
+                at_head.unreported.add(worker)
+        if member.accepts_state:
+            at_head.accepting.add(worker)
+            self._accepting.add(worker)
 
     def leave_indices(self, member: LineMember) -> None:
         """Takes a member out of every index, before it changes."""
@@ -385,8 +413,9 @@ class Members:
             return
         self._live.discard(worker)
         del self._by_stream[member.stream]
-        if member.learning is not None:
-            self._learning.discard(worker)
+        self._learning.discard(worker)
+        self._spare.discard(worker)
+        if member.learning is not None or member.spare:
             return
         self._accepting.discard(worker)
         self._exchanging.discard(worker)
@@ -426,6 +455,7 @@ _INDEXED = frozenset(
         "last_weights",
         "heard_at",
         "learning",
+        "spare",
     }
 )
 """The attributes that indices follow from."""

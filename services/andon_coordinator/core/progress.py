@@ -89,10 +89,11 @@ def _workers_ready(core: CoreState) -> bool:
 
     From then on the line goes on with fewer workers, down to `needed`.
     """
-    live = core.members.live_count
+    members = core.members
     if not core.workers_ready_once:
-        recovered = _recovery_window_over(core) and live >= core.needed
-        core.workers_ready_once = live >= core.expected or recovered
+        # A spare may take the place of a worker that did not come back.
+        recovered = _recovery_window_over(core) and members.live_count >= core.needed
+        core.workers_ready_once = members.worker_count >= core.expected or recovered
         # Numbers that were given before then waited for just that.
         syncing.answer_scalar_all_reduces(core)
     return core.workers_ready_once
@@ -142,19 +143,19 @@ def _wait_or_halt(core: CoreState) -> None:
 def _may_bootstrap_again(core: CoreState) -> bool:
     if not core.bootstrap_again or core.members.in_sync_count(core.chain.head):
         return False
-    live = core.members.live()
-    return len(live) >= core.expected and any(member.head is None for member in live)
+    here = core.members.workers()
+    return len(here) >= core.expected and any(member.head is None for member in here)
 
 
 def _bootstrap(core: CoreState) -> None:
     """Makes the initial weights of the lowest fresh worker the line's (rule 11)."""
-    if core.members.live_count < core.expected:
+    here = core.members.workers()
+    if len(here) < core.expected:
         _wait(core)
         return
-    live = core.members.live()
     # Equal seeds do not make equal weights on different machines. So one worker's weights are
     # taken, and the others get them by a state transfer.
-    chosen = next(member for member in live if member.head is None)
+    chosen = next(member for member in here if member.head is None)
     # Once the record is durable, `can_apply` asks whose weights these are.
     core.bootstrap_process = chosen.request.incarnation
     core.bootstrap_again = False
@@ -166,7 +167,7 @@ def _bootstrap(core: CoreState) -> None:
         cursor=core.chain.cursor,
         roster=(chosen.worker,),
     )
-    why = core.pacing.choose(live)
+    why = core.pacing.choose(here)
     if why:
         core.emit(NoteSchedule(core.pacing.schedule, why))
     core.save(

@@ -218,7 +218,8 @@ class CoreState:
         expect = self.settings.expect_workers
         if not self.dropped:
             return expect
-        known = {member.worker for member in self.members}.union(self.last_roster) - self.dropped
+        here = {member.worker for member in self.members if not member.spare}
+        known = here.union(self.last_roster) - self.dropped
         return max(1, min(expect, max(len(known), expect - len(self.dropped))))
 
     @property

@@ -150,7 +150,8 @@ def _worker(
     last = member.last_step
     waited = last.timings.wait_s / last.seconds if last.seconds > 0 else 0.0
     learning = member.learning
-    in_sync = member.head is not None and member.head == core.chain.head and learning is None
+    at_head = member.head is not None and member.head == core.chain.head
+    in_sync = at_head and learning is None and not member.spare
     behind = 0 if in_sync else _steps_behind(core, member)
     return WorkerSnapshot(
         worker=member.worker,
@@ -183,14 +184,27 @@ def _detail(core: CoreState, member: LineMember, now: float) -> str:
     """What a worker reports of itself; if its state did not arrive, why, and when to try again."""
     if member.learning is not None:
         # Newer than its last heartbeat.
-        return member.learning.in_words
+        return _spare(member) if member.spare else member.learning.in_words
     setback = core.transfers.setbacks.get(member.worker)
     here = setback is not None and setback.host == member.request.node_id
     if setback is None or not here or member.worker in core.transfers.joiners:
-        return member.detail
+        return _spare(member) if member.spare else member.detail
     when = f"next try in {max(0.0, setback.not_before - now):.0f} s"
     times = f" ({setback.failures} times)" if setback.failures > 1 else ""
-    return f"the line's state did not arrive{times}: {setback.why}; {when}"
+    what = "spare: the line's state" if member.spare else "the line's state"
+    return f"{what} did not arrive{times}: {setback.why}; {when}"
+
+
+def _spare(member: LineMember) -> str:
+    """That a worker is a spare, so that nobody takes it for one that hangs; and how far it is."""
+    learning = member.learning
+    if learning is None:
+        return "spare: waits until the line trains"
+    if not learning.installed:
+        return "spare: gets the line's state"
+    behind = len(learning.behind)
+    # It makes up a step while the others are in the next one.
+    return "spare: ready" if behind <= 1 else f"spare: {behind} steps behind"
 
 
 def _steps_behind(core: CoreState, member: LineMember) -> int:
@@ -252,12 +266,13 @@ def waiting_for(core: CoreState) -> str:
         details = ", ".join(each.detail for each in members if each is not None and each.detail)
         so_far = f" ({details})" if details else ""
         return f"{_names(joiners)} to receive the line's state{so_far}"
-    return _participants_missing(core, live) or _work_missing(core)
+    return _participants_missing(core) or _work_missing(core)
 
 
-def _participants_missing(core: CoreState, live: list[LineMember]) -> str:
+def _participants_missing(core: CoreState) -> str:
     if not core.workers_ready_once:
-        return f"{_count(core.expected, 'worker')}, {len(live)} of them here"
+        here = core.members.worker_count
+        return f"{_count(core.expected, 'worker')}, {here} of them here"
     if not core.reducers_ready_once:
         wanted = _count(core.settings.expect_reducers, "reducer")
         return f"{wanted}, {len(core.reducers)} of them here"

@@ -84,6 +84,7 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             token=join.token,
             speed_hint=join.speed_hint if 0.0 < join.speed_hint < math.inf else None,
             pacing=join.pacing,
+            spare=join.spare,
         )
     except LimitExceeded as error:
         raise LineError(Reason.TOO_LARGE, f"join: {error}") from None

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from andon.protocol.capabilities import LEARNING, NORMS
+from andon.protocol.records import Key
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.scalars import Scalar
 from andon_trainer.core.attending import Attending
@@ -36,6 +37,9 @@ class Streams:
 
     def close(self) -> None:
         self.closed += 1
+
+    def forget(self, head: Key) -> None:
+        del head
 
 
 class Bench:
@@ -75,6 +79,16 @@ def test_learning_is_given_up_after_some_tries_without_an_arrival() -> None:
 
     assert [bench.learner.listen(LearningAsked()) for _ in range(4)] == [True, True, True, False]
     assert bench.learner.able(CAN) == (NORMS,)
+
+
+def test_a_spare_that_caught_up_may_learn_anew_as_often_as_it_has_to() -> None:
+    bench = Bench()
+
+    for _ in range(9):
+        assert bench.learner.listen(LearningAsked())
+        bench.learner.made_up(HEAD, behind=0)
+
+    assert bench.learner.able(CAN) == CAN
 
 
 def test_who_has_arrived_listens_no_more_and_may_learn_again() -> None:

@@ -36,7 +36,7 @@ class Learner:
         self._before = Traffic()
         """What went over streams that are closed."""
         self._tries = 0
-        """How often it has begun to learn since it was on a roster."""
+        """How often it has begun to learn since it had caught up, or was on a roster."""
         self._able = True
 
     @property
@@ -90,6 +90,13 @@ class Learner:
         if self._heard is not None and self._heard.shares != (assigned.reducers or usual):
             why = "the model is shared by other reducers now than this worker listens at"
             self._inbox.put(ListeningLost(why), self._link.number)
+
+    def made_up(self, head: Key, behind: int) -> None:
+        """A step is made up, and so many more are to be."""
+        self.forget(head)
+        if not behind:
+            # A spare goes on learning from here, perhaps for days: earlier tries are over.
+            self._tries = 0
 
     def arrived(self) -> None:
         """It is on a roster, or needs to hear nothing any more."""

@@ -251,6 +251,7 @@ class Membership:
             halt=state.halt,
             capabilities=self._learner.able((*self._config.capabilities, *candidate.capabilities)),
             speed_hint=self._config.speed_hint,
+            spare=self._config.spare,
             pacing=state.pacing,
         )
 
@@ -566,7 +567,7 @@ class Membership:
                 case StepDone():
                     traffic = self._route.traffic + self._learner.traffic
                     self._telemetry.clock.committed(effect.key, state.step, traffic)
-                    self._learner.forget(effect.key)
+                    self._learner.made_up(effect.key, self._conversation.attending.behind)
                 case MoveState() | Listen() | StopListening():
                     self._get_in_step(effect)
                 case AwaitAnswer() | GoOn():

@@ -63,6 +63,18 @@ def test_the_sender_of_a_transfer_has_not_caught_up() -> None:
     assert told(replace(before, step=0), STATUS) == []
 
 
+def test_a_spare_is_told_of_as_one_and_so_is_the_moment_at_which_it_takes_a_place() -> None:
+    first, second = WORKERS
+    spare = replace(second, rank=None, detail="spare: ready")
+
+    with_spare = replace(STATUS, workers=(first, spare))
+
+    assert told(replace(STATUS, workers=(first,)), with_spare) == [
+        ("joined", "worker 1 joined as a spare (beta)")
+    ]
+    assert told(with_spare, STATUS) == [("joined", "worker 1 took a lost worker's place")]
+
+
 def test_a_halt_and_its_answer_are_told_once() -> None:
     halted = replace(STATUS, state="HALTED", halt=NAN)
 

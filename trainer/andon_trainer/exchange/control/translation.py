@@ -70,6 +70,7 @@ def join_to(joining: Joining) -> pb.Join:
         checkpoints=_checkpoint_plan(joining.checkpoints),
         halt=conversion.evidence_to_proto(joining.halt),
         speed_hint=joining.speed_hint,
+        spare=joining.spare,
         pacing=joining.pacing,
         process=_process(),
     )
