@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import grpc
+
 from chaos.barrier import POINTS
 from chaos.rig import ChaosLine, WorkerSlot, await_until
 
@@ -224,7 +226,7 @@ def _pull_cord(line: ChaosLine, blow: Blow) -> None:
     time.sleep(blow.after_s)
     line.service.pull_cord()
     time.sleep(blow.after_s)
-    line.service.clear_halt(line.service.await_halt().id)
+    _answer(line)
 
 
 def _pull_cord_in_the_first_step(line: ChaosLine, blow: Blow) -> None:
@@ -235,10 +237,26 @@ def _pull_cord_in_the_first_step(line: ChaosLine, blow: Blow) -> None:
     line.start_worker(blow.learner)
     worker.await_point(blow.point)
     line.service.pull_cord()
-    halt = line.service.await_halt()
+    line.service.await_halt()
     worker.go()
     time.sleep(blow.after_s)
-    line.service.clear_halt(halt.id)
+    _answer(line)
+
+
+def _answer(line: ChaosLine) -> None:
+    """Lets the line go on, as soon as no record is being saved any more."""
+    halt = line.service.await_halt().id
+
+    def answered() -> bool:
+        try:
+            line.service.clear_halt(halt)
+        except grpc.RpcError as error:
+            if "a record is being saved" not in str(error):
+                raise
+            return False
+        return True
+
+    await_until("the halt to be answered", answered)
 
 
 STRIKES: dict[str, Callable[[ChaosLine, Blow], None]] = {

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from andon_coordinator.transport.reader import JournalReader
+from chaos.barrier import RECEIVING, order_stop
 from chaos.judge import judge
 from chaos.model import Task
 from chaos.reducers import reduced_line
@@ -62,6 +63,29 @@ def test_a_donor_that_dies_while_its_state_is_on_its_way_is_replaced(tmp_path: P
         line.finish()
 
     assert judge(line).roster() == (0, 1)
+
+
+def test_learners_that_die_before_they_have_taken_the_state_keep_no_donor_busy(
+    tmp_path: Path,
+) -> None:
+    with chaos_line(tmp_path, 2, pace_s=0.002) as line:
+        worker = line.workers[1]
+        line.await_progress()
+        for _ in range(4):
+            worker.kill()
+            line.await_progress(0)
+            order_stop(worker.folder, RECEIVING)
+            line.start_worker(1)
+            worker.await_point(RECEIVING)
+        worker.kill()
+        line.await_progress(0)
+        line.start_worker(1)
+        line.await_progress()
+        line.await_arrival()
+        line.finish()
+
+    assert judge(line).roster() == (0, 1)
+    assert "state_not_received" not in (tmp_path / "run.err").read_text()
 
 
 def test_a_lone_survivor_gives_its_state_to_two_learners_and_trains_on(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from andon_trainer.errors import AndonError, RunOver
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.membership import Membership
 from andon_trainer.telemetry import Telemetry
-from chaos.barrier import Barrier
+from chaos.barrier import RECEIVING, Barrier
 from chaos.computing import Computing, LocalSteps, computing_for
 from chaos.model import Floats, LineState, Task
 
@@ -66,10 +66,13 @@ class Said(logging.Handler):
 class Replica:
     """The line's state, packed as a newcomer receives it."""
 
-    def __init__(self, weights: Floats) -> None:
+    def __init__(self, weights: Floats, barrier: Barrier) -> None:
         self.state = LineState(weights=weights)
+        self._barrier = barrier
 
     def base_elements(self) -> bytes:
+        # Whoever receives asks for it first: to leave out what it has of its own, which is nothing.
+        self._barrier.pass_by(RECEIVING, 0)
         return b""
 
     def pack(self) -> bytes:
@@ -99,7 +102,7 @@ class Worker:
         self._log = Log(folder / "log.jsonl")
         self._pace = folder / "pace"
         self._barrier = Barrier(folder)
-        self._replica = self.replica(self._task.initial(spec["slot"]))
+        self._replica = self.replica(self._task.initial(spec["slot"]), self._barrier)
         self._known: Key | None = None
         """The head of the log's last line."""
         self._averaged: Key | None = None
