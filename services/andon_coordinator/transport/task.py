@@ -264,7 +264,12 @@ class LineTask:
         return self._streams.open_worker()
 
     def join(self, stream: WorkerStream, request: events.JoinRequest) -> None:
-        """Passes a stream's Join to the core."""
+        """Passes a stream's Join to the core, unless the stream is over."""
+        if stream.over:
+            # Its call ended as the Join came, and nobody would tell the core of the end: it would
+            # keep the slot until the silence is noticed. The cancellation of the stream's reader
+            # does not prevent this: `asyncio.wait_for` of Python 3.11 drops it if it has a result.
+            return
         stream.joined = True
         self.put(events.WorkerJoined(stream.number, request))
 

@@ -86,19 +86,22 @@ class ControlStream:
         """The transfer that the coordinator asked for last; None: it is over, or there was none."""
         self._at_end: Callable[[], object] | None = None
         self._sending: dict[int, Callable[[], object] | None] = {}
-        """What to call at the stream's end, by the transfer that is sent beside training."""
+        """What to call once it is over, by the transfer that is sent beside training."""
+        self._beside: int | None = None
+        """The last one of those."""
 
     def at_end(self, transfer_id: int, act: Callable[[], object] | None) -> None:
         """Calls `act` once this transfer is over for the coordinator; None: never any more.
 
         It is over when the stream ends, and when the coordinator assigns a round or begins another
         transfer: the receiver has reported then, whether it took the state or not. A transfer that
-        is sent beside training is over with the stream alone. `act` is called from any thread.
+        is sent beside training is over when the stream ends, and when another one of its kind
+        begins: the receiver is gone then. `act` is called from any thread.
         """
         if transfer_id in self._sending:
             self._sending[transfer_id] = act
             # Looked at after that, and `_read` does it the other way round: see below.
-            if act is not None and self._stop.is_set():
+            if act is not None and (self._stop.is_set() or self._beside != transfer_id):
                 act()
             return
         # Set before it is looked whether the transfer is over: if that happens in between, `act` is
@@ -235,11 +238,20 @@ class ControlStream:
         match event:
             case TransferAsked(sends=True, beside_training=True):
                 self._sending[event.transfer_id] = None
+                self._end_sending(event.transfer_id)
             case TransferAsked():
                 self._end_transfer(event)
             case Assigned(attends=False):
                 # One that this worker only attends ends nothing: its state may be on its way.
                 self._end_transfer(event)
+
+    def _end_sending(self, by: int) -> None:
+        """The coordinator has a worker send to one at a time: those before `by` are over."""
+        # Noted before the acts are looked for, as below.
+        self._beside = by
+        for transfer_id, act in list(self._sending.items()):
+            if transfer_id != by and act is not None:
+                act()
 
     def _end_transfer(self, by: Assigned | TransferAsked | None) -> None:
         """The transfer before is over, and perhaps another begins."""
