@@ -264,7 +264,7 @@ def attends(*, attends: bool) -> Assigned:
         (replace(BESIDE, sends=False), replace(BESIDE, sends=False, transfer_id=2), True),
         (replace(BESIDE, beside_training=False), attends(attends=False), True),
         (BESIDE, attends(attends=False), False),
-        (BESIDE, replace(BESIDE, transfer_id=2), False),
+        (BESIDE, replace(BESIDE, transfer_id=2), True),
     ],
 )
 def test_rounds_end_a_transfer_unless_they_run_beside_it(

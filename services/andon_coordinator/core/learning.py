@@ -169,11 +169,8 @@ def begin_snapshots(core: CoreState) -> None:
     ]
     if not waiting:
         return
-    # The highest ids first: rank 0 has the checkpoints.
     donors = [
-        each
-        for each in reversed(core.members.in_sync(chain.head))
-        if not core.snapshots.busy(each.worker)
+        each for each in core.members.in_sync(chain.head) if not core.snapshots.busy(each.worker)
     ]
     for donor, learner in zip(donors, waiting, strict=False):
         transfer = core.snapshots.begin(
