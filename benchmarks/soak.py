@@ -58,6 +58,9 @@ PARTS = {
     "tls": Part(
         tests=("tests/chaos/test_storm.py", "-k", "under_tls"), variables={"ANDON_STORMS": "10"}
     ),
+    "learners": Part(
+        tests=("tests/chaos/test_learning_storm.py",), variables={"ANDON_STORMS": "10"}
+    ),
     "conformance": Part(
         tests=("tests/conformance",),
         variables={"ANDON_CONFORMANCE": "1", "ANDON_JUDGED": "100"},

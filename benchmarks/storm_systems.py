@@ -173,6 +173,9 @@ def _ddp(settings: Settings) -> System:
             *(str(_HERE / "storm_ddp.py"), settings.to_json()),
         ],
         Path(settings.folder) / "torchrun.log",
+        # Workers that start again would find the addresses of the dead in a store that is shared
+        # with the agent, as it is by default, and fail to connect, in PyTorch 2.13.
+        {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     )
     return System([agent], lambda: agent.pid)
 

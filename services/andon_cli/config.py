@@ -24,6 +24,8 @@ from andon.host.settings import (
     whole,
 )
 from andon.host.tls import is_loopback
+from andon.protocol.limits import MAX_WORKERS
+from andon.protocol.run_settings import Topology
 from andon_cli.drawing.worker_output import OutputMode
 from andon_server.resuming import Resumption, find_resumption
 from andon_server.runs import JOURNAL, free_run_id
@@ -37,8 +39,10 @@ __all__ = ["RunConfig", "RunSettings", "run_config", "serve_config"]
 class RunSettings(ServiceSettings):
     """Settings of `andon run`: those of the service that it starts, and its own."""
 
-    workers: Annotated[Workers, Parameter(group=EVERYDAY)] = 1
-    """Start N workers here."""
+    workers: Annotated[int, whole(0, MAX_WORKERS), Parameter(group=EVERYDAY)] = 1
+    """Start N workers here. 0 only beside `--join` and `--spares`."""
+    spares: Annotated[int, whole(0, MAX_WORKERS), Parameter(group=EVERYDAY)] = 0
+    """Start N more here that follow the others, compute nothing, and take a lost worker's place."""
     seed: Annotated[int | None, whole(0, 2**64 - 1), Parameter(group=EVERYDAY)] = None
     """Seed of the samples' order. Default: the script decides, else 0."""
     checkpoint_every: Annotated[Count | None, Parameter(group=EVERYDAY)] = None
@@ -74,10 +78,33 @@ class RunSettings(ServiceSettings):
             raise UsageError("--resume-step chooses a checkpoint of --resume RUN: give that too")
         if self.join and not is_loopback(self.join.rpartition(":")[0]) and not self.encrypted:
             raise in_the_clear(f"the line at {self.join} is on another host")
+        self._check_spares()
         if self.expect is not None and self.expect < self.workers:
             raise UsageError(
                 f"--expect {self.expect} is below --workers {self.workers}: the line would have no "
                 "place for the others"
+            )
+
+    def _check_spares(self) -> None:
+        """Refuses spares that the line would refuse, and a run of nobody."""
+        if not self.workers and not (self.join and self.spares):
+            raise UsageError(
+                "--workers 0 starts nobody who trains: it is for --join ADDRESS --spares 1"
+            )
+        if not self.spares or self.join:
+            return
+        if self.line.topology is Topology.RING or self.line.schedule == "local":
+            ring = self.line.topology is Topology.RING
+            what = "--topology ring" if ring else "--schedule local"
+            raise UsageError(
+                f"--spares {self.spares}: a spare can't follow a line with {what}: leave one out"
+            )
+        expected = self.workers if self.expect is None else self.expect
+        most = self.line.max_workers
+        if most is not None and most < expected + self.spares:
+            raise UsageError(
+                f"--max-workers {most} leaves no room for --spares {self.spares} beside {expected} "
+                "workers"
             )
 
 
@@ -200,6 +227,10 @@ def _resumption(given: GivenSettings[RunSettings]) -> Resumption | None:
 def _service(settings: RunSettings, resumed: Resumption | None) -> ServeConfig:
     """The service of a run. It gets every setting that services have, whichever there are."""
     port = 0 if settings.port is None and is_loopback(settings.bind) else settings.port
+    expected = settings.workers if settings.expect is None else settings.expect
+    line = settings.line
+    if settings.spares and line.max_workers is None:
+        line = replace(line, max_workers=expected + settings.spares)
     # By name, not one by one: a new setting of services is handed on without a change here.
     service = ServeConfig(
         **{  # type: ignore[arg-type]  # each has the type of the same field there
@@ -208,8 +239,9 @@ def _service(settings: RunSettings, resumed: Resumption | None) -> ServeConfig:
             "run_dir": str(resumed.run_dir) if resumed else settings.run_dir,
             "port": port,
             "metrics_port": settings.metrics_port or 0,
+            "line": line,
         },
-        workers=settings.workers if settings.expect is None else settings.expect,
+        workers=expected,
         resume_from=resumed.facts.head if resumed else None,
         until_complete=True,
         announce=True,

@@ -144,6 +144,7 @@ def build_reducer(
         max_payload_bytes=config.max_payload_bytes,
         chunk_elements=config.chunk_elements,
         max_held_bytes=config.limits.max_held_bytes,
+        listener_bytes=config.listener_bytes,
     )
     reduce = ReduceServicer(
         rounds,

@@ -44,6 +44,13 @@ class ReducerConfig:
     Jobs and averages on their way out may take as much again.
     """
 
+    listener_bytes: int = 2**30
+    """Bytes of averages that may be on their way to one stream that only listens.
+
+    They hold nobody back: a listener that falls further behind is ended. So it must be worth a few
+    seconds of averages, which is how long a process that loads a state may read nothing.
+    """
+
     threads: int = 2
     """Threads that compute averages."""
 
@@ -79,7 +86,7 @@ class ReducerConfig:
 
     def __post_init__(self) -> None:
         """Refuses values that can't work."""
-        for name in ("window_bytes", "threads", "max_payload_bytes"):
+        for name in ("window_bytes", "listener_bytes", "threads", "max_payload_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.chunk_elements is not None and self.chunk_elements < 1:

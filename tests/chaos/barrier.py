@@ -11,7 +11,7 @@ import json
 import time
 from pathlib import Path
 
-__all__ = ["POINTS", "Barrier", "order_stop"]
+__all__ = ["POINTS", "RECEIVING", "Barrier", "order_stop"]
 
 POINTS = (
     "assigned",
@@ -25,13 +25,16 @@ POINTS = (
 )
 """The points of a step, in order: from the received assignment to the updated weights."""
 
+RECEIVING = "receiving"
+"""A point outside of steps: the line's state is about to come."""
+
 _PATIENCE_S = 100.0
 _POLL_S = 0.001
 
 
 def order_stop(folder: Path, point: str, step: int = 0) -> None:
     """Makes a folder's worker stop at `point`, in step `step` or the first one after it."""
-    assert point in POINTS
+    assert point in (*POINTS, RECEIVING)
     (folder / f"reached-{point}").unlink(missing_ok=True)
     (folder / "go").unlink(missing_ok=True)
     _write(folder / "stop", {"point": point, "step": step})

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.shards import shard_of
@@ -75,15 +76,25 @@ class Verdict:
         return {each.record.step: each.result.attempt for each in self.chain if each.result}
 
 
-def judge(line: ChaosLine) -> Verdict:
+def judge(line: ChaosLine, *, cord: bool = False, left_behind: bool = False) -> Verdict:
     """Judges a line whose workers have ended.
+
+    Args:
+        line: the line.
+        cord: whether somebody pulled its cord; no other halt is expected.
+        left_behind: whether the run may have ended while a worker was still learning.
 
     Raises:
         AssertionError: a contract was broken; the message says which, and where.
     """
     logs = {slot: events_of(worker.log) for slot, worker in line.workers.items()}
-    verdict = judge_journal(line.journal, line.task, line.expected, logs, line.schedule)
-    ends = [event for log in logs.values() for event in log if event["event"] == "complete"]
+    verdict = judge_journal(line.journal, line.task, line.expected, logs, line.schedule, cord=cord)
+    ends = [
+        event
+        for log in logs.values()
+        for before, event in pairwise(log)
+        if event["event"] == "complete" and not (left_behind and before["event"] == "dismissed")
+    ]
     assert ends, "no worker ended with the run done"
     head = verdict.chain[-1].record.key
     for end in ends:
@@ -92,14 +103,21 @@ def judge(line: ChaosLine) -> Verdict:
 
 
 def judge_journal(
-    journal: Path, task: Task, workers: int, logs: Logs, schedule: LineSchedule = EVERY_STEP
+    journal: Path,
+    task: Task,
+    workers: int,
+    logs: Logs,
+    schedule: LineSchedule = EVERY_STEP,
+    *,
+    cord: bool = False,
 ) -> Verdict:
     """Judges a journal and its workers' logs, by slot."""
     with JournalReader(journal) as reader:
         chain = reader.chain()
         assert len(chain) == len(reader.entries()), "a record is not of the line's history"
         assert reader.ledger_faults() == [], "F-DP-002: the ledger has gaps or overlaps"
-        halts = reader.halts()
+        pulled = (HaltReason.OPERATOR,) if cord else ()
+        halts = [each for each in reader.halts() if each.evidence.reason not in pulled]
         assert halts == [], f"the line halted: {halts}"
     assert chain, "nothing was ever committed"
     _judge_positions(chain, task)
@@ -110,6 +128,7 @@ def judge_journal(
     digests = {key: state.digest.hex() for key, state in states.items()}
     for slot, log in logs.items():
         _judge_log(slot, log, chain, digests)
+        _judge_numbers(slot, log)
     return Verdict(
         chain=chain,
         weights=states[chain[-1].record.key].weights,
@@ -212,8 +231,21 @@ def _judge_log(
         if event["event"] == "applied":
             assert last == records[key].parent, f"{where} applied it to another head"
             assert tuple(event["roster"]) == records[key].roster, where
-            assert slot in records[key].roster, f"{where} was not on its roster"
+            on_roster = slot in records[key].roster
+            assert on_roster is not event["attends"], f"{where}: on its roster: {on_roster}"
         last = key
+
+
+def _judge_numbers(slot: int, log: Sequence[dict[str, Any]]) -> None:
+    """Each worker gives its step: whoever was paired with another step's call has another mean."""
+    for event in log:
+        where = f"worker {slot} after step {event.get('step')}"
+        if event["event"] == "averaged":
+            assert event["mean"] == event["step"], f"{where}: the mean is {event['mean']}"
+        if event["event"] == "gathered":
+            others = set(event["given"]) - {str(event["step"])}
+            assert event["given"], f"{where}: nothing was gathered"
+            assert not others, f"{where}: gathered {event['given']}"
 
 
 def _resplit(chain: Iterable[JournalEntry], workers: int) -> Iterable[int]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from andon.v1 import coordinator_pb2 as pb
@@ -103,14 +104,17 @@ def reduced_line(
     folder: Path,
     count: int,
     *flags: str,
-    stops: dict[int, tuple[str, int]] | None = None,
     workers: int = 3,
+    **of_line: Any,
 ) -> Iterator[ReducedLine]:
-    """A line of `workers` workers with `count` reducer processes, in addition to the service."""
+    """A line of `workers` workers with `count` reducer processes, in addition to the service.
+
+    `of_line` is more for `chaos_line`.
+    """
     (folder / "secret").write_text(SECRET + "\n")
     own = "coordinator" not in flags
     more = ("--reducers", str(count + own), "--secret-file", str(folder / "secret"), *flags)
-    with chaos_line(folder, workers, *more, stops=stops) as line:
+    with chaos_line(folder, workers, *more, **of_line) as line:
         reduced = ReducedLine(line, [])
         try:
             for _ in range(count):

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -89,6 +89,7 @@ class WorkerSlot:
     """Whether a test killed the current process."""
     _read: int = 0
     _step: int = 0
+    _on_roster: bool = False
 
     @property
     def log(self) -> Path:
@@ -103,6 +104,16 @@ class WorkerSlot:
     @property
     def step(self) -> int:
         """The last step whose weights it logged."""
+        self._read_log()
+        return self._step
+
+    @property
+    def on_roster(self) -> bool:
+        """Whether the last step that it logged was its own, and no state or step of the others."""
+        self._read_log()
+        return self._on_roster
+
+    def _read_log(self) -> None:
         if self.log.exists():
             with self.log.open("rb") as file:
                 file.seek(self._read)
@@ -113,7 +124,7 @@ class WorkerSlot:
                     event = json.loads(line)
                     if event["event"] in ("applied", "installed"):
                         self._step = event["step"]
-        return self._step
+                        self._on_roster = not event.get("attends", True)
 
     def stop_at(self, point: str, step: int = 0) -> None:
         """Makes it stop at a point, in step `step` or the first one after it."""
@@ -166,6 +177,12 @@ class ChaosLine:
     """The path of each slot's chunks; the last one holds for the slots behind it."""
     certs: Path | None = None
     """The certificates of a line over TLS."""
+    learns: bool = True
+    """Whether workers can learn the state while the line trains; else they need a transfer."""
+    numbers: int = 0
+    """After how many steps workers average a number; 0: never."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """More of the workers' environment."""
     workers: dict[int, WorkerSlot] = field(default_factory=dict)
 
     @property
@@ -206,6 +223,8 @@ class ChaosLine:
                     "folder": str(worker.folder),
                     "task": task,
                     "judged": not self.measured,
+                    "learns": self.learns,
+                    "numbers": self.numbers,
                     "finish": str(self.folder / "finish"),
                 }
             )
@@ -218,6 +237,7 @@ class ChaosLine:
             RANK=str(slot),
             PYTHONPATH=":".join(path for path in sys.path if path),
             **PATHS[self.paths[min(slot, len(self.paths) - 1)]],
+            **self.variables,
         )
         output = worker.folder / "output.txt"
         arguments = [str(MUTANT), str(spec), mutant] if mutant else [str(WORKER), str(spec)]
@@ -264,6 +284,20 @@ class ChaosLine:
 
         named = ", ".join(str(worker.slot) for worker in waiting)
         self._await(f"workers {named} to hold step {step}", reached)
+
+    def await_arrival(self, *slots: int) -> None:
+        """Waits until workers (by default, all running ones) take part in the line's steps.
+
+        One that learns may hold the line's weights before it does.
+        """
+        waiting = [self.workers[slot] for slot in slots] or self.living
+
+        def reached() -> bool:
+            waiting[:] = [worker for worker in waiting if not worker.on_roster]
+            return not waiting
+
+        named = ", ".join(str(worker.slot) for worker in waiting)
+        self._await(f"workers {named} to be on the roster", reached)
 
     @property
     def living(self) -> list[WorkerSlot]:
@@ -325,6 +359,11 @@ class ChaosLine:
         """How often a worker was brought in sync, by a bootstrap or by a transfer."""
         return [event["event"] for event in events_of(self.workers[slot].log)].count("installed")
 
+    def made_up(self, slot: int) -> list[int]:
+        """The steps that a worker applied without having been on their rosters."""
+        events = events_of(self.workers[slot].log)
+        return [each["step"] for each in events if each["event"] == "applied" and each["attends"]]
+
     def said(self, slot: int, text: str) -> list[str]:
         """What a worker's log says that has this text in it."""
         told = [each for each in events_of(self.workers[slot].log) if each["event"] == "said"]
@@ -370,6 +409,9 @@ def chaos_line(
     measured: bool = False,
     paths: Sequence[str] = ("shared-memory",),
     certs: Path | None = None,
+    learns: bool = True,
+    numbers: int = 0,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[ChaosLine]:
     """A line with its workers started, except for slot `absent`.
 
@@ -388,6 +430,9 @@ def chaos_line(
         measured=measured,
         paths=paths,
         certs=certs,
+        learns=learns,
+        numbers=numbers,
+        variables=variables or {},
     )
     try:
         for slot in range(workers):

@@ -70,7 +70,7 @@ def test_f_dp_001_all_hold_the_same_after_deaths_of_worker_and_coordinator_in_mi
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     died, held, go = STEP, STEP + 4, tmp_path / "go"
-    spec = {**SPEC, "samples": 300, "optimizer": "adamw"}
+    spec = {**SPEC, "samples": 300, "optimizer": "adamw", "transfers": True}
     # A cadence may give a worker that is slow for a moment windows of one batch.
     second = {"batch": 2, "later": True}
     pauses = [

@@ -83,7 +83,7 @@ def test_a_coordinator_without_a_reducer_waits_while_all_reducers_are_gone(tmp_p
 
 
 def test_state_goes_through_a_reducer_where_the_coordinator_has_none(tmp_path: Path) -> None:
-    with reduced_line(tmp_path, 2, "--role", "coordinator") as reduced:
+    with reduced_line(tmp_path, 2, "--role", "coordinator", learns=False) as reduced:
         reduced.line.await_progress()
         reduced.line.workers[1].kill()
         reduced.line.await_progress(0, 2)

@@ -70,6 +70,7 @@ def _join_in_the_middle(line: ChaosLine) -> int:
     line.await_roster(3)
     holding.go()
     line.await_progress()
+    line.await_arrival()
     return step
 
 
@@ -85,7 +86,7 @@ def _kill_the_coordinator_in_the_middle(line: ChaosLine) -> int:
 
 
 def _freeze_in_the_middle(line: ChaosLine) -> int:
-    """Stops worker 0 beyond its lease; it comes back behind, and gets the line's state."""
+    """Stops worker 0 until it is lost; it comes back behind, and gets the line's state."""
     worker = line.workers[0]
     worker.stop_at("mid-compute")
     step = worker.await_point("mid-compute")
@@ -94,6 +95,7 @@ def _freeze_in_the_middle(line: ChaosLine) -> int:
     line.await_progress(1, 2)
     worker.signal(signal.SIGCONT)
     line.await_progress()
+    line.await_arrival()
     return step
 
 

@@ -17,11 +17,12 @@ from chaos.schedules import SCHEDULES
 pytestmark = pytest.mark.integration
 
 
-def test_a_worker_stopped_between_ready_and_commit_gets_what_it_missed_by_transfer(
-    tmp_path: Path,
+@pytest.mark.parametrize("learns", [True, False], ids=["learns", "by-transfer"])
+def test_a_worker_stopped_between_ready_and_commit_gets_what_it_missed(
+    tmp_path: Path, learns: bool
 ) -> None:
     stops = {1: ("ready-sent", 4), 2: ("after-blocks", 4)}
-    with chaos_line(tmp_path, stops=stops) as line:
+    with chaos_line(tmp_path, stops=stops, learns=learns) as line:
         line.workers[1].await_point("ready-sent")
         line.workers[2].await_point("after-blocks")
         line.await_status(
@@ -40,6 +41,31 @@ def test_a_worker_stopped_between_ready_and_commit_gets_what_it_missed_by_transf
     assert verdict.roster(4) == (0, 1, 2)
     assert verdict.roster(5) == (0, 2)
     assert line.installs(1) == 2
+    assert bool(line.said(1, "learning the line's state")) is learns
+
+
+@pytest.mark.parametrize("name", ["every-step", "cadence"])
+def test_a_stopped_worker_that_can_learn_is_cut_off_long_before_its_lease_and_learns(
+    tmp_path: Path, name: str
+) -> None:
+    schedule = next(each for each in SCHEDULES if each.name == name)
+    patient = ("--liveness", "100")
+    stops = {1: ("mid-blocks", 4)}
+    with chaos_line(tmp_path, 3, *patient, schedule=schedule, stops=stops, pace_s=0.002) as line:
+        line.workers[1].await_point("mid-blocks")
+        line.workers[1].signal(signal.SIGSTOP)
+        line.workers[1].go()
+        # Within the limit of each wait, which is shorter than the lease.
+        line.await_progress(0, 2, steps=3)
+        line.workers[1].signal(signal.SIGCONT)
+        line.await_progress(steps=3)
+        line.await_arrival()
+        line.finish()
+
+    verdict = judge(line)
+    assert (verdict.roster(4), verdict.attempts[4], verdict.roster()) == ((0, 2), 1, (0, 1, 2))
+    assert line.said(1, "learning the line's state")
+    assert line.departures == {"LOST", "COMPLETE"}
 
 
 @pytest.mark.parametrize(
@@ -51,12 +77,14 @@ def test_a_worker_stopped_between_ready_and_commit_gets_what_it_missed_by_transf
         ("overlapped", "mid-compute"),
     ],
 )
-def test_a_worker_stopped_for_less_than_its_lease_costs_no_attempt(
+def test_a_worker_that_can_t_learn_and_is_stopped_for_less_than_its_lease_costs_no_attempt(
     tmp_path: Path, name: str, point: str
 ) -> None:
     schedule = next(each for each in SCHEDULES if each.name == name)
     patient = ("--liveness", "10")
-    with chaos_line(tmp_path, 3, *patient, schedule=schedule, stops={1: (point, 4)}) as line:
+    # Nobody learns with local steps, whatever workers can do.
+    learns, stops = bool(schedule.local_steps), {1: (point, 4)}
+    with chaos_line(tmp_path, 3, *patient, schedule=schedule, stops=stops, learns=learns) as line:
         line.workers[1].await_point(point)
         line.workers[1].signal(signal.SIGSTOP)
         line.workers[1].go()

@@ -63,7 +63,8 @@ def test_a_storm_leaves_the_weights_of_an_undisturbed_run_up_to_the_order_of_sum
 def test_a_storm_that_changes_no_shares_leaves_the_weights_bit_identical(
     tmp_path: Path, seed: int
 ) -> None:
-    with chaos_line(tmp_path, pace_s=PACE_S, paths=("tcp",)) as line:
+    # The others go on without a stopped worker if it can learn what it missed.
+    with chaos_line(tmp_path, pace_s=PACE_S, paths=("tcp",), learns=False) as line:
         for fault in plan_storm(seed, FAULTS // 5, CALM):
             strike(line, fault)
         line.await_step(STEPS)

@@ -40,8 +40,9 @@ def judge_windows(
             _judge_equal(told, where)
             _judge_shares(told, entry.result, where)
             _judge_size(told[0], task, schedule, where)
-            if entry.result.attempt == 0 and not schedule.overlap:
+            if _is_first(entry) and not schedule.overlap:
                 _judge_division(told, task, schedule, where)
+            _judge_attended(told[0], _attending(entry, logs), where)
     for slot, log in logs.items():
         assigned = [event for event in log if event["event"] == "assigned"]
         _judge_kept(slot, assigned)
@@ -54,6 +55,37 @@ def _told(slot: int, entry: JournalEntry, log: Sequence[dict[str, Any]]) -> dict
     found = [each for each in log if each["event"] == "assigned" and Key(*each["key"]) == key]
     assert len(found) == 1, f"C-COMMIT-001: worker {slot} was assigned {key} {len(found)} times"
     return found[0]
+
+
+def _is_first(entry: JournalEntry) -> bool:
+    """Whether a round is the first of its step, so that nobody keeps what it has computed.
+
+    A round that was withdrawn before anybody began it, or that a halt ended, is no attempt.
+    """
+    key, parent = entry.record.key, entry.record.parent
+    assert parent is not None
+    return key.round == 1 + (parent.round if parent.term == key.term else 0)
+
+
+def _attending(entry: JournalEntry, logs: Logs) -> dict[int, dict[str, Any]]:
+    """What workers were told that were not on the roster, by slot."""
+    return {
+        slot: event
+        for slot, log in logs.items()
+        for event in log
+        if event["event"] == "attending" and Key(*event["key"]) == entry.record.key
+    }
+
+
+def _judge_attended(
+    told: dict[str, Any], attending: Mapping[int, dict[str, Any]], where: str
+) -> None:
+    """Whoever makes a round up was told what its members were, but for a share."""
+    for slot, event in attending.items():
+        _judge_equal([told, event], f"{where}, that worker {slot} attends")
+        mine = (event["rank"], event["positions"], slot in told["roster"])
+        wanted: tuple[int, list[int], bool] = (len(told["roster"]), [], False)
+        assert mine == wanted, f"{where}: worker {slot} attends it with {mine}"
 
 
 def _judge_equal(told: Sequence[dict[str, Any]], where: str) -> None:

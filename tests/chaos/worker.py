@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from andon.protocol.capabilities import LEARNING
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
@@ -30,10 +31,11 @@ from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed
 from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, RunOver
+from andon_trainer.exchange.control.transfer import PackedCut
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.membership import Membership
 from andon_trainer.telemetry import Telemetry
-from chaos.barrier import Barrier
+from chaos.barrier import RECEIVING, Barrier
 from chaos.computing import Computing, LocalSteps, computing_for
 from chaos.model import Floats, LineState, Task
 
@@ -65,10 +67,16 @@ class Said(logging.Handler):
 class Replica:
     """The line's state, packed as a newcomer receives it."""
 
-    def __init__(self, weights: Floats) -> None:
+    def __init__(self, weights: Floats, barrier: Barrier) -> None:
         self.state = LineState(weights=weights)
+        self._barrier = barrier
+
+    def cut_state(self) -> PackedCut:
+        return PackedCut(self.pack(), self.base_elements())
 
     def base_elements(self) -> bytes:
+        # Whoever receives asks for it first: to leave out what it has of its own, which is nothing.
+        self._barrier.pass_by(RECEIVING, 0)
         return b""
 
     def pack(self) -> bytes:
@@ -88,17 +96,21 @@ class Worker:
     replica = Replica
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        """Reads the spec: `folder`, `slot`, `task`, `finish`, `judged`."""
+        """Reads the spec: `folder`, `slot`, `task`, `finish`, `judged`, `learns`, `numbers`."""
         self._task = Task(**{**spec["task"], "blocks": tuple(spec["task"]["blocks"])})
         self._judged: bool = spec.get("judged", True)
+        self._numbers: int = spec.get("numbers", 0)
+        """After every so many steps, and after each epoch, it averages a number; 0: never."""
         self._finish = Path(spec["finish"])
         folder = Path(spec["folder"])
         self._log = Log(folder / "log.jsonl")
         self._pace = folder / "pace"
         self._barrier = Barrier(folder)
-        self._replica = self.replica(self._task.initial(spec["slot"]))
+        self._replica = self.replica(self._task.initial(spec["slot"]), self._barrier)
         self._known: Key | None = None
         """The head of the log's last line."""
+        self._averaged: Key | None = None
+        """The head at which it looked last whether to average a number."""
         logging.basicConfig(level=logging.INFO, handlers=[Said(self._log)])
         self._log.write("start", pid=os.getpid(), slot=spec["slot"])
         config = LineConfig.read(seed=self._task.seed)
@@ -112,6 +124,7 @@ class Worker:
                 CADENCE_CAPABILITY,
                 LOCAL_CAPABILITY,
                 OVERLAP_CAPABILITY,
+                *((LEARNING,) if spec.get("learns", True) else ()),
             ),
         )
         self._member = Membership(config, candidate, Telemetry(config))
@@ -125,11 +138,13 @@ class Worker:
         while not self._member.position.stop_reason:
             try:
                 assigned = self._member.next_round()
+                self._note_head()
+                self._step(assigned)
+                self._average()
             except RunOver:
                 # The run is over for all, although this worker did not apply the last step.
+                self._log.write("dismissed", head=_pair(self._member.position.head))
                 break
-            self._note_head()
-            self._step(assigned)
         end, digest = self._member.position, self._replica.state.digest
         reason = "DRAINED" if end.stop_reason == "drained" else "COMPLETE"
         self._log.write("complete", head=_pair(end.head), step=end.step, digest=digest.hex())
@@ -215,7 +230,8 @@ class Worker:
 
     def _report(self, assigned: Assigned, own_norm: float, complete: AveragesComplete) -> None:
         samples = sum(map(len, assigned.positions))
-        due = assigned.wants_digest or self._member.position.digest_due
+        # Nobody compares the weights of a worker that only attends.
+        due = (assigned.wants_digest or self._member.position.digest_due) and not assigned.attends
         self._member.report(
             StepReport(
                 key=assigned.key,
@@ -252,13 +268,29 @@ class Worker:
             parent=_pair(record.parent),
             step=record.step,
             roster=list(record.roster),
+            attends=assigned.attends,
             digest=self._digest(),
         )
+
+    def _average(self) -> None:
+        """Averages the step's number, which is the same for all, so the mean must be it too."""
+        here = self._member.position
+        if not self._numbers or here.head == self._averaged or here.stop_reason:
+            return
+        ends_epoch = here.cursor.position == 0
+        self._averaged = here.head
+        if here.step % self._numbers and not ends_epoch:
+            return
+        mean, _, contributors = self._member.scalar_all_reduce(float(here.step), 1.0)
+        self._log.write("averaged", step=here.step, mean=mean, contributors=contributors)
+        if ends_epoch:
+            given = self._member.all_gather(str(here.step).encode())
+            self._log.write("gathered", step=here.step, given=[each.decode() for each in given])
 
     def _note_assigned(self, assigned: Assigned) -> None:
         """Logs all that the line says about the window."""
         self._log.write(
-            "assigned",
+            "attending" if assigned.attends else "assigned",
             key=_pair(assigned.key),
             parent=_pair(assigned.parent),
             step=assigned.step,
@@ -279,7 +311,8 @@ class Worker:
 
     def _note_computed(self, event: str, assigned: Assigned, parts: Sequence[list[int]]) -> None:
         """Logs what was computed now, in its order; under LOCAL each part is a local step."""
-        self._log.write(event, key=_pair(assigned.key), step=assigned.step, parts=parts)
+        if not assigned.attends:
+            self._log.write(event, key=_pair(assigned.key), step=assigned.step, parts=parts)
 
     def _drop(self) -> None:
         """What was computed beyond the head does not count any more."""

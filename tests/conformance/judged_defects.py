@@ -36,7 +36,7 @@ from andon_trainer.exchange.control import connection, control
 from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.control.heartbeats import Heartbeats
 from andon_trainer.exchange.control.transfer import PartialState
-from andon_trainer.exchange.star import reducer_path, star
+from andon_trainer.exchange.star import parts, reducer_path, star
 from andon_trainer.exchange.star.bulk_stream import BulkStream
 from andon_trainer.exchange.star.tcp import WorkerLanes
 from andon_trainer.place.membership import Membership
@@ -323,7 +323,7 @@ def stays_on_the_stream(_: _Right, self: Any) -> None:
     self._collector.end()
 
 
-@_wrong(star, "chunks_by_address", "reducers.chunks")
+@_wrong(parts, "chunks_by_address", "reducers.chunks")
 def misses_a_reducer(right: _Right, *arguments: Any) -> Any:
     """Sends all chunks to the map's first reducer."""
     lanes = right(*arguments)

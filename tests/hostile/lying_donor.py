@@ -22,7 +22,7 @@ from andon.v1.reducer_pb2_grpc import ReducerStub
 from andon.wire import conversion
 from andon_trainer.errors import StateCorrupt
 from andon_trainer.exchange.channels import open_channel
-from andon_trainer.exchange.control import transfer
+from andon_trainer.exchange.control import giving, transfer
 from andon_trainer.exchange.control.transfer import Progress, Ticket, Watch
 from integration.harness import SCRIPTS
 
@@ -102,7 +102,8 @@ def _lying(honest: Honest, file: Path) -> Honest:
 def main() -> None:
     spec: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     # This process alone is a liar: the others have the real function.
-    vars(transfer)["send_state"] = _lying(transfer.send_state, Path(spec["lies"]))
+    for sender in (transfer, giving):
+        vars(sender)["send_state"] = _lying(transfer.send_state, Path(spec["lies"]))
     runpy.run_path(str(SCRIPTS / "train.py"), run_name="__main__")
 
 

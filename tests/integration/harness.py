@@ -179,6 +179,11 @@ class Service:
         """Waits until the line is halted; returns the evidence."""
         return self.await_status(lambda line: line.state == pb.LINE_STATE_HALTED).halt
 
+    def pull_cord(self) -> None:
+        """Halts the line, as `andon halt` does."""
+        with open_channel(self.address, (), self._certs) as channel:
+            CoordinatorStub(channel).PullCord(pb.PullCordRequest(operator="ann"), timeout=10)
+
     def clear_halt(
         self, halt_id: int, answer: pb.HaltAnswer = pb.HALT_ANSWER_RETRY, **more: Any
     ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sqlite3
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,6 +18,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.app import CoordinatorFailed
 from andon_coordinator.transport import service
 from andon_coordinator.transport.reader import JournalReader
+from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.task import LineTask
 from integration.served import (
     RUN,
@@ -87,6 +90,40 @@ async def test_killed_process_is_known_to_be_gone_at_once(tmp_path: Path) -> Non
     with JournalReader(tmp_path / "journal.sqlite") as journal:
         (gone,) = journal.departures()
         assert (gone.worker, gone.reason) == (1, "LOST")
+
+
+async def test_a_process_that_dies_as_its_join_is_read_keeps_no_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, joins = CoordinatorService._joining, LineTask.join
+    read, tried = asyncio.Event(), asyncio.Event()
+
+    async def reads_late(service: CoordinatorService, message: Any) -> Any:
+        read.set()
+        # As `asyncio.wait_for` does in Python 3.11 if a message and the cancellation come together.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return await reads(service, message)
+
+    def then_joins(task: LineTask, *arguments: Any) -> None:
+        joins(task, *arguments)
+        tried.set()
+
+    async with serving(config_in(tmp_path)) as served:
+        monkeypatch.setattr(CoordinatorService, "_joining", reads_late)
+        monkeypatch.setattr(LineTask, "join", then_joins)
+        dead = served.worker(0, incarnation=7)
+        joining = asyncio.create_task(dead.join())
+        await read.wait()
+        dead.call.cancel()
+        await tried.wait()
+        monkeypatch.undo()
+        await asyncio.wait({joining})
+
+        accepted = await served.worker(0, incarnation=8).join()
+
+    assert joining.cancelled() or joining.exception() is not None
+    assert accepted.worker == 0
 
 
 async def test_worker_of_a_half_closed_stream_may_come_back(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def await_exchanging(service: Service, *workers: int, step: int = STEP) -> None:
     service.await_status(sent)
 
 
-def samples(*bounds: tuple[int, int]) -> list[int]:
-    order = Order(0, 0, SPEC["samples"])
+def samples(*bounds: tuple[int, int], epoch: int = 0) -> list[int]:
+    order = Order(0, epoch, SPEC["samples"])
     return [int(index) for start, stop in bounds for index in order.indices(start, stop)]
 
 
@@ -53,6 +53,13 @@ def bodies(worker: Worker, step: int = STEP) -> list[list[int]]:
 
 def result_of(folder: Path, step: int = STEP) -> tuple[tuple[int, ...], StepResult]:
     """A committed step's roster and result; also checks the whole ledger."""
+    roster, result = results_of(folder, SPEC["steps"])[step]
+    assert result is not None
+    return roster, result
+
+
+def results_of(folder: Path, steps: int) -> dict[int, tuple[tuple[int, ...], StepResult | None]]:
+    """Roster and result of each committed step; also checks the whole ledger."""
     with JournalReader(folder / "run" / "journal.sqlite") as journal:
         assert journal.ledger_faults() == []
         entries = {
@@ -60,10 +67,30 @@ def result_of(folder: Path, step: int = STEP) -> tuple[tuple[int, ...], StepResu
             for entry in journal.chain()
             if entry.record.kind is RecordKind.STEP
         }
-    assert sorted(entries) == list(range(1, SPEC["steps"] + 1))
-    result = entries[step].result
-    assert result is not None
-    return entries[step].record.roster, result
+    assert sorted(entries) == list(range(1, steps + 1))
+    return {step: (entry.record.roster, entry.result) for step, entry in entries.items()}
+
+
+def slowed(folder: Path, steps: int = 80) -> dict[str, Any]:
+    """Has steps take a while from the one of the faults on, until `fast` exists."""
+    return {"steps": steps, "slow": {"step": STEP, "until": str(folder / "fast")}}
+
+
+def await_roster(service: Service, folder: Path, *workers: int) -> None:
+    """Waits until these workers are on the roster, and lets them be fast."""
+
+    def on_it(line: pb.LineStatus) -> bool:
+        return workers == tuple(each.worker for each in line.workers if each.HasField("rank"))
+
+    service.await_status(on_it)
+    (folder / "fast").touch()
+
+
+def last_of(folder: Path, steps: int) -> tuple[int, list[int]]:
+    """The run's last step, and its samples."""
+    assert results_of(folder, steps)
+    epoch, start = divmod((steps - 1) * SPEC["batch"], SPEC["samples"])
+    return steps, samples((start, start + SPEC["batch"]), epoch=epoch)
 
 
 def positions_by_worker(result: StepResult) -> dict[int, list[tuple[int, int]]]:
@@ -188,34 +215,31 @@ def test_f_dp_003_after_a_nan_its_worker_alone_computes_anew(
     assert_close(workers[0], undisturbed)
 
 
-def test_f_dp_002_a_newcomer_joins_in_the_middle_and_takes_part(
-    tmp_path: Path, undisturbed: Weights
-) -> None:
-    late = STEP + 3
-    spec = {**SPEC, "pauses": [paused(tmp_path, 1), paused(tmp_path, 0, late)]}
+def test_f_dp_002_a_newcomer_joins_in_the_middle_and_takes_part(tmp_path: Path) -> None:
+    spec = {**SPEC, **slowed(tmp_path), "pauses": [paused(tmp_path, 1)]}
+    plain = start_worker(tmp_path, {**spec, "plain": True}, slot=9)
     with start_line(tmp_path, spec, 3) as (service, workers):
         await_exchanging(service, 0, 2)
         workers[1].process.kill()
-        await_exchanging(service, 2, step=late)
+        service.await_status(lambda line: line.live == 2 and line.step > STEP)
         (tmp_path / "later").mkdir()
-        newcomer = start_worker(tmp_path / "later", SPEC, slot=1, **on_line(service, 1, 3))
+        newcomer = start_worker(
+            tmp_path / "later", {**spec, "pauses": []}, slot=1, **on_line(service, 1, 3)
+        )
         try:
-            service.await_status(lambda line: line.live == 3)
-            (tmp_path / "go-0").touch()
+            await_roster(service, tmp_path, 0, 1, 2)
             codes = [workers[0].wait(), workers[2].wait(), newcomer.wait()]
         finally:
             newcomer.kill()
 
     assert codes == [0, 0, 0], newcomer.output
-    assert [result_of(tmp_path, step)[0] for step in (STEP, late, late + 1)] == [
-        (0, 2),
-        (0, 2),
-        (0, 1, 2),
-    ]
-    assert bodies(newcomer, late + 1) == [samples((88, 92))]
+    assert plain.wait() == 0, plain.output
+    assert results_of(tmp_path, spec["steps"])[STEP][0] == (0, 2)
+    late, batch = last_of(tmp_path, spec["steps"])
+    assert bodies(newcomer, late) == [batch[4:8]]
     digests = {worker.seen["digest"] for worker in (workers[0], workers[2], newcomer)}
     assert len(digests) == 1
-    assert_close(newcomer, undisturbed)
+    assert_close(newcomer, load_file(plain.out.with_suffix(".safetensors")))
 
 
 def test_averaged_statistics_are_equal_also_on_a_worker_that_came_while_a_step_was_void(
@@ -235,7 +259,6 @@ def test_averaged_statistics_are_equal_also_on_a_worker_that_came_while_a_step_w
 
     assert codes == [0, 0, 0], newcomer.output
     assert result_of(tmp_path)[1].attempt > 0
-    assert result_of(tmp_path, STEP + 1)[0] == (0, 2, 3)
     first, *others = (load_file(tmp_path / f"out-{slot}.safetensors") for slot in (0, 2, 3))
     assert first["batchnorm.running_var"].std() > 0
     for other in others:
@@ -245,7 +268,7 @@ def test_averaged_statistics_are_equal_also_on_a_worker_that_came_while_a_step_w
 def test_f_dp_002_a_running_line_of_two_grows_to_four_and_gives_each_worker_its_slot(
     tmp_path: Path,
 ) -> None:
-    spec = {**SPEC, "pauses": [paused(tmp_path, 0)]}
+    spec = {**SPEC, **slowed(tmp_path), "pauses": [paused(tmp_path, 0)]}
     workers: list[Worker] = []
 
     def start(*processes: int) -> None:
@@ -265,6 +288,7 @@ def test_f_dp_002_a_running_line_of_two_grows_to_four_and_gives_each_worker_its_
             start(2, 3)
             service.await_status(lambda line: line.live == 4)
             (tmp_path / "go-0").touch()
+            await_roster(service, tmp_path, 0, 1, 2, 3)
             codes = [worker.wait() for worker in workers]
             # As a container that is started again, once the run is complete.
             start(4)
@@ -276,12 +300,13 @@ def test_f_dp_002_a_running_line_of_two_grows_to_four_and_gives_each_worker_its_
 
     assert codes == [0, 0, 0, 0, 0], workers[-1].output
     assert late.output == (
-        f"run {service.run_id} is over after step 10: nothing is left to do, and another run "
-        "needs another name\n"
+        f"run {service.run_id} is over after step {spec['steps']}: nothing is left to do, and "
+        "another run needs another name\n"
     )
-    assert [result_of(tmp_path, step)[0] for step in (STEP, STEP + 1)] == [(0, 1), (0, 1, 2, 3)]
-    shares = [bodies(worker, STEP + 1)[0] for worker in workers]
-    assert sorted(chain.from_iterable(shares)) == sorted(samples((48, 60)))
+    assert results_of(tmp_path, spec["steps"])[STEP][0] == (0, 1)
+    step, batch = last_of(tmp_path, spec["steps"])
+    shares = [bodies(worker, step)[0] for worker in workers]
+    assert sorted(chain.from_iterable(shares)) == sorted(batch)
     assert len({worker.seen["digest"] for worker in workers}) == 1
 
 

@@ -35,7 +35,9 @@ def test_what_workers_log_survives_a_killed_worker_and_a_killed_coordinator(
         {"slot": 0, "step": PAUSED, "until": str(tmp_path / "go-0")},
     ]
     spec: dict[str, Any] = {
-        **{"samples": 120, "batch": 12, "steps": STEPS, "logs": True, "pauses": pauses}
+        **{"samples": 120, "batch": 12, "steps": STEPS, "logs": True, "pauses": pauses},
+        # What it logs of steps that it makes up is dropped.
+        "transfers": True,
     }
     with start_line(tmp_path, spec, 2) as (service, workers):
         journal = service.journal

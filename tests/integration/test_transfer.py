@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -14,17 +16,25 @@ import pytest
 from andon.protocol import tokens
 from andon.protocol.records import Cursor, Key
 from andon_reducer.config import ReducerConfig
-from andon_trainer.core.events import TransferAsked
+from andon_trainer.core.effects import ReportState
+from andon_trainer.core.events import Assigned, Event, TransferAsked
 from andon_trainer.exchange.control.connection import Connection
+from andon_trainer.exchange.control.control import ControlStream
+from andon_trainer.exchange.control.giving import StateGiver
+from andon_trainer.exchange.control.heartbeats import ScalarOutbox
 from andon_trainer.exchange.control.transfer import (
+    PackedCut,
     PartialState,
     StateMover,
     Ticket,
     receive_state,
     send_state,
 )
+from andon_trainer.exchange.path import Inbox
 from integration.cut import Cable
+from integration.harness import wait_until
 from integration.reducer_bench import RUN, SECRET, Reducer
+from unit.andon_trainer.assigned_work import work
 
 pytestmark = pytest.mark.integration
 
@@ -128,6 +138,9 @@ def test_progress_is_told_up_to_the_whole_at_both_ends(
 
 
 class Nothing:
+    def cut_state(self) -> PackedCut:
+        return PackedCut(self.pack(), self.base_elements())
+
     def base_elements(self) -> bytes:
         return b""
 
@@ -149,3 +162,120 @@ def test_why_a_transfer_failed_is_said_in_one_line(reducer: Reducer) -> None:
 
     assert why.startswith("UNAUTHENTICATED: ")
     assert "\n" not in why
+
+
+class Changing(Nothing):
+    """A state that training changes."""
+
+    def __init__(self) -> None:
+        self.data = STATE
+
+    def pack(self) -> bytes:
+        return self.data
+
+
+class Donor:
+    """A worker that gives its state while it trains on."""
+
+    def __init__(self, reducer: Reducer, state: Nothing, token: bytes | None = None) -> None:
+        self.reports: queue.SimpleQueue[ReportState] = queue.SimpleQueue()
+        self.acts: list[Callable[[], object] | None] = []
+        address = f"127.0.0.1:{reducer.port}"
+        token = ticket(address, 0, 0).session_token if token is None else token
+        control = SimpleNamespace(
+            send=self.reports.put, at_end=lambda _id, act: self.acts.append(act)
+        )
+        link: Any = SimpleNamespace(
+            joined=SimpleNamespace(run_id=RUN, worker=0, session_token=token),
+            **{"control": control, "address": address, "tls": None},
+        )
+        self.giver = StateGiver(link, state)
+
+    def give(self, number: int) -> None:
+        self.giver.give(replace(BESIDE, transfer_id=number))
+
+
+BESIDE = TransferAsked(
+    transfer_id=1, head=Key(7, 3), sends=True, step=3, cursor=Cursor(0, 4), beside_training=True
+)
+
+
+def test_a_state_that_is_given_beside_training_is_that_of_its_head(reducer: Reducer) -> None:
+    state = Changing()
+    donor = Donor(reducer, state)
+    donor.give(1)
+    state.data = b"of a later head"
+
+    got = receive_state(ticket(f"127.0.0.1:{reducer.port}", 1, 1), PartialState(), nothing, nobody)
+
+    assert got == STATE
+    assert donor.reports.get(timeout=PATIENCE_S) == ReportState(1, Key(7, 3), "")
+    donor.giver.close(PATIENCE_S)
+
+
+@pytest.mark.parametrize("how", ["refused", "cut short", "can't be packed"])
+def test_a_state_that_can_not_be_given_is_reported_and_nothing_else_happens(
+    reducer: Reducer, how: str
+) -> None:
+    class Unfit(Nothing):
+        def pack(self) -> bytes:
+            raise TypeError("a lambda")
+
+    state = Unfit() if how == "can't be packed" else Changing()
+    donor = Donor(reducer, state, b"wrong" if how == "refused" else None)
+    donor.give(1)
+    if how == "cut short":  # Nobody receives; the control stream ends.
+        wait_until(lambda: donor.acts)
+        assert donor.acts[0] is not None
+        donor.acts[0]()
+
+    report = donor.reports.get(timeout=PATIENCE_S)
+
+    assert (report.transfer_id, report.head) == (1, Key(7, 3))
+    assert report.failure
+    donor.giver.close(PATIENCE_S)
+
+
+def test_a_worker_gives_its_state_to_no_more_than_two_at_once(reducer: Reducer) -> None:
+    donor = Donor(reducer, Changing())
+    for number in (1, 2, 3):
+        donor.give(number)
+
+    report = donor.reports.get(timeout=PATIENCE_S)
+
+    assert report.transfer_id == 3
+    assert "others already" in report.failure
+    wait_until(lambda: len(donor.acts) == 2)
+    for act in donor.acts:
+        assert act is not None
+        act()
+    donor.giver.close(PATIENCE_S)
+
+
+def attends(*, attends: bool) -> Assigned:
+    return replace(work(), attends=attends)
+
+
+@pytest.mark.parametrize(
+    ("asked", "then", "ended"),
+    [
+        (replace(BESIDE, sends=False), attends(attends=True), False),
+        (replace(BESIDE, sends=False), attends(attends=False), True),
+        (replace(BESIDE, sends=False), replace(BESIDE, sends=False, transfer_id=2), True),
+        (replace(BESIDE, beside_training=False), attends(attends=False), True),
+        (BESIDE, attends(attends=False), False),
+        (BESIDE, replace(BESIDE, transfer_id=2), True),
+    ],
+)
+def test_rounds_end_a_transfer_unless_they_run_beside_it(
+    asked: TransferAsked, then: Event, *, ended: bool
+) -> None:
+    stream = ControlStream("127.0.0.1:1", Inbox(), 1, outbox=ScalarOutbox())
+    called: list[int] = []
+    stream._note_transfer(asked)
+    stream.at_end(1, lambda: called.append(1))
+
+    stream._note_transfer(then)
+
+    assert bool(called) is ended
+    stream.close()

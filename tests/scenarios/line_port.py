@@ -51,6 +51,7 @@ _SAVES = get_args(JournalEffect)
 _SENDS = get_args(MessageEffect)
 _FOR_PEOPLE = (
     do.RefuseOperator,
+    do.NoteCaughtUp,
     do.NoteSetback,
     do.NoteWriter,
     do.NoteSchedule,

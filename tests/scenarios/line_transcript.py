@@ -155,6 +155,7 @@ class _Commands:
             capabilities=_capabilities(options),
             speed_hint=_real(options.get("hint", "")),
             pacing=request.pacing,
+            spare="spare" in (*words, *options),
             checkpoints=on.CheckpointPlan(int(options["every"]), "/runs")
             if "every" in options
             else None,
@@ -316,6 +317,10 @@ class _Commands:
             self.bench.peers[stream].head = head
         return self.bench.send(on.StateReported(stream, transfer.transfer_id, head, failure))
 
+    def listen(self, words: list[str], options: Options) -> list[do.Effect]:
+        """A learner hears the averages of every round that opens from now on."""
+        return self.bench.send(on.ListeningReported(self._stream(words, options)))
+
     def scalar_all_reduce(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
         head = self.bench.peers[stream].head
@@ -328,6 +333,10 @@ class _Commands:
 
     def end(self, words: list[str], options: Options) -> list[do.Effect]:
         return self.bench.send(on.WorkerStreamEnded(self._stream(words, options), "gone" in words))
+
+    def stopped(self, words: list[str], options: Options) -> list[do.Effect]:
+        """A worker's process has been stopped for some time."""
+        return self.bench.send(on.WorkerStopped(self._stream(words, options), 0.2))
 
     def saved(self, words: list[str], options: Options) -> list[do.Effect]:
         return self.bench.send(on.RecordSaved(self.bench.journal.save_record()))
@@ -400,6 +409,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return " ".join(map(_shown_key, heads))
         case do.NoteWentBack():
             return effect.in_words
+        case do.NoteCaughtUp(worker):
+            return f"worker {worker} {effect.in_words}"
         case do.SaveHalt(evidence) | do.SendHalt(_, evidence):
             return _halt(evidence)
         case do.SaveAnswer(halt_id, answer, worker, operator):
@@ -428,6 +439,7 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
                 f"{_shown_key(each.key)} on {_shown_key(each.parent)} step {each.step} "
                 f"attempt {each.attempt} rank {each.rank} of {list(each.roster)} "
                 f"epoch {each.epoch} {positions} of {_range(each.batch)}{ahead}"
+                f"{' attends' if each.attends else ' attended' if each.attended else ''}"
                 f"{_map(each.reducers)}{_paced(each)}"
             )
         case do.SendCommitted(_, record, result, stop_reason):
@@ -439,9 +451,14 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"halt {halt_id} {answer.name}"
         case do.SendTransfer():
             head = f"{_shown_key(effect.head)} step {effect.step} cursor {_at(effect.cursor)}"
-            number = effect.transfer_id % 2**32
+            number = effect.transfer_id % 2**31
             relay = f" through {effect.relay}" if effect.relay else ""
-            return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}"
+            beside = " beside training" if effect.beside_training else ""
+            return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}{beside}"
+        case do.EndSession(worker):
+            return f"of worker {worker}"
+        case do.SendLearn():
+            return f"listen at {[share.address for share in effect.reducers]}"
         case do.NoteSchedule(schedule, why):
             return f"{schedule.value}: {why}"
         case do.NoteWriter(worker, host, folder, elsewhere):

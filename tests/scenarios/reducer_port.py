@@ -24,7 +24,8 @@ WINDOW_BYTES = 2**14
 
 
 class ReducerPort:
-    """Four workers' streams: one that is ended opens again, and a paused one is not read."""
+    """Four workers' streams: one that is ended opens again, and a paused one is not read. One more
+    stream listens."""
 
     def __init__(self, **more: Any) -> None:
         self.rounds = Rounds(window_bytes=WINDOW_BYTES, max_payload_bytes=WINDOW_BYTES, **more)
@@ -34,6 +35,10 @@ class ReducerPort:
         self._waiting: dict[int, deque[BlockGradient | Abstain]] = {}
         for worker in range(STREAMS):
             self._open(worker)
+        # One more listens, and takes at once whatever comes.
+        self._opened += 1
+        listener = on.ReduceStreamOpened(self._opened, "run", STREAMS, listens=True)
+        self.rounds.receive(listener, 0.0)
 
     def take(self, worker: int, data: bytes) -> None:
         """One message of a worker's stream, read as the service reads it."""
@@ -74,8 +79,11 @@ class ReducerPort:
                 case do.SendAverage(job_id, streams):
                     for stream in streams:
                         pending += self.rounds.receive(on.AverageSent(stream, job_id), 0.0)
-                case do.SendNotice(_, notice):
+                case do.SendNotice(streams, notice, job_id):
                     frame_response(notice)
+                    if job_id is not None:
+                        for stream in streams:
+                            pending += self.rounds.receive(on.AverageSent(stream, job_id), 0.0)
                 case do.RefuseStream(stream, refusal):
                     self.refusals.append(refusal)
                     worker = next(w for w, n in self._number.items() if n == stream)

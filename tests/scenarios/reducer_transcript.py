@@ -1,17 +1,18 @@
 """Transcripts of the reducer: what happened, then every effect.
 
 A transcript is a text file. Lines that begin with `#` are prose. The first line is `settings
-window=N`: the window holds N messages of four numbers. `chunk=N` there sets where blocks are cut.
+window=N`: the window holds N messages of four numbers. `chunk=N` there sets where blocks are cut,
+and `listener=N` how many such averages may be on their way to one listener.
 
 Every other command begins with `> `. All its effects follow, one in each line, and are compared
 exactly. A line with `=` gives the bytes that are held now, if they changed.
 `ANDON_REWRITE_TRANSCRIPTS=1 pytest ...` writes the effects anew: read the diff.
 
-`open NAME worker=N` opens a stream, and `map NAME` lets its worker share memory. `chunk NAME
-rank=0/2 at=BLOCK:OFFSET of=NUMBERS` is a contribution; with `slice=yes` its numbers lie in shared
-memory, with `crc32c=right` or `wrong` it has a checksum. Keys are written term/round. `reduce` does
-the arithmetic of a job, and `sent` means that a stream took its average. Each command happens one
-second after the one before.
+`open NAME worker=N` opens a stream, with `listens=yes` one that only listens, and `map NAME` lets
+its worker share memory. `chunk NAME rank=0/2 at=BLOCK:OFFSET of=NUMBERS` is a contribution; with
+`slice=yes` its numbers lie in shared memory, with `crc32c=right` or `wrong` it has a checksum. Keys
+are written term/round. `reduce` does the arithmetic of a job, and `sent` means that a stream took
+its average. Each command happens one second after the one before.
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ class _Commands:
     def __init__(self, options: Options) -> None:
         window_bytes = int(options.get("window", "8")) * MESSAGE_BYTES
         chunk = int(options["chunk"]) if "chunk" in options else None
-        self.rounds = Rounds(window_bytes=window_bytes, max_payload_bytes=64, chunk_elements=chunk)
+        self.rounds = Rounds(
+            window_bytes=window_bytes,
+            max_payload_bytes=64,
+            chunk_elements=chunk,
+            listener_bytes=int(options.get("listener", "64")) * MESSAGE_BYTES,
+        )
         self.streams: dict[str, int] = {}
         self.jobs: dict[int, Job] = {}
         self.answers: dict[int, AveragedBlock | BlockFault | RoundAborted] = {}
@@ -89,7 +95,8 @@ class _Commands:
     def open(self, words: list[str]) -> on.Event:
         options = options_of(words[1:])
         number = self.streams[words[0]] = len(self.streams) + 1
-        return on.ReduceStreamOpened(number, options.get("run", "7f3a"), int(options["worker"]))
+        run, worker = options.get("run", "7f3a"), int(options["worker"])
+        return on.ReduceStreamOpened(number, run, worker, listens="listens" in options)
 
     def map(self, words: list[str]) -> on.Event:
         return on.MemoryMapped(self.streams[words[0]])
@@ -158,8 +165,9 @@ class _Commands:
                 answer = self.answers[job_id]
                 assert isinstance(answer, AveragedBlock), "a fault is not sent as an average"
                 return f"send-average {self.names(streams)}: job {job_id} {_average(answer)}"
-            case do.SendNotice(streams, notice):
-                return f"{_notice(notice, self.names(streams))}"
+            case do.SendNotice(streams, notice, job_id):
+                reported = "" if job_id is None else f", reported as {job_id}"
+                return f"{_notice(notice, self.names(streams))}{reported}"
             case do.RefuseStream(number, refusal):
                 return f"refuse {self.names([number])}: {refusal.reason.name} ({refusal.message})"
             case do.PauseStream(number):

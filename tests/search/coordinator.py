@@ -20,6 +20,7 @@ from andon_trainer.core.events import (
     Committed,
     ControlLost,
     Halted,
+    LearningAsked,
     Resumed,
     ScalarAllReduceDone,
     TransferAsked,
@@ -162,6 +163,9 @@ def timers(line: LineCore) -> list[Timer]:
     found = [("grace", each.worker) for each in core.members.in_grace() if each.grace_until]
     if core.attempts.not_before > 0:
         found.append(("back-off", 0))
+    for each in core.members.learners():
+        if each.learning is not None and each.learning.patience_until:
+            found.append(("chance", each.worker))
     setbacks = core.transfers.setbacks
     found += [("transfer", slot) for slot, each in setbacks.items() if each.not_before > 0]
     gathers = not core.workers_ready_once or lost_state.awaited(core)
@@ -177,6 +181,10 @@ def fire(line: LineCore, timer: Timer) -> list[do.Effect]:
     if which == "grace":
         assert member is not None
         member.grace_until = 0.0
+    elif which == "chance":
+        assert member is not None
+        assert member.learning is not None
+        member.learning.patience_until = 0.0
     elif which == "back-off":
         core.attempts.not_before = 0.0
     elif which == "transfer":
@@ -222,6 +230,7 @@ def heard(  # noqa: C901 (one case an effect)
                 batch=work.batch,
                 ahead=work.ahead,
                 ahead_batch=work.ahead_batch,
+                attends=work.attends,
             )
         case do.SendCommitted(_, record, _, stop_reason):
             return Committed(record=record, stop_reason=stop_reason)
@@ -242,7 +251,10 @@ def heard(  # noqa: C901 (one case an effect)
                 sends=effect.role is do.TransferRole.SEND,
                 step=effect.step,
                 cursor=effect.cursor,
+                beside_training=effect.beside_training,
             )
+        case do.SendLearn():
+            return LearningAsked()
         case _:
             return None
 

@@ -11,7 +11,7 @@ from andon_coordinator.core import events as on
 from search import coordinator, reducer
 from search.messages import Lost, Out
 from search.moves import end_transfer
-from search.numbers import Serial
+from search.numbers import Serial, Stream
 from search.state import Draft, Label, State
 from search.worker import Place
 from search.world import World
@@ -84,6 +84,17 @@ def _lease(world: World, state: State, slot: int) -> Iterator[tuple[Label, State
     draft = Draft.of(state)
     world.tell(draft, ("fire", "lease", slot))
     yield ("lease", slot), draft.state()
+
+
+def _stopped(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A worker's process is seen to be stopped; it may go on at any time."""
+    member = world.core(state).members.get(slot)
+    if member is None or member.stream is None:
+        return
+    draft = Draft.of(state)
+    world.tell(draft, world.numbered(on.WorkerStopped(Stream(member.stream), 0.0)))
+    if draft.coordinator != state.coordinator:
+        yield ("stopped", slot), draft.state()
 
 
 def _data(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
@@ -269,10 +280,13 @@ def _restarted(world: World, state: State, journal: coordinator.Journal) -> Stat
 
 def _lose_transfer(world: World, draft: Draft, slot: int) -> None:
     """The other end of a worker's transfer, if it is there, learns that this one is gone."""
-    mine = world.worker(draft, slot).transfer
+    worker = world.worker(draft, slot)
+    mine = {each.asked.transfer_id for each in worker.giving}
+    if worker.transfer is not None:
+        mine.add(worker.transfer.transfer_id)
     for other in range(world.bounds.workers):
         theirs = world.worker(draft, other).transfer
-        if mine and theirs and other != slot and mine.transfer_id == theirs.transfer_id:
+        if theirs is not None and other != slot and theirs.transfer_id in mine:
             end_transfer(world, draft, other, None)
 
 
@@ -280,6 +294,7 @@ _OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, Stat
     "crash": _crash,
     "break": _break,
     "lease": _lease,
+    "stopped": _stopped,
     "data": _data,
     "transfer": _transfer,
     "defect": _defect,

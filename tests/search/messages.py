@@ -13,6 +13,7 @@ from andon_trainer.core.events import (
     Committed,
     ControlLost,
     Halted,
+    LearningAsked,
     Resumed,
     ScalarAllReduceDone,
     TransferAsked,
@@ -88,6 +89,7 @@ class OpenData:
     """Out: it opens a data stream."""
 
     stream: Stream
+    listens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ Said = (
     | on.WorkerReady
     | on.FaultReported
     | on.StateReported
+    | on.ListeningReported
     | on.ScalarAllReduceArrived
 )
 Out = Open | OpenData | CloseData | CloseStream | Chunk | Said
@@ -121,6 +124,7 @@ Down = (
     | Resumed
     | ScalarAllReduceDone
     | TransferAsked
+    | LearningAsked
     | ControlLost
     | Averages | RoundAborted | StaleRound | BlockFault | Lost
 )  # fmt: skip

@@ -13,7 +13,7 @@ from search.messages import Accepted, CloseStream, Out, Refused
 from search.numbers import Stream
 from search.state import Draft, Label, State
 from search.weights import Wrong
-from search.worker import Place, Worker
+from search.worker import Given, Place, Worker
 from search.world import World
 
 __all__ = ["end_transfer", "moves"]
@@ -142,6 +142,8 @@ def _is_needed(world: World, state: State, worker: Worker) -> bool:
     core = world.core(state)
     if worker.state.head != core.chain.head:
         return True
+    if any(each.learning and not each.learning.follows for each in core.members.learners()):
+        return True  # Its state is cut when all ask for work.
     behind = core.members.behind(core.chain.head)
     pauses = [slot for slot, each in core.transfers.setbacks.items() if each.not_before > 0]
     return any(each.accepts_state and each.worker not in pauses for each in behind)
@@ -203,6 +205,13 @@ def _transfer(
     if asked.sends:
         return
     for donor in range(world.bounds.workers):
+        for given in world.worker(state, donor).giving:
+            if given.asked.transfer_id == asked.transfer_id:
+                draft = Draft.of(state)
+                _receive(world, draft, slot, given)
+                memo = ("gave", given.asked.transfer_id)
+                world.turn(draft, donor, memo, lambda w, _o, it=given: w.gave(it))
+                yield ("snapshot", donor, slot), draft.state()
         other = world.worker(state, donor).transfer
         if other is None or not other.sends or other.transfer_id != asked.transfer_id:
             continue
@@ -219,6 +228,16 @@ def _patience(world: World, state: State, slot: int) -> Iterator[tuple[Label, St
     draft = Draft.of(state)
     end_transfer(world, draft, slot, None)
     yield ("patience", slot), draft.state()
+
+
+def _receive(world: World, draft: Draft, slot: int, given: Given) -> None:
+    """A learner has the state that another worker cut before."""
+    memo = "learnt", int(given.weights), given.scheduled
+
+    def act(worker: Worker, out: list[Out]) -> None:
+        worker.transferred(given.weights, given.scheduled, world.library, out)
+
+    world.act_out(draft, slot, world.turn(draft, slot, memo, act))
 
 
 def end_transfer(world: World, draft: Draft, slot: int, donor: Worker | None) -> None:

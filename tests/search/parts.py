@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from operator import itemgetter
@@ -144,7 +145,7 @@ def _flatten(value: Any, plain: list[object], marks: list[Mark]) -> None:
     elif kind is Key:
         plain.append(Key)
         marks.append((_KEY, value.term, value.round))
-    elif kind is tuple or kind is list:
+    elif kind is tuple or kind is list or kind is deque:
         plain.append(len(value))
         for each in value:
             _flatten(each, plain, marks)

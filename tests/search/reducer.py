@@ -44,9 +44,9 @@ def start() -> Rounds:
     return rounds
 
 
-def open_stream(rounds: Rounds, stream: Stream, worker: int) -> None:
+def open_stream(rounds: Rounds, stream: Stream, worker: int, *, listens: bool) -> None:
     """A worker opens a stream, and waits until it is open."""
-    rounds.receive(on.ReduceStreamOpened(stream, "search", worker), 0.0)
+    rounds.receive(on.ReduceStreamOpened(stream, "search", worker, listens=listens), 0.0)
 
 
 def take(rounds: Rounds, stream: Stream, message: Chunk | Lost, chunks: int) -> list[Reply]:

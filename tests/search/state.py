@@ -7,7 +7,17 @@ from typing import NamedTuple
 
 from search.numbers import Stream
 
-__all__ = ["ALL_FAULTS", "OVERLAP_FAULTS", "RAISED", "Bounds", "Draft", "Label", "Queue", "State"]
+__all__ = [
+    "ALL_FAULTS",
+    "LEARNING_FAULTS",
+    "OVERLAP_FAULTS",
+    "RAISED",
+    "Bounds",
+    "Draft",
+    "Label",
+    "Queue",
+    "State",
+]
 
 Label = tuple[object, ...]
 """What happened: a verb, then what tells it from all else that may happen then."""
@@ -31,6 +41,10 @@ ALL_FAULTS = frozenset(
         "power",  # ... and some workers with it, which come back with a checkpoint or without
     }
 )
+
+LEARNING_FAULTS = (ALL_FAULTS - {"power"}) | {
+    "stopped",  # a worker's process is stopped, and goes on at some time
+}
 
 RAISED = "anew"  # a script raises in the middle of a step, catches that, and loops again
 """A fault that no other world has: with it the largest ones would be larger still."""
@@ -70,6 +84,8 @@ class Bounds:
     """Whether one end of a state transfer waits for the other for ever."""
     computes: bool = False
     """Whether anything may happen while a worker computes what its exchange sends."""
+    learns: bool = False
+    """Whether workers learn the line's state while it trains."""
     kinds: frozenset[str] = ALL_FAULTS
 
 

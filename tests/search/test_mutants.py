@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from search.learning_mutants import LEARNING_MUTANTS
 from search.mutants import MUTANTS, Mutant
 from search.overlap_mutants import OVERLAP_MUTANTS
 from search.search import search
@@ -18,7 +19,9 @@ from search.world import World
 pytestmark = pytest.mark.timeout(600)  # Work that takes seconds, on a busy machine minutes.
 
 
-@pytest.mark.parametrize("mutant", MUTANTS + OVERLAP_MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant", MUTANTS + OVERLAP_MUTANTS + LEARNING_MUTANTS, ids=lambda mutant: mutant.name
+)
 def test_the_search_finds(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     world = World(mutant.bounds)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from search.search import Report, search
-from search.state import ALL_FAULTS, OVERLAP_FAULTS, RAISED, Bounds
+from search.state import ALL_FAULTS, LEARNING_FAULTS, OVERLAP_FAULTS, RAISED, Bounds
 from search.transcript import transcript
 from search.world import World
 
@@ -48,6 +48,20 @@ LARGE = {
     "overlap, three workers": Bounds(workers=3, faults=1, overlap=True, kinds=OVERLAP_FAULTS),
 }
 
+# Worker 0 begins alone, so the other learns whenever it comes.
+NEWCOMER = Bounds(faults=1, expect=1, learns=True, kinds=LEARNING_FAULTS)
+LARGE |= {
+    "a learner": NEWCOMER,
+    "a learner, standing requests": replace(NEWCOMER, standing=True),
+    "a learner, means": replace(NEWCOMER, means=1),
+    "a learner, two chunks": replace(NEWCOMER, chunks=2),
+    "a learner, two faults": replace(NEWCOMER, faults=2),
+    "two learners": replace(NEWCOMER, workers=3),
+    "a worker that comes back learns": Bounds(
+        faults=2, learns=True, standing=True, kinds=LEARNING_FAULTS
+    ),
+}
+
 # A whole cluster may lose power, and comes back with the checkpoint of step 0, or without.
 CHECKPOINTED = Bounds(faults=1, steps=1, checkpoint=0, kinds=frozenset({"power"}))
 LARGE |= {
@@ -81,6 +95,10 @@ OVERLAPPED = ["crash", "data", "lease", "leaves", "reducer", "transfer"]
 # With standing requests these are. Their scripts average a number after each step, when the next
 # one may be assigned already.
 STANDING = ["cord", "crash", "data", "leaves", "transfer"]
+
+
+# While a worker learns, these are.
+LEARNING = ["lease", "stopped", "transfer"]
 
 
 def _searched(bounds: Bounds, states: int = 10**9) -> Report:
@@ -139,6 +157,19 @@ def test_c_commit_001_with_standing_requests_nothing_goes_wrong_or_gets_stuck_af
     kind: str,
 ) -> None:
     _whole(Bounds(faults=1, standing=True, means=1, kinds=frozenset({kind})))
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_c_learn_001_a_learner_arrives_with_the_others_weights_from_every_state_after(
+    kind: str,
+) -> None:
+    _whole(replace(NEWCOMER, kinds=frozenset({kind})))
+
+
+def test_c_learn_001_a_learner_and_a_worker_that_stand_average_the_same_numbers() -> None:
+    report = _whole(replace(NEWCOMER, faults=0, standing=True, means=1))
+
+    assert not report.lost
 
 
 def test_c_commit_001_a_line_goes_on_from_a_checkpoint_in_any_state_after_a_loss_of_power() -> None:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from andon.protocol.capabilities import LEARNING
 from andon.protocol.messages import BlockFault, RoundAborted, StaleRound
-from andon.protocol.records import Key, RecordKind
+from andon.protocol.records import Key, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import Ranges
 from andon_coordinator.core import events as on
@@ -22,12 +23,14 @@ from andon_trainer.core.effects import (
     EndExchange,
     GoOn,
     JoinAgain,
+    Listen,
     MoveState,
     ReportFault,
     ReportState,
     RequestWork,
     SendNumber,
     StepDone,
+    StopListening,
 )
 from andon_trainer.core.events import (
     Assigned,
@@ -36,6 +39,7 @@ from andon_trainer.core.events import (
     Event,
     ExchangeFailed,
     Halted,
+    ListeningLost,
     Resumed,
     TransferAsked,
 )
@@ -57,7 +61,23 @@ from search.messages import (
 from search.numbers import Incarnation, Serial, Stream, Weights
 from search.weights import Averages, Contribution, Library, Wrong
 
-__all__ = ["Place", "Worker"]
+__all__ = ["Given", "Place", "Worker"]
+
+
+Applied = Callable[[Weights, Record, Averages | None], Weights]
+
+
+def _not_applied(weights: Weights, _record: Record, _averages: Averages | None) -> Weights:
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A state on its way to a worker that learns, as it was when it was cut."""
+
+    asked: TransferAsked
+    weights: Weights
+    scheduled: int
 
 
 class Place(enum.Enum):
@@ -113,6 +133,18 @@ class Worker:
     """Whether it asks for the next step with its report of each, whatever its script does then."""
     computes: bool = False
     """Whether anything may happen while it computes what its exchange sends."""
+    learns: bool = False
+    """Whether it can learn the line's state while the line trains."""
+    listens: bool = False
+    """Whether its data stream only listens."""
+    heard: dict[Key, Averages] = field(default_factory=dict)
+    """Averages of rounds that its script has not come to."""
+    applied: Applied = _not_applied
+    """The library's, for records that a learner takes when its script is there."""
+    coming: tuple[Record, ...] = ()
+    """Records that it was told of while it learns, and that are not in its weights."""
+    giving: tuple[Given, ...] = ()
+    """States that it gives to learners while it trains."""
     local: LocalWeights = field(init=False)
     conversation: Conversation = field(default_factory=Conversation)
     place: Place = Place.FIRST
@@ -171,8 +203,13 @@ class Worker:
             before = self.state.head
             if isinstance(taken, Halted):
                 self.local.halted(taken.evidence)
+            learns = self.conversation.attending.learning
+            if isinstance(taken, Committed) and learns:
+                self.coming = (*self.coming, taken.record)
             effects = self.conversation.receive(taken)
-            if isinstance(taken, Committed) and self.state.head == taken.record.key != before:
+            if learns:
+                self._follow()
+            elif isinstance(taken, Committed) and self.state.head == taken.record.key != before:
                 averages = self.averages if taken.record.kind is RecordKind.STEP else None
                 self.weights = library.applied(self.weights, taken.record, averages)
                 if taken.record.kind is RecordKind.STEP:
@@ -187,9 +224,7 @@ class Worker:
         if answer.in_sync and answer.head != self.state.head:
             raise Wrong("a worker is called in sync with a head that it does not have")
         halt = self.state.halt
-        if self.data is not None:
-            out.append(CloseData())
-            self.data = None
+        self._close_data(out)
         assert self.stream is not None
         effects = self.conversation.joined(
             self.stream,
@@ -258,9 +293,24 @@ class Worker:
             if library.head(donor) != asked.head:
                 raise Wrong(f"the weights of {library.head(donor)} arrive as those of {asked.head}")
             self.weights, self.scheduled = donor, scheduled
+            self.coming = tuple(each for each in self.coming if each.key > asked.head)
         failure = "" if donor is not None else "the other end is gone"
         self._do(self.conversation.moved(asked, failure), out)
         self.settle(out)
+
+    def _follow(self) -> None:
+        """The weights are those of the head that the cores came to."""
+        head = self.state.head
+        while self.coming and head is not None and self.coming[0].key <= head:
+            record, self.coming = self.coming[0], self.coming[1:]
+            averages = self.averages if record.kind is RecordKind.STEP else None
+            self.weights = self.applied(self.weights, record, averages)
+            if record.kind is RecordKind.STEP:
+                self.local.committed()
+
+    def gave(self, given: Given) -> None:
+        """A learner has the state."""
+        self.giving = tuple(each for each in self.giving if each != given)
 
     def settle(self, out: list[Out]) -> None:
         """The script goes on until it waits; this affects no other party."""
@@ -279,6 +329,7 @@ class Worker:
             return self.state.phase is not RoundPhase.OPEN and self._turn()
         if not conversation.over:
             effects = conversation.poll()
+            self._follow()
             self._do(effects, out)
             if not conversation.over:
                 return bool(effects)
@@ -350,15 +401,23 @@ class Worker:
         self._wait_at(Place.AVERAGES, Wait.AVERAGES)
         if self.state.computed.missing_ahead(assigned):
             self.place, self.conversation.wait = Place.AHEAD, None
+        averages = self.heard.pop(assigned.key, None) if assigned.attends else None
+        if averages is not None:
+            self.averages = averages
+            here = AveragesComplete(averages.key, averages.total_weight, averages.world_size)
+            self._do(self.conversation.receive(here), out)
 
     def _begin(self, out: list[Out]) -> Assigned:
         assigned = self.state.assigned
         assert assigned is not None
         assert self.conversation.begin()
+        self.exchanging = assigned.key
+        if assigned.attends:
+            return assigned
+        assert not self.listens
         if self.data is None:
             self.data = self._number()
             out.append(OpenData(self.data))
-        self.exchanging = assigned.key
         computed, local = self.state.computed, self.local
         local.compute(self._counted(computed.missing(assigned)), ahead=False)
         if self.local_steps:
@@ -400,11 +459,18 @@ class Worker:
         """What the exchange makes of a message of the reducer; other events as they are."""
         key = self.exchanging
         match event:
+            case Averages() if self.listens and event.key != key:
+                # It is of a round that the script has not come to, or that it needs no more.
+                self.heard[event.key] = event
+                return None
             case Averages():
                 if event.key != key or self.place not in _EXCHANGING:
                     return None
                 self.averages = event
                 return AveragesComplete(event.key, event.total_weight, event.world_size)
+            case Lost() if self.listens:
+                self.data, self.listens = None, False
+                return ListeningLost("a listening stream ended")
             case Lost():
                 self.data = None
                 return self._failed("DATA_STREAM_LOST") if key is not None else None
@@ -432,14 +498,36 @@ class Worker:
                     self.local.drop(why, cause)
                 case JoinAgain():
                     self._do(self.conversation.lost(), out)
+                    # The ends of its calls end with its stream.
+                    self.giving = self.coming = ()
                     out.append(CloseStream())
                     self._join(out)
+                case MoveState(asked) if asked.sends and asked.beside_training:
+                    given = Given(asked, self.weights, self.scheduled)
+                    self.giving = (*self.giving, given)
                 case MoveState(asked):
                     self.transfer = asked
+                case Listen():
+                    self._listen(out)
+                case StopListening():
+                    self._close_data(out)
                 case StepDone() | AwaitAnswer() | GoOn():
                     pass
                 case _:
                     out.append(_said(effect, self.stream))
+
+    def _listen(self, out: list[Out]) -> None:
+        assert self.stream is not None
+        self._close_data(out)
+        self.data, self.listens = self._number(), True
+        out.append(OpenData(self.data, listens=True))
+        out.append(on.ListeningReported(self.stream))
+
+    def _close_data(self, out: list[Out]) -> None:
+        if self.data is not None:
+            out.append(CloseData())
+        self.data, self.listens = None, False
+        self.heard.clear()
 
     def _join(self, out: list[Out]) -> None:
         state = self.state
@@ -459,6 +547,7 @@ class Worker:
             greatest_term=self.greatest_term,
             halt=state.halt,
             mid_script=self.conversation.mid_script,
+            capabilities=frozenset({LEARNING} if self.learns else ()),
         )
         out.append(Open(self.stream, request))
 

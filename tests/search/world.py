@@ -185,8 +185,8 @@ class World:
                 case Open(stream, request):
                     draft.ups[stream] = (self.parts.number(on.WorkerJoined(stream, request)),)
                     draft.downs[slot] = ()
-                case OpenData(stream):
-                    self._open_data(draft, slot, stream)
+                case OpenData(stream, listens):
+                    self._open_data(draft, slot, stream, listens=listens)
                 case CloseData():
                     self.end_data(draft, slot, None)
                 case Chunk():
@@ -244,6 +244,8 @@ class World:
             local_steps=self.bounds.local or self.bounds.overlap,
             stands=self.bounds.standing,
             computes=self.bounds.computes,
+            learns=self.bounds.learns,
+            applied=self.library.applied,
         )
         if checkpoint is not None:
             worker.load(checkpoint)
@@ -282,13 +284,13 @@ class World:
                 end = self.numbered(on.WorkerStreamEnded(stream))
                 draft.ups[stream] = (*queue[:sent], end)
 
-    def _open_data(self, draft: Draft, slot: int, stream: Stream) -> None:
+    def _open_data(self, draft: Draft, slot: int, stream: Stream, *, listens: bool) -> None:
         def after() -> int:
             rounds: Rounds = copied(self.parts.objects[draft.reducer])
-            reducer.open_stream(rounds, stream, slot)
+            reducer.open_stream(rounds, stream, slot, listens=listens)
             return self.parts.number(rounds)
 
-        draft.reducer = self._remembered(("open", draft.reducer, int(stream)), after)
+        draft.reducer = self._remembered(("open", draft.reducer, int(stream), listens), after)
         draft.data_ups[stream] = ()
         draft.data_downs[slot] = ()
 
@@ -322,6 +324,8 @@ class World:
                     routed.append(("save", effect, self.parts.number(effect)))
                 case do.SaveRun():
                     routed.append(("run",))
+                case do.EndSession(worker):
+                    routed.append(("end session", worker))
                 case _:
                     message = coordinator.heard(effect, after.keys.term)
                     if message is not None:
@@ -342,6 +346,11 @@ class World:
                     ("run", draft.journal),
                     lambda: self.parts.number(self.journal(draft).knows()),
                 )
+            case ("end session", slot):
+                worker = self.worker(draft, slot)
+                if worker.data is not None and not self.over(draft.data_downs[slot]):
+                    self.end_data(draft, slot, None)
+                    draft.data_downs[slot] = (self.numbered(Lost()),)
             case ("send", stream, message, sent):
                 self._check_sent(draft, sent)
                 slot = stream % self.bounds.workers

@@ -71,6 +71,7 @@ def data_plane() -> list[Message]:
             capabilities=["crc32c.v1", "shared-memory.v1"],
             block_elements=BLOCK_ELEMENTS,
             shared_folder=TOKEN,
+            listens=True,
         ),
         gradient(
             group=2, sequence=1, answer_encoding=layout_pb2.ENCODING_BFLOAT16, padding=b"\0\0"

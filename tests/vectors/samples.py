@@ -138,6 +138,8 @@ def _control_up() -> list[Message]:
         speed_hint=2.5,
         pacing=b"{}",
         checkpoints=pb.CheckpointPlan(every=100, folder="/runs/7f3a/checkpoints"),
+        process=pb.ProcessPlace(host=_DIGEST[:16], id=4711),
+        spare=True,
     )
     ready = pb.StepReady(
         key=KEY,
@@ -219,6 +221,7 @@ def _control_up() -> list[Message]:
             ),
             data=b"rank 0",
         ),
+        pb.Listening(),
     ]
 
 
@@ -263,6 +266,8 @@ def _control_down() -> list[Message]:
             ahead_batch=record_pb2.PositionRange(start=7552, stop=7616),
             ahead_micro_batches=2,
             wants_digest=True,
+            attends=True,
+            attended=True,
             learning_rate_scale=1.5,
             copies_buffers=True,
             checkpoint_step=100,
@@ -314,6 +319,7 @@ def _control_down() -> list[Message]:
             peer=2,
             step=117,
             cursor=record_pb2.Cursor(epoch=1, position=7488),
+            beside_training=True,
         ),
         pb.HeartbeatAnswer(sequence=1, unix_time_s=1_750_000_000.25),
         pb.ScalarAllReduceResult(
@@ -325,6 +331,7 @@ def _control_down() -> list[Message]:
             data=[b"rank 0", b"", b"rank 2"],
         ),
         pb.RoundVoided(key=KEY, message="worker 2: its stream ended"),
+        pb.Learn(reducers=_shares()),
     ]
 
 

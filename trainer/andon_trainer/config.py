@@ -117,6 +117,9 @@ class LineConfig:
     """Steps after which the run ends. Default: the script decides."""
     speed_hint: float | None = field(default=None, metadata=_from("ANDON_SPEED_HINT", _positive))
     """How fast this worker is, compared with the others, until the line has measured it."""
+    spare: bool = field(default=False, metadata=_from("ANDON_SPARE", _switch))
+    """Whether this worker is a spare: it follows the line, and computes nothing until it takes the
+    place of a worker that was lost."""
     metrics_bind: str = field(default="127.0.0.1", metadata=_from("ANDON_METRICS_BIND"))
     """Where this worker's metrics are served: a host (on any free port), host:port, or `off`."""
     metrics_hosts: str = field(default="", metadata=_from("ANDON_METRICS_HOSTS"))

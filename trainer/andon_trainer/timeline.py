@@ -41,7 +41,9 @@ from andon_trainer.core.effects import (
     EndExchange,
     GoOn,
     JoinAgain,
+    Listen,
     RaiseHalted,
+    StopListening,
 )
 
 __all__ = ["Counters", "Timeline", "record_effect"]
@@ -272,5 +274,9 @@ def record_effect(timeline: Timeline, effect: Effect) -> None:
             timeline.instant("halted", why=str(evidence))
         case GoOn():
             timeline.instant("resumed")
+        case Listen():
+            timeline.instant("learns")
+        case StopListening():
+            timeline.instant("caught up")
         case _:
             pass

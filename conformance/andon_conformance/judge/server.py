@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from andon.protocol.capabilities import REDUCER_CAPABILITIES
+from andon.protocol.capabilities import LISTENING, REDUCER_CAPABILITIES
 from andon.protocol.limits import MAX_MESSAGE_BYTES
 from andon.protocol.messages import OpenRound
 from andon.v1 import coordinator_pb2 as pb
@@ -47,7 +47,8 @@ class ScriptedServer:
         checksums: bool = False,
     ) -> None:
         """Records events in `transcript`; with `alone` it serves a reducer without coordinator."""
-        self._capabilities: tuple[str, ...] = REDUCER_CAPABILITIES
+        # A client that listens is not judged, so nothing here serves one.
+        self._capabilities = tuple(each for each in REDUCER_CAPABILITIES if each != LISTENING)
         if checksums:
             self._capabilities += (CHECKSUMS,)
         self.lanes = ScriptedLanes(

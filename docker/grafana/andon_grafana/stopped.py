@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from andon_grafana.panels import BLUE, GREEN, ORANGE, RED, Amounts, Lanes, Number, Query, Row
-from andon_grafana.promql import grown, latest
+from andon_grafana.panels import BLUE, GREEN, ORANGE, RED, Amounts, Curve, Lanes, Number, Query, Row
+from andon_grafana.promql import grown, latest, mean
 
 __all__ = ["OWN", "PERSON", "ROW"]
 
@@ -166,4 +166,56 @@ _EVENTS = (
     ),
 )
 
-ROW = Row(title="Why did it stop?", panels=((6, _PRESENT), (4, _TIMES), (6, _EVENTS)))
+_LEARNING = (
+    Curve(
+        title="Steps behind the line",
+        tells="Of each worker that is behind. It learns the line's state while the others train, "
+        "or waits for a transfer. The curve should fall to 0.",
+        see="docs/runbooks/WorkerNotCatchingUp.md",
+        queries=(
+            Query(
+                expr=f"{latest('andon_worker_steps_behind', 'worker')} > 0",
+                legend="worker {{worker}}",
+            ),
+        ),
+        width=12,
+        may_be_empty="no worker is behind",
+    ),
+    Amounts(
+        title="State learnt, in the time shown",
+        tells="Workers that got the line's state while it trained, how long that took, and how "
+        "long rounds waited for them.",
+        see="docs/concepts/membership.md#a-worker-that-joins-while-the-line-trains",
+        queries=(
+            Query(expr=f"round({grown('andon_learning_seconds_count')})", legend="workers"),
+            Query(expr=mean("andon_learning_seconds"), legend="mean time", unit="s"),
+            Query(
+                expr=grown("andon_learning_wait_seconds_total"), legend="the line waited", unit="s"
+            ),
+        ),
+        width=6,
+        empty="none",
+        may_be_empty="no worker learnt the state",
+    ),
+    Amounts(
+        title="Stopped processes, in the time shown",
+        tells="Workers that the line went on without at once, because their process was stopped "
+        "(SIGSTOP, a debugger, a frozen container). They are among the lost departures, too.",
+        see="docs/fault-tolerance.md#what-happens-at-each-fault",
+        queries=(
+            Query(
+                expr=f"round({grown('andon_workers_stopped_total')}) > 0",
+                legend="workers",
+                color=ORANGE,
+            ),
+        ),
+        width=6,
+        empty="none",
+        may_be_empty="no process was stopped",
+    ),
+)
+
+ROW = Row(
+    title="Why did it stop?",
+    panels=((6, _PRESENT), (4, _TIMES), (6, _EVENTS), (6, _LEARNING)),
+)

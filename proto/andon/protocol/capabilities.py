@@ -18,6 +18,8 @@ __all__ = [
     "HASHED_BASE",
     "INT4",
     "INT8",
+    "LEARNING",
+    "LISTENING",
     "MEAN_BUFFERS",
     "NORMS",
     "OVERFLOW",
@@ -43,12 +45,16 @@ INT4 = "int4.v1"
 """The program knows the encoding INT4_BLOCK, likewise."""
 STANDING = "standing.v1"
 """The coordinator takes `StepReady.next`, and answers it with `StepCommitted.assignment`."""
+LEARNING = "learning.v1"
+"""The worker can learn the line's state while the line trains; the coordinator lets it."""
+LISTENING = "listening.v1"
+"""The reducer takes streams that only listen."""
 
 WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4, COPIED_BUFFERS)
 """What each PyTorch worker of this version can do; its Join may add others."""
 COORDINATOR_CAPABILITIES = (HASHED_BASE, OVERFLOW, STANDING)
 """What a coordinator of this version can do."""
-REDUCER_CAPABILITIES = (INT8, INT4)
+REDUCER_CAPABILITIES = (INT8, INT4, LISTENING)
 """What a reducer of this version can do on every machine; RoundOpened may name others."""
 
 _ENCODINGS = {Encoding.INT8_BLOCK: INT8, Encoding.INT4_BLOCK: INT4}

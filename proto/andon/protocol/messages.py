@@ -116,6 +116,8 @@ class OpenRound:
     """The elements of each block, if the worker asks for shared memory."""
     shared_folder: bytes = b""
     """The identity of the folder that this worker can share, if it asks for shared memory."""
+    listens: bool = False
+    """Whether the stream only takes averages, and brings nothing."""
 
 
 @dataclass(frozen=True, slots=True)

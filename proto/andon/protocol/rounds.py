@@ -51,11 +51,18 @@ class RoundTerms:
     """Whether all workers of the roster can bring rank 0's buffers to all."""
     wants_digest: bool = False
     """Whether every member reports the digest of the weights that the step starts from."""
+    attended: bool = False
+    """Whether a worker attends it that is not on the roster; see `RankTerms.attends`."""
 
     @property
     def world_size(self) -> int:
         """The number of ranks."""
         return len(self.roster)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody but one worker takes averages, so that exchanges may be left out."""
+        return len(self.roster) == 1 and not self.attended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +80,8 @@ class RankTerms(RoundTerms):
     """How many local steps to make of `ahead`; 0: the worker decides."""
     writes_checkpoint: bool = False
     """Whether this worker writes the checkpoint that the step may make due."""
+    attends: bool = False
+    """Whether the worker is not on the roster: it takes the averages, and gives nothing."""
 
     @classmethod
     def of(cls, terms: RoundTerms, **own: Any) -> Self:

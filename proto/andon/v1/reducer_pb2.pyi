@@ -95,20 +95,22 @@ class ReduceResponseBatch(_message.Message):
     def __init__(self, responses: _Optional[_Iterable[_Union[ReduceResponse, _Mapping]]] = ...) -> None: ...
 
 class OpenRound(_message.Message):
-    __slots__ = ("run_id", "worker", "session_token", "capabilities", "block_elements", "shared_folder")
+    __slots__ = ("run_id", "worker", "session_token", "capabilities", "block_elements", "shared_folder", "listens")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FOLDER_FIELD_NUMBER: _ClassVar[int]
+    LISTENS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: int
     session_token: bytes
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     block_elements: _containers.RepeatedScalarFieldContainer[int]
     shared_folder: bytes
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., capabilities: _Optional[_Iterable[str]] = ..., block_elements: _Optional[_Iterable[int]] = ..., shared_folder: _Optional[bytes] = ...) -> None: ...
+    listens: bool
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., capabilities: _Optional[_Iterable[str]] = ..., block_elements: _Optional[_Iterable[int]] = ..., shared_folder: _Optional[bytes] = ..., listens: bool = ...) -> None: ...
 
 class RoundOpened(_message.Message):
     __slots__ = ("capabilities", "max_payload_bytes", "contributions", "averages", "shared_memory_refused", "tcp")

@@ -52,10 +52,10 @@ def happening_of(event: RunEvent) -> Happening:
             text = f"there is no checkpoint of step {event.step}: {event.text}"
         case RunEventKind.COMPLETE:
             text = f"complete {event.text}"
-        case RunEventKind.STARTED | RunEventKind.OVERFLOW | RunEventKind.WENT_BACK:
-            text = event.text
         case RunEventKind.LEFT | RunEventKind.LOST | RunEventKind.DROPPED:
             text = f"{who}left ({event.text})"
+        case _:
+            text = f"{who}{event.text}"
     return Happening(
         at_unix_s=event.at_unix_s,
         kind=event.kind.value,
@@ -161,7 +161,12 @@ def _workers_that_came_or_went(before: LineStatus, after: LineStatus) -> Iterato
     for worker in after.workers:
         past = known.pop(worker.worker, None)
         if worker.live and (past is None or not past.live):
-            yield "joined", f"worker {worker.worker} joined{_from(worker)}", worker.worker
+            what = "joined as a spare" if _is_spare(worker) else "joined"
+            yield "joined", f"worker {worker.worker} {what}{_from(worker)}", worker.worker
+        elif past is not None and _is_spare(past) and worker.rank is not None:
+            yield "joined", f"worker {worker.worker} took a lost worker's place", worker.worker
+        elif past is not None and _was_behind(past, before) and worker.rank is not None:
+            yield "caught_up", f"worker {worker.worker} has caught up{_from(worker)}", worker.worker
         elif past is not None and past.live and not worker.live:
             if worker.final_digest:
                 yield "left", f"worker {worker.worker} left", worker.worker
@@ -169,6 +174,18 @@ def _workers_that_came_or_went(before: LineStatus, after: LineStatus) -> Iterato
                 yield "lost", f"worker {worker.worker} was lost{_from(worker)}", worker.worker
     for number in known:
         yield "dropped", f"worker {number} was dropped", number
+
+
+def _was_behind(worker: WorkerStatus, line: LineStatus) -> bool:
+    """Whether a worker got the state of a line that had made steps."""
+    if not (worker.live and worker.rank is None and worker.activity == "syncing" and line.step):
+        return False
+    # While a transfer lasts, its sender has no rank either, and says the same.
+    return line.state == "RUNNING" or worker.step < line.step
+
+
+def _is_spare(worker: WorkerStatus) -> bool:
+    return worker.detail.startswith("spare: ")
 
 
 def _steps_that_failed(before: LineStatus, after: LineStatus) -> Iterator[_Found]:

@@ -34,6 +34,7 @@ from andon_cli.launching.processes import (
     ended_how,
     exit_code_of,
     free_port,
+    line_slot,
     start_service,
     start_worker,
     worker_environment,
@@ -128,7 +129,8 @@ class Launch:
         self._follower = Follower(self._config, line, self._screen)
         # Before the first worker starts: SIGUSR1 ends a process that does not handle it.
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_for_checkpoint)
-        for slot in range(self._config.settings.workers):
+        settings = self._config.settings
+        for slot in range(settings.workers + settings.spares):
             self._workers.append(await self._start_worker(line, slot))
         self._have_standby()
         await self._until_workers_end()
@@ -206,11 +208,27 @@ class Launch:
             f"worker {slot}",
             [sys.executable, *module, *config.command],
             environment=worker_environment(
-                config, slot, base=os.environ, line=variables, master_port=self._master_port
+                config,
+                slot,
+                base=os.environ,
+                line=variables,
+                master_port=self._master_port,
+                spare=self._is_spare(slot),
             ),
             log=OutputLog(worker_log(run_dir, slot), self._screen.say),
             show=self._shower(slot),
         )
+
+    def _is_spare(self, slot: int) -> bool:
+        """Whether the next process in a slot is a spare.
+
+        If there are spares, one may have the place of a worker that died. The worker is a spare
+        when it comes back, and gets the place at once if it is still free. Before the first step
+        nobody can take a place, and the line waits for workers that are none.
+        """
+        settings, follower = self._config.settings, self._follower
+        again = slot < len(self._workers) and follower is not None and follower.trained
+        return slot >= settings.workers or (settings.spares > 0 and again)
 
     def _ask_for_checkpoint(self) -> None:
         """Passes SIGUSR1 on. The writer, if here, writes a checkpoint after the current step."""
@@ -315,7 +333,7 @@ class Launch:
         restarted_at, follower = self._restarted_at.get(slot), self._follower
         if restarted_at is None or follower is None or not self._is_over:
             return False
-        return not follower.was_live_since(slot, restarted_at)
+        return not follower.was_live_since(line_slot(self._config, slot), restarted_at)
 
     def _end_late(self) -> None:
         """Ends workers that are looking for a line that is gone."""
@@ -535,7 +553,8 @@ class Launch:
         service = self._config.service
         if service is None or child not in self._workers:
             return False
-        return self._workers.index(child) in dropped_workers(service.folder / JOURNAL)
+        slot = line_slot(self._config, self._workers.index(child))
+        return slot in dropped_workers(service.folder / JOURNAL)
 
 
 @dataclass(frozen=True, slots=True)

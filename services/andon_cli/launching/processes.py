@@ -33,6 +33,7 @@ __all__ = [
     "ended_how",
     "exit_code_of",
     "free_port",
+    "line_slot",
     "start_service",
     "start_worker",
     "worker_environment",
@@ -40,7 +41,7 @@ __all__ = [
 
 # What an outer launch may have set: it must not reach the workers of this one.
 _GIVEN = ("ANDON_ADDRESS", "ANDON_RUN_ID", "ANDON_RUN_DIR", "ANDON_ON_HALT", "ANDON_SEED",
-          "ANDON_RESUME", "ANDON_OPERATOR_TOKEN_FILE")  # fmt: skip
+          "ANDON_RESUME", "ANDON_OPERATOR_TOKEN_FILE", "ANDON_SPARE")  # fmt: skip
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
              "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
 
@@ -186,15 +187,17 @@ def worker_environment(
     base: Mapping[str, str],
     line: Mapping[str, str],
     master_port: int,
+    spare: bool = False,
 ) -> dict[str, str]:
     """The environment of the worker in `slot`.
 
     Args:
         config: what is run.
-        slot: counts the workers of this launch, from 0.
+        slot: counts the workers of this launch, from 0, and then its spares.
         base: what the worker inherits. What an outer launch set there is replaced.
         line: ANDON_ADDRESS, ANDON_RUN_ID and ANDON_RUN_DIR.
         master_port: a free port, for scripts that use torch.distributed beside the line.
+        spare: whether it is a spare.
     """
     settings = config.settings
     kept = {name: value for name, value in base.items() if name not in (*_GIVEN, *_TORCHRUN)}
@@ -204,7 +207,7 @@ def worker_environment(
         "ANDON_ON_HALT": settings.on_halt,
         "ANDON_LOG_FORMAT": settings.log_format,
         "LOCAL_RANK": str(slot),
-        "LOCAL_WORLD_SIZE": str(settings.workers),
+        "LOCAL_WORLD_SIZE": str(settings.workers + settings.spares),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(master_port),
         "TORCHELASTIC_RUN_ID": line["ANDON_RUN_ID"],
@@ -215,27 +218,50 @@ def worker_environment(
         variables["ANDON_TRACE"] = str(settings.trace.absolute())
     if config.service is not None:
         # A line that is served elsewhere hands out its slots itself.
-        variables["RANK"] = str(slot)
+        variables["RANK"] = str(line_slot(config, slot))
         variables["WORLD_SIZE"] = str(config.service.workers)
-    if settings.line.max_steps is not None:
-        # For the script: a scheduler may need to know where the run ends.
-        variables["ANDON_STEPS"] = str(settings.line.max_steps)
     if config.seed is not None:
         variables["ANDON_SEED"] = str(config.seed)
-    if settings.checkpoint_every is not None:
-        variables["ANDON_CHECKPOINT_EVERY"] = str(settings.checkpoint_every)
-    if settings.keep_checkpoints is not None:
-        variables["ANDON_KEEP_CHECKPOINTS"] = str(settings.keep_checkpoints)
-    if config.checkpoint is not None and config.checkpoint.exists():
-        # Newer checkpoints push old ones out. Once this one is gone, the line is ahead of it, and a
-        # worker that starts again gets its state from the others.
-        variables["ANDON_RESUME"] = str(config.checkpoint)
     if settings.shared_dir != DEFAULT_SHARED_DIR or "ANDON_SHARED_DIR" in base:
         folder = settings.shared_dir
         variables["ANDON_SHARED_DIR"] = "off" if folder is None else str(folder.absolute())
     if settings.access.insecure:
         variables["ANDON_INSECURE"] = "1"
-    return {**variables, **_metrics_variables(settings), **settings.access.environment()}
+    return {
+        **variables,
+        **({"ANDON_SPARE": "1"} if spare else {}),
+        **_variables_of_the_run(config),
+        **_metrics_variables(settings),
+        **settings.access.environment(),
+    }
+
+
+def line_slot(config: RunConfig, slot: int) -> int:
+    """The slot on the line that the process in a launch's `slot` asks for.
+
+    Spares have theirs beyond those of all workers, of which some may come from other hosts.
+    """
+    settings, service = config.settings, config.service
+    if service is None or slot < settings.workers:
+        return slot
+    return service.workers + slot - settings.workers
+
+
+def _variables_of_the_run(config: RunConfig) -> dict[str, str]:
+    """Where the run ends, how often it writes checkpoints, and from which one it goes on."""
+    settings, given = config.settings, {}
+    if settings.line.max_steps is not None:
+        # For the script: a scheduler may need to know where the run ends.
+        given["ANDON_STEPS"] = str(settings.line.max_steps)
+    if settings.checkpoint_every is not None:
+        given["ANDON_CHECKPOINT_EVERY"] = str(settings.checkpoint_every)
+    if settings.keep_checkpoints is not None:
+        given["ANDON_KEEP_CHECKPOINTS"] = str(settings.keep_checkpoints)
+    if config.checkpoint is not None and config.checkpoint.exists():
+        # Newer checkpoints push old ones out. Once this one is gone, the line is ahead of it, and a
+        # worker that starts again gets its state from the others.
+        given["ANDON_RESUME"] = str(config.checkpoint)
+    return given
 
 
 def _metrics_variables(settings: ServiceSettings) -> dict[str, str]:

@@ -15,7 +15,7 @@ from andon.protocol.limits import clipped
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.scalars import Scalar
-from andon_coordinator.core import departures, syncing
+from andon_coordinator.core import departures, learning, spares, syncing
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     AcceptJoin,
@@ -84,6 +84,7 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
         held=request.held_key,
         step=request.step,
         heard_at=core.now,
+        spare=request.spare,
     )
     core.members.put(member)
     core.dropped.discard(slot)
@@ -97,7 +98,9 @@ def heartbeat(core: CoreState, member: LineMember, event: HeartbeatArrived) -> N
     member.activity = event.activity
     member.detail = event.detail
     member.use = event.use
-    kept = _kept(core, member.worker, event.scalars)
+    # A learner makes up steps whose scalars the others have logged.
+    scalars = () if member.learning is not None else event.scalars
+    kept = _kept(core, member.worker, scalars)
     if kept:
         # The answer acknowledges them, so it waits until they are durable: see `scalars_saved`.
         core.emit(SaveScalars(member.worker, kept, event.stream, event.sequence))
@@ -136,6 +139,7 @@ def reducer_registered(core: CoreState, event: ReducerRegistered) -> None:
         core.emit(CloseReducer(older, "a newer stream offers the same address"))
         departures.remove_reducer(core, older, "came back without what it held")
     core.reducers.add(event.stream, event.address)
+    departures.restart_learners(core, "the map of reducers changed")
 
 
 def _take_plan(core: CoreState, request: JoinRequest) -> None:
@@ -156,6 +160,7 @@ def _replace(core: CoreState, slot: int, request: JoinRequest) -> None:
     """Ends what this process, or an older process in its slot, still has on the line."""
     same = core.members.of_incarnation(request.incarnation)
     if same is not None and same.stream is not None:
+        learning.started_over(core, same)
         # A stream is never resumed: the older one ends, and its round is void.
         message = "the worker joined again on a newer stream"
         grace_s = core.settings.rejoin_grace_s
@@ -181,6 +186,7 @@ def _recover(core: CoreState, request: JoinRequest, worker: int) -> None:
         core.last_roster, core.departed = (), {}
         # They move the state of a head that is no longer the line's.
         core.transfers.cancel_all()
+        core.snapshots.cancel_all()
         core.stop_reason = core.end_reached(chain.step, chain.cursor)
         _close_older_halt(core)
     halt = request.halt
@@ -227,6 +233,10 @@ def _answer(core: CoreState, member: LineMember) -> None:
         join_status = JoinStatus.IN_SYNC
     elif record is not None and core.can_apply(member, record):
         join_status = JoinStatus.RECORD_FOLLOWS
+    if member.spare and join_status in (JoinStatus.IN_SYNC, JoinStatus.RECORD_FOLLOWS):
+        # In sync, it would take part. If nobody is missing it learns, whatever its head is.
+        member.spare = not spares.takes_place(core)
+        join_status = JoinStatus.BEHIND if member.spare else join_status
     # A worker that joins before its script starts can take state at once. One that joins in the
     # middle of its script has to ask for work first: that says that its script waits.
     waits = join_status in (JoinStatus.FRESH, JoinStatus.BEHIND)

@@ -116,6 +116,8 @@ class Chronicle:
 
     def _noted(self, effect: effects.Effect) -> None:
         match effect:
+            case effects.NoteCaughtUp():
+                self._tell(RunEventKind.CAUGHT_UP, effect.worker, effect.in_words)
             case effects.NoteWentBack():
                 self._tell(RunEventKind.WENT_BACK, None, effect.in_words, effect.step)
             case effects.NoteCheckpoint():

@@ -19,21 +19,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from andon.protocol.capabilities import LEARNING
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key
+from andon.protocol.run_settings import Topology
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.effects import CloseStream, LineState, SaveDeparture
+from andon_coordinator.core.effects import CloseStream, EndSession, LineState, SaveDeparture
 from andon_coordinator.core.events import (
     Activity,
     LeaveReason,
     ReducerLost,
     WorkerLeft,
+    WorkerStopped,
     WorkerStreamEnded,
 )
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 
 __all__ = [
+    "can_be_followed",
     "cancel_transfer",
     "cut_off",
     "detach",
@@ -46,6 +50,8 @@ __all__ = [
     "reducer_lost",
     "release",
     "remove_reducer",
+    "restart_learners",
+    "stopped",
     "stream_ended",
 ]
 
@@ -87,6 +93,48 @@ def _is_silent(core: CoreState, member: LineMember) -> bool:
     return core.now - member.heard_at >= 2 * core.settings.liveness.heartbeat_s
 
 
+def stopped(core: CoreState, member: LineMember, event: WorkerStopped) -> None:
+    """A worker's process is stopped: the others go on without it, if they wait for it now.
+
+    To be wrong costs little. If the process goes on it joins again, and learns what it missed while
+    the others train. A worker that can't learn, and a line that would need it, have their lease.
+    """
+    if not (LEARNING in member.request.capabilities and can_be_followed(core)):
+        return
+    if not _is_waited_for(core, member):
+        return
+    if core.members.in_sync_count(core.chain.head) - 1 < core.needed:
+        return
+    # Before its stream is closed: averages on their way to it would fill the reducers' room.
+    core.emit(EndSession(member.worker))
+    why = f"its process has been stopped for {event.seconds:.1f} s"
+    message = f"{why}: join again"
+    # No sample stops a process, so none is suspected of it.
+    cut_off(core, member, message, why, grace_s=0.0, crash=False)
+    # It is not known to have ended, whatever its heartbeats say: it tries once it goes on.
+    member.expected_until = core.now + core.settings.liveness.reconnect_s
+
+
+def can_be_followed(core: CoreState) -> bool:
+    """Whether the line trains in a way that a learner can follow."""
+    policy = core.settings.policy
+    star = policy.topology is Topology.STAR and not policy.local_steps
+    # Before the first step there is nothing to go on with meanwhile: a transfer is faster.
+    return star and bool(core.last_roster) and not (core.draining or core.stop_reason)
+
+
+def _is_waited_for(core: CoreState, member: LineMember) -> bool:
+    """Whether the present round, or the next one, can't go on without a member."""
+    if not _trains(core) or len(core.transfers):
+        return False
+    round_, members, head = core.round, core.members, core.chain.head
+    if round_ is not None:
+        return member.worker in round_.rank_of and member.worker not in round_.ready
+    takes_part = member.learning is None and not member.spare
+    late = takes_part and member.head == head and not member.wants_work
+    return late and members.in_sync_count(head) > members.idle_count(head)
+
+
 def left(core: CoreState, member: LineMember, event: WorkerLeft) -> None:
     """A worker leaves on purpose."""
     core.emit(*core.checkpoints.note_written(member.worker, event.checkpoint, core.chain.step))
@@ -110,6 +158,8 @@ def detach(
 
     `crash` says whether its samples may have caused this.
     """
+    if member.spare:
+        grace_s = 0.0  # No round opens while one is in its grace, and nobody waits for a spare.
     member.expected_until = _expected_until(core, member)
     _leave_stream(core, member, f"worker {member.worker}: {why}", crash=crash)
     member.grace_until = core.now + grace_s
@@ -196,14 +246,32 @@ def _leave_stream(core: CoreState, member: LineMember, message: str, *, crash: b
     member.stream = None
     member.wants_work = False
     member.held = None
+    member.learning = None
     if core.round is not None and member.worker in core.round.rank_of:
         # A worker that dies of a sample was heard up to its death. One that was silent for two
         # heartbeats before has a dead link or a stopped host: no sample did that.
         counts = crash and not _is_silent(core, member)
         member.voided_attempt = core.attempts.attempt if counts else None
         core.void(message, pause=False)
+    _cancel_snapshot(core, member)
     # Last: it may cut off the other end of a transfer, and so come here again for that member.
     cancel_transfer(core, member, message)
+
+
+def _cancel_snapshot(core: CoreState, member: LineMember) -> None:
+    """Forgets the snapshot that a worker sends or gets; nobody stands still for it."""
+    snapshot = core.snapshots.cancel(member.worker)
+    learner = None if snapshot is None else core.members.get(snapshot.joiner)
+    if learner is not None and learner.learning is not None:
+        # Its donor is gone. It listens still, and gets the state of a later head.
+        learner.learning.stop_following()
+
+
+def restart_learners(core: CoreState, why: str) -> None:
+    """Makes all learners join again: they don't listen at the reducers that there are now."""
+    for member in core.members.learners():
+        grace_s = core.settings.rejoin_grace_s
+        cut_off(core, member, f"{why}: join again", why, grace_s=grace_s)
 
 
 def _count_loss(core: CoreState, member: LineMember) -> None:
@@ -336,6 +404,7 @@ def remove_reducer(core: CoreState, stream: int, why: str) -> None:
     address = core.reducers.remove(stream)
     if address is None:
         return
+    restart_learners(core, f"the reducer at {address} {why}")
     round_ = core.round
     if round_ is not None and any(share.address == address for share in round_.terms.reducers):
         core.void(f"the reducer at {address} {why}", pause=False)

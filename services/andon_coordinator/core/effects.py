@@ -28,10 +28,12 @@ __all__ = [
     "CloseReducer",
     "CloseStream",
     "Effect",
+    "EndSession",
     "FindAncestor",
     "JoinRefusal",
     "JoinStatus",
     "LineState",
+    "NoteCaughtUp",
     "NoteCheckpoint",
     "NoteOverdue",
     "NoteScalarsRefused",
@@ -53,6 +55,7 @@ __all__ = [
     "SendCommitted",
     "SendHalt",
     "SendHeartbeatAnswer",
+    "SendLearn",
     "SendResume",
     "SendScalarAllReduceResult",
     "SendShutdown",
@@ -375,6 +378,44 @@ class SendTransfer:
     peer: int
     relay: str = ""
     """The address of the reducer that passes it on; empty: the coordinator's own."""
+    beside_training: bool = False
+    """Whether rounds run meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    """End what a worker has open at reducers; once it joins again it may open that anew."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendLearn:
+    """Tell a worker to learn the line's state, and where to listen for averages."""
+
+    stream: int
+    reducers: tuple[ReducerShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoteCaughtUp:
+    """Tell people that a worker that was behind is in sync, and what that cost the others."""
+
+    worker: int
+    seconds: float
+    """How long it took."""
+    waited_s: float
+    """How long the line waited for it."""
+    learnt: bool
+    """Whether it learnt the state while the line trained; else by a transfer."""
+
+    @property
+    def in_words(self) -> str:
+        """One sentence of it, without the worker's name."""
+        if not self.learnt:
+            return f"got the line's state in {self.seconds:.2f} s, while the line waited"
+        waited = f"waited {self.waited_s:.2f} s" if self.waited_s >= 0.005 else "did not wait"
+        return f"learnt the line's state in {self.seconds:.2f} s; the line {waited} for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,6 +549,9 @@ Effect = (
     | SendResume
     | SendShutdown
     | SendTransfer
+    | SendLearn
+    | EndSession
+    | NoteCaughtUp
     | NoteCheckpoint
     | NoteOverdue
     | NoteScalarsRefused

@@ -31,6 +31,7 @@ __all__ = [
     "JoinRequest",
     "JournalFailed",
     "LeaveReason",
+    "ListeningReported",
     "ProcessUse",
     "Ready",
     "RecordSaved",
@@ -48,6 +49,7 @@ __all__ = [
     "WorkerJoined",
     "WorkerLeft",
     "WorkerReady",
+    "WorkerStopped",
     "WorkerStreamEnded",
 ]
 
@@ -155,6 +157,8 @@ class JoinRequest:
     """How fast it says it is, compared with the others; None if it does not say."""
     pacing: bytes = field(default=b"", repr=False)
     """The `pacing` of the last commit that it applied; untrusted, as everything here."""
+    spare: bool = False
+    """Whether it follows and computes nothing, as long as the line has all its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +322,13 @@ class WorkerLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class ListeningReported:
+    """A worker that learns hears the averages of every round that opens from now on."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateReported:
     """One end of a state transfer is done; `failure` is empty if it succeeded."""
 
@@ -341,6 +352,14 @@ class ScalarAllReduceArrived:
     digest_prefixes: bytes = b""
     data: bytes = b""
     digest_base_hashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStopped:
+    """A worker's process is stopped, and has been for `seconds`: nothing will come of it now."""
+
+    stream: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +482,9 @@ Event = (
     | HeartbeatArrived
     | WorkerLeft
     | StateReported
+    | ListeningReported
     | ScalarAllReduceArrived
+    | WorkerStopped
     | WorkerStreamEnded
     | ReducerRegistered
     | ReducerLost

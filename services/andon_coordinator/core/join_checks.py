@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import hmac
 
-from andon.protocol.capabilities import INT4, INT8, MEAN_BUFFERS, NORMS
+from andon.protocol.capabilities import INT4, INT8, LEARNING, MEAN_BUFFERS, NORMS
 from andon.protocol.layout import first_difference
 from andon.protocol.limits import COUNT_LIMIT, PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
 from andon.protocol.records import TERM_AHEAD_S, Key, RecordKind
-from andon.protocol.run_settings import RunPlan
+from andon.protocol.run_settings import RunPlan, Topology
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
@@ -143,6 +143,27 @@ def _check_protocol(core: CoreState, request: JoinRequest) -> JoinRefusal | None
             Reason.CAPABILITY,
             f"the line needs {missing[0]}, which the worker lacks{remedy}",
             (missing[0], "missing", "required"),
+        )
+    return _check_spare(core, request) if request.spare else None
+
+
+def _check_spare(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    """Refuses a spare where it could not follow."""
+    policy = core.settings.policy
+    if policy.topology is Topology.RING or policy.local_steps:
+        what = "exchanges on a ring" if policy.topology is Topology.RING else "makes local steps"
+        return _differs(
+            Reason.CAPABILITY,
+            f"a spare can't follow a line that {what}: start the line without that, or this worker "
+            "without ANDON_SPARE",
+            ("spare", "1", "0"),
+        )
+    if LEARNING not in request.capabilities:
+        return _differs(
+            Reason.CAPABILITY,
+            f"a spare needs {LEARNING}, which this worker lacks: update its client, see what its "
+            "log says of it, or start it without ANDON_SPARE",
+            (LEARNING, "missing", "required"),
         )
     return None
 
@@ -273,7 +294,7 @@ def _slot(core: CoreState, request: JoinRequest) -> int | JoinRefusal:
     if request.launch_slot is None:
         if same is not None:
             return same.worker
-        free = core.members.first_free(core.settings.max_workers)
+        free = _free_slot(core, request)
         if free is not None:
             return free
         most = str(core.settings.max_workers)
@@ -300,6 +321,17 @@ def _slot(core: CoreState, request: JoinRequest) -> int | JoinRefusal:
             ("launch_slot", str(slot), "taken"),
         )
     return slot
+
+
+def _free_slot(core: CoreState, request: JoinRequest) -> int | None:
+    most, members = core.settings.max_workers, core.members
+    if request.spare:
+        # Not one that a launcher has given to a worker which is still to come.
+        taken = {each.worker for each in (*members.live(), *members.in_grace())}
+        beyond = (slot for slot in range(core.settings.expect_workers, most) if slot not in taken)
+        if (slot := next(beyond, None)) is not None:
+            return slot
+    return members.first_free(most)
 
 
 def _shown(value: object) -> str:

@@ -15,7 +15,8 @@ The chain. The history of a line is a chain of records (`chain`): an INITIAL rec
 STEP for each commit, a MARK where samples were skipped, an epoch was left or the line was rolled
 back. Each record has a key that was never used before, and names its parent. The key of the last
 record is the line's *head*. A worker whose last applied record is the head is *in sync*; only those
-train. The others get the weights of one of them first (`syncing`).
+train. The others get the weights of one of them first: while the line trains, if they can learn
+(`learning`), or by a transfer for which it stands still (`syncing`).
 
 A step. Every worker in sync asks for work. A *round* opens under a new key: a roster that never
 changes, and a share of the batch for each member. Members compute, exchange gradients through the
@@ -78,7 +79,7 @@ Data: `events` and `effects`, `settings`, `chain`, `members`, `reducers`, `round
 `pacing`, with `readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. What is computed
 while the window before is exchanged: `overlap`. Checks without side effects: `agreement`,
 `defects`, `detectors`, `join_checks`. Rules: `arrivals`, `departures`, `steps`, `standing`,
-`syncing`, `lost_state`, `operators`, `progress`. `status` is what people see.
+`syncing`, `learning`, `spares`, `lost_state`, `operators`, `progress`. `status` is what people see.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ from andon.protocol.scalars import ScalarNames
 from andon_coordinator.core import (
     arrivals,
     departures,
+    learning,
     lost_state,
     operators,
     progress,
@@ -110,6 +112,7 @@ from andon_coordinator.core.events import (
     HaltCleared,
     HeartbeatArrived,
     JournalFailed,
+    ListeningReported,
     RecordSaved,
     ReducerLost,
     ReducerRegistered,
@@ -122,6 +125,7 @@ from andon_coordinator.core.events import (
     WorkerJoined,
     WorkerLeft,
     WorkerReady,
+    WorkerStopped,
     WorkerStreamEnded,
     WorkRequested,
 )
@@ -141,11 +145,22 @@ _OF_WORKERS: dict[type[Event], Callable[[CoreState, LineMember, Any], None]] = {
     FaultReported: steps.fault,
     HeartbeatArrived: arrivals.heartbeat,
     WorkerLeft: departures.left,
-    StateReported: syncing.state_reported,
+    StateReported: learning.state_reported,
+    ListeningReported: learning.listening_reported,
     ScalarAllReduceArrived: syncing.scalar_all_reduce_arrived,
     WorkerStreamEnded: departures.stream_ended,
+    WorkerStopped: departures.stopped,
 }
 """Rules for what arrives on a joined worker's stream, and for its end."""
+
+_OF_LEARNERS: dict[type[Event], Callable[[CoreState, LineMember, Any], None]] = {
+    **_OF_WORKERS,
+    WorkRequested: learning.work_requested,
+    WorkerReady: learning.ready,
+    FaultReported: learning.fault,
+    ScalarAllReduceArrived: learning.number_arrived,
+}
+"""The same for a worker that learns: nothing that it says counts for a round."""
 
 _OF_OTHERS: dict[type[Event], Callable[[CoreState, Any], None]] = {
     WorkerJoined: arrivals.joined,
@@ -305,8 +320,9 @@ class LineCore:
         member = self._core.members.on_stream(event.stream)
         if member is None:
             return  # Not a worker's current stream: a late message from before a reconnect.
-        # Any message is a sign of life, not just a heartbeat. The stream's end is none.
+        # Any message is a sign of life, not just a heartbeat. The other two are none.
         # Before the rule: it may ask how long the member has been silent.
-        if not isinstance(event, WorkerStreamEnded):
+        if not isinstance(event, WorkerStreamEnded | WorkerStopped):
             member.heard_at = self._core.now
-        _OF_WORKERS[type(event)](self._core, member, event)
+        rules = _OF_WORKERS if member.learning is None else _OF_LEARNERS
+        rules[type(event)](self._core, member, event)

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key, Record
-from andon_coordinator.core import departures, syncing
+from andon_coordinator.core import departures, learning, syncing
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import FindAncestor, LineState, NoteWentBack
 from andon_coordinator.core.events import AncestorFound, FolderSearched
@@ -62,7 +62,7 @@ def is_lost(core: CoreState) -> bool:
     members, chain = core.members, core.chain
     if members.in_sync_count(chain.head) or members.any_in_grace:
         return False
-    if members.live_count < core.expected:
+    if members.live_count < core.expected or learning.may_reach_head(core):
         return False
     return not awaited(core)
 
@@ -129,6 +129,7 @@ def go_back(core: CoreState, record: Record) -> None:
     assert core.chain.head is not None
     syncing.close_scalar_all_reduces(core)
     core.transfers.cancel_all()
+    core.snapshots.cancel_all()
     holders = tuple(member.worker for member in _holders(core, record.key))
     # Before the head moves: it names the step that is given up.
     core.emit(NoteWentBack(record.step, core.chain.step, holders))

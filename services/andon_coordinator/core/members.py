@@ -29,6 +29,7 @@ from andon_coordinator.core.events import (
     ScalarAllReduceArrived,
     StepTimings,
 )
+from andon_coordinator.core.learner import Learning
 from andon_coordinator.core.readings import PacedProcess
 
 __all__ = ["LastStep", "LineMember", "Members", "devices_of"]
@@ -93,6 +94,10 @@ class LineMember:
     """Since when the others wait for it; None: they don't, or there is no straggler time-out."""
     raised: str = ""
     """The exception that its script raised."""
+    learning: Learning | None = None
+    """How far it has come, if it learns; None: it takes part, or waits for a transfer."""
+    spare: bool = False
+    """Whether it is a spare that has not taken a place: it takes part in nothing."""
     last_step: LastStep = field(default_factory=LastStep)
     process: PacedProcess = field(init=False)
     """Who it is, as far as its speed is concerned."""
@@ -193,6 +198,8 @@ class Members:
         """Starts empty."""
         self._members: dict[int, LineMember] = {}
         self._live: set[int] = set()
+        self._learning: set[int] = set()
+        self._spare: set[int] = set()
         self._graced: set[int] = set()
         self._by_stream: dict[int, int] = {}
         self._by_process: dict[int, int] = {}
@@ -268,11 +275,29 @@ class Members:
 
     def behind(self, head: Key | None) -> list[LineMember]:
         """Live members whose head is not the line's, by id."""
-        return [] if head is None else self._of(self._live - self._at(head).all)
+        if head is None:
+            return []
+        return self._of(self._live - self._at(head).all - self._learning - self._spare)
 
     def behind_accepting(self, head: Key | None) -> list[LineMember]:
         """Live members whose head is not the line's, and that may receive state, by id."""
         return [] if head is None else self._of(self._accepting - self._at(head).accepting)
+
+    def learners(self) -> list[LineMember]:
+        """Live members that learn, by id. They are neither in sync nor behind."""
+        return self._of(self._learning) if self._learning else []
+
+    def spares(self) -> list[LineMember]:
+        """Live spares without a place, by id; learners and those that wait to learn."""
+        return self._of(self._spare) if self._spare else []
+
+    def workers(self) -> list[LineMember]:
+        """Live members that are no spares, by id."""
+        return self._of(self._live - self._spare)
+
+    def following(self) -> list[LineMember]:
+        """Those of them that are told of every round and record, by id."""
+        return [each for each in self.learners() if each.learning and each.learning.follows]
 
     def in_grace(self) -> list[LineMember]:
         """Members whose stream broke and that may still come back without being lost."""
@@ -284,6 +309,16 @@ class Members:
     def live_count(self) -> int:
         """How many have an open stream."""
         return len(self._live)
+
+    @property
+    def worker_count(self) -> int:
+        """How many of them are no spares."""
+        return len(self._live) - len(self._spare)
+
+    @property
+    def grace_count(self) -> int:
+        """How many may still come back."""
+        return len(self._graced)
 
     @property
     def any_in_grace(self) -> bool:
@@ -342,21 +377,33 @@ class Members:
             self._live.add(worker)
             self._by_stream[member.stream] = worker
             self._silence.note(worker, member.heard_at)
-            if member.exchanges:
-                self._exchanging.add(worker)
-            at_head = self._by_head.get(member.head)
-            if at_head is None:
-                at_head = self._by_head[member.head] = _AtHead()
-            at_head.all.add(worker)
-            if not member.wants_work:
-                at_head.idle.add(worker)
-                if not member.reported_weights:
-                    at_head.unreported.add(worker)
-            if member.accepts_state:
-                at_head.accepting.add(worker)
-                self._accepting.add(worker)
+            if member.spare:
+                self._spare.add(worker)
+            if member.learning is not None:
+                # Neither this one nor a spare is in an index of its head: nobody waits for it, and
+                # nobody sends it state as to one behind, whatever its head is.
+                self._learning.add(worker)
+            if member.learning is None and not member.spare:
+                self._enter_head(member)
         elif member.grace_until is None:
             self._none_free_below = min(self._none_free_below, worker)
+
+    def _enter_head(self, member: LineMember) -> None:
+        """Takes a live member that neither learns nor is a spare into the indices of its head."""
+        worker = member.worker
+        if member.exchanges:
+            self._exchanging.add(worker)
+        at_head = self._by_head.get(member.head)
+        if at_head is None:
+            at_head = self._by_head[member.head] = _AtHead()
+        at_head.all.add(worker)
+        if not member.wants_work:
+            at_head.idle.add(worker)
+            if not member.reported_weights:
+                at_head.unreported.add(worker)
+        if member.accepts_state:
+            at_head.accepting.add(worker)
+            self._accepting.add(worker)
 
     def leave_indices(self, member: LineMember) -> None:
         """Takes a member out of every index, before it changes."""
@@ -365,9 +412,13 @@ class Members:
         if member.stream is None:
             return
         self._live.discard(worker)
+        del self._by_stream[member.stream]
+        self._learning.discard(worker)
+        self._spare.discard(worker)
+        if member.learning is not None or member.spare:
+            return
         self._accepting.discard(worker)
         self._exchanging.discard(worker)
-        del self._by_stream[member.stream]
         at_head = self._by_head[member.head]
         at_head.all.discard(worker)
         at_head.idle.discard(worker)
@@ -403,6 +454,8 @@ _INDEXED = frozenset(
         "activity",
         "last_weights",
         "heard_at",
+        "learning",
+        "spare",
     }
 )
 """The attributes that indices follow from."""

@@ -14,7 +14,7 @@ from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.rounds import RoundTerms
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import Ranges, Split, next_batch, reassign
-from andon_coordinator.core import departures, lost_state, overlap, standing, syncing
+from andon_coordinator.core import departures, learning, lost_state, overlap, standing, syncing
 from andon_coordinator.core.agreement import divergence
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
@@ -56,6 +56,7 @@ def go_on(core: CoreState) -> None:
 
 
 def _go_on_training(core: CoreState) -> None:
+    learning.admit(core)
     if not _workers_ready(core) or not _reducers_ready(core):
         _wait(core)
     elif core.chain.head is None or _may_bootstrap_again(core):
@@ -65,12 +66,14 @@ def _go_on_training(core: CoreState) -> None:
     elif not core.members.any_in_grace:
         # A worker in its grace period may come back at any moment. A round without it would compute
         # its samples again for nothing.
+        learning.begin(core)
         if overlap.lets_transfer(core):
             syncing.begin_transfers(core)
         if len(core.transfers):
             core.forming_since = None
             core.enter(Trigger.TRANSFER_BEGAN)
         elif core.members.in_sync_count(core.chain.head) < core.needed:
+            learning.release_if_short(core)
             _wait(core)
         else:
             core.forming_since = None
@@ -86,10 +89,11 @@ def _workers_ready(core: CoreState) -> bool:
 
     From then on the line goes on with fewer workers, down to `needed`.
     """
-    live = core.members.live_count
+    members = core.members
     if not core.workers_ready_once:
-        recovered = _recovery_window_over(core) and live >= core.needed
-        core.workers_ready_once = live >= core.expected or recovered
+        # A spare may take the place of a worker that did not come back.
+        recovered = _recovery_window_over(core) and members.live_count >= core.needed
+        core.workers_ready_once = members.worker_count >= core.expected or recovered
         # Numbers that were given before then waited for just that.
         syncing.answer_scalar_all_reduces(core)
     return core.workers_ready_once
@@ -139,19 +143,19 @@ def _wait_or_halt(core: CoreState) -> None:
 def _may_bootstrap_again(core: CoreState) -> bool:
     if not core.bootstrap_again or core.members.in_sync_count(core.chain.head):
         return False
-    live = core.members.live()
-    return len(live) >= core.expected and any(member.head is None for member in live)
+    here = core.members.workers()
+    return len(here) >= core.expected and any(member.head is None for member in here)
 
 
 def _bootstrap(core: CoreState) -> None:
     """Makes the initial weights of the lowest fresh worker the line's (rule 11)."""
-    if core.members.live_count < core.expected:
+    here = core.members.workers()
+    if len(here) < core.expected:
         _wait(core)
         return
-    live = core.members.live()
     # Equal seeds do not make equal weights on different machines. So one worker's weights are
     # taken, and the others get them by a state transfer.
-    chosen = next(member for member in live if member.head is None)
+    chosen = next(member for member in here if member.head is None)
     # Once the record is durable, `can_apply` asks whose weights these are.
     core.bootstrap_process = chosen.request.incarnation
     core.bootstrap_again = False
@@ -163,7 +167,7 @@ def _bootstrap(core: CoreState) -> None:
         cursor=core.chain.cursor,
         roster=(chosen.worker,),
     )
-    why = core.pacing.choose(live)
+    why = core.pacing.choose(here)
     if why:
         core.emit(NoteSchedule(core.pacing.schedule, why))
     core.save(
@@ -183,6 +187,8 @@ def _open_round(core: CoreState) -> None:
         return
     if core.members.idle_count(chain.head) and not standing.suffices(core):
         return
+    if learning.worth_waiting(core):
+        return
     roster = core.members.in_sync(chain.head)
     assert plan is not None
     assert chain.head is not None
@@ -199,6 +205,8 @@ def _open_round(core: CoreState) -> None:
     core.emit(*core.checkpoints.choose_writer(roster, chain.step))
     # Before the terms, which say what is computed ahead.
     overlap.deal_ahead(core, batch, roster)
+    learning.begin_snapshots(core)
+    attending = tuple(map(_stream, core.members.following()))
     terms = RoundTerms(
         key=core.keys.draw(),
         parent=chain.head,
@@ -217,6 +225,7 @@ def _open_round(core: CoreState) -> None:
         wants_digest=len(workers) > 1
         and workers != core.asked_for_digests
         and not core.uncompared.isdisjoint(workers),
+        attended=bool(attending),
     )
     core.round = StepRound(
         terms=terms,
@@ -228,6 +237,7 @@ def _open_round(core: CoreState) -> None:
         ahead_micro_batches=overlap.micro_batches_ahead(core),
         ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
         writer=core.checkpoints.writer,
+        attending=attending,
         lacks_overflow=next(
             (each.worker for each in roster if OVERFLOW not in each.request.capabilities), None
         ),

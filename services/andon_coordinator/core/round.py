@@ -50,6 +50,8 @@ class StepRound:
     """The worker that writes the checkpoint, if one is due after this step."""
     lacks_overflow: int | None = None
     """The lowest rank's worker that can't skip a step whose gradients overflowed; None: all can."""
+    attending: tuple[int, ...] = ()
+    """The streams of learners that hear its averages."""
     ready: dict[int, Ready] = field(default_factory=dict)
     """The report of each worker that holds all averages."""
     rank_of: dict[int, int] = field(init=False)
@@ -75,8 +77,11 @@ class StepRound:
         return rank is not None and self.streams[rank] == stream
 
     def assignments(self) -> list[Assign]:
-        """The assignment of each member, in rank order."""
-        return [self._assignment(rank, stream) for rank, stream in enumerate(self.streams)]
+        """The assignment of each member, in rank order, and of those that attend."""
+        members = [self._assignment(rank, stream) for rank, stream in enumerate(self.streams)]
+        size = len(self.roster)
+        attends = Assignment.of(self.terms, rank=size, positions=(), attends=True)
+        return [*members, *(Assign(stream, attends) for stream in self.attending)]
 
     def positions_of(self, rank: int) -> int:
         """How many positions a rank may compute in this round: its share, and those ahead."""

@@ -14,6 +14,8 @@ class RunEventKind(enum.Enum):
     STARTED = "started"
     """The service began the run, or went on with it."""
     JOINED = "joined"
+    CAUGHT_UP = "caught_up"
+    """A worker that was behind has the line's state; the text says what that cost the others."""
     LEFT = "left"
     """A worker went on purpose."""
     LOST = "lost"

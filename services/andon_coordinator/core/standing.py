@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from andon_coordinator.core import syncing
+from andon_coordinator.core import learning, syncing
 from andon_coordinator.core.events import StandingRequest
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import PendingRecord, StepRound
@@ -66,4 +66,4 @@ def suffices(core: CoreState) -> bool:
     if core.checkpoints.is_due_after(core.chain.step):
         return False
     # Only a worker that asks can give its state, and it never would if rounds followed each other.
-    return not syncing.awaiting_state(core)
+    return not (syncing.awaiting_state(core) or learning.awaits_snapshot(core))

@@ -112,6 +112,9 @@ class CoreState:
     members: Members = field(default_factory=Members)
     reducers: Reducers = field(default_factory=Reducers)
     transfers: StateTransfers = field(default_factory=StateTransfers)
+    """The line stands still as long as there is one."""
+    snapshots: StateTransfers = field(default_factory=lambda: StateTransfers(begun=2**31))
+    """States on their way to learners, while rounds run."""
     scalar_all_reduces: ScalarAllReduces = field(default_factory=ScalarAllReduces)
     attempts: AttemptCounts = field(default_factory=AttemptCounts)
     standing: frozenset[int] = frozenset()
@@ -215,7 +218,8 @@ class CoreState:
         expect = self.settings.expect_workers
         if not self.dropped:
             return expect
-        known = {member.worker for member in self.members}.union(self.last_roster) - self.dropped
+        here = {member.worker for member in self.members if not member.spare}
+        known = here.union(self.last_roster) - self.dropped
         return max(1, min(expect, max(len(known), expect - len(self.dropped))))
 
     @property
@@ -334,6 +338,9 @@ class CoreState:
             # A member that joined again on a new stream knows nothing of this round there.
             if member is not None and member.stream == stream:
                 self.emit(SendVoided(stream, round_.key, message))
+        for learner in self.members.following():
+            assert learner.stream is not None
+            self.emit(SendVoided(learner.stream, round_.key, message))
         times = self.attempts.voided if pause else self.attempts.voided - 1
         self.attempts.not_before = self.now + self.back_off(times)
 

@@ -39,6 +39,10 @@ class WorkerSnapshot:
     heartbeat_age_s: float
     live: bool
     in_sync: bool
+    learns: bool
+    """Whether it gets the line's state while the line trains."""
+    steps_behind: int
+    """Committed steps that it has not applied, as far as it has told."""
     metrics_address: str
     final_digest: bytes
     share: float
@@ -145,6 +149,10 @@ def _worker(
 ) -> WorkerSnapshot:
     last = member.last_step
     waited = last.timings.wait_s / last.seconds if last.seconds > 0 else 0.0
+    learning = member.learning
+    at_head = member.head is not None and member.head == core.chain.head
+    in_sync = at_head and learning is None and not member.spare
+    behind = 0 if in_sync else _steps_behind(core, member)
     return WorkerSnapshot(
         worker=member.worker,
         rank=ranks.get(member.worker),
@@ -152,14 +160,16 @@ def _worker(
         device=member.request.backend,
         hardware=next(iter(member.request.devices), None),
         speed_hint=member.request.speed_hint,
-        activity=member.activity,
+        activity=member.activity if learning is None else Activity.SYNCING,
         detail=_detail(core, member, now),
-        step=member.step,
+        step=member.step if learning is None else core.chain.step - behind,
         samples_per_second=_rate(last.samples, last.seconds),
         waiting_ratio=_ratio(waited),
         heartbeat_age_s=max(0.0, now - member.heard_at),
         live=member.stream is not None,
-        in_sync=member.head is not None and member.head == core.chain.head,
+        in_sync=in_sync,
+        learns=learning is not None,
+        steps_behind=behind,
         metrics_address=member.request.metrics_address,
         final_digest=member.final_digest,
         share=last.share,
@@ -172,13 +182,36 @@ def _worker(
 
 def _detail(core: CoreState, member: LineMember, now: float) -> str:
     """What a worker reports of itself; if its state did not arrive, why, and when to try again."""
+    if member.learning is not None:
+        # Newer than its last heartbeat.
+        return _spare(member) if member.spare else member.learning.in_words
     setback = core.transfers.setbacks.get(member.worker)
     here = setback is not None and setback.host == member.request.node_id
     if setback is None or not here or member.worker in core.transfers.joiners:
-        return member.detail
+        return _spare(member) if member.spare else member.detail
     when = f"next try in {max(0.0, setback.not_before - now):.0f} s"
     times = f" ({setback.failures} times)" if setback.failures > 1 else ""
-    return f"the line's state did not arrive{times}: {setback.why}; {when}"
+    what = "spare: the line's state" if member.spare else "the line's state"
+    return f"{what} did not arrive{times}: {setback.why}; {when}"
+
+
+def _spare(member: LineMember) -> str:
+    """That a worker is a spare, so that nobody takes it for one that hangs; and how far it is."""
+    learning = member.learning
+    if learning is None:
+        return "spare: waits until the line trains"
+    if not learning.installed:
+        return "spare: gets the line's state"
+    behind = len(learning.behind)
+    # It makes up a step while the others are in the next one.
+    return "spare: ready" if behind <= 1 else f"spare: {behind} steps behind"
+
+
+def _steps_behind(core: CoreState, member: LineMember) -> int:
+    learning = member.learning
+    if learning is not None and learning.installed:
+        return len(learning.behind)
+    return max(0, core.chain.step - member.step)
 
 
 def _reducers(core: CoreState) -> tuple[tuple[str, int], ...]:
@@ -233,12 +266,13 @@ def waiting_for(core: CoreState) -> str:
         details = ", ".join(each.detail for each in members if each is not None and each.detail)
         so_far = f" ({details})" if details else ""
         return f"{_names(joiners)} to receive the line's state{so_far}"
-    return _participants_missing(core, live) or _work_missing(core)
+    return _participants_missing(core) or _work_missing(core)
 
 
-def _participants_missing(core: CoreState, live: list[LineMember]) -> str:
+def _participants_missing(core: CoreState) -> str:
     if not core.workers_ready_once:
-        return f"{_count(core.expected, 'worker')}, {len(live)} of them here"
+        here = core.members.worker_count
+        return f"{_count(core.expected, 'worker')}, {here} of them here"
     if not core.reducers_ready_once:
         wanted = _count(core.settings.expect_reducers, "reducer")
         return f"{wanted}, {len(core.reducers)} of them here"

@@ -15,7 +15,7 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import cursor_after
-from andon_coordinator.core import lost_state, overlap, standing, syncing
+from andon_coordinator.core import learning, lost_state, overlap, standing, syncing
 from andon_coordinator.core.agreement import in_round
 from andon_coordinator.core.defects import (
     LineDefect,
@@ -384,11 +384,13 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     # The counts are of the step after the head, so they change together with it.
     core.attempts = pending.attempts
     _renew_requests(core, record)
+    learning.arrive(core, pending, able.values())
     standing.take(core, pending, able.values())
     if pending.answer is not None:
         core.emit(pending.answer)
     for member in able.values():
         core.announce(member, record, pending.result)
+    learning.record_announced(core, pending, able)
     _tell_the_rest(core, pending, able)
     if not core.halt_announced:
         # The line was halted while the record was pending. Workers hear of the halt after the

@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 
 from andon.protocol.records import Key
-from andon_coordinator.core import departures
+from andon_coordinator.core import departures, spares
 from andon_coordinator.core.agreement import divergence
 from andon_coordinator.core.effects import (
+    NoteCaughtUp,
     SendScalarAllReduceResult,
     SendTransfer,
     TransferRole,
@@ -28,6 +29,7 @@ from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean, own_m
 from andon_coordinator.core.state import CoreState
 
 __all__ = [
+    "answer_alone",
     "answer_scalar_all_reduces",
     "awaiting_state",
     "begin_transfers",
@@ -50,7 +52,8 @@ def begin_transfers(core: CoreState) -> None:
     """
     chain, transfers = core.chain, core.transfers
     assert chain.head is not None
-    if not core.members.any_behind_accepting(chain.head):
+    waiting = awaiting_state(core)
+    if not waiting:
         return
     donors = [
         each
@@ -59,7 +62,7 @@ def begin_transfers(core: CoreState) -> None:
         # still to process.
         if each.wants_work and not each.leaves_epoch and not transfers.busy(each.worker)
     ]
-    for donor, joiner in zip(donors, awaiting_state(core), strict=False):
+    for donor, joiner in zip(donors, waiting, strict=False):
         transfer = transfers.begin(
             chain.head,
             donor.worker,
@@ -88,10 +91,11 @@ def begin_transfers(core: CoreState) -> None:
 
 
 def awaiting_state(core: CoreState) -> list[LineMember]:
-    """The workers that are behind and may get the line's state now, by id."""
+    """The workers that are behind and may get the line's state now; spares, if one is missing."""
     chain, transfers = core.chain, core.transfers
     trains = core.members.in_sync_count(chain.head) >= core.needed
-    return [
+    spare = spares.awaiting_state(core) if spares.lacks_worker(core) else []
+    behind = [
         each
         for each in core.members.behind_accepting(chain.head)
         if not transfers.busy(each.worker)
@@ -99,6 +103,7 @@ def awaiting_state(core: CoreState) -> list[LineMember]:
             each.worker, each.request.node_id, chain.step, core.now, trains=trains
         )
     ]
+    return behind + spare
 
 
 def state_reported(core: CoreState, member: LineMember, event: StateReported) -> None:
@@ -117,11 +122,14 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
         joiner.head = transfer.head
         joiner.step = core.chain.step
         joiner.held = None
-        joiner.accepts_state = False
+        joiner.accepts_state = joiner.spare = False
         # The donor gave the digest of what it sent, so it proves nothing of the weights. Those are
         # compared with everybody's in the next round, before its gradients may move anything.
         core.note_uncompared(joiner.worker)
         core.transfers.setbacks.pop(joiner.worker, None)
+        if core.last_roster:  # Before the first step everybody waits for everybody.
+            took_s = core.now - transfer.began_at
+            core.emit(NoteCaughtUp(joiner.worker, took_s, took_s, learnt=False))
         _send_missed_mark(core, joiner)
         return
     core.note_setback(transfer, joiner, event.failure or "it reported another head")
@@ -171,9 +179,17 @@ def answer_scalar_all_reduces(core: CoreState) -> None:
     if not members:
         return
     awaited = {member.worker for member in members if not member.wants_work}
+    # Learners' scripts make the same calls, some steps later.
+    hear = [*members, *core.members.following()]
     for mean in core.scalar_all_reduces.settle(awaited):
-        for member in members:
+        for member in hear:
             _answer(core, member, head, mean)
+
+
+def answer_alone(core: CoreState, member: LineMember, event: ScalarAllReduceArrived) -> None:
+    """Gives a worker its own number back: it takes part in no scalar all-reduce of the line."""
+    part = event.value, event.weight, event.data
+    _answer(core, member, event.head, own_mean(event.sequence, part))
 
 
 def close_scalar_all_reduces(core: CoreState) -> None:
@@ -194,7 +210,8 @@ def _give_number(core: CoreState, member: LineMember, event: ScalarAllReduceArri
         text = f"a scalar all-reduce's weight must be finite and at least 0, not {weight}"
         departures.cut_off(core, member, text, text, grace_s=core.settings.rejoin_grace_s)
         return
-    if member.head != core.chain.head or head is None or head not in core.chain.request_heads:
+    away = member.spare or member.head != core.chain.head
+    if away or head is None or head not in core.chain.request_heads:
         # The worker is behind, so nobody else takes part in this scalar all-reduce. Its script must
         # not hang, so it gets its own number back. Once it asks for work it gets the line's state,
         # which replaces everything that its script derived from the answer.

@@ -50,12 +50,12 @@ class Setback:
 class StateTransfers:
     """The transfers under way. A worker takes part in one of them at most."""
 
-    def __init__(self) -> None:
-        """Starts with none."""
+    def __init__(self, begun: int = 0) -> None:
+        """Starts with none; the first one's id has the number after `begun`."""
         self._active: dict[int, StateTransfer] = {}
         self._of_worker: dict[int, StateTransfer] = {}
         """The transfer that each worker takes part in."""
-        self._begun = 0
+        self._begun = begun
         self.setbacks: dict[int, Setback] = {}
         """By slot; a slot that got its state has none."""
 

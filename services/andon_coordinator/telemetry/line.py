@@ -27,7 +27,7 @@ from andon_coordinator.telemetry.run import (
     Totals,
 )
 from andon_coordinator.telemetry.steps import KeepingMetrics, StepMetrics
-from andon_coordinator.telemetry.workers import DepartureMetrics, WorkerGauges
+from andon_coordinator.telemetry.workers import DepartureMetrics, LearningMetrics, WorkerGauges
 
 __all__ = ["LineMetrics"]
 
@@ -84,6 +84,7 @@ class LineMetrics:
         self._schedule = ScheduleMetrics(registry, run)
         self._workers = WorkerGauges(registry)
         self._departures = DepartureMetrics(registry, totals.departures)
+        self._learning = LearningMetrics(registry)
         self._keeping = KeepingMetrics(registry)
         self._logged = LoggedMetrics(registry)
         self.wrote: Callable[[float, int | None], None] = self._keeping.wrote
@@ -107,7 +108,7 @@ class LineMetrics:
             if isinstance(effect, effects.SaveScalars):
                 self._logged.logged(effect)
             else:
-                self._did(effect, now)
+                self._did(event, effect, now)
 
     def tick(self, status: LineSnapshot) -> None:
         """Sets the gauges to a status."""
@@ -119,7 +120,7 @@ class LineMetrics:
             if each.live and each.metrics_address
         }
 
-    def _did(self, effect: effects.Effect, now: float) -> None:
+    def _did(self, event: events.Event, effect: effects.Effect, now: float) -> None:
         match effect:
             case effects.AcceptJoin():
                 self._worker_of[effect.stream] = effect.worker
@@ -132,10 +133,14 @@ class LineMetrics:
             case effects.SaveAnswer():
                 self._halts.answered(effect.answer)
             case effects.SaveDeparture():
-                self._departures.went(effect)
+                # Nothing departs if the line can't do without the stopped worker.
+                stopped = isinstance(event, events.WorkerStopped)
+                self._departures.went(effect, stopped=stopped)
             case effects.NoteCheckpoint() | effects.NoteOverdue() | effects.NoteSetback():
                 self._keeping.noted(effect, self.wall())
-            case effects.SendTransfer():
+            case effects.NoteCaughtUp():
+                self._learning.caught_up(effect)
+            case effects.SendTransfer(beside_training=False):
                 self._attempts.transfer_began(now)
             case effects.Assign():
                 self._assigned(effect.assignment, now)

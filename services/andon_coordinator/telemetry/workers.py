@@ -1,4 +1,4 @@
-"""The workers' metrics at the service: who is here, who holds the others up, and who went.
+"""The workers' metrics at the service: who is here, who holds the others up or learns, who went.
 
 `{worker}` is a worker's id, a slot below `max_workers`. A series of a slot exists while a worker is
 live in it, and no longer: a number that stays would be taken for that of a worker which is here.
@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
 
-from andon_coordinator.core.effects import SaveDeparture
+from andon.host.telemetry import time_histogram
+from andon_coordinator.core.effects import NoteCaughtUp, SaveDeparture
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.status import LineSnapshot
 
-__all__ = ["DepartureMetrics", "WorkerGauges"]
+__all__ = ["DepartureMetrics", "LearningMetrics", "WorkerGauges"]
 
 _LOST, _DROPPED = "lost", "dropped"
 
@@ -35,11 +36,12 @@ class WorkerGauges:
         """All gauges of each worker that was here at the last tick, with the fields they show."""
         self._workers = Gauge(
             "andon_workers",
-            "Workers on the line (live), and in its round (participating).",
+            "Workers on the line (live), in its round (participating), and those that get the "
+            "line's state while it trains (learning).",
             ["state"],
             registry=registry,
         )
-        for label in ("live", "participating"):
+        for label in ("live", "participating", "learning"):
             self._workers.labels(label).set(0)
         self._expected = Gauge(
             "andon_workers_expected",
@@ -81,6 +83,11 @@ class WorkerGauges:
                 "Micro-batches that a live worker was told to make of its positions, as in a "
                 "cadence; 0 leaves it to the worker.",
             ),
+            "steps_behind": gauge(
+                "andon_worker_steps_behind",
+                "Committed steps that a live worker still has to make up, as far as the service "
+                "knows; 0 for one that trains.",
+            ),
             "heartbeat_age_s": gauge(
                 "andon_heartbeat_age_seconds",
                 "Time since the last sign of life of a live worker.",
@@ -102,6 +109,8 @@ class WorkerGauges:
         """Sets the gauges to a status, and forgets who is gone."""
         self._workers.labels("live").set(status.live)
         self._workers.labels("participating").set(status.participating)
+        learning = sum(each.learns and each.live for each in status.workers)
+        self._workers.labels("learning").set(learning)
         self._expected.set(status.expect_workers)
         self._reducers.set(len(status.reducers))
         self._reducers_expected.set(status.expect_reducers)
@@ -124,6 +133,30 @@ class WorkerGauges:
                 series.set(getattr(worker, field))
 
 
+class LearningMetrics:
+    """Workers that got the line's state while it trained, and what that cost the others."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Registers the metrics; nobody has learnt anything."""
+        self._took = time_histogram(
+            registry,
+            "andon_learning_seconds",
+            "Time that a worker took to learn the line's state while the line trained; the count "
+            "is that of workers that arrived so.",
+        )
+        self._waited = Counter(
+            "andon_learning_wait_seconds_total",
+            "Time that rounds opened later for workers that were about to arrive.",
+            registry=registry,
+        )
+
+    def caught_up(self, effect: NoteCaughtUp) -> None:
+        """Counts a worker that is in sync."""
+        if effect.learnt:
+            self._took.observe(effect.seconds)
+            self._waited.inc(effect.waited_s)
+
+
 class DepartureMetrics:
     """Counts workers that went, by why."""
 
@@ -138,11 +171,18 @@ class DepartureMetrics:
         )
         names = [each.name.lower() for each in LeaveReason]
         self._departures = {name: departures.labels(name) for name in (*names, _LOST, _DROPPED)}
+        self._stopped = Counter(
+            "andon_workers_stopped_total",
+            "Workers that the line went on without at once, because their process was stopped.",
+            registry=registry,
+        )
         for name, counter in self._departures.items():
             counter.inc(before.get(name, 0))
 
-    def went(self, effect: SaveDeparture) -> None:
-        """Counts one."""
+    def went(self, effect: SaveDeparture, *, stopped: bool) -> None:
+        """Counts one; `stopped` if it went because its process was stopped."""
         without_reason = _DROPPED if effect.dropped else _LOST
         reason = without_reason if effect.reason is None else effect.reason.name.lower()
         self._departures[reason].inc()
+        if stopped:
+            self._stopped.inc()

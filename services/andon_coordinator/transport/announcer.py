@@ -70,9 +70,12 @@ class Announcer:
                 joiner = self._sessions[self._worker_of[effect.stream]]
                 donor = self._sessions[effect.peer]
                 self._announce(TransferOpening(effect.transfer_id, donor, joiner), streams)
-        elif isinstance(effect, effects.SaveDeparture) and effect.dropped:
+        elif (isinstance(effect, effects.SaveDeparture) and effect.dropped) or isinstance(
+            effect, effects.EndSession
+        ):
             newest = self._sessions.get(effect.worker, Session(effect.worker, (term, 0)))
-            # One above the newest: the session that this very worker has now is over, too.
+            # One above the newest: the session that this very worker has now is over, too. Streams
+            # are numbered, so the one with which it may join again has a later number.
             number = newest.serial[1] + 1
             revoked = SessionsRevoked(Session(effect.worker, (newest.serial[0], number)))
             self._revoked[effect.worker] = revoked

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from andon.host.process import Process
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.limits import (
     COUNT_LIMIT,
@@ -83,11 +84,18 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             token=join.token,
             speed_hint=join.speed_hint if 0.0 < join.speed_hint < math.inf else None,
             pacing=join.pacing,
+            spare=join.spare,
         )
     except LimitExceeded as error:
         raise LineError(Reason.TOO_LARGE, f"join: {error}") from None
     except ValueError as error:
         raise _invalid(f"join: {error}") from None
+
+
+def process_of(message: pb.TrainRequest) -> Process | None:
+    """Which process a Join comes from; None: it does not say."""
+    join = message.join
+    return Process(join.process.host, join.process.id) if join.HasField("process") else None
 
 
 def is_slow_to_read(message: pb.TrainRequest) -> bool:
@@ -292,6 +300,10 @@ def _state_reported(stream: int, message: pb.TrainRequest) -> events.Event:
     return events.StateReported(stream, report.transfer_id, head, _said(report.failure))
 
 
+def _listening_reported(stream: int, _message: pb.TrainRequest) -> events.Event:
+    return events.ListeningReported(stream)
+
+
 def _scalar_all_reduce_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
     scalar_all_reduce = message.scalar_all_reduce
     require_at_most(len(scalar_all_reduce.data), MAX_GIVEN_BYTES, "bytes of data")
@@ -315,6 +327,7 @@ _EVENTS = {
     "heartbeat": _heartbeat_arrived,
     "leave": _worker_left,
     "state_report": _state_reported,
+    "listening": _listening_reported,
     "scalar_all_reduce": _scalar_all_reduce_arrived,
 }
 

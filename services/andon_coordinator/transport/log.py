@@ -120,6 +120,16 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
 
 def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
     match effect:
+        case effects.NoteCaughtUp():
+            log.info(
+                LogEvent(
+                    "worker_caught_up",
+                    worker=effect.worker,
+                    learnt=effect.learnt,
+                    seconds=round(effect.seconds, 3),
+                    waited_s=round(effect.waited_s, 3),
+                )
+            )
         case effects.NoteSetback():
             log.warning(
                 LogEvent(

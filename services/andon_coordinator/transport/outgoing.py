@@ -57,6 +57,7 @@ MessageEffect = (
     | effects.SendResume
     | effects.SendShutdown
     | effects.SendTransfer
+    | effects.SendLearn
     | effects.SendScalarAllReduceResult
 )
 """Effects that are one message on one stream."""
@@ -179,8 +180,8 @@ def message_to(effect: MessageEffect) -> pb.TrainResponse:
         case effects.SendShutdown():
             shutdown = pb.Shutdown(message=effect.message, stop_reason=effect.stop_reason)
             return pb.TrainResponse(shutdown=shutdown)
-        case effects.SendTransfer():
-            return pb.TrainResponse(state_transfer=_transfer(effect))
+        case effects.SendLearn() | effects.SendTransfer():
+            return _about_state(effect)
         case effects.SendScalarAllReduceResult():
             result = pb.ScalarAllReduceResult(
                 head=conversion.key_to_proto(effect.head),
@@ -218,6 +219,14 @@ def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
     return message
 
 
+def _about_state(effect: effects.SendLearn | effects.SendTransfer) -> pb.TrainResponse:
+    """How a worker that is behind gets the line's state."""
+    if isinstance(effect, effects.SendLearn):
+        reducers = conversion.shares_to_proto(effect.reducers)
+        return pb.TrainResponse(learn=pb.Learn(reducers=reducers))
+    return pb.TrainResponse(state_transfer=_transfer(effect))
+
+
 def _transfer(effect: effects.SendTransfer) -> pb.StateTransfer:
     return pb.StateTransfer(
         transfer_id=effect.transfer_id,
@@ -227,6 +236,7 @@ def _transfer(effect: effects.SendTransfer) -> pb.StateTransfer:
         address=effect.relay,
         step=effect.step,
         cursor=conversion.cursor_to_proto(effect.cursor),
+        beside_training=effect.beside_training,
     )
 
 

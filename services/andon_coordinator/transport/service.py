@@ -36,7 +36,12 @@ from andon_coordinator.core import events
 from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.encoding import serialized
 from andon_coordinator.transport.errors import LineError
-from andon_coordinator.transport.incoming import event_from, is_slow_to_read, join_from
+from andon_coordinator.transport.incoming import (
+    event_from,
+    is_slow_to_read,
+    join_from,
+    process_of,
+)
 from andon_coordinator.transport.outgoing import ServicePlaces, same_for_people, status_to
 from andon_coordinator.transport.registration import ReducerRegistration
 from andon_coordinator.transport.streams import WorkerStream
@@ -218,7 +223,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _read(self, stream: WorkerStream, requests: AsyncIterator[pb.TrainRequest]) -> None:
         try:
             messages = aiter(requests)
-            self._task.join(stream, await self._joining(await self._first(messages)))
+            first = await self._first(messages)
+            stream.process = process_of(first)
+            self._task.join(stream, await self._joining(first))
             async for request in messages:
                 self._task.put(event_from(stream.number, request))
         except LineError as error:

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 
+from andon.host.process import Process
 from andon.protocol.announcements import Announcement, RoundOpening
 from andon.protocol.reasons import Reason
 from andon.protocol.reducers import MAX_REDUCERS
@@ -46,6 +47,8 @@ class WorkerStream:
         """What the call ends with; None: OK."""
         self.joined = False
         """Whether the core knows of it."""
+        self.process: Process | None = None
+        """The worker's process, if its Join says which one it is."""
         self.cut: Callable[[], object] = lambda: None
         """Gives up the write that is under way.
 
@@ -175,6 +178,10 @@ class Streams:
         self._reducers: dict[int, ReducerStream] = {}
         self._last_number = 0
         self._leaving = False
+
+    def processes(self) -> list[tuple[int, Process | None]]:
+        """The process of each worker's stream, as far as its Join said."""
+        return [(number, stream.process) for number, stream in self._workers.items()]
 
     def worker(self, number: int) -> WorkerStream | None:
         """The open stream of this number."""

@@ -43,6 +43,7 @@ from andon_coordinator.transport.outgoing import (
     heartbeat_answer_to,
     together,
 )
+from andon_coordinator.transport.process_watch import ProcessWatch
 from andon_coordinator.transport.streams import ReducerStream, Streams, WorkerStream
 
 __all__ = ["LineClock", "LineObserver", "LineTask", "TaskSettings"]
@@ -148,6 +149,7 @@ class LineTask:
 
         Another thread reads it, so it is replaced as a whole and never changed in place.
         """
+        self._watch = ProcessWatch()
         self._observed_at = -math.inf
         self._wait_log = WaitLog()
         self._device_log = DeviceLog()
@@ -262,7 +264,12 @@ class LineTask:
         return self._streams.open_worker()
 
     def join(self, stream: WorkerStream, request: events.JoinRequest) -> None:
-        """Passes a stream's Join to the core."""
+        """Passes a stream's Join to the core, unless the stream is over."""
+        if stream.over:
+            # Its call ended as the Join came, and nobody would tell the core of the end: it would
+            # keep the slot until the silence is noticed. The cancellation of the stream's reader
+            # does not prevent this: `asyncio.wait_for` of Python 3.11 drops it if it has a result.
+            return
         stream.joined = True
         self.put(events.WorkerJoined(stream.number, request))
 
@@ -335,8 +342,11 @@ class LineTask:
             raise LineError(Reason.OPERATOR_REFUSED, objection)
 
     async def _tick(self) -> None:
+        now = asyncio.get_running_loop().time
         while not self._closed:
             self._clock.tick()
+            for stream, seconds in self._watch.look(self._streams.processes(), now()):
+                self.put(events.WorkerStopped(stream, seconds))
             self.put(events.TimePassed())
             await asyncio.sleep(self._settings.tick_s)
 

@@ -82,6 +82,8 @@ class SendNotice:
 
     streams: tuple[int, ...]
     notice: Notice
+    job: int | None = None
+    """Report AverageSent with this number as each one takes it; None: report nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class ReduceStreamOpened:
     worker: int
     latest_term: int = 2**64 - 1
     """Greater terms are refused: see `andon.protocol.records.latest_plausible_term`."""
+    listens: bool = False
+    """Whether it only listens: it gets averages, and brings nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,10 @@ class ChunkReduced:
 
 @dataclass(frozen=True, slots=True)
 class AverageSent:
-    """A stream took a job's average: its memory is no longer needed for that stream."""
+    """A stream took a job's average: its memory is no longer needed for that stream.
+
+    Also reported of a notice that has a job's number.
+    """
 
     stream: int
     job: int

@@ -23,6 +23,7 @@ __all__ = [
     "GroupRanks",
     "IncompleteChunk",
     "Place",
+    "answer_encoding_of",
     "cut_to_chunks",
     "held_bytes_of",
     "last_place_of",
@@ -165,7 +166,8 @@ class ExchangeState:
 
     A contribution in shared memory may span several chunks. While all ranks share memory, such
     spans are averaged whole. Once one rank sends bytes, or two spans differ in length, `cut` is
-    set: from then on everything is collected chunk by chunk.
+    set: from then on everything is collected chunk by chunk. It is set from the beginning if
+    streams listen to the round.
     """
 
     ranks: GroupRanks

@@ -6,6 +6,7 @@ that the core changes: its contributions are the messages as they came.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from andon.protocol.encoding import Encoding
@@ -19,10 +20,10 @@ from andon.protocol.messages import (
 )
 from andon.protocol.records import Key
 from andon.wire.checksums import is_intact
-from andon_reducer.core.exchange import OVERHEAD_BYTES
+from andon_reducer.core.exchange import OVERHEAD_BYTES, IncompleteChunk, answer_encoding_of
 from andon_reducer.core.mean import Mean, MeanDefect, Memory, fresh, weighted_mean
 
-__all__ = ["Job", "pieces_of", "reduce_chunk"]
+__all__ = ["Job", "job_of", "pieces_of", "reduce_chunk"]
 
 PIECE_ELEMENTS = 2**21
 """The part of a long job that one thread takes: 8 MiB, about two milliseconds."""
@@ -55,6 +56,36 @@ class Job:
         if self.in_place:
             return OVERHEAD_BYTES
         return self.answer_encoding.payload_bytes(self.count) + OVERHEAD_BYTES
+
+
+def job_of(chunk: IncompleteChunk, number: int, shared: Sequence[bool]) -> Job:
+    """The job of a complete chunk; `shared` says of each recipient whether it shares memory."""
+    first = chunk.first
+    answer = answer_encoding_of(first)
+    # Arenas have a place for a step's gradients in float32 and for nothing else.
+    to_memory = (
+        any(shared)
+        and first.operation is Operation.WEIGHTED_MEAN
+        and first.group == 0
+        and first.encoding is answer is Encoding.FLOAT32
+    )
+    return Job(
+        id=number,
+        key=first.key,
+        group=first.group,
+        sequence=first.sequence,
+        operation=first.operation,
+        world_size=first.world_size,
+        block=first.block,
+        offset=first.offset,
+        count=first.count,
+        encoding=first.encoding,
+        answer_encoding=answer,
+        # In rank order, whatever the order of arrival: the mean is the same to the bit.
+        contributions=tuple(chunk.contributions[r] for r in sorted(chunk.contributions)),
+        to_memory=to_memory,
+        in_place=to_memory and all(shared),
+    )
 
 
 def pieces_of(job: Job) -> list[Job]:

@@ -3,14 +3,18 @@
 Theory of operation. A complete chunk is no longer part of its round. Its job is *open* until a
 thread has done it. Then its average is sent, and held until every stream has taken it. Both are
 charged to the run's window, so that averages which nobody reads stop the uploads.
+
+A listener must stop nobody. So an average that only listeners have not taken yet is charged to them
+alone (`core.listeners`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from andon.protocol.records import Key
+from andon_reducer.core.exchange import OVERHEAD_BYTES
 from andon_reducer.core.jobs import Job
 from andon_reducer.core.round import ReducerRound
 
@@ -30,6 +34,13 @@ class OutgoingChunk:
     """Its recipients; once it is averaged, those that have not taken the average yet."""
     job: Job | None
     """None once it is averaged: that frees the contributions while the average is still sent."""
+    listeners: set[int] = field(default_factory=set)
+    """Once it is averaged, the streams that listen and have not taken the average yet."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the window is charged for it."""
+        return self.job is not None or bool(self.streams)
 
     @property
     def exchange(self) -> tuple[Key, int]:
@@ -48,6 +59,9 @@ class OutgoingChunks:
     def __init__(self) -> None:
         """None are."""
         self.held_bytes = 0
+        """Charged to the window."""
+        self.listened_bytes = 0
+        """Of averages that only listeners have not taken yet."""
         self._chunks: dict[int, OutgoingChunk] = {}
         """By job."""
         self._open: dict[tuple[Key, int], int] = {}
@@ -89,35 +103,52 @@ class OutgoingChunks:
         self._waiting = [chunk for chunk in self._waiting if chunk.exchange != oldest]
         return free
 
-    def averaged(self, chunk: OutgoingChunk, streams: Iterable[int]) -> None:
-        """A chunk's job is done. From now on only its average is held, until `streams` took it."""
+    def add_empty(self, job: int, round_: ReducerRound, listeners: Iterable[int]) -> None:
+        """Adds an average of nothing, as it goes to listeners."""
+        # Members are not counted: each of these answers an Abstain of theirs.
+        self._chunks[job] = OutgoingChunk(job, round_, OVERHEAD_BYTES, [], None, set(listeners))
+        self.listened_bytes += OVERHEAD_BYTES
+
+    def averaged(
+        self, chunk: OutgoingChunk, streams: Iterable[int], listeners: Iterable[int] = ()
+    ) -> None:
+        """A chunk's job is done. From now on only its average is held, until all took it."""
         assert chunk.job is not None, "a job is done once"
         answer_bytes = chunk.job.answer_bytes
         # Before the job goes, which says what it wrote to and what its answer costs.
         self._close(chunk)
         self.held_bytes += answer_bytes - chunk.held_bytes
         chunk.held_bytes = answer_bytes
-        chunk.streams = list(streams)
+        chunk.streams, chunk.listeners = list(streams), set(listeners)
         chunk.job = None
 
     def drop(self, chunk: OutgoingChunk) -> None:
         """Gives a chunk up: nothing is held for it any more."""
         del self._chunks[chunk.id]
-        self.held_bytes -= chunk.held_bytes
+        if chunk.awaited:
+            self.held_bytes -= chunk.held_bytes
+        else:
+            self.listened_bytes -= chunk.held_bytes
         if chunk.job is not None:
             self._close(chunk)
 
     def taken(self, chunk: OutgoingChunk, stream: int) -> None:
         """A stream took an average."""
-        chunk.streams.remove(stream)
-        if not chunk.streams:
+        if stream in chunk.listeners:
+            chunk.listeners.remove(stream)
+        else:
+            chunk.streams.remove(stream)
+            if not chunk.awaited:
+                self.held_bytes -= chunk.held_bytes
+                self.listened_bytes += chunk.held_bytes
+        if not (chunk.awaited or chunk.listeners):
             self.drop(chunk)
 
     def forget(self, stream: int) -> None:
         """A stream is over: it takes nothing more."""
         for chunk in list(self._chunks.values()):
             # An open job stays, also if all its recipients are gone: a thread may be writing.
-            if chunk.job is None and stream in chunk.streams:
+            if chunk.job is None and (stream in chunk.streams or stream in chunk.listeners):
                 self.taken(chunk, stream)
 
     def _close(self, chunk: OutgoingChunk) -> None:

@@ -57,6 +57,9 @@ class ReducerRound:
     key: Key
     chunk_elements: int | None = None
     """Where blocks are cut for streams without shared memory; None: unknown."""
+    listeners: set[int] = field(default_factory=set)
+    """Streams that hear its averages, and that are still there. None comes later: a round is heard
+    whole or not at all."""
     streams: set[int] = field(default_factory=set)
     """Streams that took part."""
     verdict: Verdict | None = None
@@ -233,7 +236,8 @@ class ReducerRound:
             if len(self._exchanges) == MAX_EXCHANGES:
                 text = f"a round has at most {MAX_EXCHANGES} exchanges"
                 raise Disagreement(message.rank, text, message.sequence)
-            exchange = ExchangeState(ranks, now)
+            # A listener shares no memory, and a whole span may not fit into a message.
+            exchange = ExchangeState(ranks, now, cut=bool(self.listeners))
             self._exchanges[group, message.sequence] = exchange
         exchange.weigh(message.rank, weight)
         return exchange

@@ -18,8 +18,9 @@ from andon_reducer.core.events import (
     ReduceStreamOpened,
 )
 from andon_reducer.core.exchange import held_bytes_of
+from andon_reducer.core.listeners import Listeners
 from andon_reducer.core.run import Run
-from andon_reducer.core.stream import ChunkLimits, StreamState
+from andon_reducer.core.stream import BRINGS_NOTHING, ChunkLimits, StreamState
 
 __all__ = ["Rounds"]
 
@@ -34,14 +35,17 @@ class Rounds:
         max_payload_bytes: int,
         chunk_elements: int | None = None,
         max_held_bytes: int = 2**62,
+        listener_bytes: int = 2**62,
     ) -> None:
         """A reducer without streams.
 
-        `core.run` says what `window_bytes` bounds, `ChunkLimits` what the others do.
+        `core.run` says what `window_bytes` bounds, `Listeners` what `listener_bytes` does, and
+        `ChunkLimits` what the others do.
         """
         if window_bytes < 1:
             raise ValueError("a reducer's window has at least one byte")
         self._window_bytes = window_bytes
+        self._listener_bytes = listener_bytes
         self._limits = ChunkLimits(
             max_payload_bytes=max_payload_bytes,
             max_held_bytes=max_held_bytes,
@@ -55,7 +59,7 @@ class Rounds:
 
     @property
     def inflight_bytes(self) -> int:
-        """What contributions, jobs and averages hold now, parked messages too."""
+        """What contributions, jobs and averages hold now, parked messages and listeners' too."""
         # A copy: this may be read on another thread while a run ends.
         return sum(run.inflight_bytes for run in list(self._runs.values()))
 
@@ -67,7 +71,7 @@ class Rounds:
                 run = self._open(event)
             case MemoryMapped(number):
                 run = self._by_stream[number]
-                run.streams[number].shared = True
+                effects = self._mapped(run.streams[number])
             case GradientArrived(number, message) | Abstained(number, message):
                 run = self._by_stream[number]
                 effects = self._arrived(run, run.streams[number], message, now)
@@ -96,11 +100,18 @@ class Rounds:
         run = self._runs.get(event.run_id)
         if run is None:
             run = self._runs[event.run_id] = Run(
-                event.run_id, self._window_bytes, self._limits.chunk_elements, self._ids
+                *(event.run_id, self._window_bytes, self._limits.chunk_elements, self._ids),
+                Listeners(self._listener_bytes),
             )
         self._by_stream[number] = run
-        run.streams[number] = StreamState(number, event.worker, event.latest_term)
+        run.open(StreamState(number, event.worker, event.latest_term, listens=event.listens))
         return run
+
+    def _mapped(self, stream: StreamState) -> list[Effect]:
+        if stream.listens:
+            return [RefuseStream(stream.number, BRINGS_NOTHING)]
+        stream.shared = True
+        return []
 
     def _arrived(
         self, run: Run, stream: StreamState, message: BlockGradient | Abstain, now: float
@@ -121,7 +132,11 @@ class Rounds:
         """
         if isinstance(message, Abstain):
             return None
-        held_bytes = sum(run.inflight_bytes + run.remembered_bytes for run in self._runs.values())
+        # A slow listener must not have the messages of others refused.
+        held_bytes = sum(
+            run.inflight_bytes - run.listened_bytes + run.remembered_bytes
+            for run in self._runs.values()
+        )
         if held_bytes + held_bytes_of(message) <= self._limits.max_held_bytes:
             return None
         text = (

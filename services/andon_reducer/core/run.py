@@ -16,7 +16,10 @@ Neither rule can deadlock. The first: a rank whose part of the lowest chunk is m
 that part yet. Places rise on every stream, so none of its streams is parked beyond that chunk. The
 second: averages leave as the workers read, and workers read while they write. So a run holds at
 most two windows, two messages a stream (one that was the lowest when it was let in, and one parked)
-and one chunk with its average.
+and one chunk with its average. A span of shared memory that is cut counts as one chunk: all of its
+averages may be on their way at once.
+
+Averages for listeners are in neither rule: see `core.listeners`.
 """
 
 from __future__ import annotations
@@ -24,12 +27,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from andon.protocol.encoding import Encoding
 from andon.protocol.messages import (
     Abstain,
+    AveragedBlock,
     BlockFault,
     BlockGradient,
-    Operation,
     RoundAborted,
     StaleRound,
 )
@@ -46,14 +48,15 @@ from andon_reducer.core.effects import (
 )
 from andon_reducer.core.events import ChunkReduced
 from andon_reducer.core.exchange import (
+    OVERHEAD_BYTES,
     Disagreement,
     IncompleteChunk,
-    answer_encoding_of,
     held_bytes_of,
     last_place_of,
     place_of,
 )
-from andon_reducer.core.jobs import Job
+from andon_reducer.core.jobs import job_of
+from andon_reducer.core.listeners import Listeners
 from andon_reducer.core.outgoing import OutgoingChunk, OutgoingChunks
 from andon_reducer.core.round import ReducerRound, Verdict
 from andon_reducer.core.stream import StreamState
@@ -71,6 +74,7 @@ class Run:
     """Where blocks are cut for streams without shared memory; None: unknown."""
     ids: Iterator[int]
     """Numbers for jobs, never used twice in a reducer."""
+    listeners: Listeners
     streams: dict[int, StreamState] = field(default_factory=dict)
     _round: ReducerRound | None = None
     """The round of the greatest key so far, void or not; None before the first message."""
@@ -85,7 +89,13 @@ class Run:
         round_ = self._round
         messages = [each.parked for each in list(self._parked.values())]
         parked = sum(held_bytes_of(each) for each in messages if each)
-        return (round_.held_bytes if round_ else 0) + parked + self._outgoing.held_bytes
+        held = round_.held_bytes if round_ else 0
+        return held + parked + self._outgoing.held_bytes + self.listened_bytes
+
+    @property
+    def listened_bytes(self) -> int:
+        """What only listeners have not taken; part of `inflight_bytes`."""
+        return self._outgoing.listened_bytes
 
     @property
     def remembered_bytes(self) -> int:
@@ -98,6 +108,12 @@ class Run:
         # Threads may still work on jobs of a run whose streams all ended: it stays until they are
         # done, so that their ChunkReduced finds it.
         return not self.streams and not self._outgoing
+
+    def open(self, stream: StreamState) -> None:
+        """A stream was opened."""
+        self.streams[stream.number] = stream
+        if stream.listens:
+            self.listeners.opened(stream.number)
 
     def contribute(self, stream: StreamState, gradient: BlockGradient, now: float) -> list[Effect]:
         """A stream brought a contribution."""
@@ -135,6 +151,7 @@ class Run:
             if empty is not None:
                 streams = round_.abstainers(abstain.group, abstain.sequence)
                 effects.append(SendNotice(self._live(streams), empty))
+                self._send_empty(round_, empty, effects)
         # A completed chunk makes room, and a void round makes all of it.
         self._admit(now, effects)
         return effects
@@ -154,19 +171,23 @@ class Run:
         else:
             assert chunk.job is not None, "a job is done once"
             round_.averaged(chunk.job.group, chunk.job.sequence, now)
-            self._outgoing.averaged(chunk, streams)
-            effects.append(SendAverage(event.job, streams))
+            listeners = self.listeners.send(round_.listeners, chunk.job.answer_bytes, effects)
+            self._outgoing.averaged(chunk, streams, listeners)
+            effects.append(SendAverage(event.job, streams + listeners))
         # After the job was closed above: that may be what jobs of a newer exchange wait for.
         for free in self._outgoing.startable():
             assert free.job is not None, "it has not begun"
-            effects.append(Reduce(free.job, self._live(free.streams)))
+            effects.append(Reduce(free.job, self._recipients(free.round, free.streams)))
         self._admit(now, effects)
         return effects
 
     def sent(self, stream: StreamState, job: int, now: float) -> list[Effect]:
         """A stream took an average."""
         effects: list[Effect] = []
-        self._outgoing.taken(self._outgoing[job], stream.number)
+        chunk = self._outgoing[job]
+        if stream.listens:
+            self.listeners.took(stream.number, chunk.held_bytes)
+        self._outgoing.taken(chunk, stream.number)
         self._admit(now, effects)
         return effects
 
@@ -177,7 +198,10 @@ class Run:
         del self.streams[stream.number]
         self._parked.pop(stream.number, None)
         self._outgoing.forget(stream.number)
+        self.listeners.ended(stream.number)
         round_ = self._round
+        if round_ is not None:
+            round_.listeners.discard(stream.number)
         if round_ is not None and round_.verdict is None and stream.number in round_.streams:
             round_.streams.discard(stream.number)
             text = f"a stream of worker {stream.worker} ended"
@@ -187,7 +211,8 @@ class Run:
                 # Nothing is missing so far: the worker may have left after its last average. Only
                 # another message of this round would show that the worker is needed (`_enter`).
                 round_.lost = text
-        if self.streams:
+        # With listeners alone nothing goes on.
+        if any(not each.listens for each in self.streams.values()):
             self._admit(now, effects)
         else:
             self._free(effects)
@@ -196,6 +221,21 @@ class Run:
     def _live(self, streams: Iterable[int]) -> tuple[int, ...]:
         # A recipient may end between its contribution and the average: effects must not name it.
         return tuple(number for number in streams if number in self.streams)
+
+    def _recipients(self, round_: ReducerRound, streams: Iterable[int]) -> tuple[int, ...]:
+        """Those of a chunk's streams that are there, and the listeners of its round."""
+        return self._live(streams) + self.listeners.of(round_.listeners)
+
+    def _send_empty(
+        self, round_: ReducerRound, empty: AveragedBlock, effects: list[Effect]
+    ) -> None:
+        """Sends the listeners that every rank left an exchange."""
+        # Numbered like an average: else nothing bounds how many wait for one that does not read.
+        listeners = self.listeners.send(round_.listeners, OVERHEAD_BYTES, effects)
+        if listeners:
+            job = next(self.ids)
+            self._outgoing.add_empty(job, round_, listeners)
+            effects.append(SendNotice(listeners, empty, job))
 
     def _unfinished(self, round_: ReducerRound) -> bool:
         """Whether anything of a round is incomplete or parked."""
@@ -208,7 +248,8 @@ class Run:
         if round_ is None or key > round_.key:
             # The first message of a greater key frees all older rounds (rule 14).
             self._free(effects)
-            round_ = self._round = ReducerRound(key, self.chunk_elements)
+            listeners = self.listeners.present
+            round_ = self._round = ReducerRound(key, self.chunk_elements, listeners)
         if key < round_.key:
             # One answer for each key is enough: the worker may have sent many chunks of it already.
             if stream.stale != key:
@@ -283,41 +324,12 @@ class Run:
         """Makes jobs of complete chunks; those that must wait begin in `reduced`."""
         for chunk in complete:
             streams = chunk.recipients()
-            live = self._live(streams)
-            job = self._job(chunk, live)
+            live = self._recipients(round_, streams)
+            job = job_of(chunk, next(self.ids), [self.streams[each].shared for each in live])
             # The average is charged from now on: a thread may be making it at any time.
             held_bytes = chunk.held_bytes + job.answer_bytes
             if self._outgoing.add(OutgoingChunk(job.id, round_, held_bytes, list(streams), job)):
                 effects.append(Reduce(job, live))
-
-    def _job(self, chunk: IncompleteChunk, live: tuple[int, ...]) -> Job:
-        first = chunk.first
-        answer = answer_encoding_of(first)
-        shared = [self.streams[number].shared for number in live]
-        # Arenas have a place for a step's gradients in float32 and for nothing else.
-        to_memory = (
-            any(shared)
-            and first.operation is Operation.WEIGHTED_MEAN
-            and first.group == 0
-            and first.encoding is answer is Encoding.FLOAT32
-        )
-        return Job(
-            id=next(self.ids),
-            key=first.key,
-            group=first.group,
-            sequence=first.sequence,
-            operation=first.operation,
-            world_size=first.world_size,
-            block=first.block,
-            offset=first.offset,
-            count=first.count,
-            encoding=first.encoding,
-            answer_encoding=answer,
-            # In rank order, whatever the order of arrival: the mean is the same to the bit.
-            contributions=tuple(chunk.contributions[r] for r in sorted(chunk.contributions)),
-            to_memory=to_memory,
-            in_place=to_memory and all(shared),
-        )
 
     def _void(
         self,

@@ -17,7 +17,13 @@ from andon_reducer.core.effects import CallRefusal
 from andon_reducer.core.exchange import Place, answer_encoding_of, place_of
 from andon_reducer.core.mean import MEAN_ENCODINGS
 
-__all__ = ["ChunkLimits", "StreamState"]
+__all__ = ["BRINGS_NOTHING", "ChunkLimits", "StreamState"]
+
+BRINGS_NOTHING = CallRefusal(
+    Reason.INVALID_MESSAGE,
+    "the stream was opened to listen, and brought a message of a round: send nothing on it",
+)
+"""Refuses whatever comes on a listening stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,8 @@ class StreamState:
     """Greater terms are refused: a made-up key above all others would block every real round."""
     shared: bool = False
     """Whether its worker shares memory with the reducer."""
+    listens: bool = False
+    """Whether it only listens; see `core.listeners`."""
     last: tuple[Key, Place] | None = None
     """The last chunk that it brought; of a slice, the place of its last element."""
     parked: BlockGradient | None = None
@@ -58,6 +66,8 @@ class StreamState:
 
     def refusal(self, message: BlockGradient | Abstain, limits: ChunkLimits) -> CallRefusal | None:
         """Why this message must end the stream; None if it may be processed."""
+        if self.listens:
+            return BRINGS_NOTHING
         if message.key.term > self.latest_term:
             text = (
                 f"the term {message.key.term} is too far ahead of the clock: no coordinator can "

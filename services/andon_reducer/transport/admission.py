@@ -58,7 +58,7 @@ class SessionTokens:
             text = f"worker {worker} joined again since this session token was made: join again"
             raise CallRefused(Reason.TOKEN, text)
         if serial < self._revoked.get((run_id, worker), serial):
-            raise CallRefused(Reason.TOKEN, f"an operator dropped worker {worker}")
+            raise CallRefused(Reason.TOKEN, f"this session of worker {worker} was ended")
         # Stored only after all checks: a forged token must not replace the right one.
         self._newest[run_id, worker] = serial
         return serial

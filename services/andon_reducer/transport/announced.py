@@ -187,7 +187,7 @@ class Announced:
         run.changed = asyncio.Event()
 
     def _end_below(self, run_id: str, least: Session) -> None:
-        refusal = CallRefusal(Reason.TOKEN, f"an operator dropped worker {least.worker}")
+        refusal = CallRefusal(Reason.TOKEN, f"this session of worker {least.worker} was ended")
         # A copy: what is refused may leave at once.
         for serial, refuse in list(self._open.get((run_id, least.worker), {}).values()):
             if serial < least.serial:

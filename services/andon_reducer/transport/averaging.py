@@ -40,11 +40,13 @@ class Delivery:
         *,
         checksums: bool = False,
         lend: Memory = fresh,
+        lasting: bool = False,
     ) -> None:
         """Delivers to the streams that are the keys; a stream without a memory gets bytes.
 
         Those in `lanes` get them over TCP lanes: the payload as it was made, behind its head.
-        `lend` gives memory to make the average in.
+        `lend` gives memory to make the average in. With `lasting` the payload must stay as it is
+        for longer than the exchange: somebody listens on a lane.
         With `checksums` the bytes leave with checksums on every stream: a worker that does not know
         those fields skips them.
         """
@@ -55,6 +57,7 @@ class Delivery:
         """What a part raised, if one did."""
         self._checksums = checksums
         self._lend = lend
+        self._lasting = lasting
         self._places: dict[AveragesMemory, tuple[memoryview, Slice]] = {}
         """Where the average is written, and the slice for workers. Fixed once this is built."""
         self._memories: dict[int, AveragesMemory] = {}
@@ -96,6 +99,7 @@ class Delivery:
             if self._sends_frames:
                 self._bytes_frame = frame_response(answer, checksums=self._checksums)
             if self._sends_lanes:
+                answer = self._lasting_of(part, answer)
                 self._lane_frame = split_response(answer, checksums=self._checksums)
         return self._done(answer)
 
@@ -110,12 +114,22 @@ class Delivery:
         """The average as it goes to a stream."""
         if stream in self._lanes:
             head, payload = self._lane_frame
-            return OutgoingMessage(head, self.job.id, payload=payload)
+            return OutgoingMessage(head, self.job.id, payload=payload, on_lane=True)
         averages = self._memories.get(stream)
         if averages is None:
             return OutgoingMessage(self._bytes_frame, self.job.id)
         length = self._places[averages][1].length
         return OutgoingMessage(self._slice_frames[averages], self.job.id, length)
+
+    def _lasting_of(self, part: Job, answer: AveragedBlock) -> AveragedBlock:
+        # A lane sends the payload from where it lies. In shared memory it is written over by the
+        # next exchange, for which no member waits until a listener has read this one.
+        in_memory = self._places or any(each.slice for each in part.contributions)
+        if not (self._lasting and in_memory):
+            return answer
+        copy = self._lend(answer.payload.nbytes)
+        copy[:] = answer.payload
+        return replace(answer, payload=copy)
 
     def _done(self, answer: AveragedBlock | BlockFault | RoundAborted | None) -> bool:
         with self._lock:

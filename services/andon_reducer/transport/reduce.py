@@ -23,7 +23,7 @@ from typing import Any
 
 from andon.host.arena import CAPABILITY
 from andon.host.logs import LogEvent
-from andon.protocol.capabilities import REDUCER_CAPABILITIES
+from andon.protocol.capabilities import LISTENING, REDUCER_CAPABILITIES
 from andon.protocol.messages import (
     Abstain,
     BlockGradient,
@@ -182,7 +182,9 @@ class ReduceServicer:
         """A stream that was opened, to its end."""
         context = stream.context
         memory: StreamMemory | str = ""
-        if CAPABILITY in opening.capabilities:
+        # What a listener gets must stay until it reads, and what lies in shared memory is written
+        # over by the next exchange.
+        if CAPABILITY in opening.capabilities and not opening.listens:
             memory = await self._arenas.open(opening)
         if isinstance(memory, StreamMemory):
             stream.memory = memory
@@ -260,6 +262,9 @@ class ReduceServicer:
             raise CallRefused(Reason.INVALID_MESSAGE, str(error)) from None
         if not isinstance(opening, OpenRound):
             raise CallRefused(Reason.INVALID_MESSAGE, "the first message is not OpenRound")
+        if opening.listens and LISTENING not in opening.capabilities:
+            text = f"OpenRound listens without the capability {LISTENING}: name it there"
+            raise CallRefused(Reason.INVALID_MESSAGE, text)
         return opening
 
     def _enter(self, stream: ReduceStream, opening: OpenRound, memory: StreamMemory | str) -> None:
@@ -267,9 +272,13 @@ class ReduceServicer:
         # may name it.
         self._streams[stream.number] = stream
         self._idle.clear()
+        stream.listens = opening.listens
         self._observer.opened()
         self._receive(
-            ReduceStreamOpened(stream.number, opening.run_id, opening.worker, stream.latest_term)
+            ReduceStreamOpened(
+                *(stream.number, opening.run_id, opening.worker, stream.latest_term),
+                listens=opening.listens,
+            )
         )
         shared = tuple(each for each in CAPABILITIES if each in opening.capabilities)
         if stream.memory is None and TCP in opening.capabilities:
@@ -412,8 +421,8 @@ class ReduceServicer:
                 delivery = self._deliveries[job_id]
                 for number in streams:
                     self._streams[number].send(delivery.message_for(number))
-            case SendNotice(streams, notice):
-                self._notify(streams, notice)
+            case SendNotice(streams, notice, job_id):
+                self._notify(streams, notice, job_id)
             case RefuseStream(number, refusal):
                 self._streams[number].refuse(refusal)
             case PauseStream(number):
@@ -425,14 +434,15 @@ class ReduceServicer:
                 if effect.fault is not None:
                     self.report_fault(effect)
 
-    def _notify(self, streams: tuple[int, ...], notice: Notice) -> None:
+    def _notify(self, streams: tuple[int, ...], notice: Notice, job: int | None) -> None:
         checked = self._checked(streams)
         for stream in map(self._streams.__getitem__, streams):
-            if stream.uses_lanes:
+            on_lane = stream.uses_lanes
+            if on_lane:
                 frame, _ = split_response(notice, checksums=checked)
             else:
                 frame = frame_response(notice, checksums=checked)
-            stream.send(OutgoingMessage(frame))
+            stream.send(OutgoingMessage(frame, job, on_lane=on_lane, notice=True))
 
     def _begin(self, job: Job, streams: tuple[int, ...]) -> None:
         memories = {number: self._streams[number].memory for number in streams}
@@ -443,6 +453,7 @@ class ReduceServicer:
             lanes,
             checksums=self._checked(streams),
             lend=self._offers.buffers.lend if lanes else fresh,
+            lasting=any(self._streams[number].listens for number in lanes),
         )
         alone = not self._deliveries
         self._deliveries[job.id] = delivery
@@ -473,8 +484,8 @@ class ReduceServicer:
         assert message.job is not None, "only averages are reported"
         if message.shared_bytes:
             self._observer.moved(Direction.DOWN, message.shared_bytes, DataPath.SHARED_MEMORY)
-        else:
-            path = DataPath.TCP if stream.uses_lanes else DataPath.WIRE
+        elif not message.notice:
+            path = DataPath.TCP if message.on_lane else DataPath.WIRE
             self._observer.moved(Direction.DOWN, message.size, path)
         # A stream that the worker half-closed has left the core, and still gets its averages.
         if stream.number in self._streams:

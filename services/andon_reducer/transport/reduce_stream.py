@@ -37,6 +37,11 @@ class OutgoingMessage(NamedTuple):
     """How many bytes of shared memory it stands for; 0 if it holds its bytes itself."""
     payload: memoryview | None = None
     """What follows the frame on a TCP lane."""
+    on_lane: bool = False
+    """Whether it is framed for a TCP lane. A stream whose lanes came into use while an average was
+    made gets that average over gRPC."""
+    notice: bool = False
+    """Whether it has no payload, so that its bytes are not counted."""
 
     @property
     def size(self) -> int:
@@ -50,7 +55,8 @@ class ReduceStream:
     """One call of Reduce, and the lanes that carry its messages if they are in use.
 
     Its queue is bounded twice. The core bounds averages, since it charges them until AverageSent.
-    All other messages answer something that the worker sent, so not reading bounds them.
+    All other messages answer something that the worker sent, so not reading bounds them. One that
+    only listens gets averages alone.
     """
 
     def __init__(self, number: int, context: Context) -> None:
@@ -67,6 +73,8 @@ class ReduceStream:
         """Keys of greater terms are refused on it."""
         self.lanes: StreamLanes | None = None
         """Its TCP lanes, from their offer on, until they are taken back."""
+        self.listens = False
+        """Whether it only listens."""
         self.checked = False
         """Whether each chunk of bytes has a checksum, up and down."""
         self._queue: deque[OutgoingMessage] = deque()
@@ -106,7 +114,8 @@ class ReduceStream:
         for another message behind it, or for `flush`. Lanes write each one at once, on their own
         thread.
         """
-        if self.lanes is not None and self.lanes.in_use:
+        if message.on_lane:
+            assert self.lanes is not None, "lanes that are in use stay until the stream ends"
             # `write_all` does not end before each of these was written.
             self._on_lanes += 1
             self.lanes.send((message.frame, message.payload), partial(self._wrote, message))

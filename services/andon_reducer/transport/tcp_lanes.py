@@ -3,7 +3,7 @@
 Theory of operation. A stream's offer goes out with RoundOpened. Its lanes are *in use* from the
 first frame that comes over them: before that, the end of one only ends the other, and a message
 over gRPC takes the offer back. So a worker whose connections came too late, or did not come, goes
-on over gRPC.
+on over gRPC. A worker that listens sends no frame: its lanes are in use once both are proven.
 
 One thread receives, and at most FRAMES_AHEAD frames wait for the event loop: a stream that is
 paused, or a core that is busy, stops it. One thread sends what it is given. Neither waits for the
@@ -71,6 +71,7 @@ class StreamLanes:
         self._max_payload_bytes = max_payload_bytes
         self._room = threading.Semaphore(FRAMES_AHEAD)
         self._closing = False
+        self._listens = opening.listens
         self._connections: dict[LaneDirection, TcpConnection] = {}
         self._receiver: TcpReceiver[Request] | None = None
         self._sender: TcpSender | None = None
@@ -79,7 +80,7 @@ class StreamLanes:
         """Whether the worker sends no more."""
         self._came = asyncio.Event()
         self.in_use = False
-        """Whether a frame has come over them."""
+        """Whether a frame has come over them, or will come to a worker that sends none."""
         session = LaneSession(opening.session_token, opening.run_id, opening.worker)
         offer = listener.offer(session, self._joined)
         if offer is None:
@@ -167,6 +168,8 @@ class StreamLanes:
                 connection.end()
                 connection.close()
             raise
+        # Not before both threads run.
+        self.in_use = self._listens
 
     def _parse(self, head: memoryview, payload_bytes: int) -> Request:
         """Runs on the receiving thread, which waits here while the loop is behind."""

@@ -25,6 +25,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, Event
 from andon_trainer.core.reports import LeaveReport, StepReport, Timings
 from andon_trainer.exchange.control.control import ControlStream
+from andon_trainer.exchange.control.transfer import PackedCut
 from andon_trainer.exchange.control.translation import event_from
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.membership import Membership
@@ -42,6 +43,9 @@ CHECKPOINT = CheckpointFacts(
 
 class Nothing:
     """An empty state."""
+
+    def cut_state(self) -> PackedCut:
+        return PackedCut(self.pack(), self.base_elements())
 
     def base_elements(self) -> bytes:
         return b""

@@ -22,8 +22,10 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, random_split
 
+from andon.protocol.capabilities import LEARNING
 from andon.protocol.order import Order
 from andon_trainer import JoinRefused, Line, LineHalted
+from andon_trainer.line import joining
 from andon_trainer.state.weights import weights_digest
 
 VOCABULARY, WIDTH, CONTEXT = 17, 8, 6
@@ -211,6 +213,14 @@ def in_its_host(model: nn.Module, spec: dict[str, Any]) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model)
 
 
+def choose_capabilities(spec: dict[str, Any]) -> None:
+    """Makes this a worker that can't learn, if the spec says so: the others wait for its state."""
+    if not spec.get("transfers"):
+        return
+    able = tuple(each for each in joining._CAPABILITIES if each != LEARNING)
+    vars(joining)["_CAPABILITIES"] = able
+
+
 def train_on_the_line(model: nn.Module, spec: dict[str, Any]) -> dict[str, Any]:
     line = Line(seed=spec.get("seed", 0), total_steps=spec["steps"])
     model = in_its_host(model, spec)
@@ -290,6 +300,7 @@ def main() -> None:
         batchnorm=spec.get("batchnorm", False),
         synced=spec.get("synced", False),
     )
+    choose_capabilities(spec)
     train = train_plainly if spec.get("plain") else train_on_the_line
     try:
         seen = train(model, spec)

@@ -349,3 +349,32 @@ def test_only_this_host_is_loopback(host: str, loopback: bool) -> None:
 def test_a_factor_that_makes_no_sense_is_refused_by_its_flag(factor: str) -> None:
     with pytest.raises(UsageError, match=r"^--grad-norm-spike must be"):
         serve_config("--grad-norm-spike", factor)
+
+
+def test_a_run_with_spares_has_room_for_them_and_does_not_wait_for_them() -> None:
+    service = run_config("--workers", "3", "--spares", "1", "train.py").service
+
+    assert service is not None
+    assert (service.workers, service.line.max_workers) == (3, 4)
+
+
+def test_spares_may_come_alone_to_a_line_that_is_served_elsewhere() -> None:
+    config = run_config("--join", "127.0.0.1:7", "--workers", "0", "--spares", "2", "train.py")
+
+    assert (config.settings.workers, config.settings.spares) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--workers", "0"), "starts nobody who trains"),
+        (("--join", "127.0.0.1:7", "--workers", "0"), "starts nobody who trains"),
+        (("--workers", "0", "--spares", "1"), "starts nobody who trains"),
+        (("--workers", "2", "--spares", "1", "--topology", "ring"), "--topology ring"),
+        (("--workers", "2", "--spares", "1", "--schedule", "local"), "--schedule local"),
+        (("--workers", "2", "--spares", "1", "--max-workers", "2"), "leaves no room"),
+    ],
+)
+def test_spares_that_the_line_could_not_have_are_refused(flags: tuple[str, ...], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        run_config(*flags, "train.py")

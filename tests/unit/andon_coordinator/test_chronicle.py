@@ -90,6 +90,18 @@ TOLD: list[tuple[effects.Effect, tuple[str, int | None, int, str]]] = [
     (replace(LOST, dropped=True, message="by ann"), ("dropped", 1, 2, "dropped: by ann")),
     (effects.NoteCheckpoint(0, 2, "step-2"), ("checkpoint", 0, 2, "step-2")),
     (effects.NoteOverdue(3, None, 2), ("checkpoint_missed", None, 3, "the last one is of step 2")),
+    (
+        effects.NoteCaughtUp(2, 3.1, 0.02, learnt=True),
+        ("caught_up", 2, 3, "learnt the line's state in 3.10 s; the line waited 0.02 s for it"),
+    ),
+    (
+        effects.NoteCaughtUp(2, 3.1, 0.0, learnt=True),
+        ("caught_up", 2, 3, "learnt the line's state in 3.10 s; the line did not wait for it"),
+    ),
+    (
+        effects.NoteCaughtUp(2, 1.5, 1.5, learnt=False),
+        ("caught_up", 2, 3, "got the line's state in 1.50 s, while the line waited"),
+    ),
     (effects.NoteWentBack(2, 5, (0,)), ("went_back", None, 2, BACK.format("worker 0"))),
     (effects.NoteWentBack(2, 5, (0, 1)), ("went_back", None, 2, BACK.format("workers 0 and 1"))),
 ]

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from andon.protocol.capabilities import LEARNING
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
@@ -245,6 +246,47 @@ def test_the_status_shows_who_is_waited_for() -> None:
     assert status.workers[1].detail == "warming up"
     assert status.workers[1].rank == 1
     assert status.workers[1].heartbeat_age_s == 0.5
+
+
+def test_the_status_shows_how_far_a_worker_that_learns_has_come() -> None:
+    settings = LineSettings(run_id="7f3a", expect_workers=1, min_workers=1, max_workers=2)
+    bench = Bench(settings, RunPlan(global_batch=4, dataset_size=64))
+    (stream,) = _bootstrapped(bench)
+
+    def step() -> None:
+        _assigned(bench, [stream])
+        bench.send(on.WorkerReady(stream, bench.ready(stream)))
+        bench.send(on.RecordSaved(bench.journal.save_record()))
+
+    step()
+    request = replace(bench.request(1, 1), capabilities=frozenset({LEARNING}))
+    newcomer, _ = bench.join("w1", request)
+    shown: list[tuple[str, int, int]] = []
+
+    def note() -> None:
+        learner = bench.line.status(bench.now).workers[1]
+        assert learner.learns
+        assert not learner.in_sync
+        assert learner.activity is on.Activity.SYNCING
+        shown.append((learner.detail, learner.steps_behind, learner.step))
+
+    note()
+    bench.send(on.ListeningReported(newcomer))
+    step()
+    note()
+    transfer = bench.peers[newcomer].transfer
+    assert transfer is not None
+    bench.send(on.StateReported(newcomer, transfer.transfer_id, transfer.head))
+    note()
+    step()
+    note()
+
+    assert shown == [
+        ("learning: waits for the state", 1, 0),
+        ("learning: receives the state", 2, 0),
+        ("learning: 1 step behind", 1, 1),
+        ("learning: 2 steps behind", 2, 1),
+    ]
 
 
 def test_the_status_shows_the_result_of_the_last_step() -> None:

@@ -107,7 +107,7 @@ def test_closed_sets_of_labels_are_there_at_zero_from_the_start() -> None:
         assert metered.value("andon_step_attempts_total", cause=cause.value) == 0
     for state in LineState:
         assert metered.value("andon_line_state", state=state.name.lower()) == 0
-    for label in ("live", "participating"):
+    for label in ("live", "participating", "learning"):
         assert metered.value("andon_workers", state=label) == 0
     assert metered.value("andon_steps_committed_total") == 0
     assert metered.value("andon_recovery_seconds_count") == 0
@@ -518,3 +518,55 @@ def test_two_lines_in_one_registry_are_refused() -> None:
 
     with pytest.raises(ValueError, match="Duplicated"):
         LineMetrics(metered.registry, Totals())
+
+
+def test_workers_that_learn_are_counted_with_how_far_each_is_behind() -> None:
+    metered = Metered()
+    status = live_status(0, 1)
+    trains, learns = status.workers
+    learns = replace(learns, learns=True, steps_behind=12)
+
+    metered.metrics.tick(replace(status, workers=(replace(trains, steps_behind=0), learns)))
+    assert metered.value("andon_workers", state="learning") == 1
+    assert metered.value("andon_worker_steps_behind", worker="1") == 12
+    assert metered.value("andon_worker_steps_behind", worker="0") == 0
+
+    metered.metrics.tick(live_status(0))
+    assert metered.value("andon_workers", state="learning") == 0
+    assert metered.value("andon_worker_steps_behind", worker="1") is None
+
+
+def test_a_worker_that_learnt_counts_with_its_time_and_with_what_the_line_waited_for_it() -> None:
+    metered = Metered()
+
+    metered.see(events.TimePassed(), effects.NoteCaughtUp(1, 3.0, 0.25, learnt=True))
+    metered.see(events.TimePassed(), effects.NoteCaughtUp(2, 1.5, 1.5, learnt=False))
+
+    assert metered.value("andon_learning_seconds_count") == 1
+    assert metered.value("andon_learning_seconds_sum") == 3.0
+    assert metered.value("andon_learning_wait_seconds_total") == 0.25
+
+
+def test_a_state_that_is_sent_while_the_line_trains_is_no_pause() -> None:
+    metered = Metered()
+    sent = effects.SendTransfer(
+        stream=10, transfer_id=1, role=effects.TransferRole.SEND, head=FIRST, step=1,
+        cursor=Cursor(0, 4), peer=1, beside_training=True,
+    )  # fmt: skip
+
+    metered.see(events.WorkRequested(10, None), sent, at=1.0)
+    metered.assign(SECOND, 0, at=1.0)
+
+    assert metered.value("andon_join_pause_seconds_count") == 0
+
+
+def test_a_worker_whose_process_is_stopped_counts_once_the_line_goes_on_without_it() -> None:
+    metered = Metered()
+    stopped = events.WorkerStopped(10, 0.2)
+
+    metered.see(stopped)  # The line can't do without it.
+    assert metered.value("andon_workers_stopped_total") == 0
+    metered.see(stopped, effects.SaveDeparture(0, None, "its process has been stopped", 7, b""))
+
+    assert metered.value("andon_workers_stopped_total") == 1
+    assert metered.value("andon_departures_total", reason="lost") == 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from andon.protocol.run_settings import RunPlan
-from andon_coordinator.core.effects import LineState, NoteWentBack, SaveRunEvent
+from andon_coordinator.core.effects import LineState, NoteCaughtUp, NoteWentBack, SaveRunEvent
 from andon_coordinator.core.events import CordPulled, Device
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.core.settings import LineSettings
@@ -83,6 +83,19 @@ def test_a_line_that_went_back_is_logged_with_both_steps(caplog: pytest.LogCaptu
     assert said.getMessage() == (
         "line_went_back step=100 lost=150 message='went on after step 100, which workers 0 and 1 "
         "brought: no worker held step 150'"
+    )
+
+
+def test_a_worker_that_caught_up_is_logged_with_what_it_cost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    log_effect(NoteCaughtUp(2, 3.12345, 0.02, learnt=True))
+
+    (said,) = caplog.records
+    assert said.getMessage() == (
+        "worker_caught_up worker=2 learnt=True seconds=3.123 waited_s=0.02"
     )
 
 

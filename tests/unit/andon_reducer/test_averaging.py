@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from andon.protocol.messages import (
     Operation,
     RoundOpened,
     SharedMemoryMapped,
+    Slice,
 )
 from andon.protocol.records import Key
 from andon.wire.frames import parse_response
@@ -149,6 +151,41 @@ def test_what_leaves_as_bytes_too_is_one_part(memory: StreamMemory) -> None:
     answer = parse_response(message.frame)
     assert isinstance(answer, AveragedBlock)
     assert (answer.payload.nbytes, message.shared_bytes) == (4 * COUNT, 0)
+
+
+def test_what_a_listener_gets_on_a_lane_outlasts_the_exchange(memory: StreamMemory) -> None:
+    one, two = numbers()
+    delivery = Delivery(
+        job_of(one, two, in_place=False), {7: memory, 8: None}, lanes=[8], lasting=True
+    )
+    work(delivery)
+    average = (np.float32(0.5) * one + np.float32(0.5) * two).tobytes()
+
+    at = PLACES.starts[0] + 4 * OFFSET
+    written = np.frombuffer(memory.averages.file.memory, np.uint8, 4 * COUNT, at)
+    assert written.tobytes() == average
+    written[:] = 0
+
+    payload = delivery.message_for(8).payload
+    assert payload is not None
+    assert bytes(payload) == average
+
+
+def test_what_a_lone_rank_gave_in_memory_is_copied_for_a_listener_on_a_lane() -> None:
+    one, _ = numbers()
+    job = job_of(one.copy(), in_place=False)
+    (part,) = job.contributions
+    part = replace(part, slice=Slice(0, 4 * COUNT, 1))
+    delivery = Delivery(
+        replace(job, contributions=(part,), to_memory=False), {8: None}, lanes=[8], lasting=True
+    )
+    work(delivery)
+
+    np.frombuffer(part.payload, np.float32)[:] = 0
+
+    payload = delivery.message_for(8).payload
+    assert payload is not None
+    assert bytes(payload) == one.tobytes()
 
 
 def test_a_delivery_is_freed_without_the_cycle_collector(memory: StreamMemory) -> None:

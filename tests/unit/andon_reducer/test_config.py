@@ -14,6 +14,7 @@ from andon_reducer.config import ReducerConfig
     "name",
     [
         "window_bytes",
+        "listener_bytes",
         "threads",
         "max_payload_bytes",
         "chunk_elements",

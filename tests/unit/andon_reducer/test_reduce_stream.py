@@ -8,8 +8,10 @@ from typing import Any, cast
 
 from andon.protocol.messages import RoundAborted
 from andon.protocol.records import Key
+from andon.tcp.framing import Frame
 from andon.wire.frames import frame_response, parse_responses
 from andon_reducer.transport.reduce_stream import MAX_BATCH, Context, OutgoingMessage, ReduceStream
+from andon_reducer.transport.tcp_lanes import StreamLanes
 
 
 class Peer:
@@ -71,6 +73,34 @@ def test_averages_in_shared_memory_wait_for_each_other_until_they_are_flushed() 
     assert written(script, sent) == [[1, 2, 3], [4]]
     assert seen == [0, 3]
     assert [each.job for each in sent] == [1, 2, 3, 4]
+
+
+class Lanes:
+    """Lanes in use, which keep the heads that they are given."""
+
+    in_use = True
+
+    def __init__(self) -> None:
+        self.heads: list[bytes] = []
+
+    def send(self, message: Frame, sent: Callable[[int], None]) -> None:
+        """Notes the head, and has written it at once."""
+        self.heads.append(message[0])
+        sent(0)
+
+
+def test_an_average_that_was_framed_for_the_call_goes_there_though_lanes_came_into_use() -> None:
+    lanes, sent = Lanes(), list[OutgoingMessage]()
+
+    async def script(stream: ReduceStream) -> None:
+        stream.lanes = cast(StreamLanes, lanes)
+        stream.send(OutgoingMessage(frame(1), 1))
+        stream.send(OutgoingMessage(frame(2), 2, on_lane=True))
+        await turns()
+
+    assert written(script, sent) == [[1]]
+    assert lanes.heads == [frame(2)]
+    assert sorted(each.job or 0 for each in sent) == [1, 2]
 
 
 def test_any_other_message_takes_along_what_waits_before_it() -> None:

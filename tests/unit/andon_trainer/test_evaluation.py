@@ -195,3 +195,12 @@ def test_the_workers_that_are_left_divide_everything_until_there_is_a_new_roster
     later = coverage.place(1, 3, Key(1, 8))
 
     assert (again, complete, later) == (EvaluationShare(1, 2), True, EvaluationShare(1, 3))
+
+
+def test_a_worker_that_only_attends_sees_what_the_others_divide() -> None:
+    coverage = Coverage()
+
+    assert coverage.place(None, 3, ROUND) == EvaluationShare(0, 3)
+    assert coverage.lacks(2)
+    coverage.lost([1, 2], ROUND)
+    assert coverage.place(None, 3, ROUND) == EvaluationShare(0, 2)

@@ -48,6 +48,7 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
         "launch_size": 2,
         "local_rank": 3,
         "speed_hint": 1.5,
+        "spare": True,
         "metrics_bind": "off",
         "metrics_hosts": "alpha",
         "metrics_token_file": str(tmp_path / "metrics-token"),

@@ -138,3 +138,53 @@ def test_a_saved_replica_is_a_checkpoint_that_loads(tmp_path: Path) -> None:
 
     assert loaded == facts
     assert next_digest(newcomer) == next_digest(old)
+
+
+def large(steps: int = 2) -> Replica:
+    """A model whose first layer is copied beside training, and whose last one is frozen."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(512, 1024), nn.BatchNorm1d(1024), nn.Linear(1024, 2))
+    for parameter in model[2].parameters():
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[:2].parameters(), lr=0.1)
+    replica = Replica([model], [optimizer])
+    replica.mark(plan_model([model]))
+    for _ in range(steps):
+        step(replica)
+    return replica
+
+
+def step(replica: Replica) -> None:
+    model, optimizer = replica.modules[0], replica.optimizers[0]
+    optimizer.zero_grad()
+    model(torch.randn(4, 512)).square().mean().backward()
+    optimizer.step()
+
+
+def test_a_cut_state_is_that_of_the_moment_however_training_goes_on() -> None:
+    replica = large()
+    expected = replica.pack(), replica.base_elements()
+
+    cut = replica.cut_state()
+    # Forward writes the running statistics; the optimizer's step would wait for the copies.
+    replica.modules[0](torch.randn(4, 512))
+    whole = cut.complete()
+    step(replica)
+    state = cut.packed()
+    cut.close()
+
+    assert whole
+    assert state == expected
+    assert replica.pack() != expected[0]
+
+
+def test_a_cut_state_is_torn_if_the_script_writes_weights_before_they_are_copied() -> None:
+    replica = large()
+
+    cut = replica.cut_state()
+    with torch.no_grad():
+        next(replica.modules[0].parameters()).mul_(2.0)
+    whole = cut.complete()
+    cut.close()
+
+    assert not whole

@@ -83,6 +83,36 @@ def test_the_bytes_of_all_ranks_arrive_exactly_however_small_the_model_is() -> N
     assert all(call.exact for call in calls[1:])
 
 
+def test_a_worker_that_only_attends_gets_what_the_ranks_give() -> None:
+    given = [Given(b"first", 3), Given(b"second rank", 1)]
+    reducer = Reducer(len(given))
+    seats = [RankSeat(reducer, rank) for rank in range(len(given))]
+    heard: list[dict[int, Floats]] = []
+    mean = reducer.mean
+
+    def listened(rank: int, blocks: dict[int, Floats]) -> dict[int, Floats]:
+        found = mean(rank, blocks)
+        if rank == 0:
+            heard.append(found)
+        return found
+
+    reducer.mean = listened  # type: ignore[method-assign]  # a listening stream
+    with ThreadPoolExecutor(len(given)) as pool:
+        gathers = [StepGather(seat.averaging) for seat in seats]
+        list(pool.map(lambda gather, each: gather.run(each), gathers, given))
+    learner = Seat(layout_of(SIZES), rank=2, roster=(0, 1), attends=True, attended=True)
+    learner.wire = seats[0].wire
+
+    def answer() -> None:
+        for block, flat in heard.pop(0).items():
+            learner.averages[block][:] = flat
+
+    learner.answer = answer  # type: ignore[method-assign]  # what it hears
+    learner.submit = lambda *_, **__: None  # type: ignore[method-assign]  # it gives nothing
+
+    assert StepGather(learner.averaging).run(Given(b"", 0)) == given
+
+
 class Bench(StepBench):
     """A script that gathers in each loop body."""
 

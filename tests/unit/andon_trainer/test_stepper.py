@@ -13,6 +13,7 @@ from andon.protocol.order import Order
 from andon.protocol.records import Cursor, Key, PositionRange
 from andon.protocol.shards import Split
 from andon_trainer.core.events import TransferAsked
+from andon_trainer.core.reports import NO_DIGEST
 from andon_trainer.data.feed import Share
 from andon_trainer.model.graph import Graph
 from unit.andon_trainer.step_bench import BATCH, StepBench
@@ -291,3 +292,23 @@ def test_weights_that_a_script_changes_before_the_step_of_a_void_attempt_are_tol
     bench.run()
 
     assert ["unused was changed" in each.message for each in caplog.records] == [True]
+
+
+def test_a_worker_that_only_attends_borrows_a_sample_and_guesses_no_share() -> None:
+    bench = StepBench()
+    who: dict[str, Any] = {
+        "roster": (0,),
+        "rank": 1,
+        "attends": True,
+        "attended": True,
+        "wants_digest": True,
+    }
+    assigned = bench.assign(end="commit", **who)
+
+    bench.run()
+
+    assert bench.member.exchange.weights == [0.0]
+    assert len(bench.computed) == 1
+    (report,) = bench.member.reports
+    assert (report.weight, report.samples, report.digest) == (0.0, 0, NO_DIGEST)
+    assert list(bench.stepper._shares.upcoming(assigned)) == []

@@ -13,6 +13,8 @@ from andon.host.trace import EventKind, TracePart, Track, read_part
 from andon_trainer import Line, timeline
 from andon_trainer.averaging.compute_clock import ComputeClock, HostStopwatch
 from andon_trainer.averaging.staging import HostStaging, TracedStaging
+from andon_trainer.core import effects
+from andon_trainer.core.events import LearningAsked
 from andon_trainer.timeline import Timeline
 from unit.andon_trainer.solo import BATCH, SAMPLES, prepared
 from unit.andon_trainer.step_bench import StepBench
@@ -173,3 +175,14 @@ def test_without_a_trace_nothing_is_written_and_no_thread_runs(
     assert line._session.worker._timeline is None
     line.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_learns_is_marked_from_when_to_when(tmp_path: Path) -> None:
+    def act(line: Timeline) -> None:
+        for each in (effects.Listen(LearningAsked()), effects.StopListening()):
+            timeline.record_effect(line, each)
+
+    part = recorded(tmp_path / "t.json", act)
+
+    marks = [each.name for each in part.events if each.kind is EventKind.INSTANT]
+    assert marks == ["learns", "caught up"]

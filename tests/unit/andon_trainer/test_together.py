@@ -295,3 +295,43 @@ def test_the_best_is_written_though_no_checkpoint_was_due(tmp_path: Path) -> Non
 
     assert [step_of(each) for each in checkpoints_in(tmp_path)] == [4, 2]
     assert (tmp_path / "checkpoints" / "best").resolve() == checkpoint_folder(tmp_path, 4)
+
+
+def learns(line: Line) -> None:
+    """Makes the line's last round one that it only attended."""
+    after_a_step(line)
+    member: Any = line._session.member
+    assigned = replace(member.position.assigned, roster=(0, 1), rank=2, attends=True, attended=True)
+    member.position = replace(member.position, assigned=assigned)
+
+
+def test_a_worker_that_learns_evaluates_one_batch_and_gets_the_others_results(line: Line) -> None:
+    learns(line)
+    member: Any = line._session.member
+    member.scalar_all_reduce = lambda _value, _weight: (7.5, 8.0, 2)
+    member.all_gather = lambda _data: tuple(
+        struct.pack("<I", rank)
+        + struct.pack("<I", len(framed([pack([rank])])))
+        + framed([pack([rank])])
+        for rank in range(2)
+    )
+
+    batches = list(line.split(DataLoader(data(), 4)))
+    mean = line.mean(0.5, weight=4)
+
+    assert len(batches) == 1
+    assert (mean, line.covered) == (7.5, True)
+    assert [int(each) for each in line.gather([9])[0]] == [0, 1]
+
+
+def test_a_worker_that_learns_is_no_main_worker_and_writes_no_checkpoint(tmp_path: Path) -> None:
+    with Line(seed=3, device="cpu", run_dir=tmp_path, checkpoint_every=1) as line:
+        learns(line)
+        line._session.worker.between_steps()
+
+        assert not line.is_main
+        assert line.rank == line.world_size == 2
+        assert checkpoints_in(tmp_path) == []
+        line._session.member.position = replace(  # type: ignore[misc]  # so that it ends well
+            line._session.member.position, stop_reason=""
+        )

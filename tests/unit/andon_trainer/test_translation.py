@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
+from andon.protocol.reducers import ReducerShare
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
-from andon_trainer.core.events import Assigned, Committed
+from andon_trainer.core.effects import ReportListening
+from andon_trainer.core.events import Assigned, Committed, LearningAsked, TransferAsked
 from andon_trainer.core.reports import Standing, StepReport, Timings
-from andon_trainer.exchange.control.translation import event_from, ready_to
+from andon_trainer.exchange.control.translation import event_from, ready_to, request_to
 
 KEY = Key(7, 2)
 RECORD = Record(KEY, Key(7, 1), RecordKind.STEP, 1, Cursor(0, 8), (0, 1))
@@ -112,3 +114,21 @@ def test_an_assignment_says_what_to_compute_ahead_if_anything_is(
     assert event.ahead_batch == ahead
     assert event.ahead == (() if ahead is None else (ahead,))
     assert event.ahead_micro_batches == (0 if ahead is None else 2)
+
+
+def test_what_a_worker_is_told_of_learning_is_heard() -> None:
+    learn = pb.Learn(reducers=[pb.ReducerShare(address="a:1", start_element=0, stop_element=4)])
+    transfer = pb.StateTransfer(
+        transfer_id=1,
+        head=conversion.key_to_proto(Key(1, 1)),
+        role=pb.TRANSFER_ROLE_RECEIVE,
+        beside_training=True,
+    )
+
+    asked = event_from(pb.TrainResponse(learn=learn))
+    moves = event_from(pb.TrainResponse(state_transfer=transfer))
+
+    assert asked == LearningAsked(reducers=(ReducerShare("a:1", 0, 4),))
+    assert isinstance(moves, TransferAsked)
+    assert moves.beside_training
+    assert request_to(ReportListening()).WhichOneof("message") == "listening"

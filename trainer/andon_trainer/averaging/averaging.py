@@ -157,9 +157,9 @@ class Averaging:
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other worker in the present round."""
+        """Whether nobody else takes averages of the present round."""
         assigned = self.member.position.assigned
-        return assigned is None or assigned.world_size == 1
+        return assigned is None or assigned.alone
 
     @property
     def rank(self) -> int:

@@ -21,15 +21,16 @@ answered. Unless the script wants an exception (`raises_halts`), the wait is *pa
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
+from andon_trainer.core.attending import Attending
 from andon_trainer.core.effects import (
     AwaitAnswer,
     Effect,
     EndRun,
     GoOn,
     JoinAgain,
+    Listen,
     MoveState,
     RaiseDropped,
     RaiseHalted,
@@ -39,6 +40,7 @@ from andon_trainer.core.effects import (
     ReportState,
     RequestWork,
     SendNumber,
+    StopListening,
 )
 from andon_trainer.core.events import (
     Assigned,
@@ -49,7 +51,9 @@ from andon_trainer.core.events import (
     Event,
     ExchangeFailed,
     Halted,
+    LearningAsked,
     LeaveWanted,
+    ListeningLost,
     Resumed,
     ScalarAllReduceDone,
     TransferAsked,
@@ -57,30 +61,10 @@ from andon_trainer.core.events import (
 )
 from andon_trainer.core.keeping import doubted
 from andon_trainer.core.reports import NO_DIGEST, Digest
+from andon_trainer.core.waits import Wait
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
 
 __all__ = ["Conversation", "Wait"]
-
-
-class Wait(enum.Enum):
-    """What the script waits for."""
-
-    WEIGHTS = enum.auto()
-    """The line's weights, after the first Join."""
-    WORK = enum.auto()
-    """An assignment."""
-    EPOCH_END = enum.auto()
-    """The end of the present epoch, for everybody."""
-    AVERAGES = enum.auto()
-    """The averages of the exchange that was begun."""
-    VERDICT = enum.auto()
-    """The end of a round that this worker can't finish: it has reported a value of its own."""
-    COMMIT = enum.auto()
-    """The record of the round whose averages are held."""
-    NUMBER = enum.auto()
-    """The result of a scalar all-reduce."""
-    ANSWER = enum.auto()
-    """An operator's answer to the halt that the line is in, or that this worker brings about."""
 
 
 # The script is between two steps: it may leave here, and a run that is over ends it here.
@@ -109,6 +93,8 @@ class Conversation:
     """None: the script runs."""
     paused: bool = False
     """Whether the wait goes on only after an operator has answered the halt."""
+    attending: Attending = field(default_factory=Attending)
+    """What came of rounds that this worker learns of, and has not come to yet."""
     _averages: AveragesComplete | None = None
     _result: ScalarAllReduceDone | None = None
     _before: tuple[object, int] = (None, 0)
@@ -218,6 +204,9 @@ class Conversation:
         return self._give_up("its script left the step in the middle") if begun or held else []
 
     def _give_up(self, message: str) -> list[Effect]:
+        # Nobody waits for a worker that only attends.
+        if self.state.attends:
+            return self.state.void(message)
         fault = self.state.own_fault("DATA_STREAM_LOST", message)
         return [ReportFault(fault), *self.state.void(message)]
 
@@ -256,6 +245,10 @@ class Conversation:
     def poll(self) -> list[Effect]:
         """What the wait needs done before the next event is taken."""
         state = self.state
+        # First: to the wait it is as if what was kept for this moment came now.
+        effects = self._say_where() or self._attend()
+        if effects or self.over:
+            return effects
         # Asked before the pause is looked at: a run that is over needs no answer to its halt.
         if self.may_leave and self._nothing_follows():
             return [EndRun(state.stop_reason)]
@@ -290,6 +283,32 @@ class Conversation:
 
     def receive(self, event: Event) -> list[Effect]:
         """Takes the next event of the inbox."""
+        return [] if self.attending.keeps(event) else self._take(event)
+
+    def _say_where(self) -> list[Effect]:
+        """A worker that learns asks for work at each head, so that the line sees how far it is."""
+        attending, asks = self.attending, self.wait is Wait.WORK and not self.paused
+        # Not at the run's end: it would be sent away, and has everything that is left to make up.
+        if not (asks and attending.learning) or attending.ends_run or self._nothing_follows():
+            return []
+        return self._request(leaves_epoch=False)
+
+    def _attend(self) -> list[Effect]:
+        """Takes what was kept for this moment, up to what has an effect, or ends the wait."""
+        attending = self.attending
+        while not self.over:
+            event = attending.next(self.state, self.wait, self._number)
+            if event is None:
+                again = attending.mismatch(self.state, self.wait, self._number)
+                return [] if again is None else [again]
+            effects = self._take(event)
+            if isinstance(event, Assigned) and not event.attends:
+                effects = [*effects, StopListening()]
+            if effects:
+                return effects
+        return []
+
+    def _take(self, event: Event) -> list[Effect]:
         match event:
             case Committed() | Voided() | Assigned() | ExchangeFailed():
                 return self.state.receive(event)
@@ -300,11 +319,9 @@ class Conversation:
             case Halted():
                 return self._halted(event)
             case Resumed():
-                self.state.resumed()
-                self.paused = False
-                return [GoOn()]
-            case TransferAsked():
-                return self._transfer(event)
+                return self._resumed()
+            case TransferAsked() | LearningAsked() | ListeningLost():
+                return self._state_moves(event)
             case Dismissed():
                 return self._dismissed(event)
             case ControlLost():
@@ -326,6 +343,7 @@ class Conversation:
             self._result, self._number = event, None
 
     def _dismissed(self, event: Dismissed) -> list[Effect]:
+        self.attending.end()  # What was to be made up leads nowhere.
         if event.stop_reason:
             self.paused = False  # There is nothing left that an answer could change.
             return self.state.ended(event.stop_reason)
@@ -337,7 +355,12 @@ class Conversation:
             return []
         if event.refusal is not None:
             return [RaiseRefused(event.refusal)]
-        return [JoinAgain(f"lost the coordinator ({event.message})")]
+        return self._end_or_join_again(f"lost the coordinator ({event.message})")
+
+    def _end_or_join_again(self, why: str) -> list[Effect]:
+        """Joins again, unless the run is over: then nobody is there any more."""
+        over = self.attending.dismissed
+        return [JoinAgain(why)] if over is None else self._dismissed(over)
 
     def _halted(self, event: Halted) -> list[Effect]:
         """The line was halted: the script hears of it, or its wait is paused."""
@@ -359,6 +382,22 @@ class Conversation:
         self.paused = True
         return [*effects, AwaitAnswer(event.evidence)]
 
+    def _resumed(self) -> list[Effect]:
+        self.state.resumed()
+        self.paused = False
+        return [GoOn()]
+
+    def _state_moves(self, event: TransferAsked | LearningAsked | ListeningLost) -> list[Effect]:
+        """State is to move; or it moves beside training, and averages that follow it are lost."""
+        match event:
+            case TransferAsked():
+                return self._transfer(event)
+            case LearningAsked():
+                self.attending.begin()
+                return [Listen(event)]
+            case ListeningLost(message):
+                return self._end_or_join_again(message) if self.attending.learning else []
+
     def _transfer(self, asked: TransferAsked) -> list[Effect]:
         head = self.state.head
         # Rule 10: a sender is at the head that the transfer names.
@@ -375,14 +414,26 @@ class Conversation:
         if not failure and not asked.sends:
             self.doubts += 1
             effects += self.state.installed(asked)
+            effects += self._learn_on(asked)
         # With the head that was just installed: the receiver counts as in sync only once it reports
         # the line's head (rule 10).
         return [*effects, ReportState(asked.transfer_id, self.state.head, failure)]
+
+    def _learn_on(self, installed: TransferAsked) -> list[Effect]:
+        """The state is here: the rounds after it can be made up, if any ran meanwhile."""
+        if not self.attending.learning:
+            return []
+        if installed.beside_training:
+            self.attending.installed()
+            return []
+        self.attending.end()
+        return [StopListening()]
 
     # ------------------------------------------------------------------ between two streams
 
     def lost(self) -> list[Effect]:
         """The control stream is gone, and another is about to be opened."""
+        self.attending.end()
         return self.state.lost()
 
     def joined(

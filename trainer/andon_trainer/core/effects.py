@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Key
-from andon_trainer.core.events import ExchangeFailed, TransferAsked
+from andon_trainer.core.events import ExchangeFailed, LearningAsked, TransferAsked
 from andon_trainer.core.reports import NO_DIGEST, Digest
 
 __all__ = [
@@ -17,16 +17,19 @@ __all__ = [
     "EndRun",
     "GoOn",
     "JoinAgain",
+    "Listen",
     "MoveState",
     "RaiseDropped",
     "RaiseHalted",
     "RaiseRefused",
     "ReportDefect",
     "ReportFault",
+    "ReportListening",
     "ReportState",
     "RequestWork",
     "SendNumber",
     "StepDone",
+    "StopListening",
 ]
 
 
@@ -101,6 +104,23 @@ class MoveState:
 
 
 @dataclass(frozen=True, slots=True)
+class Listen:
+    """Open listening streams, and say so with `ReportListening`."""
+
+    asked: LearningAsked
+
+
+@dataclass(frozen=True, slots=True)
+class ReportListening:
+    """Say that this worker hears the averages of every round that begins from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopListening:
+    """Close the listening streams: this worker is on the roster, or needs no averages."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReportState:
     """Report how a transfer ended at this end; an empty `failure` is success."""
 
@@ -159,6 +179,9 @@ Effect = (
     | ReportDefect
     | SendNumber
     | MoveState
+    | Listen
+    | ReportListening
+    | StopListening
     | ReportState
     | AwaitAnswer
     | GoOn

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key, Record, accuracy_of
+from andon.protocol.reducers import ReducerShare
 from andon.protocol.rounds import RankTerms
 
 __all__ = [
@@ -17,7 +18,9 @@ __all__ = [
     "Event",
     "ExchangeFailed",
     "Halted",
+    "LearningAsked",
     "LeaveWanted",
+    "ListeningLost",
     "Neighbours",
     "Resumed",
     "ScalarAllReduceDone",
@@ -115,6 +118,23 @@ class TransferAsked:
     cursor: Cursor
     address: str = ""
     """The reducer that relays it; empty: the one at the coordinator's own address."""
+    beside_training: bool = False
+    """Whether rounds run meanwhile: the receiver learns, and the sender trains on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningAsked:
+    """This worker is to learn the line's state while the line trains."""
+
+    reducers: tuple[ReducerShare, ...] = ()
+    """The map of reducers to listen at; empty: that of the answer to Join."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningLost:
+    """Averages of some round will be missing, so that what was heard is of no use any more."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +191,8 @@ Event = (
     | Dismissed
     | LeaveWanted
     | TransferAsked
+    | LearningAsked
+    | ListeningLost
     | ScalarAllReduceDone
     | ControlLost
     | AveragesComplete

@@ -52,6 +52,8 @@ class Joining:
     """It would write a checkpoint every so many steps to this folder; None: it can't."""
     speed_hint: float | None = None
     """How fast it is, compared with the others; None if it does not know."""
+    spare: bool = False
+    """Whether it computes nothing as long as the line has all its workers."""
     pacing: bytes = field(default=b"", repr=False)
     """The `pacing` of the last commit that it applied."""
     protocol_version: int = PROTOCOL_VERSION

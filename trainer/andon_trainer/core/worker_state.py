@@ -91,6 +91,15 @@ class WorkerState:
         held = self.assigned is not None and self.phase is RoundPhase.HELD
         return self.assigned.key if held and self.assigned is not None else None
 
+    @property
+    def attends(self) -> bool:
+        """Whether the round that the script works on is one that this worker only attends."""
+        return self.assigned is not None and self.assigned.attends
+
+    def has_work(self, key: Key) -> bool:
+        """Whether round `key` was assigned, and the script has not taken it yet."""
+        return self._waiting is not None and self._waiting.key == key
+
     # ------------------------------------------------------------------ the script's side
 
     def must_ask(self, stream: int) -> bool:
@@ -267,6 +276,9 @@ class WorkerState:
         """An exchange can't be finished: the coordinator voids its round (rule 5)."""
         # Not once the averages are held: the round may be committed already.
         open_ = self.phase is RoundPhase.OPEN and self.is_present(event.key)
+        if open_ and self.attends:
+            # The others have made this exchange, or will make it: it is this worker's own trouble.
+            return [JoinAgain(f"this worker can't make up a step ({event.message})")]
         return [ReportFault(event)] if open_ else []
 
     def _committed(self, commit: Committed) -> list[Effect]:

@@ -63,12 +63,17 @@ class Coverage:
         self._left: tuple[int, ...] = ()
         """The ranks of that roster which are left."""
 
-    def place(self, rank: int, world_size: int, round_: Key | None) -> EvaluationShare:
-        """This worker's place among those that are left of a round's roster."""
+    def place(self, rank: int | None, world_size: int, round_: Key | None) -> EvaluationShare:
+        """This worker's place among those that are left of a round's roster.
+
+        `rank` of None: it is not one of them, and sees what they do. Its place is the first one's.
+        """
         self.complete = True
-        known = round_ is not None and round_ == self._round and rank in self._left
+        known = round_ is not None and round_ == self._round
+        known = known and (rank is None or rank in self._left)
         self._ranks = self._left if known else tuple(range(world_size))
-        return EvaluationShare(self._ranks.index(rank), len(self._ranks))
+        number = 0 if rank is None else self._ranks.index(rank)
+        return EvaluationShare(number, len(self._ranks))
 
     def divided(self, units: int | None) -> None:
         """Notes what a loader's split divided."""

@@ -20,6 +20,7 @@ from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.path import Exchange, Inbox, Traffic
 from andon_trainer.exchange.ring.exchange import RingExchange, place_of
 from andon_trainer.exchange.star.bulk_stream import OPENING_S, ReducerAccess
+from andon_trainer.exchange.star.heard import HeardAverages, HeardExchange
 from andon_trainer.exchange.star.lane_watch import PATIENCE_S
 from andon_trainer.exchange.star.reducer_path import ReducerUnfit
 from andon_trainer.exchange.star.star import ReducerAway, StarExchange, WrongMap
@@ -101,17 +102,52 @@ class Route:
             # the threads of the old one have ended by now.
             self._before += before.traffic
         if not self.exchange.is_open:
-            capabilities = (checksums.CAPABILITY,) if self._config.checksums else ()
-            if self._config.tcp:
-                capabilities = *capabilities, TCP
-            opening = OpenRound(joined.run_id, joined.worker, joined.session_token, capabilities)
-            self.exchange.open(address, opening)
+            self.exchange.open(address, self._opening(joined))
 
-    def _make(self, joined: Joined, reducers: tuple[ReducerShare, ...]) -> None:
+    def listen(
+        self, joined: Joined, reducers: tuple[ReducerShare, ...], address: str, stream: int
+    ) -> HeardExchange:
+        """Makes an exchange that hears the averages of rounds, and opens it.
+
+        Args:
+            joined: the answer to the latest Join.
+            reducers: the map; empty: that of the answer.
+            address: the coordinator's.
+            stream: the control stream on which this worker was asked to listen.
+
+        Raises:
+            RouteFailed: the map is wrong, or a reducer can't be reached, or lets nobody listen.
+            JoinRefused: a reducer is on another host, and nothing would be encrypted.
+        """
+        reducers = reducers or joined.reducers
+        self._refuse_plain_text(reducers)
+        # No shared memory: nothing of what is heard is written by this worker.
+        access = replace(_access_of(self._config, joined, reducers), shared_dir=None)
+        heard = HeardAverages(self._layout, self._inbox, stream=stream)
+        try:
+            exchange = HeardExchange(self._layout, joined.policy, heard, reducers, access)
+            exchange.open(address, self._opening(joined))
+        except (WrongMap, ReducerUnfit) as error:
+            raise RouteFailed("PROTOCOL", str(error)) from error
+        except (ReducerAway, TlsError) as error:
+            raise RouteFailed("DATA_STREAM_LOST", str(error)) from error
+        return exchange
+
+    def _opening(self, joined: Joined) -> OpenRound:
+        """The first message of each stream to a reducer."""
+        capabilities = (checksums.CAPABILITY,) if self._config.checksums else ()
+        if self._config.tcp:
+            capabilities = *capabilities, TCP
+        return OpenRound(joined.run_id, joined.worker, joined.session_token, capabilities)
+
+    def _refuse_plain_text(self, reducers: Sequence[ReducerShare]) -> None:
         # Before anything is sent there: the coordinator may name a reducer on any host.
         for share in reducers:
             if share.address and (heard := self._config.heard_at("reducer", share.address)):
                 raise JoinRefused.in_the_clear(heard)
+
+    def _make(self, joined: Joined, reducers: tuple[ReducerShare, ...]) -> None:
+        self._refuse_plain_text(reducers)
         self.exchange = make_exchange(self._layout, joined, self._inbox, self._config, reducers)
         self._reducers = reducers
 
@@ -142,14 +178,21 @@ def make_exchange(
         ring = RingExchange(layout, joined.policy, inbox, place, checksums=config.checksums)
         ring.listen()  # Now: each request for work says where this worker listens.
         return ring
+    access = _access_of(config, joined, reducers)
+    return StarExchange(layout, joined.policy, inbox, reducers, access)
+
+
+def _access_of(
+    config: LineConfig, joined: Joined, reducers: Sequence[ReducerShare]
+) -> ReducerAccess:
+    """How this worker reaches the reducers of a map."""
     elsewhere = any(share.address for share in reducers)
-    access = ReducerAccess(
+    return ReducerAccess(
         opening_s=max(_LEAST_OPENING_S, joined.liveness.lease_s) if elsewhere else OPENING_S,
         shared_dir=config.shared_dir,
         tls=config.tls,
         lane_patience_s=max(PATIENCE_S, 3 * joined.liveness.lease_s),
     )
-    return StarExchange(layout, joined.policy, inbox, reducers, access)
 
 
 def ring_address_of(exchange: Exchange) -> str:

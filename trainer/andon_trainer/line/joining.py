@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from andon.protocol.capabilities import LEARNING
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
@@ -36,7 +37,10 @@ from andon_trainer.script.prepared import (
 
 __all__ = ["join_by_hand", "join_with"]
 
-_CAPABILITIES = (BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY)
+_CAPABILITIES: tuple[str, ...] = (
+    *(BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY),
+    LEARNING,
+)
 """What a loop over a loader can do. Manual steps can't: the line does not see their samples."""
 _OF_HOSTS = (BALANCE_CAPABILITY, CADENCE_CAPABILITY)
 """What it can do in a host whose processes average by DistributedDataParallel."""

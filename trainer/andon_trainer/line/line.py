@@ -77,6 +77,7 @@ class Line:
         local_rank: int | None = None,
         device: str | None = None,
         speed_hint: float | None = None,
+        spare: bool | None = None,
         tcp: bool | None = None,
         shared_dir: str | Path | None = None,
         ring_bind: str | None = None,
@@ -114,6 +115,7 @@ class Line:
                 worker of this host has claimed.
             device: `cpu`, `cuda` or `cuda:1`; default: CUDA if there is a GPU, else the CPU.
             speed_hint: how fast this worker is, compared with the others, until it is measured.
+            spare: whether this worker computes nothing until it takes a lost worker's place.
             tcp: whether gradients may take TCP lanes beside gRPC, where the other end has them.
             shared_dir: folder for memory that is shared with a reducer on this host, or `off`.
             ring_bind: where this worker listens for its neighbour in a ring, or `off`.

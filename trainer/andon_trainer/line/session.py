@@ -75,6 +75,12 @@ class LineSession:
         return assigned.world_size if host is None else assigned.world_size * host.size
 
     @property
+    def alone(self) -> bool:
+        """Whether nobody else takes averages of this worker's round."""
+        assigned = self.worker.assigned
+        return self.world_size == 1 and (assigned is None or assigned.alone)
+
+    @property
     def step(self) -> int:
         """Number of committed steps."""
         return self.worker.member.position.step if self.worker.member else 0

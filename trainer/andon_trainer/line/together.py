@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -58,13 +59,17 @@ class Together:
         if assigned is None:
             place = self.coverage.place(0, 1, None)
         else:
-            place = self.coverage.place(assigned.rank, assigned.world_size, assigned.key)
+            rank = None if assigned.attends else assigned.rank
+            place = self.coverage.place(rank, assigned.world_size, assigned.key)
             if (host := session.worker.host) is not None:
                 place = replace(place, part=host.rank, parts=host.size)
         seed = splitmix64(session.worker.config.seed) ^ session.step
         units, batches = session.splitting.split(given, place, seed=seed)
         self.coverage.divided(units)
-        return batches
+        # A worker that learns has no share: what it computes counts for nothing, and the results
+        # are the others'. It gets a batch, so that the script has something to compute.
+        attends = assigned is not None and assigned.attends
+        return islice(batches, 1) if attends else batches
 
     def mean(
         self,
@@ -99,7 +104,7 @@ class Together:
     def _gather_in_body(self, steps: LoopSteps, value: Any) -> Any:
         """What all workers give in this loop body; gradients reach this worker's own rows."""
         data = b""
-        if self._session.world_size > 1:  # A worker that is alone copies nothing from its GPU.
+        if not self._session.alone:  # A worker that is alone copies nothing from its GPU.
             data = pack(value)
             refuse_size(data)
             bad = first_not_finite_row(value)
@@ -114,6 +119,8 @@ class Together:
             for rank, given in enumerate(rows.given)
             if given or rank == rows.rank
         ]
+        if rows.rank >= len(rows.given):
+            parts.append(mine)  # This worker only attends: it has no rows, and a graph.
         return concatenate(parts, value)
 
     def best(

@@ -31,13 +31,16 @@ from andon_trainer.core.effects import (
     EndRun,
     GoOn,
     JoinAgain,
+    Listen,
     MoveState,
     RaiseDropped,
     RaiseHalted,
     RaiseRefused,
     ReportFault,
+    ReportListening,
     RequestWork,
     StepDone,
+    StopListening,
 )
 from andon_trainer.core.events import (
     Assigned,
@@ -59,12 +62,14 @@ from andon_trainer.core.reports import (
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from andon_trainer.errors import JoinRefused, LineHalted, LineLost, RunOver, WorkerDropped
 from andon_trainer.exchange.control.connection import Connection
+from andon_trainer.exchange.control.giving import StateGiver
 from andon_trainer.exchange.control.transfer import StateMover
 from andon_trainer.exchange.control.translation import Report
 from andon_trainer.exchange.path import Exchange, Inbox
 from andon_trainer.exchange.route import Route, RouteFailed, ring_address_of
 from andon_trainer.exchange.star.star import WrongMap
 from andon_trainer.place.candidate import Candidate, refuse_other_policy
+from andon_trainer.place.learner import Learner, doing
 from andon_trainer.place.position import Position
 from andon_trainer.place.talk import LineTalk
 from andon_trainer.telemetry import Telemetry
@@ -103,12 +108,17 @@ class Membership:
         self._inbox = Inbox()
         self._link = Connection(config, self._inbox, self.timeline)
         self._mover = StateMover(self._link, candidate.replica)
+        self._giver = StateGiver(self._link, candidate.replica)
         self._route = Route(candidate.layout, self._inbox, config)
+        self._learner = Learner(self._link, self._route, self._inbox)
         self._leaving = Leaving()
         origin = candidate.origin
         self._habit = Habit()
         self.talk = LineTalk(
-            self._link, self._habit, None if origin is None else (origin.step, str(config.resume))
+            self._link,
+            self._habit,
+            None if origin is None else (origin.step, str(config.resume)),
+            lambda: doing(self._conversation.attending),
         )
         self._stop_refused = False
         """Whether the script was told that it may not end the run."""
@@ -125,7 +135,8 @@ class Membership:
     @property
     def exchange(self) -> Exchange:
         """The exchange that carries its rounds; there is none before `join`."""
-        return self._route.exchange
+        heard = self._learner.exchange if self._state.attends else None
+        return heard or self._route.exchange
 
     @property
     def position(self) -> Position:
@@ -200,9 +211,11 @@ class Membership:
                 self._link.control.report_crash(departure.error_type, departure.message)
             self._link.control.leave(replace(departure, checkpoint=self.talk.checkpoint))
             self._link.close(after_s=_LEAVE_PATIENCE_S)
+        self._giver.close(_LEAVE_PATIENCE_S)
+        self._learner.close()
         # There is none if the Join failed.
         if hasattr(self._route, "exchange"):
-            self.exchange.close()
+            self._route.exchange.close()
 
     @property
     def run_id(self) -> str:
@@ -236,8 +249,9 @@ class Membership:
             checkpoints=self._config.checkpoints,
             greatest_term=link.greatest_term,
             halt=state.halt,
-            capabilities=(*self._config.capabilities, *candidate.capabilities),
+            capabilities=self._learner.able((*self._config.capabilities, *candidate.capabilities)),
             speed_hint=self._config.speed_hint,
+            spare=self._config.spare,
             pacing=state.pacing,
         )
 
@@ -252,7 +266,8 @@ class Membership:
         refuse_other_policy(before, self.policy)
         # Its streams were opened with the session token of the Join before. The next round opens
         # others.
-        self.exchange.close()
+        self._route.exchange.close()
+        self._learner.close()
         self._take_answer()
 
     def _take_answer(self) -> None:
@@ -276,6 +291,7 @@ class Membership:
         """Requests work and waits for it."""
         if self.timeline is not None:
             self.timeline.step_over("void")  # If it was not committed, it was in vain.
+        self._giver.tidy()
         # Before `forget_round`, which takes the assignment away: the Fault names its key and rank.
         self._do(self._conversation.begin_anew())
         left = self._state.forget_round()
@@ -324,7 +340,12 @@ class Membership:
         if not self._conversation.begin():
             return False
         try:
-            self._route.follow(self._link.joined, assigned, self._link.address)
+            if assigned.attends:
+                # Nothing of it must go to a reducer: this worker is no member of the round.
+                assert self._learner.exchange is not None
+                self._learner.look_at_map(assigned, self._link.joined.reducers)
+            else:
+                self._route.follow(self._link.joined, assigned, self._link.address)
         except RouteFailed as failed:
             # By way of the inbox, behind what came before: the round may be void already.
             self._inbox.put(self._state.own_fault(failed.kind, str(failed)))
@@ -499,6 +520,7 @@ class Membership:
             self._habit.does_something_else()
         try:
             while not conversation.over:
+                self._hear()
                 if conversation.may_leave:
                     # The signal's handler sets a flag, and the exception comes from here: between
                     # two steps nothing is left half done.
@@ -513,6 +535,14 @@ class Membership:
                     self._do(conversation.receive(event))
         finally:
             conversation.wait = None  # The script runs, even if it was an exception that ended it.
+
+    def _hear(self) -> None:
+        """Takes all that came while this worker learns: it must know how far the line is."""
+        while self._conversation.attending.learning:
+            event = self._inbox.take(0.0)
+            if event is None:
+                return
+            self._do(self._conversation.receive(event))
 
     def _do(self, effects: Sequence[Effect]) -> None:
         state = self._state
@@ -535,9 +565,11 @@ class Membership:
                     self._telemetry.metrics.rejoins()
                     self._rejoin()
                 case StepDone():
-                    self._telemetry.clock.committed(effect.key, state.step, self._route.traffic)
-                case MoveState():
-                    self._move(effect.asked)
+                    traffic = self._route.traffic + self._learner.traffic
+                    self._telemetry.clock.committed(effect.key, state.step, traffic)
+                    self._learner.made_up(effect.key, self._conversation.attending.behind)
+                case MoveState() | Listen() | StopListening():
+                    self._get_in_step(effect)
                 case AwaitAnswer() | GoOn():
                     self._show_halt(effect)
                 case RaiseHalted() | RaiseDropped() | RaiseRefused() | EndRun():
@@ -588,8 +620,24 @@ class Membership:
                 text = f"the run is over: {reason}"
                 return RunOver(text, self._config.address, self._state.step)
 
+    def _get_in_step(self, effect: MoveState | Listen | StopListening) -> None:
+        """Does what brings a worker to where the line is."""
+        match effect:
+            case MoveState(asked):
+                self._move(asked)
+            case Listen(asked):
+                if self._learner.listen(asked):
+                    self._link.control.send(ReportListening())
+                else:
+                    self._do([JoinAgain("this worker does not learn")])
+            case StopListening():
+                self._learner.arrived()
+
     def _move(self, asked: TransferAsked) -> None:
-        """Sends or receives state. No round runs meanwhile (rule 10)."""
+        """Sends or receives state. No round runs meanwhile, or this worker hears it (rule 10)."""
+        if asked.sends and asked.beside_training:
+            self._giver.give(asked)
+            return
         self.talk.show("SYNCING")
         began = time.perf_counter()
         with self._leaving.at_once():
@@ -599,3 +647,5 @@ class Membership:
             self.timeline.span("send state" if asked.sends else "receive state", began)
         self.talk.show("IDLE")
         self._do(self._conversation.moved(asked, failure))
+        if self._state.head is not None:
+            self._learner.forget(self._state.head)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from andon.protocol.scalars import Scalar
@@ -54,15 +54,27 @@ class LineTalk:
     """Tells the coordinator, with heartbeats and with requests for work."""
 
     def __init__(
-        self, link: Connection, habit: Habit, checkpoint: tuple[int, str] | None = None
+        self,
+        link: Connection,
+        habit: Habit,
+        checkpoint: tuple[int, str] | None = None,
+        learning: Callable[[], str] = str,
     ) -> None:
-        """`checkpoint` is the one that the worker started from; None: it started from none."""
+        """Tells nothing yet.
+
+        Args:
+            link: to the coordinator.
+            habit: the script's.
+            checkpoint: the one that the worker started from; None: it started from none.
+            learning: says how far a worker that learns is behind; empty: it does not learn.
+        """
         self.checkpoint = checkpoint
         """Step and folder of the last checkpoint that this worker wrote or started from."""
         self.writing = 0
         """The step of a checkpoint that is being written beside training; 0: none is."""
         self._link = link
         self._habit = habit
+        self._learning = learning
         self._lost_scalars = 0
 
     def show(self, activity: str, detail: str = "") -> None:
@@ -70,10 +82,17 @@ class LineTalk:
         # A standing request is only made by a script that goes straight on: see `core.habit`.
         if activity in _ELSEWHERE:
             self._habit.does_something_else()
-        self._link.control.show(activity, detail)
+        # What it makes up of a step, the others have done long ago: nobody waits for that.
+        learning = self._learning()
+        self._link.control.show("SYNCING" if learning else activity, learning or detail)
 
     def log(self, scalars: Sequence[Scalar]) -> None:
-        """Sends them soon; a moment of silence loses none of them."""
+        """Sends them soon; a moment of silence loses none of them.
+
+        Not while this worker learns: those on the roster have logged the same steps.
+        """
+        if self._learning():
+            return
         before, self._lost_scalars = self._lost_scalars, self._link.outbox.put(scalars)
         if self._lost_scalars and not before:
             log.warning(

@@ -47,8 +47,11 @@ class Shares:
     def upcoming(self, assigned: Assigned) -> Iterator[Share]:
         """This process's shares of the steps to come.
 
-        They are a guess: roster, window and split may change before they are assigned.
+        They are a guess: roster, window and split may change before they are assigned. A worker
+        that only attends has none.
         """
+        if assigned.attends:
+            return
         size, window = self._feeder.epoch_size, assigned.window or self._feeder.batch_size
         last = assigned.ahead_batch or assigned.batch
         cursor = cursor_after(Cursor(assigned.epoch, last.start), last, size)

@@ -117,8 +117,9 @@ class Stepper(LoopSteps):
             self._averager.recall(state.kept.weight / state.unit)
             self._accumulated.hold()
         here = self._member.position
-        # Before the loop body runs: the weights are still those of the head.
-        if assigned.wants_digest or here.digest_due:
+        # Before the loop body runs: the weights are still those of the head. Nobody compares those
+        # of a worker that only attends.
+        if (assigned.wants_digest or here.digest_due) and not assigned.attends:
             state.digest = self._replica.weights(here.coordinator_can)
         for micro_batch in itertools.chain((first,), batches):
             self._loaded(state, began)
@@ -191,7 +192,7 @@ class Stepper(LoopSteps):
         if not state.last or state.micro_batches or state.kept is not None:
             self._refuse_part(state, first=first)
             return None
-        if state.assigned.world_size == 1:
+        if state.assigned.alone:
             return None
         state.phase = StepPhase.VOID  # In case the wait raises.
         mine = Given(b"", 0) if state.borrowed else Given(data, state.waiting)

@@ -45,7 +45,7 @@ from andon_trainer.state.weights import (
     write_tensors,
 )
 
-__all__ = ["CheckpointCut", "Replica"]
+__all__ = ["CheckpointCut", "Replica", "ReplicaCut"]
 
 _LENGTH_BYTES = 8
 _OUTER = "andon.outer"
@@ -87,6 +87,40 @@ class CheckpointCut:
         base = None if self.base is None else replace(self.base, tensors=frozen)
         self.draft.finish(trees, replace(self.facts, digest=digest), base)
         return True
+
+
+@dataclass(slots=True)
+class ReplicaCut:
+    """The state of one moment for a worker that learns; it is packed while training goes on.
+
+    A `StateCut` of the transfers.
+    """
+
+    snapshot: Snapshot
+    frozen: tuple[str, ...]
+    """The names of the tensors of the base."""
+
+    def complete(self) -> bool:
+        """Copies what is left; False: it is torn."""
+        return self.snapshot.complete()
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """What `Replica.pack` and `base_elements` would have returned at the cut."""
+        return _packed(self.snapshot.tree, self.frozen)
+
+    def close(self) -> None:
+        """Optimizers wait no more; only for the thread that cut it."""
+        self.snapshot.close()
+
+
+def _packed(tree: Any, frozen_names: Collection[str]) -> tuple[bytes, bytes]:
+    """A state: the JSON's length, JSON, and safetensors, with the base last; and the base."""
+    skeleton, tensors = split_tree(tree)
+    text = json.dumps(skeleton).encode()
+    frozen = {name: tensors.pop(name) for name in frozen_names}
+    length = len(text).to_bytes(_LENGTH_BYTES, "little")
+    state = b"".join((length, text, *packed_parts(tensors, last=frozen)))
+    return state, elements_of(frozen)
 
 
 @dataclass(slots=True)
@@ -170,13 +204,13 @@ class Replica:
 
         The elements of the base come last.
         """
-        skeleton, tensors = split_tree(self._tree())
-        text = json.dumps(skeleton).encode()
-        frozen = self._frozen()
-        for name in frozen:
-            del tensors[name]
-        length = len(text).to_bytes(_LENGTH_BYTES, "little")
-        return b"".join((length, text, *packed_parts(tensors, last=frozen)))
+        return _packed(self._tree(), self._frozen())[0]
+
+    def cut_state(self) -> ReplicaCut:
+        """Cuts what `pack` would return now."""
+        room = CopyRoom()  # Of its own: it is sent for a while, and others may be cut meanwhile.
+        snapshot = Snapshot(self._tree(), self.written_by_steps(), room=room)
+        return ReplicaCut(snapshot, tuple(self._frozen()))
 
     def base_elements(self) -> bytes:
         """The elements of the base, with which what `pack` returns ends; empty if there is none."""

@@ -6,6 +6,7 @@ import { clock, count, date, plain } from "./words.js";
 const KINDS = {
   started: ["blue", "Started"],
   joined: ["green", "Joined"],
+  caught_up: ["green", "Caught up"],
   left: ["off", "Left"],
   lost: ["amber", "Lost"],
   dropped: ["amber", "Dropped"],

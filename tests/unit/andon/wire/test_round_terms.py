@@ -30,12 +30,14 @@ TERMS = RankTerms(
     learning_rate_scale=1.5,
     copies_buffers=True,
     wants_digest=True,
+    attended=True,
     rank=1,
     positions=(PositionRange(8, 9), PositionRange(12, 14)),
     micro_batches=2,
     ahead=(PositionRange(16, 18),),
     ahead_micro_batches=3,
     writes_checkpoint=True,
+    attends=True,
 )
 
 

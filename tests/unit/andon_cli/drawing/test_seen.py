@@ -46,6 +46,35 @@ def test_workers_that_come_and_go_are_told_by_how_they_went() -> None:
     assert told(STATUS, without) == [("dropped", "worker 1 was dropped")]
 
 
+def test_a_worker_that_was_behind_is_told_of_once_it_takes_part() -> None:
+    first, second = WORKERS
+    learns = replace(second, rank=None, activity="syncing", step=10)
+    before = replace(STATUS, workers=(replace(first, step=10), learns))
+
+    assert told(before, STATUS) == [("caught_up", "worker 1 has caught up (beta)")]
+    assert told(before, before) == []
+
+
+def test_the_sender_of_a_transfer_has_not_caught_up() -> None:
+    donor, joiner = (replace(each, rank=None, activity="syncing") for each in WORKERS)
+    before = replace(STATUS, state="SYNCING", workers=(replace(donor, step=10), joiner))
+
+    assert told(before, STATUS) == [("caught_up", "worker 1 has caught up (beta)")]
+    assert told(replace(before, step=0), STATUS) == []
+
+
+def test_a_spare_is_told_of_as_one_and_so_is_the_moment_at_which_it_takes_a_place() -> None:
+    first, second = WORKERS
+    spare = replace(second, rank=None, detail="spare: ready")
+
+    with_spare = replace(STATUS, workers=(first, spare))
+
+    assert told(replace(STATUS, workers=(first,)), with_spare) == [
+        ("joined", "worker 1 joined as a spare (beta)")
+    ]
+    assert told(with_spare, STATUS) == [("joined", "worker 1 took a lost worker's place")]
+
+
 def test_a_halt_and_its_answer_are_told_once() -> None:
     halted = replace(STATUS, state="HALTED", halt=NAN)
 
@@ -121,6 +150,8 @@ def test_losses_go_on_where_the_journal_ended() -> None:
     [
         ("started", None, "the run began", "the run began"),
         ("joined", 1, "on beta (NVIDIA L4)", "worker 1 joined on beta (NVIDIA L4)"),
+        ("caught_up", 1, "learnt the line's state in 3.10 s",
+         "worker 1 learnt the line's state in 3.10 s"),
         ("left", 1, "complete", "worker 1 left (complete)"),
         ("lost", 1, "lost: its connection broke", "worker 1 left (lost: its connection broke)"),
         ("dropped", 1, "dropped", "worker 1 left (dropped)"),

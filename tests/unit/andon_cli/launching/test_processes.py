@@ -46,6 +46,25 @@ def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
     }
 
 
+def test_a_spare_has_a_slot_beyond_those_of_all_workers() -> None:
+    config = RunConfig(
+        settings=RunSettings(workers=2, spares=1), command=("train.py",), service=SERVICE
+    )
+
+    found = worker_environment(config, 2, base={}, line=LINE, master_port=4711, spare=True)
+
+    # Worker 2 of the line's three comes from another host.
+    assert (found["RANK"], found["WORLD_SIZE"]) == ("3", "3")
+    assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("2", "3")
+    assert found["ANDON_SPARE"] == "1"
+
+
+def test_a_launcher_that_is_a_spares_own_child_starts_workers() -> None:
+    config = RunConfig(settings=RunSettings(workers=2), command=("train.py",), service=SERVICE)
+
+    assert "ANDON_SPARE" not in environment(config, ANDON_SPARE="1")
+
+
 def test_threads_that_the_user_asked_for_are_kept() -> None:
     config = RunConfig(settings=RunSettings(), command=("train.py",), service=SERVICE)
 

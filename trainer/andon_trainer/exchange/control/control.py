@@ -20,7 +20,14 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
 from andon_trainer.core.effects import RequestWork
-from andon_trainer.core.events import Assigned, ControlLost, Halted, Resumed, TransferAsked
+from andon_trainer.core.events import (
+    Assigned,
+    ControlLost,
+    Event,
+    Halted,
+    Resumed,
+    TransferAsked,
+)
 from andon_trainer.core.reports import Joined, Joining, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange.channels import open_channel
@@ -78,14 +85,25 @@ class ControlStream:
         self._transfer: int | None = None
         """The transfer that the coordinator asked for last; None: it is over, or there was none."""
         self._at_end: Callable[[], object] | None = None
+        self._sending: dict[int, Callable[[], object] | None] = {}
+        """What to call once it is over, by the transfer that is sent beside training."""
+        self._beside: int | None = None
+        """The last one of those."""
 
     def at_end(self, transfer_id: int, act: Callable[[], object] | None) -> None:
         """Calls `act` once this transfer is over for the coordinator; None: never any more.
 
         It is over when the stream ends, and when the coordinator assigns a round or begins another
-        transfer: the receiver has reported then, whether it took the state or not. `act` is called
-        from any thread.
+        transfer: the receiver has reported then, whether it took the state or not. A transfer that
+        is sent beside training is over when the stream ends, and when another one of its kind
+        begins: the receiver is gone then. `act` is called from any thread.
         """
+        if transfer_id in self._sending:
+            self._sending[transfer_id] = act
+            # Looked at after that, and `_read` does it the other way round: see below.
+            if act is not None and (self._stop.is_set() or self._beside != transfer_id):
+                act()
+            return
         # Set before it is looked whether the transfer is over: if that happens in between, `act` is
         # called twice, and not never.
         self._at_end = act
@@ -193,9 +211,8 @@ class ControlStream:
                 if response.HasField("heartbeat_answer"):
                     self._heartbeats.answered(response.heartbeat_answer)
                 event = event_from(response)
-                if isinstance(event, Assigned | TransferAsked):
-                    # Before the inbox has it: the transfer may be looked for at once.
-                    self._end_transfer(event)
+                # Before the inbox has it: the transfer may be looked for at once.
+                self._note_transfer(event)
                 if event is not None:
                     self._inbox.put(event, self._number)
         except grpc.RpcError as error:
@@ -212,6 +229,29 @@ class ControlStream:
             self._stop.set()
             self._heartbeats.stop()
             self._end_transfer(None)
+            for act in list(self._sending.values()):
+                if act is not None:
+                    act()
+
+    def _note_transfer(self, event: Event | None) -> None:
+        """Notes which transfer an event begins or ends."""
+        match event:
+            case TransferAsked(sends=True, beside_training=True):
+                self._sending[event.transfer_id] = None
+                self._end_sending(event.transfer_id)
+            case TransferAsked():
+                self._end_transfer(event)
+            case Assigned(attends=False):
+                # One that this worker only attends ends nothing: its state may be on its way.
+                self._end_transfer(event)
+
+    def _end_sending(self, by: int) -> None:
+        """The coordinator has a worker send to one at a time: those before `by` are over."""
+        # Noted before the acts are looked for, as below.
+        self._beside = by
+        for transfer_id, act in list(self._sending.items()):
+            if transfer_id != by and act is not None:
+                act()
 
     def _end_transfer(self, by: Assigned | TransferAsked | None) -> None:
         """The transfer before is over, and perhaps another begins."""

@@ -36,13 +36,18 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 __all__ = [
+    "PackedCut",
     "PartialState",
     "State",
+    "StateCut",
     "StateMover",
     "SyncProgress",
     "Ticket",
+    "packed",
     "receive_state",
+    "say_why",
     "send_state",
+    "ticket_of",
 ]
 
 log = logging.getLogger(__name__)
@@ -141,6 +146,9 @@ def send_state(
     # gRPC's sending thread runs `pieces`. It waits there until the receiver has said where to
     # start, or until this thread says that there is nothing to send.
     wanted: queue.SimpleQueue[range | None] = queue.SimpleQueue()
+    # Here, and not in `pieces`: this thread may be one of low priority.
+    sha256 = hashlib.sha256(state).digest()
+    base_sha256 = hashlib.sha256(base).digest() if base else b""
 
     def pieces() -> Iterator[pb.PutStateRequest]:
         yield pb.PutStateRequest(
@@ -150,9 +158,9 @@ def send_state(
             transfer_id=ticket.transfer_id,
             head=conversion.key_to_proto(ticket.head),
             size_bytes=len(state),
-            sha256=hashlib.sha256(state).digest(),
+            sha256=sha256,
             base_bytes=len(base),
-            base_sha256=hashlib.sha256(base).digest() if base else b"",
+            base_sha256=base_sha256,
         )
         part = wanted.get()
         if part is None:
@@ -242,6 +250,38 @@ def _continue(arrived: PartialState, first: pb.GetStateResponse) -> None:
         raise StateCorrupt(f"the state begins at byte {first.offset}, unasked")
 
 
+class StateCut(Protocol):
+    """A state of one moment. Cut and closed by the training thread, packed by any."""
+
+    def complete(self) -> bool:
+        """Copies what is left, for which steps may wait; False: it changed before that."""
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """The state, once it is complete, and the base that it ends with."""
+
+    def close(self) -> None:
+        """Nobody packs it any more; a second call does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCut:
+    """A `StateCut` that is packed already."""
+
+    state: bytes
+    base: bytes = b""
+
+    def complete(self) -> bool:
+        """See `StateCut`."""
+        return True
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """See `StateCut`."""
+        return self.state, self.base
+
+    def close(self) -> None:
+        """See `StateCut`."""
+
+
 class State(Protocol):
     """The state that is the same on all workers, as bytes; `Replica` is PyTorch's."""
 
@@ -250,6 +290,9 @@ class State(Protocol):
 
     def base_elements(self) -> bytes:
         """The last bytes of what `pack` packs: weights that no worker trains; empty if none."""
+
+    def cut_state(self) -> StateCut:
+        """Cuts what `pack` would pack now, for a worker that learns."""
 
     def install(self, data: bytes | bytearray) -> None:
         """Installs what `pack` packed, or raises and changes nothing.
@@ -270,21 +313,12 @@ class StateMover:
 
     def move(self, asked: TransferAsked) -> str:
         """Sends or receives the state; returns why that failed, or "" if it did not."""
-        joined, control = self._link.joined, self._link.control
-        ticket = Ticket(
-            address=asked.address or self._link.address,
-            run_id=joined.run_id,
-            worker=joined.worker,
-            session_token=joined.session_token,
-            transfer_id=asked.transfer_id,
-            head=asked.head,
-            tls=self._link.tls,
-        )
+        control, ticket = self._link.control, ticket_of(self._link, asked)
         progress = SyncProgress(control.show, sends=asked.sends)
         watch = partial(control.at_end, asked.transfer_id)
         try:
             if asked.sends:
-                state, base = self._packed()
+                state, base = packed(self._state)
                 send_state(ticket, state, progress, watch, base)
             else:
                 base = self._own_base()
@@ -293,24 +327,8 @@ class StateMover:
                 # 10).
                 self._state.install(data)
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
-            why = _one_line(error)
-            text = f"a state transfer failed: {why}"
-            log.warning(LogEvent("state_transfer_failed", text))
-            return why
+            return say_why(error)
         return ""
-
-    def _packed(self) -> tuple[bytes, bytes]:
-        """This worker's state, and the base that it ends with.
-
-        If it can't be packed, the transfer fails, and this worker goes on.
-
-        Raises:
-            StateCorrupt: something in it can't be kept.
-        """
-        try:
-            return self._state.pack(), self._state.base_elements()
-        except (TypeError, ValueError) as error:
-            raise StateCorrupt(f"this worker's state can't be given: {error}") from error
 
     def _own_base(self) -> bytes:
         """What this worker need not get; nothing if it can't be packed."""
@@ -320,8 +338,38 @@ class StateMover:
             return b""
 
 
-def _one_line(error: Exception) -> str:
-    """Why a transfer failed, in one line: gRPC's own text has several."""
+def ticket_of(link: Connection, asked: TransferAsked) -> Ticket:
+    """This worker's ticket for a transfer."""
+    joined = link.joined
+    return Ticket(
+        address=asked.address or link.address,
+        run_id=joined.run_id,
+        worker=joined.worker,
+        session_token=joined.session_token,
+        transfer_id=asked.transfer_id,
+        head=asked.head,
+        tls=link.tls,
+    )
+
+
+def packed(state: State) -> tuple[bytes, bytes]:
+    """A worker's state as it is now, and the base that it ends with.
+
+    If it can't be packed, the transfer fails, and this worker goes on.
+
+    Raises:
+        StateCorrupt: something in it can't be kept.
+    """
+    try:
+        return state.pack(), state.base_elements()
+    except (TypeError, ValueError) as error:
+        raise StateCorrupt(f"this worker's state can't be given: {error}") from error
+
+
+def say_why(error: Exception) -> str:
+    """Logs why a transfer failed, and returns that in one line: gRPC's own text has several."""
+    why = f"{type(error).__name__}: {error}"
     if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
-        return f"{error.code().name}: {error.details()}"
-    return f"{type(error).__name__}: {error}"
+        why = f"{error.code().name}: {error.details()}"
+    log.warning(LogEvent("state_transfer_failed", f"a state transfer failed: {why}"))
+    return why

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from andon.host.process import own_process
 from andon.protocol.limits import MAX_PACING_BYTES, clipped
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
@@ -21,6 +22,7 @@ from andon_trainer.core import events
 from andon_trainer.core.effects import (
     ReportDefect,
     ReportFault,
+    ReportListening,
     ReportState,
     RequestWork,
     SendNumber,
@@ -40,7 +42,7 @@ __all__ = [
     "work_to",
 ]
 
-Report = ReportDefect | ReportFault | ReportState | SendNumber
+Report = ReportDefect | ReportFault | ReportListening | ReportState | SendNumber
 """Effects that are a message to the coordinator and nothing else."""
 
 
@@ -68,11 +70,19 @@ def join_to(joining: Joining) -> pb.Join:
         checkpoints=_checkpoint_plan(joining.checkpoints),
         halt=conversion.evidence_to_proto(joining.halt),
         speed_hint=joining.speed_hint,
+        spare=joining.spare,
         pacing=joining.pacing,
+        process=_process(),
     )
     if joining.launch_slot is not None:
         message.launch_slot = joining.launch_slot
     return message
+
+
+def _process() -> pb.ProcessPlace | None:
+    """This process, for a coordinator on the same host."""
+    own = own_process()
+    return pb.ProcessPlace(host=own.host, id=own.id) if own.host else None
 
 
 def _checkpoint_plan(plan: tuple[int, str] | None) -> pb.CheckpointPlan | None:
@@ -153,6 +163,11 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 step=transfer.step,
                 cursor=conversion.cursor_from_proto(transfer.cursor),
                 address=transfer.address,
+                beside_training=transfer.beside_training,
+            )
+        case "learn":
+            return events.LearningAsked(
+                reducers=conversion.shares_from_proto(message.learn.reducers)
             )
         case "scalar_all_reduce_result":
             result = message.scalar_all_reduce_result
@@ -201,6 +216,8 @@ def request_to(effect: Report) -> pb.TrainRequest:
                 failure=clipped(failure),
             )
             return pb.TrainRequest(state_report=report)
+        case ReportListening():
+            return pb.TrainRequest(listening=pb.Listening())
         case SendNumber():
             return pb.TrainRequest(scalar_all_reduce=_number(effect))
 

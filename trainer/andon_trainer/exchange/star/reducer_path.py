@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from andon.protocol.capabilities import capabilities_of
+from andon.protocol.capabilities import LISTENING, capabilities_of
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk
 from andon.protocol.messages import (
@@ -146,6 +146,8 @@ class WireLane:
         self.close()
         policy = self._part.policy
         needed = capabilities_of((policy.encoding, policy.answer_encoding))
+        if opening.listens:
+            needed = *needed, LISTENING
         able = [each for each in opening.capabilities if each != TCP or self._trust.may_try]
         opening = replace(opening, capabilities=(*able, *needed))
 
@@ -231,6 +233,11 @@ class WireLane:
         if not missing:
             return
         self.close()
+        if missing == [LISTENING]:
+            raise ReducerUnfit(
+                f"the reducer at {address} lacks {LISTENING}, so nobody can learn from it while "
+                "the line trains: update the reducer"
+            )
         raise ReducerUnfit(
             f"the reducer at {address} lacks {missing[0]}, which the line's encoding needs: "
             "update the reducer, or start the line with --encoding bfloat16"

@@ -24,39 +24,27 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-
-import grpc
 
 from andon.host.arena import SharedMemoryUnavailable
 from andon.host.logs import LogEvent
-from andon.host.tls import TlsError
 from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
-from andon.protocol.reducers import ReducerShare, chunks_by_address
+from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Policy
-from andon.wire.frames import FrameError
 from andon_trainer.core.calls import Bytes, Call, Floats
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.values import bad_value_of
-from andon_trainer.exchange.channels import is_here, tls_trouble
+from andon_trainer.exchange.channels import is_here
 from andon_trainer.exchange.collector import Collector, OpenCall
 from andon_trainer.exchange.path import Inbox, Traffic
 from andon_trainer.exchange.star.bulk_stream import ReducerAccess
+from andon_trainer.exchange.star.parts import ReducerAway, WrongMap, open_all, open_call, parts_of
 from andon_trainer.exchange.star.reducer_path import Lane, LanePart, WireLane
 from andon_trainer.exchange.star.shared import SharedLane, suits
 
 __all__ = ["ReducerAway", "StarExchange", "WrongMap"]
 
 log = logging.getLogger(__name__)
-
-
-class ReducerAway(grpc.RpcError):
-    """A reducer can't be reached, or refuses; the text says which one and why."""
-
-
-class WrongMap(ValueError):
-    """A map of reducers that is not the whole model, each element once, cut between chunks."""
 
 
 class _Reducer:
@@ -168,15 +156,7 @@ class StarExchange:
         self._access = access or ReducerAccess()
         self._inbox = inbox
         self._collector = Collector(layout, inbox)
-        chunks = policy.chunk_elements
-        if any(share.address for share in shares):
-            try:
-                parts = chunks_by_address(layout, chunks, shares)
-            except ValueError as error:
-                raise WrongMap(f"the coordinator's map is wrong: {error}") from None
-        else:
-            blocks = range(len(layout.blocks))
-            parts = {"": [list(layout.chunks_of(block, chunks)) for block in blocks]}
+        parts = parts_of(layout, policy.chunk_elements, shares)
         self._reducers = [
             _Reducer(
                 address,
@@ -222,57 +202,16 @@ class StarExchange:
     def open(self, address: str, opening: OpenRound) -> None:
         """See `Exchange`; all lanes that are not open are opened at once."""
         closed = [reducer for reducer in self._reducers if not reducer.lane.is_open]
-        # Each waits for its reducer's answer, so they wait together.
-        with ThreadPoolExecutor(max(1, len(closed)), thread_name_prefix="andon-open") as pool:
-            opened = {
-                reducer.address or address: pool.submit(
-                    reducer.open, reducer.address or address, opening
-                )
-                for reducer in closed
-            }
-        # The end of the block above waited for all of them. So no lane is still being opened by a
-        # thread of the pool when the training thread goes on, or hears of a failure.
-        for at, future in opened.items():
-            try:
-                future.result()
-            except (grpc.RpcError, TlsError, FrameError) as error:
-                raise ReducerAway(f"no reducer at {at}: {self._why(error, at)}") from error
-
-    def _why(self, error: grpc.RpcError | TlsError | FrameError, address: str) -> str:
-        """Why a reducer's lane can't be opened."""
-        if isinstance(error, FrameError):
-            return str(error)
-        trouble = tls_trouble(error, address, self._access.tls)
-        if trouble or isinstance(error, TlsError):
-            return trouble
-        return f"{error.code().name.lower().replace('_', ' ')}, {error.details()}"
+        open_all(closed, address, opening, self._access)
 
     def begin(self, assigned: Assigned, weight: float, call: Call | None = None) -> None:
         """See `Exchange`."""
         self._found_bad_value = False
         self.first_sent = None
         call = call or self._whole
-        concerned = [
-            reducer
-            for reducer in self._reducers
-            if any(reducer.elements[block] for block in call.blocks)
-        ]
-        if call.data is not None or not concerned:
-            concerned = self._reducers[:1]
-        if call.data is not None:
-            missing = call.data.size
-        else:
-            missing = sum(each.elements[block] for each in concerned for block in call.blocks)
-        self._open = OpenCall(
-            assigned.key,
-            assigned.rank,
-            assigned.world_size,
-            weight,
-            call,
-            missing,
-            zeros_missing=len(concerned),
-        )
-        self._lanes = [reducer.lane for reducer in concerned]
+        elements = [reducer.elements for reducer in self._reducers]
+        self._open, concerned = open_call(assigned, weight, call, elements)
+        self._lanes = [self._reducers[number].lane for number in concerned]
         self._checks = len(self._reducers) > 1 or isinstance(self._reducers[0].lane, WireLane)
         # The collector first: the answer to a stale key may come as soon as something is sent.
         self._collector.begin(self._open)

@@ -1,0 +1,215 @@
+"""How long do the others stand still when a worker comes back, or is frozen?
+
+Three PyTorch workers of one run on this host. One gets a real SIGKILL, and `andon run` starts it
+again: it joins, and needs the line's state, which is as large as `--mb` says (a layer and AdamW's
+moments). Or it gets a SIGSTOP, and a SIGCONT two seconds later. In turns the workers learn while
+the others train, as they do for every user, and get their state by a transfer, for which all wait.
+
+All times are from the journal. A pause is how much longer than a usual step the longest wait for a
+commit was: from the newcomer's Join until it has been on ten rosters in a row; after a SIGSTOP, the
+time from the signal to the others' next commit.
+
+    python benchmarks/joining.py --mb 100 --pairs 5 --json benchmarks/results/joining.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from machine import describe_machine
+
+from andon_coordinator.core.run_events import RunEventKind
+from andon_coordinator.transport.reader import JournalReader
+
+_SCRIPT = Path(__file__).with_name("joining_worker.py")
+_WORKERS = 3
+_STEPS = 10
+"""Steps on the roster, after which a newcomer counts as there."""
+_FROZEN_S = 2.0
+_PATIENCE_S = 180.0
+_BYTES_OF_STATE = 12
+"""For each parameter: itself and two moments, in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run under `andon run`."""
+
+    launcher: int
+    folder: Path
+
+    def workers(self) -> list[int]:
+        """Its workers' processes."""
+        children = Path(f"/proc/{self.launcher}/task/{self.launcher}/children").read_text()
+        found = []
+        for pid in map(int, children.split()):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if _SCRIPT.name.encode() in command:
+                found.append(pid)
+        return found
+
+    def commits(self) -> list[tuple[float, int]]:
+        """When each record was made durable, and how many workers it has."""
+        with JournalReader(self.folder / "journal.sqlite") as journal:
+            return [(each.at_unix_s, len(each.record.roster)) for each in journal.chain()]
+
+    def joined_after(self, at: float) -> float | None:
+        """When a worker joined after a time."""
+        with JournalReader(self.folder / "journal.sqlite") as journal:
+            joins = [
+                each.at_unix_s for each in journal.run_events() if each.kind is RunEventKind.JOINED
+            ]
+        return next((each for each in joins if each > at), None)
+
+
+@contextmanager
+def _running(options: argparse.Namespace, *, learns: bool) -> Iterator[Run]:
+    width = round(math.sqrt(options.mb * 1e6 / _BYTES_OF_STATE))
+    environment = {
+        **os.environ,
+        "JOINING_PACE_S": str(options.pace),
+        "JOINING_WIDTH": str(width),
+        "JOINING_TRANSFER": "" if learns else "1",
+    }
+    command = [sys.executable, "-m", "andon_cli", "run", "--workers", str(_WORKERS)]
+    command += ["--run-id", "7f3a", str(_SCRIPT)]
+    with TemporaryDirectory() as folder, Path(folder, "out.txt").open("wb") as out:
+        launcher = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
+        try:
+            yield Run(launcher.pid, Path(folder) / "runs/7f3a")
+        finally:
+            launcher.terminate()
+            launcher.wait(_PATIENCE_S)
+            if options.verbose:
+                sys.stdout.write(Path(folder, "out.txt").read_text("utf-8", "replace"))
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the run does not go on: see its output")
+        time.sleep(0.1)
+
+
+def _is_whole(run: Run, since: float) -> bool:
+    last = [size for at, size in run.commits() if at > since][-_STEPS:]
+    return len(last) == _STEPS and set(last) == {_WORKERS}
+
+
+def _usual_step(commits: list[tuple[float, int]], until: float) -> float:
+    """The median time between commits of the whole line."""
+    before = [each for each in commits if each[0] <= until][-40:]
+    return statistics.median(
+        at - earlier for (earlier, _), (at, size) in pairwise(before) if size == _WORKERS
+    )
+
+
+def kill(run: Run, chance: random.Random) -> dict[str, float]:
+    """A worker dies and comes back: what its death costs the others, and its return."""
+    struck_at = time.time()
+    os.kill(chance.choice(run.workers()), signal.SIGKILL)
+    _until(lambda: run.joined_after(struck_at) is not None)
+    joined_at = run.joined_after(struck_at)
+    assert joined_at is not None
+    _until(lambda: _is_whole(run, joined_at))
+    commits = run.commits()
+    waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
+    usual = _usual_step(commits, struck_at)
+    first_back = next(at for at, size in commits if at > joined_at and size == _WORKERS)
+    return {
+        "usual_step_s": usual,
+        "pause_of_death_s": next(wait for at, wait in waits if at > struck_at) - usual,
+        "pause_of_return_s": max(wait for at, wait in waits if at > joined_at) - usual,
+        "back_after_s": first_back - joined_at,
+    }
+
+
+def freeze(run: Run, chance: random.Random) -> dict[str, float]:
+    """A worker is frozen for two seconds: how long until the others commit, and its return."""
+    frozen = chance.choice(run.workers())
+    time.sleep(chance.random() * 0.2)
+    struck_at = time.time()
+    os.kill(frozen, signal.SIGSTOP)
+    time.sleep(_FROZEN_S)
+    os.kill(frozen, signal.SIGCONT)
+    # Without learning the others may wait for all of its lease.
+    _until(lambda: any(at > struck_at + 0.05 for at, _ in run.commits()[-5:]))
+    _until(lambda: _is_whole(run, struck_at + _FROZEN_S))
+    commits = run.commits()
+    waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
+    usual = _usual_step(commits, struck_at)
+    until = struck_at + _FROZEN_S
+    return {
+        "usual_step_s": usual,
+        "signal_to_commit_s": max(wait for at, wait in waits if at > struck_at and at < until + 2),
+        "pause_of_return_s": max(wait for at, wait in waits if at > until + wait) - usual,
+    }
+
+
+def main() -> None:
+    """Measures, and prints medians and worst."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mb", type=float, default=100.0, help="of state (default: 100)")
+    parser.add_argument("--pace", type=float, default=0.1, help="seconds in a step (default: 0.1)")
+    parser.add_argument("--pairs", type=int, default=5, help="faults of each kind (default: 5)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=["learning", "transfer"])
+    parser.add_argument("--verbose", action="store_true", help="print the runs' output")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    figures: dict[str, object] = {
+        "machine": describe_machine(),
+        "mb": options.mb,
+        "pace_s": options.pace,
+        "pairs": options.pairs,
+    }
+    for way in ("learning", "transfer"):
+        if options.only not in (None, way):
+            continue
+        chance = random.Random(options.seed)
+        found: dict[str, list[dict[str, float]]] = {"kill": [], "freeze": []}
+        with _running(options, learns=way == "learning") as run:
+            _until((run.folder / "journal.sqlite").exists)
+            _until(lambda: _is_whole(run, 0.0))
+            for _ in range(options.pairs):
+                found["kill"].append(kill(run, chance))
+                found["freeze"].append(freeze(run, chance))
+        for fault, rows in found.items():
+            for name in rows[0]:
+                values = [row[name] for row in rows]
+                print(
+                    f"{way:9} {fault:7} {name:20} median {statistics.median(values):.3f}  "
+                    f"worst {max(values):.3f}",
+                    flush=True,
+                )
+        figures[way] = {
+            fault: [{name: round(value, 4) for name, value in row.items()} for row in rows]
+            for fault, rows in found.items()
+        }
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""How far a worker that learns has come; `learning` has the rules."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from andon.protocol.records import Key
+from andon_coordinator.core.events import StandingRequest
+
+__all__ = ["Learning"]
+
+
+@dataclass(slots=True, eq=False)
+class Learning:
+    """What the line knows of one learner."""
+
+    began_at: float
+    listening: bool = False
+    """Whether it hears the averages of every round that opens from now on."""
+    follows: bool = False
+    """Whether it is sent the state of a head, and everything that happened after that head."""
+    installed: bool = False
+    """Whether it has that state."""
+    first_step: int = 0
+    """Steps committed at that head."""
+    behind: deque[Key] = field(default_factory=deque)
+    """Records after its head, as far as it has told."""
+    gained_at: int = 0
+    """The line's step when it was as near as never before."""
+    next: StandingRequest | None = None
+    """What it asks for once the round is committed that it holds the averages of."""
+    patience_until: float | None = None
+    """The next round waits so long for it at most; None: not at all."""
+    waits_since: float | None = None
+    """Since when a round that could open waits for it; None: none does."""
+    waited_s: float = 0.0
+    """How long rounds waited for it."""
+    _nearest: int | None = None
+    _late: int = 0
+    """How many chances it has missed."""
+    _next_chance: int = 0
+    """The line's step from which on it gets another one."""
+
+    @property
+    def in_words(self) -> str:
+        """How far it has come, for people."""
+        if not self.follows:
+            return "learning: waits for the state"
+        if not self.installed:
+            return "learning: receives the state"
+        steps = len(self.behind)
+        return f"learning: {steps} step{'' if steps == 1 else 's'} behind"
+
+    def follow(self, step: int) -> None:
+        """It is sent the state at `step`, and what follows."""
+        self.follows, self.installed = True, False
+        self.first_step = self.gained_at = step
+        self.behind.clear()
+        self._nearest = None
+
+    def stop_following(self) -> None:
+        """The state did not reach it."""
+        self.follows = self.installed = False
+        self.behind.clear()
+        self.next = None
+        self.patience_until = None
+        self.waits_since = None
+
+    def reached(self, head: Key, step: int) -> None:
+        """It is at a head now; the line is at `step`."""
+        self.next = None
+        # Keys rise, so whatever is not above its head is done.
+        while self.behind and self.behind[0] <= head:
+            self.behind.popleft()
+        if self._nearest is None or len(self.behind) < self._nearest:
+            self._nearest, self.gained_at = len(self.behind), step
+
+    def give_chance(self, step: int, until: float) -> None:
+        """It is one step behind: the next round may wait for it, unless it was late just now."""
+        if step >= self._next_chance and self.patience_until is None:
+            self.patience_until = until
+
+    def wait(self, now: float) -> None:
+        """The next round could open, and waits for it."""
+        if self.waits_since is None:
+            self.waits_since = now
+
+    def end_wait(self, now: float) -> None:
+        """Nobody waits for it any more."""
+        if self.waits_since is not None and self.patience_until is not None:
+            # The line never waits for longer, though a tick may notice later that it is over.
+            self.waited_s += max(0.0, min(now, self.patience_until) - self.waits_since)
+        self.waits_since = self.patience_until = None
+
+    def was_late(self, step: int, now: float) -> None:
+        """The round opens without it."""
+        self.end_wait(now)
+        self._late += 1
+        self._next_chance = step + 2 ** min(self._late, 10)

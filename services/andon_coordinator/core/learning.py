@@ -1,0 +1,421 @@
+"""Learning: a worker that is behind gets the line's state while the line trains.
+
+Theory of operation. A transfer stops the line (rule 10). A worker that can learn needs none. It has
+a *listening* stream at each reducer, so it hears the averages of every round, and keeps them. Then
+it gets a *snapshot*: the state of one head, which a worker in sync copies as it waits for work, and
+sends while it trains on. From that head the learner makes up the rounds by itself. Nobody waits
+for it: it is on no roster, and `Members` counts it neither as in sync nor as behind.
+
+    told to learn   `begin`: SendLearn
+    listening       `listening_reported`: it hears every round that opens from now on
+    following       `begin_snapshots`: it is sent the state of the head, and then, in order, all
+                    that happens after that head: rounds that it *attends*, records, numbers
+    installed       `state_reported`: it has the state, and makes up what happened since
+    in sync         `arrive` at a commit, or `admit` before a round
+
+It arrives in one of two ways. If it holds the averages of the open round when that is committed,
+and has asked for the step after it, it is on the next roster as everybody else (`arrive`). Or it
+asks for work at the line's head when no round is open (`admit`). A learner that is one step behind
+gets one chance for that: the next round opens up to `_PATIENCE_S` later, and the wait for each
+further chance is twice as many steps.
+
+A spare goes on learning after it has caught up, as long as the line has all its workers: `spares`.
+
+Safety needs no new rule. What a learner says counts for no round: a round is complete without it,
+and it is asked for work only once its head is the line's (rule 3). It applies a STEP only with all
+averages of exactly that key, and at the parent (rule 7). Its weights are compared with the others'
+in its first round, before that may move anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from andon.protocol.capabilities import LEARNING
+from andon.protocol.records import RecordKind
+from andon_coordinator.core import departures, spares, syncing
+from andon_coordinator.core.effects import (
+    NoteCaughtUp,
+    SendCommitted,
+    SendLearn,
+    SendTransfer,
+    TransferRole,
+)
+from andon_coordinator.core.events import (
+    FaultKind,
+    FaultReported,
+    ListeningReported,
+    ScalarAllReduceArrived,
+    StateReported,
+    WorkerReady,
+    WorkRequested,
+)
+from andon_coordinator.core.learner import Learning
+from andon_coordinator.core.members import LineMember
+from andon_coordinator.core.round import PendingRecord
+from andon_coordinator.core.state import CoreState
+from andon_coordinator.core.transfers import StateTransfer
+
+__all__ = [
+    "admit",
+    "arrive",
+    "awaits_snapshot",
+    "begin",
+    "begin_snapshots",
+    "fault",
+    "listening_reported",
+    "may_reach_head",
+    "number_arrived",
+    "ready",
+    "record_announced",
+    "release_if_short",
+    "started_over",
+    "state_reported",
+    "work_requested",
+    "worth_waiting",
+]
+
+_PATIENCE_S = 0.04
+"""How much later a round may open for a learner that is one step behind."""
+
+_STEPS_TO_GAIN = 256
+"""A learner that comes no nearer to the line for so many steps gets a transfer."""
+
+_MOST_FAILURES = 2
+"""A worker that failed to learn so often in a row gets a transfer."""
+
+_SPARE_KEEPS_UP = 16
+"""A spare that is at most so many steps behind the line keeps up with it."""
+
+
+# ---------------------------------------------------------------------------- who may learn
+
+
+def begin(core: CoreState) -> None:
+    """Tells workers that are behind, and wait for the line, to learn, if they may."""
+    if not _any_awaits_state(core) or not _trains_without(core):
+        return
+    # A spare whose place nobody needs has time: it goes on trying.
+    waiting = [each for each in syncing.awaiting_state(core) if _can_learn(core, each)]
+    if not spares.lacks_worker(core):
+        waiting += spares.awaiting_state(core)
+    for member in waiting:
+        assert member.stream is not None
+        member.learning = Learning(began_at=core.now)
+        member.wants_work = False
+        # The head is in use now, as with a transfer.
+        core.recovery_over = True
+        core.emit(SendLearn(member.stream, core.reducer_map))
+
+
+def _any_awaits_state(core: CoreState) -> bool:
+    behind = core.members.any_behind_accepting(core.chain.head)
+    return behind or bool(core.members.spares())
+
+
+def _can_learn(core: CoreState, member: LineMember) -> bool:
+    setback = core.transfers.setbacks.get(member.worker)
+    failures = 0 if setback is None else setback.failures
+    return LEARNING in member.request.capabilities and failures < _MOST_FAILURES
+
+
+def _trains_without(core: CoreState) -> bool:
+    """Whether the line trains, and in a way that can be followed."""
+    enough = core.members.in_sync_count(core.chain.head) >= core.needed
+    return enough and departures.can_be_followed(core)
+
+
+def release_if_short(core: CoreState) -> None:
+    """Too few workers are in sync: learners without a state join again, and get a transfer."""
+    for member in core.members.learners():
+        assert member.learning is not None
+        if not member.learning.installed:
+            member.learning = None  # It is not at fault.
+            text = "too few workers are in sync to train meanwhile"
+            grace_s = core.settings.rejoin_grace_s
+            departures.cut_off(core, member, f"{text}: join again", text, grace_s=grace_s)
+
+
+def may_reach_head(core: CoreState) -> bool:
+    """Whether a learner has a state, and perhaps all that it needs to reach the line's head."""
+    return any(each.learning and each.learning.installed for each in core.members.learners())
+
+
+# ------------------------------------------------------------------------------- snapshots
+
+
+def listening_reported(core: CoreState, member: LineMember, _event: ListeningReported) -> None:
+    """A learner hears the averages of every round that opens from now on."""
+    if member.learning is not None:
+        member.learning.listening = True
+
+
+def awaits_snapshot(core: CoreState) -> bool:
+    """Whether a learner listens and is sent no state yet."""
+    return any(
+        each.learning is not None and each.learning.listening and not each.learning.follows
+        for each in core.members.learners()
+    )
+
+
+def begin_snapshots(core: CoreState) -> None:
+    """Sends learners the state of the head, as the next round opens; everybody asked for work."""
+    chain = core.chain
+    assert chain.head is not None
+    waiting = [
+        each
+        for each in core.members.learners()
+        if each.learning is not None and each.learning.listening and not each.learning.follows
+    ]
+    if not waiting:
+        return
+    donors = [
+        each for each in core.members.in_sync(chain.head) if not core.snapshots.busy(each.worker)
+    ]
+    for donor, learner in zip(donors, waiting, strict=False):
+        transfer = core.snapshots.begin(
+            chain.head,
+            donor.worker,
+            learner.worker,
+            term=core.keys.term,
+            relay=core.reducers.addresses[0],
+            now=core.now,
+        )
+        assert learner.learning is not None
+        learner.learning.follow(chain.step)
+        # Before the assignments of the round that opens now: its parent is the head of the state.
+        for member, role, peer in (
+            (learner, TransferRole.RECEIVE, donor),
+            (donor, TransferRole.SEND, learner),
+        ):
+            assert member.stream is not None
+            core.emit(
+                SendTransfer(
+                    stream=member.stream,
+                    transfer_id=transfer.id,
+                    role=role,
+                    head=chain.head,
+                    step=chain.step,
+                    cursor=chain.cursor,
+                    peer=peer.worker,
+                    relay=transfer.relay,
+                    beside_training=True,
+                )
+            )
+
+
+def state_reported(core: CoreState, member: LineMember, event: StateReported) -> None:
+    """One end of a snapshot's way, or of a transfer, is done."""
+    transfer = core.snapshots.get(event.transfer_id)
+    if transfer is None:
+        syncing.state_reported(core, member, event)
+        return
+    if member.worker not in (transfer.donor, transfer.joiner):
+        return
+    if not event.failure and member.worker == transfer.donor:
+        return  # What counts is what the learner holds.
+    learner = core.members.get(transfer.joiner)
+    core.snapshots.end(transfer)
+    if learner is None or learner.learning is None:
+        return
+    if not event.failure and event.head == transfer.head:
+        learner.learning.installed = True
+        learner.head, learner.held = transfer.head, None
+        learner.step = learner.learning.first_step
+        learner.learning.reached(transfer.head, core.chain.step)
+        return
+    # It still listens, and gets the state of a later head from the next round on.
+    learner.learning.stop_following()
+    core.note_setback(transfer, learner, event.failure or "it reported another head")
+    _give_up_after_failures(core, learner)
+
+
+def started_over(core: CoreState, member: LineMember) -> None:
+    """A process that learnt joins again: it could not go on with what it had."""
+    learning = member.learning
+    if learning is not None and learning.listening and member.head is not None:
+        tried = _try_of(member, learning)
+        core.note_setback(tried, member, "it lost what it listened to")
+
+
+def _try_of(member: LineMember, learning: Learning) -> StateTransfer:
+    assert member.head is not None
+    return StateTransfer(0, member.head, member.worker, member.worker, "", learning.began_at)
+
+
+def _give_up_after_failures(core: CoreState, learner: LineMember) -> None:
+    setback = core.transfers.setbacks.get(learner.worker)
+    if setback is not None and setback.failures >= _MOST_FAILURES:
+        learner.learning = None
+        text = "it did not get the state while the line trained"
+        grace_s = core.settings.rejoin_grace_s
+        departures.cut_off(core, learner, f"{text}: join again", text, grace_s=grace_s)
+
+
+# ------------------------------------------------------------------- what a learner reports
+
+
+def work_requested(core: CoreState, member: LineMember, event: WorkRequested) -> None:
+    """A learner is at a head, and its script waits."""
+    learning, chain = member.learning, core.chain
+    assert learning is not None
+    if core.stop_reason:
+        core.shut_down_member(member)
+        return
+    # A wish to leave the epoch does not count; the learner hears of the MARK that ends it.
+    if not learning.installed or event.head is None or event.leaves_epoch:
+        return
+    member.head, member.held = event.head, None
+    member.wants_work = event.head in chain.request_heads
+    learning.reached(event.head, chain.step)
+
+
+def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:
+    """A learner holds the averages of a round: of the present one, it can apply the record."""
+    learning, key = member.learning, event.ready.key
+    assert learning is not None
+    if not learning.installed:
+        return
+    pending, round_ = core.pending_record, core.round
+    if round_ is not None and round_.key == key:
+        parent = round_.terms.parent
+    elif pending is not None and pending.record.key == key:
+        parent = pending.record.parent
+    else:
+        return  # It makes up an older one.
+    # Taken away again if the round becomes void, as a member's.
+    member.head, member.held = parent, key
+    learning.next = event.ready.next
+
+
+def fault(_core: CoreState, member: LineMember, event: FaultReported) -> None:
+    """A learner takes part in no round, so nothing that it saw voids one, or halts the line."""
+    if event.fault.kind is FaultKind.SCRIPT_RAISED:
+        member.raised = event.fault.error_type or event.fault.message
+        member.wants_work = False  # It is about to leave.
+
+
+def number_arrived(core: CoreState, member: LineMember, event: ScalarAllReduceArrived) -> None:
+    """A learner has a number to average; if it follows, it hears what the others averaged."""
+    learning = member.learning
+    assert learning is not None
+    if not learning.follows:
+        syncing.answer_alone(core, member, event)
+
+
+# --------------------------------------------------------------------------------- arriving
+
+
+def arrive(core: CoreState, pending: PendingRecord, able: Iterable[LineMember]) -> None:
+    """At a commit: learners that can apply it, and asked for the step after it, are in sync.
+
+    This runs before the record is announced, and before its standing requests are taken.
+    """
+    result = pending.result
+    # At an epoch's end scripts evaluate: what a learner would give there counts for nothing.
+    if result is None or core.chain.cursor.epoch != result.epoch or core.stop_reason:
+        return
+    able = list(able)
+    in_sync = sum(each.learning is None and not each.spare for each in able)
+    for member in able:
+        learning = member.learning
+        if learning is None or learning.next is None or member.stream is None:
+            continue
+        if member.spare and not spares.takes_place(core, in_sync):
+            continue
+        in_sync += 1
+        pending.standing[member.stream] = learning.next
+        _let_in(core, member)
+
+
+def admit(core: CoreState) -> None:
+    """No round is open: learners at the line's head that asked for work are in sync."""
+    head = core.chain.head
+    for member in core.members.learners():
+        assert member.learning is not None
+        here = member.learning.installed and member.head == head and member.wants_work
+        if here and (not member.spare or spares.takes_place(core)):
+            _let_in(core, member)
+    spares.call_in(core)
+
+
+def worth_waiting(core: CoreState) -> bool:
+    """Whether the next round opens a little later, for a learner that is one step behind."""
+    waits = False
+    for member in core.members.learners():
+        learning = member.learning
+        assert learning is not None
+        if member.spare and not spares.takes_place(core):
+            learning.patience_until = None
+            continue
+        if member.spare and learning.installed and member.head == core.chain.head:
+            # It was in the round that is void now, as the others were, and asks again as they do.
+            learning.give_chance(core.chain.step, core.now + _PATIENCE_S)
+        if learning.patience_until is None:
+            continue
+        if core.now < learning.patience_until:
+            waits = True
+            learning.wait(core.now)
+        else:
+            learning.was_late(core.chain.step, core.now)
+    return waits
+
+
+def record_announced(core: CoreState, pending: PendingRecord, able: Iterable[int]) -> None:
+    """A record is the head: learners that follow get it, whether they can apply it yet or not."""
+    record, done = pending.record, frozenset(able)
+    for member in core.members.following():
+        learning = member.learning
+        assert learning is not None
+        assert member.stream is not None
+        learning.behind.append(record.key)
+        if member.worker in done:
+            learning.reached(record.key, core.chain.step)
+            if member.spare:
+                # It has caught up: what went wrong before is over.
+                core.transfers.setbacks.pop(member.worker, None)
+            continue
+        core.emit(
+            SendCommitted(member.stream, record, pending.result, core.stop_reason, core.pacing.kept)
+        )
+        if record.kind is not RecordKind.STEP:
+            continue
+        unwanted = member.spare and not spares.takes_place(core)
+        if learning.installed and member.head == record.parent and not unwanted:
+            learning.give_chance(core.chain.step, core.now + _PATIENCE_S)
+        if _keeps_up(core, member):
+            learning.gained_at = core.chain.step
+        if learning.installed and core.chain.step - learning.gained_at > _STEPS_TO_GAIN:
+            _give_up(core, member)
+
+
+def _keeps_up(core: CoreState, member: LineMember) -> bool:
+    """Whether a spare is near enough, while nobody needs it in sync."""
+    assert member.learning is not None
+    near = len(member.learning.behind) <= _SPARE_KEEPS_UP
+    return member.spare and near and not spares.takes_place(core)
+
+
+def _give_up(core: CoreState, member: LineMember) -> None:
+    """A learner is no faster than the line: it gets a transfer."""
+    learning = member.learning
+    assert learning is not None
+    why = f"it came no nearer to the line for {_STEPS_TO_GAIN} steps"
+    tried = _try_of(member, learning)
+    for _ in range(_MOST_FAILURES):
+        core.note_setback(tried, member, why)
+    member.learning = None
+    grace_s = core.settings.rejoin_grace_s
+    departures.cut_off(core, member, f"{why}: join again", why, grace_s=grace_s)
+
+
+def _let_in(core: CoreState, member: LineMember) -> None:
+    learning = member.learning
+    member.learning, member.spare = None, False
+    assert learning is not None
+    learning.end_wait(core.now)
+    took_s = core.now - learning.began_at
+    core.emit(NoteCaughtUp(member.worker, took_s, learning.waited_s, learnt=True))
+    # Nobody has compared its weights; the next round does, before they may move.
+    core.note_uncompared(member.worker)
+    core.transfers.setbacks.pop(member.worker, None)

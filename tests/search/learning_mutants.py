@@ -1,0 +1,74 @@
+"""Mutants of learning: each rule that keeps a learner from harm, taken out at every end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from andon.protocol.records import Record
+from andon_coordinator.core import events, learning, line, steps
+from andon_coordinator.core.members import LineMember
+from andon_coordinator.core.state import CoreState
+from andon_reducer.core.listeners import Listeners
+from andon_trainer.core import attending
+from andon_trainer.core.worker_state import WorkerState
+from search.mutants import Mutant, Patch, Right, mutants_of, wrap
+from search.numbers import Weights
+from search.state import Bounds
+from search.weights import Library
+from search.worker import Worker
+
+__all__ = ["LEARNING_MUTANTS"]
+
+LEARNING_MUTANTS: list[Mutant] = []
+_mutant = mutants_of(LEARNING_MUTANTS)
+
+
+_LEARNER = Bounds(faults=0, expect=1, learns=True)
+"""Worker 0 begins alone, so worker 1 learns whenever it comes."""
+
+
+@_mutant(_LEARNER, "is not ready", line._OF_LEARNERS, events.WorkerReady)
+def _a_learner_is_counted_ready(
+    right: Right, core: CoreState, member: LineMember, event: events.WorkerReady
+) -> None:
+    """What a learner reports completes the round that it attends."""
+    right(core, member, event)
+    round_ = core.round
+    if round_ is not None and event.ready.key == round_.key:
+        for rank, worker in enumerate(round_.roster):
+            share = sum(map(len, round_.shares[rank]))
+            round_.take(worker, replace(event.ready, weight=float(share), samples=share))
+        steps._prepare(core, round_)
+
+
+@_mutant(_LEARNER, "arrive as those of", Worker, "transferred")
+def _a_snapshot_is_cut_late(
+    right: Right, worker: Worker, donor: Weights | None, scheduled: int, library: Library, out: Any
+) -> None:
+    """A donor sends what it has when it sends, and not what it had when it was asked."""
+    if donor is not None and worker.transfer is not None and worker.transfer.beside_training:
+        donor = Weights(max(each for each, head in enumerate(library._heads) if head is not None))
+    right(worker, donor, scheduled, library, out)
+
+
+@_mutant(_LEARNER, "averages of")
+def _a_learner_applies_a_record_before_it_has_the_averages(patch: Patch) -> None:
+    """Rule 7: a learner takes each record as soon as it hears of it."""
+
+    def applies(right: Right, state: WorkerState, record: Record) -> Any:
+        return record.parent == state.head or right(state, record)
+
+    patch.setattr(attending, "_has_come", lambda *_: True)
+    wrap(patch, WorkerState, "_applies", applies)
+
+
+@_mutant(_LEARNER, "", Listeners, "send")
+def _a_listener_hears_nothing(right: Right, *_: Any) -> tuple[int, ...]:
+    """The reducer forgets those that only listen."""
+    return ()
+
+
+@_mutant(_LEARNER, "", learning, "record_announced")
+def _a_learner_hears_of_no_record(right: Right, *_: Any) -> None:
+    """A learner is told of rounds, and not of what became of them."""

@@ -1,0 +1,144 @@
+"""What a worker that learns tells people, and when it gives up learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from andon.protocol.capabilities import LEARNING, NORMS
+from andon.protocol.records import Key
+from andon.protocol.reducers import ReducerShare
+from andon.protocol.scalars import Scalar
+from andon_trainer.core.attending import Attending
+from andon_trainer.core.events import LearningAsked, ListeningLost
+from andon_trainer.core.habit import Habit
+from andon_trainer.exchange.control.connection import Connection
+from andon_trainer.exchange.path import Inbox, Traffic
+from andon_trainer.exchange.route import Route, RouteFailed
+from andon_trainer.place.learner import Learner, doing
+from andon_trainer.place.talk import LineTalk
+from unit.andon_trainer.assigned_work import HEAD, work
+
+STREAM = 4
+CAN = NORMS, LEARNING
+
+
+@dataclass
+class Streams:
+    """In place of the listening streams."""
+
+    shares: tuple[ReducerShare, ...] = ()
+    traffic: Traffic = field(default_factory=lambda: Traffic.over("wire", 0, 5))
+    closed: int = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def forget(self, head: Key) -> None:
+        del head
+
+
+class Bench:
+    """A learner, and what it opens."""
+
+    def __init__(self) -> None:
+        self.opened: list[Streams] = []
+        self.refuses = ""
+        self.inbox = Inbox()
+        self.inbox.follow(STREAM)
+        self.link: Any = SimpleNamespace(joined=None, address="a:1", number=STREAM)
+        self.learner = Learner(cast(Connection, self.link), cast(Route, self), self.inbox)
+
+    def listen(self, *_: Any) -> Streams:
+        if self.refuses:
+            raise RouteFailed("PROTOCOL", self.refuses)
+        self.opened.append(Streams())
+        return self.opened[-1]
+
+
+def test_a_reducer_at_which_nobody_may_listen_is_told_of_once_and_learning_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    assert bench.learner.able(CAN) == CAN
+    bench.refuses = "the reducer at a:1 lacks listening.v1"
+
+    assert not bench.learner.listen(LearningAsked())
+
+    assert bench.learner.able(CAN) == (NORMS,)
+    assert "lacks listening.v1" in caplog.text
+    assert "they will wait for it instead" in caplog.text
+
+
+def test_learning_is_given_up_after_some_tries_without_an_arrival() -> None:
+    bench = Bench()
+
+    assert [bench.learner.listen(LearningAsked()) for _ in range(4)] == [True, True, True, False]
+    assert bench.learner.able(CAN) == (NORMS,)
+
+
+def test_a_spare_that_caught_up_may_learn_anew_as_often_as_it_has_to() -> None:
+    bench = Bench()
+
+    for _ in range(9):
+        assert bench.learner.listen(LearningAsked())
+        bench.learner.made_up(HEAD, behind=0)
+
+    assert bench.learner.able(CAN) == CAN
+
+
+def test_who_has_arrived_listens_no_more_and_may_learn_again() -> None:
+    bench = Bench()
+    for _ in range(4):
+        assert bench.learner.listen(LearningAsked())
+        bench.learner.arrived()
+
+    assert [each.closed for each in bench.opened] == [1] * 4
+    assert bench.learner.exchange is None
+    assert bench.learner.traffic.received["wire"] == 20
+
+
+def test_another_map_of_reducers_makes_it_begin_anew() -> None:
+    bench = Bench()
+    bench.learner.listen(LearningAsked())
+    other = ReducerShare("b:2", 0, 4)
+
+    bench.learner.look_at_map(work(), ())
+    assert bench.inbox.take(0) is None
+    bench.learner.look_at_map(work(), (other,))
+
+    assert isinstance(bench.inbox.take(0), ListeningLost)
+    bench.learner.close()
+    bench.learner.forget(HEAD)
+    bench.learner.look_at_map(work(), (other,))
+    assert bench.inbox.take(0) is None
+
+
+def test_while_it_learns_others_see_how_far_it_is_behind_and_nothing_that_it_logs() -> None:
+    shown: list[tuple[str, str]] = []
+    logged: list[Scalar] = []
+    attending = Attending()
+
+    def put(scalars: Sequence[Scalar]) -> int:
+        logged.extend(scalars)
+        return 0
+
+    link: Any = SimpleNamespace(
+        control=SimpleNamespace(show=lambda *each: shown.append(each)),
+        outbox=SimpleNamespace(put=put),
+    )
+    talk = LineTalk(link, Habit(), None, lambda: doing(attending))
+    scalar = Scalar("loss", 3, 0.5)
+
+    talk.show("COMPUTING")
+    talk.log([scalar])
+    attending.begin()
+    talk.show("COMPUTING")
+    talk.log([scalar])
+
+    assert shown == [("COMPUTING", ""), ("SYNCING", "learning: 0 steps behind")]
+    assert logged == [scalar]

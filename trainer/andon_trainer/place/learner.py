@@ -1,0 +1,119 @@
+"""The learner: what a worker has open while it learns the state of a line that trains on.
+
+`core.attending` says what it does with the rounds that it hears of.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from andon.host.logs import LogEvent
+from andon.protocol.capabilities import LEARNING
+from andon.protocol.records import Key
+from andon.protocol.reducers import ReducerShare
+from andon_trainer.core.attending import Attending
+from andon_trainer.core.events import Assigned, LearningAsked, ListeningLost
+from andon_trainer.exchange.control.connection import Connection
+from andon_trainer.exchange.path import Inbox, Traffic
+from andon_trainer.exchange.route import Route, RouteFailed
+from andon_trainer.exchange.star.heard import HeardExchange
+
+__all__ = ["Learner"]
+
+log = logging.getLogger(__name__)
+
+_MOST_TRIES = 3
+"""After so many in vain this worker gets the line's state as if it could not learn."""
+
+
+class Learner:
+    """One worker's listening streams. Used by one thread."""
+
+    def __init__(self, link: Connection, route: Route, inbox: Inbox) -> None:
+        """Listens to nothing yet."""
+        self._link, self._route, self._inbox = link, route, inbox
+        self._heard: HeardExchange | None = None
+        self._before = Traffic()
+        """What went over streams that are closed."""
+        self._tries = 0
+        """How often it has begun to learn since it had caught up, or was on a roster."""
+        self._able = True
+
+    @property
+    def exchange(self) -> HeardExchange | None:
+        """The exchange of the rounds that it attends; None: it has no listening streams."""
+        return self._heard
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was heard so far."""
+        return self._before if self._heard is None else self._before + self._heard.traffic
+
+    def able(self, capabilities: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the worker's `capabilities` that the next Join names."""
+        if self._able:
+            return capabilities
+        return tuple(each for each in capabilities if each != LEARNING)
+
+    def listen(self, asked: LearningAsked) -> bool:
+        """Opens listening streams; False: that can't be done, and it does not learn any more."""
+        self.close()
+        self._tries += 1
+        if self._tries > _MOST_TRIES:
+            self._give_up(f"it was tried {_MOST_TRIES} times in vain")
+            return False
+        link = self._link
+        try:
+            self._heard = self._route.listen(link.joined, asked.reducers, link.address, link.number)
+        except RouteFailed as failed:
+            self._give_up(str(failed))
+            return False
+        text = "learning the line's state while the others train on"
+        log.info(LogEvent("learning", text))
+        return True
+
+    def _give_up(self, why: str) -> None:
+        self._able = False
+        text = (
+            f"this worker can't learn the line's state while the others train on ({why}): they "
+            "will wait for it instead"
+        )
+        log.warning(LogEvent("learning_given_up", text, why=why))
+
+    def forget(self, head: Key) -> None:
+        """Drops what was heard of rounds up to the head that this worker has reached."""
+        if self._heard is not None:
+            self._heard.forget(head)
+
+    def look_at_map(self, assigned: Assigned, usual: tuple[ReducerShare, ...]) -> None:
+        """Begins anew if a round has another map of reducers than this worker listens at."""
+        if self._heard is not None and self._heard.shares != (assigned.reducers or usual):
+            why = "the model is shared by other reducers now than this worker listens at"
+            self._inbox.put(ListeningLost(why), self._link.number)
+
+    def made_up(self, head: Key, behind: int) -> None:
+        """A step is made up, and so many more are to be."""
+        self.forget(head)
+        if not behind:
+            # A spare goes on learning from here, perhaps for days: earlier tries are over.
+            self._tries = 0
+
+    def arrived(self) -> None:
+        """It is on a roster, or needs to hear nothing any more."""
+        self._tries = 0
+        self.close()
+
+    def close(self) -> None:
+        """Ends the streams."""
+        if self._heard is not None:
+            self._heard.close()
+            self._before += self._heard.traffic
+            self._heard = None
+
+
+def doing(attending: Attending) -> str:
+    """What a worker that learns does, for people; empty if it does not learn."""
+    if not attending.learning:
+        return ""
+    steps = attending.behind
+    return f"learning: {steps} step{'' if steps == 1 else 's'} behind"
