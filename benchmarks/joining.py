@@ -62,7 +62,8 @@ class Run:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
                 continue
-            if _SCRIPT.name.encode() in command:
+            # The service's command line names the script, too.
+            if command.split(b"\0")[-2].endswith(_SCRIPT.name.encode()):
                 found.append(pid)
         return found
 
