@@ -126,7 +126,9 @@ def test_restarts_run_out_and_then_the_run_fails(tmp_path: Path) -> None:
 
 def test_a_script_that_fails_before_the_first_step_is_not_started_again(tmp_path: Path) -> None:
     code, output, _ = andon(
-        tmp_path, "run", "--workers", "2", PROTOCOL_WORKER, "5", "--fail-at", "1"
+        tmp_path,
+        # The other one must not make that step before anybody sees this one's end.
+        *("run", "--workers", "2", "--min-workers", "2", PROTOCOL_WORKER, "5", "--fail-at", "1"),
     )
 
     assert code == 1
