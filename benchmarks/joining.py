@@ -91,7 +91,7 @@ def _running(options: argparse.Namespace, *, learns: bool) -> Iterator[Run]:
         "JOINING_TRANSFER": "" if learns else "1",
     }
     command = [sys.executable, "-m", "andon_cli", "run", "--workers", str(_WORKERS)]
-    command += ["--run-id", "7f3a", str(_SCRIPT)]
+    command += ["--restarts", "100", "--run-id", "7f3a", str(_SCRIPT)]
     with TemporaryDirectory() as folder, Path(folder, "out.txt").open("wb") as out:
         launcher = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
         try:

@@ -12,7 +12,7 @@ from andon.host.process import Process, is_stopped
 
 __all__ = ["STOPPED_S", "ProcessWatch"]
 
-STOPPED_S = 0.15
+STOPPED_S = 0.1
 """A process counts as stopped if every look for so long found it so."""
 
 _MOST = 64
