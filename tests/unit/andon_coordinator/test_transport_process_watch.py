@@ -12,9 +12,9 @@ def test_a_process_counts_as_stopped_once_every_look_for_a_while_found_it_so() -
     watch = ProcessWatch(lambda process: process == ONE)
     processes = [(7, ONE), (8, OTHER), (9, None)]
 
-    first = watch.look(processes, 10.0)
-    soon = watch.look(processes, 10.0 + STOPPED_S / 2)
-    then = watch.look(processes, 10.0 + STOPPED_S)
+    first = watch.look(processes, 0.0)
+    soon = watch.look(processes, STOPPED_S / 2)
+    then = watch.look(processes, STOPPED_S)
 
     assert (first, soon) == ([], [])
     assert [stream for stream, _ in then] == [7]
