@@ -38,8 +38,6 @@ from andon_coordinator.core.effects import (
     NoteCaughtUp,
     SendCommitted,
     SendLearn,
-    SendTransfer,
-    TransferRole,
 )
 from andon_coordinator.core.events import (
     FaultKind,
@@ -152,56 +150,29 @@ def listening_reported(core: CoreState, member: LineMember, _event: ListeningRep
 
 def awaits_snapshot(core: CoreState) -> bool:
     """Whether a learner listens and is sent no state yet."""
-    return any(
-        each.learning is not None and each.learning.listening and not each.learning.follows
-        for each in core.members.learners()
-    )
+    return bool(_awaiting_snapshot(core))
 
 
-def begin_snapshots(core: CoreState) -> None:
-    """Sends learners the state of the head, as the next round opens; everybody asked for work."""
-    chain = core.chain
-    assert chain.head is not None
-    waiting = [
+def _awaiting_snapshot(core: CoreState) -> list[LineMember]:
+    return [
         each
         for each in core.members.learners()
         if each.learning is not None and each.learning.listening and not each.learning.follows
     ]
+
+
+def begin_snapshots(core: CoreState) -> None:
+    """Sends learners the state of the head, as the next round opens; everybody asked for work."""
+    waiting = _awaiting_snapshot(core)
     if not waiting:
         return
-    donors = [
-        each for each in core.members.in_sync(chain.head) if not core.snapshots.busy(each.worker)
-    ]
+    in_sync = core.members.in_sync(core.chain.head)
+    donors = [each for each in in_sync if not core.snapshots.busy(each.worker)]
     for donor, learner in zip(donors, waiting, strict=False):
-        transfer = core.snapshots.begin(
-            chain.head,
-            donor.worker,
-            learner.worker,
-            term=core.keys.term,
-            relay=core.reducers.addresses[0],
-            now=core.now,
-        )
         assert learner.learning is not None
-        learner.learning.follow(chain.step)
+        learner.learning.follow(core.chain.step)
         # Before the assignments of the round that opens now: its parent is the head of the state.
-        for member, role, peer in (
-            (learner, TransferRole.RECEIVE, donor),
-            (donor, TransferRole.SEND, learner),
-        ):
-            assert member.stream is not None
-            core.emit(
-                SendTransfer(
-                    stream=member.stream,
-                    transfer_id=transfer.id,
-                    role=role,
-                    head=chain.head,
-                    step=chain.step,
-                    cursor=chain.cursor,
-                    peer=peer.worker,
-                    relay=transfer.relay,
-                    beside_training=True,
-                )
-            )
+        syncing.begin_transfer(core, core.snapshots, donor, learner)
 
 
 def state_reported(core: CoreState, member: LineMember, event: StateReported) -> None:

@@ -27,11 +27,13 @@ from andon_coordinator.core.events import ScalarAllReduceArrived, StateReported
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean, own_mean
 from andon_coordinator.core.state import CoreState
+from andon_coordinator.core.transfers import StateTransfers
 
 __all__ = [
     "answer_alone",
     "answer_scalar_all_reduces",
     "awaiting_state",
+    "begin_transfer",
     "begin_transfers",
     "close_scalar_all_reduces",
     "scalar_all_reduce_arrived",
@@ -63,31 +65,41 @@ def begin_transfers(core: CoreState) -> None:
         if each.wants_work and not each.leaves_epoch and not transfers.busy(each.worker)
     ]
     for donor, joiner in zip(donors, waiting, strict=False):
-        transfer = transfers.begin(
-            chain.head,
-            donor.worker,
-            joiner.worker,
-            term=core.keys.term,
-            relay=core.reducers.addresses[0],
-            now=core.now,
-        )
-        # The head is in use now. A worker that joins with a newer one comes too late to recover it.
-        core.recovery_over = True
-        ends = ((joiner, TransferRole.RECEIVE, donor), (donor, TransferRole.SEND, joiner))
-        for member, role, peer in ends:
-            assert member.stream is not None
-            core.emit(
-                SendTransfer(
-                    stream=member.stream,
-                    transfer_id=transfer.id,
-                    role=role,
-                    head=chain.head,
-                    step=chain.step,
-                    cursor=chain.cursor,
-                    peer=peer.worker,
-                    relay=transfer.relay,
-                )
+        begin_transfer(core, transfers, donor, joiner)
+
+
+def begin_transfer(
+    core: CoreState, among: StateTransfers, donor: LineMember, joiner: LineMember
+) -> None:
+    """Tells both ends that the head's state moves; `among` says whether rounds run meanwhile."""
+    chain = core.chain
+    assert chain.head is not None
+    transfer = among.begin(
+        chain.head,
+        donor.worker,
+        joiner.worker,
+        term=core.keys.term,
+        relay=core.reducers.addresses[0],
+        now=core.now,
+    )
+    # The head is in use now. A worker that joins with a newer one comes too late to recover it.
+    core.recovery_over = True
+    ends = ((joiner, TransferRole.RECEIVE, donor), (donor, TransferRole.SEND, joiner))
+    for member, role, peer in ends:
+        assert member.stream is not None
+        core.emit(
+            SendTransfer(
+                stream=member.stream,
+                transfer_id=transfer.id,
+                role=role,
+                head=chain.head,
+                step=chain.step,
+                cursor=chain.cursor,
+                peer=peer.worker,
+                relay=transfer.relay,
+                beside_training=among is core.snapshots,
             )
+        )
 
 
 def awaiting_state(core: CoreState) -> list[LineMember]:
