@@ -50,6 +50,7 @@ __all__ = [
     "reducer_lost",
     "release",
     "remove_reducer",
+    "restart",
     "restart_learners",
     "stopped",
     "stream_ended",
@@ -267,11 +268,16 @@ def _cancel_snapshot(core: CoreState, member: LineMember) -> None:
         learner.learning.stop_following()
 
 
+def restart(core: CoreState, member: LineMember, why: str) -> None:
+    """Makes a member join again; it is not lost if it does so within the grace."""
+    grace_s = core.settings.rejoin_grace_s
+    cut_off(core, member, f"{why}: join again", why, grace_s=grace_s)
+
+
 def restart_learners(core: CoreState, why: str) -> None:
     """Makes all learners join again: they don't listen at the reducers that there are now."""
     for member in core.members.learners():
-        grace_s = core.settings.rejoin_grace_s
-        cut_off(core, member, f"{why}: join again", why, grace_s=grace_s)
+        restart(core, member, why)
 
 
 def _count_loss(core: CoreState, member: LineMember) -> None:

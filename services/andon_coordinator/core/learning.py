@@ -128,10 +128,8 @@ def release_if_short(core: CoreState) -> None:
     for member in core.members.learners():
         assert member.learning is not None
         if not member.learning.installed:
-            member.learning = None  # It is not at fault.
-            text = "too few workers are in sync to train meanwhile"
-            grace_s = core.settings.rejoin_grace_s
-            departures.cut_off(core, member, f"{text}: join again", text, grace_s=grace_s)
+            # It is not at fault: no setback.
+            departures.restart(core, member, "too few workers are in sync to train meanwhile")
 
 
 def may_reach_head(core: CoreState) -> bool:
@@ -217,10 +215,7 @@ def _try_of(member: LineMember, learning: Learning) -> StateTransfer:
 def _give_up_after_failures(core: CoreState, learner: LineMember) -> None:
     setback = core.transfers.setbacks.get(learner.worker)
     if setback is not None and setback.failures >= _MOST_FAILURES:
-        learner.learning = None
-        text = "it did not get the state while the line trained"
-        grace_s = core.settings.rejoin_grace_s
-        departures.cut_off(core, learner, f"{text}: join again", text, grace_s=grace_s)
+        departures.restart(core, learner, "it did not get the state while the line trained")
 
 
 # ------------------------------------------------------------------- what a learner reports
@@ -375,9 +370,7 @@ def _give_up(core: CoreState, member: LineMember) -> None:
     tried = _try_of(member, learning)
     for _ in range(_MOST_FAILURES):
         core.note_setback(tried, member, why)
-    member.learning = None
-    grace_s = core.settings.rejoin_grace_s
-    departures.cut_off(core, member, f"{why}: join again", why, grace_s=grace_s)
+    departures.restart(core, member, why)
 
 
 def _let_in(core: CoreState, member: LineMember) -> None:

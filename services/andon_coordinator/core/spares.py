@@ -69,7 +69,6 @@ def call_in(core: CoreState) -> None:
             if not takes_place(core):
                 return
             why = "a worker is missing, and this one has the line's state"
-            grace_s = core.settings.rejoin_grace_s
             # Now it is a worker that is missed: the line waits for it to come back.
             member.spare = False
-            departures.cut_off(core, member, f"{why}: join again", why, grace_s=grace_s)
+            departures.restart(core, member, why)
