@@ -162,8 +162,9 @@ def _take_plan(core: CoreState, request: JoinRequest) -> None:
 def _replace(core: CoreState, slot: int, request: JoinRequest) -> None:
     """Ends what this process, or an older process in its slot, still has on the line."""
     same = core.members.of_incarnation(request.incarnation)
-    if same is not None and same.stream is not None:
+    if same is not None:
         learning.started_over(core, same)
+    if same is not None and same.stream is not None:
         # A stream is never resumed: the older one ends, and its round is void.
         message = "the worker joined again on a newer stream"
         grace_s = core.settings.rejoin_grace_s

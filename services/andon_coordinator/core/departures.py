@@ -76,6 +76,7 @@ def stream_ended(core: CoreState, member: LineMember, event: WorkerStreamEnded) 
     else:
         # Most often its process has ended, and no process comes back within the grace.
         grace_s = 0.0 if event.gone else core.settings.rejoin_grace_s
+    member.gave_up = member.learning
     detach(core, member, why, grace_s=grace_s)
 
 

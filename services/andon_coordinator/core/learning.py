@@ -208,15 +208,16 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
 
 def started_over(core: CoreState, member: LineMember) -> None:
     """A process that learnt joins again: it could not go on with what it had."""
-    learning = member.learning
-    if learning is not None and learning.listening and member.head is not None:
-        tried = _try_of(member, learning)
+    # A worker ends its stream before it opens another. That may be seen after the Join, or before.
+    learning, member.gave_up = member.learning or member.gave_up, None
+    if learning is not None and learning.listening:
+        tried = _try_of(core, member, learning)
         core.note_setback(tried, member, "it lost what it listened to")
 
 
-def _try_of(member: LineMember, learning: Learning) -> StateTransfer:
-    assert member.head is not None
-    return StateTransfer(0, member.head, member.worker, member.worker, "", learning.began_at)
+def _try_of(core: CoreState, member: LineMember, learning: Learning) -> StateTransfer:
+    assert core.chain.head is not None
+    return StateTransfer(0, core.chain.head, member.worker, member.worker, "", learning.began_at)
 
 
 def _give_up_after_failures(core: CoreState, learner: LineMember) -> None:
@@ -374,7 +375,7 @@ def _give_up(core: CoreState, member: LineMember) -> None:
     learning = member.learning
     assert learning is not None
     why = f"it came no nearer to the line for {_STEPS_TO_GAIN} steps"
-    tried = _try_of(member, learning)
+    tried = _try_of(core, member, learning)
     for _ in range(_MOST_FAILURES):
         core.note_setback(tried, member, why)
     departures.restart(core, member, why)

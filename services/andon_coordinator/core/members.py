@@ -96,6 +96,8 @@ class LineMember:
     """The exception that its script raised."""
     learning: Learning | None = None
     """How far it has come, if it learns; None: it takes part, or waits for a transfer."""
+    gave_up: Learning | None = None
+    """How far it had come when it ended its stream though it learnt."""
     spare: bool = False
     """Whether it is a spare that has not taken a place: it takes part in nothing."""
     unproven: bool = False
