@@ -150,23 +150,6 @@ def test_c_learn_001_a_halt_meanwhile_comes_to_a_learner_in_its_turn(tmp_path: P
     story.assert_sound()
 
 
-def test_a_learner_with_other_weights_learns_anew_and_nobody_else_waits(tmp_path: Path) -> None:
-    with learning(tmp_path, {**SPEC, "spoils": True}, 2) as story:
-        codes = [each.wait() for each in (*story.members, story.newcomer)]
-
-    assert codes == [0, 0, 0], story.newcomer.output
-    mine, theirs = (each.seen for each in (story.newcomer, story.members[0]))
-    alike = [digest == theirs["states"][step] for step, digest in mine["states"].items()]
-    assert False in alike, "its weights were others"
-    assert all(alike[-SPEC["stay"] :])
-    story.assert_sound()
-    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
-        gone = [each.message for each in journal.departures() if each.reason == "LOST"]
-        assert journal.halts() == []
-    assert len(gone) == 1
-    assert "its weights differ from the others' after step" in gone[0]
-
-
 def test_a_run_that_ends_meanwhile_is_made_up_to_its_end(tmp_path: Path) -> None:
     spec = {**SPEC, "steps": 30, "tarries": 1000}
     with learning(tmp_path, spec, 2) as story:

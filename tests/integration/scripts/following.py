@@ -1,8 +1,7 @@
 """A worker for tests of learning: whatever a script may hold, with a digest of it after each step.
 
 Usage: following.py SPEC.json OUT.json. In `slow` slots each step takes a while, so that a newcomer
-can come near; its first steps take longer, if it `tarries`. One that `spoils` changes a weight when
-it has made up a step. Whoever came late stops the run some
+can come near; its first steps take longer, if it `tarries`. Whoever came late stops the run some
 steps after it is on a roster.
 """
 
@@ -163,10 +162,6 @@ def train(line: Line, spec: dict[str, Any]) -> None:
                 scheduler.step()
             if line.committed:
                 average.add(line.mean(line.loss or 0.0))
-            if spec.get("spoils") and line.rank == line.world_size:
-                spec["spoils"] = False
-                with torch.no_grad():
-                    model.first.weight[0, 0] += 1.0
             if line.step > began:  # A void step leaves no trace once it is tried again.
                 note()
         seen["means"].append([line.step, epoch, evaluate(line, model)])
