@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -17,6 +18,17 @@ for _number, _usual in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _settled() -> None:
+    """Keeps what was imported and collected so far out of every later look at all objects.
+
+    It is a million objects. The garbage collector would visit them again and again, and so would
+    `line.prepare`, which looks for schedulers that it was not given.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class _WithoutTorch(pytest.Module):
