@@ -31,6 +31,8 @@ CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 TLS := -f docker-compose.tls.yml
 UNWATCHED := andon trainer
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where it is set, as in many containers, each of a thousand processes would compile Andon anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo test test-core browser containers screenshots check docs dist settings metrics dashboards bench gpu proto vectors clients clean soak rehearse fuzz mutants
 .PHONY: check-format check-lint check-types check-layers check-generated check-proto
@@ -86,11 +88,11 @@ demo: $(INSTALLED)  ## a GPT learns Shakespeare on WORKERS=2 workers
 	$(BIN)/andon run --workers $(WORKERS) examples/shakespeare.py $(ARGS)
 
 # Three processes take module after module, on two cores too: most tests wait for processes that they
-# started. `make check` runs tests/unit/project: those tests are about documents, manifests and the
-# like. Two other folders have targets of their own.
+# started. tests/conftest.py says in which order. `make check` runs tests/unit/project: those tests
+# are about documents, manifests and the like. Two other folders have targets of their own.
 test: $(INSTALLED)  ## the tests; with ARGS for pytest, in one process
-	$(BIN)/python -m pytest $(or $(ARGS),-n 3 --dist loadscope --ignore=tests/browser \
-		--ignore=tests/containers --ignore=tests/unit/project)
+	$(BIN)/python -m pytest $(or $(ARGS),-n 3 --dist loadscope --no-loadscope-reorder \
+		--ignore=tests/browser --ignore=tests/containers --ignore=tests/unit/project)
 
 # Playwright drives the Chromium of this machine; axe-core, from npm, looks for barriers.
 browser: $(INSTALLED)  ## the board's page in Chromium, with real runs; needs chromium and npm

@@ -1,9 +1,13 @@
-"""Skips the modules that need PyTorch where there is none (`make test-core`), and hears Ctrl-C."""
+"""Skips the modules that need PyTorch where there is none (`make test-core`), and hears Ctrl-C.
+
+It also orders the modules, and keeps the garbage collector from what lives until the end.
+"""
 
 from __future__ import annotations
 
+import gc
 import signal
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +21,35 @@ for _number, _usual in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+
+_UNIT = Path(__file__).parent / "unit"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects without the garbage collector: it would visit all tests so far again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts unit tests last: their modules are short, so the processes of `make test` end alike."""
+    items.sort(key=lambda item: item.path.is_relative_to(_UNIT))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _settled() -> None:
+    """Keeps what was imported and collected so far out of every later look at all objects.
+
+    It is a million objects. The garbage collector would visit them again and again, and so would
+    `line.prepare`, which looks for schedulers that it was not given.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class _WithoutTorch(pytest.Module):

@@ -217,9 +217,14 @@ def _import_trainer() -> None:
 
 
 def _import_service() -> None:
-    """Imports all that a service and a worker without PyTorch import."""
+    """Imports all that a service, a worker without PyTorch and the command line import."""
     import andon_server.serve  # noqa: F401
     import andon_trainer.place.membership  # noqa: F401
+    from andon_cli.verbs import VERBS, imported
+
+    for verb in VERBS.values():
+        imported(verb.schema)
+        imported(verb.run)
 
 
 def _import_models() -> None:

@@ -30,6 +30,21 @@ sys.exit(f"imported {sorted(heavy)}" if heavy else code)
 """
 
 
+QUICK_TORCH = """\
+from types import SimpleNamespace
+__version__ = "2.13"
+cuda = SimpleNamespace(is_available=lambda: False, device_count=lambda: 0)
+ones = lambda *_, **__: SimpleNamespace(sum=lambda: SimpleNamespace(item=lambda: 8.0))
+"""
+"""What the doctor asks PyTorch, for tests that are not about devices: it takes a second to load."""
+
+
+def doctor(folder: Path, *flags: str, **environment: str) -> tuple[int, str, str]:
+    """What `andon doctor` says where PyTorch is loaded at once."""
+    (folder / "torch.py").write_text(QUICK_TORCH)
+    return andon(folder, "doctor", *flags, **environment)
+
+
 def findings_of(text: str) -> dict[str, list[dict[str, Any]]]:
     """The findings in the doctor's JSON, by check."""
     by_check: dict[str, list[dict[str, Any]]] = {}
@@ -81,9 +96,7 @@ def test_on_a_healthy_host_nothing_fails_and_a_step_went_through_a_reducer(
 
 def test_a_line_that_is_served_is_asked_and_not_disturbed(tmp_path: Path) -> None:
     with announced(tmp_path, "--run-id", "7f3a") as (told, _):
-        code, output, _ = andon(
-            tmp_path, "doctor", "--address", told["address"], "--format", "json"
-        )
+        code, output, _ = doctor(tmp_path, "--address", told["address"], "--format", "json")
         _, status, _ = andon(tmp_path, "status", "--format", "json")
 
     found = findings_of(output)
@@ -97,7 +110,7 @@ def test_a_line_that_is_served_is_asked_and_not_disturbed(tmp_path: Path) -> Non
 
 
 def test_a_dead_address_fails_with_what_is_wrong_there(tmp_path: Path) -> None:
-    code, output, errors = andon(tmp_path, "doctor", "--address", "127.0.0.1:9", "--format", "json")
+    code, output, errors = doctor(tmp_path, "--address", "127.0.0.1:9", "--format", "json")
 
     [finding] = findings_of(output)["line"]
     assert (code, errors) == (1, "")
@@ -106,7 +119,7 @@ def test_a_dead_address_fails_with_what_is_wrong_there(tmp_path: Path) -> None:
 
 
 def test_each_finding_is_a_line_that_says_ok_warn_or_fail(tmp_path: Path) -> None:
-    code, output, _ = andon(tmp_path, "doctor", "--address", "no-such-host.invalid:7070")
+    code, output, _ = doctor(tmp_path, "--address", "no-such-host.invalid:7070")
 
     lines = output.splitlines()
     assert code == 1
@@ -118,7 +131,7 @@ def test_each_finding_is_a_line_that_says_ok_warn_or_fail(tmp_path: Path) -> Non
 
 def test_another_program_on_the_port_is_not_taken_for_a_line(tmp_path: Path) -> None:
     with listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
-        code, output, _ = andon(tmp_path, "doctor", "--address", address, "--format", "json")
+        code, output, _ = doctor(tmp_path, "--address", address, "--format", "json")
         health, said, _ = andon(tmp_path, "health", "--address", address)
 
     [finding] = findings_of(output)["health"]
@@ -143,7 +156,7 @@ def test_lanes_that_cannot_be_reached_are_a_warning_that_says_what_happens() -> 
 def test_a_taken_port_is_a_warning_that_names_the_flag(tmp_path: Path) -> None:
     with listening(b"") as address:
         port = address.rpartition(":")[2]
-        code, output, _ = andon(tmp_path, "doctor", "--format", "json", ANDON_PORT=port)
+        code, output, _ = doctor(tmp_path, "--format", "json", ANDON_PORT=port)
 
     [warned] = [each for each in findings_of(output)["ports"] if port in each["fact"]]
     assert (code, warned["level"]) == (0, "warn")

@@ -175,7 +175,8 @@ def test_a_script_without_pytorch_is_told_what_to_install(tmp_path: Path) -> Non
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None")
     (tmp_path / "train.py").write_text("import torch")
 
-    code, output, _ = andon(tmp_path, "run", "train.py", PYTHONPATH=str(tmp_path))
+    # The launcher looks for PyTorch, too: it must be as new as the worker.
+    code, output, _ = finish(start(tmp_path, "run", "train.py", PYTHONPATH=str(tmp_path)))
 
     assert code == 1
     assert "PyTorch is not installed for" in output

@@ -115,7 +115,7 @@ def test_restarts_run_out_and_then_the_run_fails(tmp_path: Path) -> None:
     code, output, _ = andon(
         tmp_path,
         *("run", "--workers", "2", "--min-workers", "2", "--restarts", "1", "--report", "r.json"),
-        *(SCRIPT, str(tmp_path), "9", "--fail-at", "4", "--slot", "1"),
+        *(PROTOCOL_WORKER, "9", "--fail-at", "4"),
     )
 
     assert code == 1, output

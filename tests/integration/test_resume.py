@@ -45,7 +45,8 @@ EVERY = ("--checkpoint-every", "3")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run of two workers, for comparison."""
     folder = tmp_path_factory.mktemp("whole")
-    code, output, errors = andon(folder, "run", "--workers", "2", SCRIPT, str(folder), str(STEPS))
+    flags = ("--workers", "2", "--run-id", "7f3a", *EVERY)
+    code, output, errors = andon(folder, "run", *flags, SCRIPT, str(folder), str(STEPS))
     assert code == 0, output + errors
     return folder
 
@@ -200,16 +201,17 @@ def test_a_run_is_resumed_without_its_journal_from_the_checkpoint_alone(
         assert journal.ledger_faults() == []
 
 
-def test_a_complete_run_goes_further_and_one_that_is_done_just_ends(tmp_path: Path) -> None:
-    command = ("run", "--workers", "1", "--run-id", "7f3a", *EVERY, SCRIPT, str(tmp_path))
-    assert andon(tmp_path, *command, "6")[0] == 0
+def test_a_complete_run_goes_further_and_one_that_is_done_just_ends(
+    whole: Path, tmp_path: Path
+) -> None:
+    complete = shutil.copytree(whole, tmp_path / "run")
 
-    further, _ = resume(tmp_path, 1, steps=9)
-    went = seen(tmp_path)
-    done, said = resume(tmp_path, 1, steps=9)
+    further, _ = resume(complete, 1, steps=STEPS + 3)
+    went = seen(complete)
+    done, said = resume(complete, 1, steps=STEPS + 3)
 
-    assert (further, went["began"], went["step"]) == (0, 6, 9)
-    assert (done, seen(tmp_path)["losses"]) == (0, []), said
+    assert (further, went["began"], went["step"]) == (0, STEPS, STEPS + 3)
+    assert (done, seen(complete)["losses"]) == (0, []), said
 
 
 def test_a_changed_byte_is_refused_with_code_4_and_the_file_is_named(killed: Path) -> None:
