@@ -206,7 +206,7 @@ def main() -> None:
         for line in lines.values():
             _until(line.journal.exists)
             _until(line.is_whole)
-        time.sleep(_SETTLES_S)
+        time.sleep(_SETTLES_S if options.pairs else 0.0)
         found: dict[str, list[dict[str, float]]] = {way: [] for way in lines}
         for _ in range(options.pairs):
             for way, line in lines.items():
