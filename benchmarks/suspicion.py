@@ -37,6 +37,7 @@ from tempfile import TemporaryDirectory
 from machine import describe_machine
 
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.transport.damage import JournalError
 from andon_coordinator.transport.reader import JournalReader
 
 _SCRIPT = Path(__file__).with_name("suspicion_worker.py")
@@ -89,6 +90,16 @@ class Line:
         with JournalReader(self.journal) as journal:
             told = list(journal.run_events())
         return [each for each in told if each.kind is kind and each.at_unix_s > since]
+
+    def has_begun(self) -> bool:
+        """Whether it has a journal, and all of its tables are made."""
+        if not self.journal.exists():
+            return False
+        try:
+            self.commits()
+        except JournalError:
+            return False
+        return True
 
     def is_whole(self, since: float = 0.0) -> bool:
         """Whether all workers have been on its last rosters."""
@@ -204,13 +215,15 @@ def main() -> None:
             for way in ("suspicion", "lease")
         }
         for line in lines.values():
-            _until(line.journal.exists)
+            _until(line.has_begun)
             _until(line.is_whole)
         time.sleep(_SETTLES_S if options.pairs else 0.0)
         found: dict[str, list[dict[str, float]]] = {way: [] for way in lines}
+        load = [os.getloadavg()[0]]
         for _ in range(options.pairs):
             for way, line in lines.items():
                 found[way].append(freeze(line, chance))
+            load.append(os.getloadavg()[0])
         for way, rows in found.items():
             for name in rows[0] if rows else ():
                 values = [row[name] for row in rows]
@@ -221,15 +234,15 @@ def main() -> None:
             for way, rows in found.items()
         }
         if options.minutes:
-            since, load = time.time(), [os.getloadavg()[0]]
+            since = time.time()
             while time.time() < since + options.minutes * 60:
                 time.sleep(15)
                 load.append(os.getloadavg()[0])
-            figures["load_average"] = round(statistics.fmean(load), 1)
             figures["soak"] = {
                 way: soak(line, since, options.minutes) for way, line in lines.items()
             }
             print(json.dumps(figures["soak"], indent=1), flush=True)
+    figures["load_average"] = round(statistics.fmean(load), 1)
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
