@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from andon.v1 import coordinator_pb2 as pb
+from andon_coordinator.transport.reader import JournalReader
 from chaos.judge import judge
 from chaos.link import network_link
-from chaos.rig import chaos_line
+from chaos.rig import await_until, chaos_line
 from chaos.schedules import SCHEDULES
 
 pytestmark = pytest.mark.integration
@@ -102,7 +103,7 @@ def test_a_worker_that_can_t_learn_and_is_stopped_for_less_than_its_lease_costs_
 def test_a_link_that_is_down_beyond_the_lease_loses_its_worker_until_it_is_up(
     tmp_path: Path,
 ) -> None:
-    with network_link() as link, chaos_line(tmp_path, 3, *OPEN, absent=2) as line:
+    with network_link() as link, chaos_line(tmp_path, 3, *OPEN, absent=2, learns=False) as line:
         line.start_worker(2, *link.prefix, address=link.address_of(line))
         line.await_progress()
         link.set("down")
@@ -114,6 +115,31 @@ def test_a_link_that_is_down_beyond_the_lease_loses_its_worker_until_it_is_up(
 
     judge(line)
     assert line.departures == {"LOST", "COMPLETE"}
+
+
+@pytest.mark.netns
+def test_a_worker_that_can_learn_is_suspected_once_its_link_is_down(tmp_path: Path) -> None:
+    flags = (*OPEN, "--liveness", "2")
+    with network_link() as link, chaos_line(tmp_path, 3, *flags, absent=2, pace_s=0.002) as line:
+        line.start_worker(2, *link.prefix, address=link.address_of(line))
+
+        def patience_s() -> float:
+            return line.service.metric("andon_worker_patience_seconds", worker="2")
+
+        await_until("worker 2 to be known", lambda: 0 < patience_s() < 2, poll_s=0.2)
+        link.set("down")
+        line.await_progress(0, 1, steps=3)
+        link.set("up")
+        line.await_progress()
+        line.await_arrival()
+        line.finish()
+
+    judge(line)
+    assert line.said(2, "learning the line's state")
+    with JournalReader(line.journal) as journal:
+        (lost,) = (each for each in journal.departures() if each.reason == "LOST")
+    assert lost.worker == 2
+    assert "it used to answer in" in lost.message
 
 
 @pytest.mark.netns

@@ -106,7 +106,7 @@ class _Commands:
 
     def tick(self, words: list[str], options: Options) -> list[do.Effect]:
         self.bench.now = float(words[0])
-        return self.bench.send(on.TimePassed())
+        return self.bench.send(on.TimePassed(float(options.get("late", "0"))))
 
     def register(self, words: list[str], options: Options) -> list[do.Effect]:
         """A reducer, named by its address, proved itself."""
@@ -338,6 +338,25 @@ class _Commands:
         """A worker's process has been stopped for some time."""
         return self.bench.send(on.WorkerStopped(self._stream(words, options), 0.2))
 
+    def answer(self, words: list[str], options: Options) -> list[do.Effect]:
+        """A worker is there; `number` is that of the probe."""
+        number = int(options.get("number", "1"))
+        return self.bench.send(on.ProbeAnswered(self._stream(words, options), number))
+
+    def known(self, words: list[str], options: Options) -> list[do.Effect]:
+        """So many heartbeats of each worker, a second apart, without output.
+
+        Whoever is asked whether it is there answers after so long.
+        """
+        for _ in range(int(words[0])):
+            self.bench.now += 1.0
+            done = [effect for name in self.names for effect in self.beat([name], {})]
+            self.bench.now += float(words[1])
+            for effect in done:
+                if isinstance(effect, do.SendProbe):
+                    self.bench.send(on.ProbeAnswered(effect.stream, effect.number))
+        return []
+
     def saved(self, words: list[str], options: Options) -> list[do.Effect]:
         return self.bench.send(on.RecordSaved(self.bench.journal.save_record()))
 
@@ -424,6 +443,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             stands = effect.join_status.name
             halt = f", {_halt(effect.halt)}" if effect.halt is not None else ""
             where = f"head {_shown_key(effect.head)} step {effect.step}"
+            if effect.mistaken_s is not None:
+                where += f" suspected wrongly, back after {effect.mistaken_s:.2f} s"
             return f"worker {effect.worker} {stands} {where}{halt}"
         case do.RefuseJoin(_, refusal):
             what = f"{refusal.component!r} {refusal.mine!r} {refusal.theirs!r}"
@@ -457,6 +478,10 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}{beside}"
         case do.EndSession(worker):
             return f"of worker {worker}"
+        case do.SendProbe(_, number):
+            return f"{number}"
+        case do.NoteSuspected():
+            return f"worker {effect.worker}"
         case do.SendLearn():
             return f"listen at {[share.address for share in effect.reducers]}"
         case do.NoteSchedule(schedule, why):

@@ -87,7 +87,10 @@ def _lease(world: World, state: State, slot: int) -> Iterator[tuple[Label, State
 
 
 def _stopped(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
-    """A worker's process is seen to be stopped; it may go on at any time."""
+    """A worker's process is seen to be stopped; it may go on at any time.
+
+    What follows is what follows if it is suspected, rightly or not.
+    """
     member = world.core(state).members.get(slot)
     if member is None or member.stream is None:
         return

@@ -62,6 +62,9 @@ _IGNORED = {
     ("Conversation", "doubts"),  # It only says what is computed anew.
     ("LineMember", "home"),  # What follows from other fields:
     ("LineMember", "process"),
+    ("LineMember", "answers"),  # The clock stands still, so nobody is ever late.
+    ("CoreState", "rounds"),
+    ("CoreState", "lag_s"),
     ("StepRound", "rank_of"),
     ("ScalarAllReduces", "_furthest"),
     ("ScalarAllReduces", "_reached"),

@@ -222,6 +222,7 @@ def _control_up() -> list[Message]:
             data=b"rank 0",
         ),
         pb.Listening(),
+        pb.ProbeAnswer(number=3),
     ]
 
 
@@ -332,6 +333,7 @@ def _control_down() -> list[Message]:
         ),
         pb.RoundVoided(key=KEY, message="worker 2: its stream ended"),
         pb.Learn(reducers=_shares()),
+        pb.Probe(number=3),
     ]
 
 

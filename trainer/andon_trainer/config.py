@@ -22,7 +22,7 @@ from andon.host.run_token import read_token
 from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.tls import host_of, is_loopback
 from andon.host.web_names import listed_names
-from andon.protocol.capabilities import WORKER_CAPABILITIES
+from andon.protocol.capabilities import PROBE, WORKER_CAPABILITIES
 from andon.protocol.ring import RING_CAPABILITY
 from andon_trainer.launchers import (
     LaunchStore,
@@ -242,7 +242,7 @@ class LineConfig:
     def capabilities(self) -> tuple[str, ...]:
         """What this worker can do that not every worker can."""
         ring = () if self.ring_bind == "off" else (RING_CAPABILITY,)
-        return (*WORKER_CAPABILITIES, *ring)
+        return (*WORKER_CAPABILITIES, PROBE, *ring)
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> LineConfig:

@@ -213,6 +213,42 @@ _LEARNING = (
         empty="none",
         may_be_empty="no process was stopped",
     ),
+    Amounts(
+        title="Suspected workers, in the time shown",
+        tells="Workers that the line went on without at once, because they did not answer while a "
+        "round waited for them, and those of them that came back within a lease. Each of these "
+        "makes the line more patient with its worker.",
+        see="docs/fault-tolerance.md#what-happens-at-each-fault",
+        queries=(
+            Query(
+                expr=f"round({grown('andon_workers_suspected_total')}) > 0",
+                legend="suspected",
+                color=ORANGE,
+            ),
+            Query(
+                expr=f"round({grown('andon_workers_suspected_wrongly_total')}) > 0",
+                legend="wrongly",
+                color=ORANGE,
+            ),
+        ),
+        width=12,
+        empty="none",
+        may_be_empty="no worker was suspected",
+    ),
+    Curve(
+        title="Patience with each worker",
+        tells="Time that a worker may be silent while a round waits for it. It begins at the "
+        "lease, falls once the line knows how fast the worker answers, and rises after mistakes.",
+        see="docs/fault-tolerance.md#slow-workers-and-workers-that-do-not-come",
+        queries=(
+            Query(
+                expr=latest("andon_worker_patience_seconds", "worker"), legend="worker {{worker}}"
+            ),
+        ),
+        unit="s",
+        width=12,
+        may_be_empty="no worker is here",
+    ),
 )
 
 ROW = Row(

@@ -23,6 +23,7 @@ __all__ = [
     "MEAN_BUFFERS",
     "NORMS",
     "OVERFLOW",
+    "PROBE",
     "REDUCER_CAPABILITIES",
     "STANDING",
     "WORKER_CAPABILITIES",
@@ -47,6 +48,8 @@ STANDING = "standing.v1"
 """The coordinator takes `StepReady.next`, and answers it with `StepCommitted.assignment`."""
 LEARNING = "learning.v1"
 """The worker can learn the line's state while the line trains; the coordinator lets it."""
+PROBE = "probe.v1"
+"""The worker answers `Probe` at once, whatever its script does."""
 LISTENING = "listening.v1"
 """The reducer takes streams that only listen."""
 

@@ -175,7 +175,7 @@ LINE_STATE_DRAINING: LineState
 LINE_STATE_COMPLETE: LineState
 
 class TrainRequest(_message.Message):
-    __slots__ = ("join", "request_work", "step_ready", "fault", "heartbeat", "leave", "state_report", "scalar_all_reduce", "listening")
+    __slots__ = ("join", "request_work", "step_ready", "fault", "heartbeat", "leave", "state_report", "scalar_all_reduce", "listening", "probe_answer")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_WORK_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class TrainRequest(_message.Message):
     STATE_REPORT_FIELD_NUMBER: _ClassVar[int]
     SCALAR_ALL_REDUCE_FIELD_NUMBER: _ClassVar[int]
     LISTENING_FIELD_NUMBER: _ClassVar[int]
+    PROBE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     join: Join
     request_work: RequestWork
     step_ready: StepReady
@@ -194,10 +195,11 @@ class TrainRequest(_message.Message):
     state_report: StateReport
     scalar_all_reduce: ScalarAllReduce
     listening: Listening
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., request_work: _Optional[_Union[RequestWork, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., state_report: _Optional[_Union[StateReport, _Mapping]] = ..., scalar_all_reduce: _Optional[_Union[ScalarAllReduce, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ...) -> None: ...
+    probe_answer: ProbeAnswer
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., request_work: _Optional[_Union[RequestWork, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., state_report: _Optional[_Union[StateReport, _Mapping]] = ..., scalar_all_reduce: _Optional[_Union[ScalarAllReduce, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., probe_answer: _Optional[_Union[ProbeAnswer, _Mapping]] = ...) -> None: ...
 
 class TrainResponse(_message.Message):
-    __slots__ = ("join_accepted", "shard_assignment", "step_committed", "halt", "resume", "shutdown", "state_transfer", "heartbeat_answer", "scalar_all_reduce_result", "round_voided", "learn")
+    __slots__ = ("join_accepted", "shard_assignment", "step_committed", "halt", "resume", "shutdown", "state_transfer", "heartbeat_answer", "scalar_all_reduce_result", "round_voided", "learn", "probe")
     JOIN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     SHARD_ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +211,7 @@ class TrainResponse(_message.Message):
     SCALAR_ALL_REDUCE_RESULT_FIELD_NUMBER: _ClassVar[int]
     ROUND_VOIDED_FIELD_NUMBER: _ClassVar[int]
     LEARN_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     join_accepted: JoinAccepted
     shard_assignment: ShardAssignment
     step_committed: StepCommitted
@@ -220,7 +223,8 @@ class TrainResponse(_message.Message):
     scalar_all_reduce_result: ScalarAllReduceResult
     round_voided: RoundVoided
     learn: Learn
-    def __init__(self, join_accepted: _Optional[_Union[JoinAccepted, _Mapping]] = ..., shard_assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., state_transfer: _Optional[_Union[StateTransfer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., scalar_all_reduce_result: _Optional[_Union[ScalarAllReduceResult, _Mapping]] = ..., round_voided: _Optional[_Union[RoundVoided, _Mapping]] = ..., learn: _Optional[_Union[Learn, _Mapping]] = ...) -> None: ...
+    probe: Probe
+    def __init__(self, join_accepted: _Optional[_Union[JoinAccepted, _Mapping]] = ..., shard_assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., state_transfer: _Optional[_Union[StateTransfer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., scalar_all_reduce_result: _Optional[_Union[ScalarAllReduceResult, _Mapping]] = ..., round_voided: _Optional[_Union[RoundVoided, _Mapping]] = ..., learn: _Optional[_Union[Learn, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("kind", "name", "memory_bytes", "cores")
@@ -637,6 +641,18 @@ class HeartbeatAnswer(_message.Message):
     sequence: int
     unix_time_s: float
     def __init__(self, sequence: _Optional[int] = ..., unix_time_s: _Optional[float] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class ProbeAnswer(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("reason", "message", "final_step", "digest", "checkpoint")

@@ -15,7 +15,7 @@ from andon.protocol.limits import clipped
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.scalars import Scalar
-from andon_coordinator.core import departures, learning, spares, syncing
+from andon_coordinator.core import departures, learning, spares, suspects, syncing
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     AcceptJoin,
@@ -61,6 +61,7 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
         # From a checkpoint, or from before this coordinator: what it was compared with is unknown.
         core.note_uncompared(slot)
     # The older stream ends first: its round is void before anything new is known (rule 8).
+    before = core.members.of_incarnation(request.incarnation)
     _replace(core, slot, request)
     # Before `_recover`, which asks the plan whether the run's end is reached.
     if core.plan is None or core.totals_reopened:
@@ -90,9 +91,10 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
         doubted=doubted,
     )
     core.members.put(member)
+    mistaken_s = suspects.came_back(core, before, member)
     core.dropped.discard(slot)
     # The answer goes first: a worker that is ahead hears that it joined, and then of the halt.
-    _answer(core, member)
+    _answer(core, member, mistaken_s)
     _halt_if_ahead(core, member)
 
 
@@ -101,6 +103,7 @@ def heartbeat(core: CoreState, member: LineMember, event: HeartbeatArrived) -> N
     member.activity = event.activity
     member.detail = event.detail
     member.use = event.use
+    suspects.ask_next(core, member)
     # A learner makes up steps whose scalars the others have logged.
     scalars = () if member.learning is not None else event.scalars
     kept = _kept(core, member.worker, scalars)
@@ -226,7 +229,7 @@ def _close_older_halt(core: CoreState) -> None:
     core.enter(Trigger.ANSWERED)
 
 
-def _answer(core: CoreState, member: LineMember) -> None:
+def _answer(core: CoreState, member: LineMember, mistaken_s: float | None) -> None:
     assert core.plan is not None
     assert member.stream is not None
     record = core.chain.record
@@ -256,6 +259,7 @@ def _answer(core: CoreState, member: LineMember) -> None:
             halt=core.halt if core.line_state is LineState.HALTED else None,
             reducers=core.reducer_map,
             credential=member.request.credential,
+            mistaken_s=mistaken_s,
         )
     )
     if join_status is JoinStatus.RECORD_FOLLOWS:

@@ -132,6 +132,8 @@ class Chronicle:
         device = next((each.name for each in request.devices if each.name), request.backend)
         where = f"{request.node_id} ({device})" if request.node_id else device
         text = f"again, on {where}" if again else f"on {where}"
+        if accepted.mistaken_s is not None:
+            text += f"; it was suspected wrongly, and is back after {accepted.mistaken_s:.2f} s"
         if accepted.credential:
             text += f", by the token of {accepted.credential}"
         self._tell(RunEventKind.JOINED, accepted.worker, text, accepted.step)

@@ -41,6 +41,7 @@ __all__ = [
     "cancel_transfer",
     "cut_off",
     "detach",
+    "go_on_without",
     "is_complete",
     "left",
     "look_for_silence",
@@ -107,12 +108,15 @@ def stopped(core: CoreState, member: LineMember, event: WorkerStopped) -> None:
         return
     if core.members.in_sync_count(core.chain.head) - 1 < core.needed:
         return
+    go_on_without(core, member, f"its process has been stopped for {event.seconds:.1f} s")
+
+
+def go_on_without(core: CoreState, member: LineMember, why: str) -> None:
+    """Cuts off a member that gives no sign; it may come back at any time, and learns then."""
     # Before its stream is closed: averages on their way to it would fill the reducers' room.
     core.emit(EndSession(member.worker))
-    why = f"its process has been stopped for {event.seconds:.1f} s"
-    message = f"{why}: join again"
-    # No sample stops a process, so none is suspected of it.
-    cut_off(core, member, message, why, grace_s=0.0, crash=False)
+    # No sample stops a process, or silences it, so none is suspected of it.
+    cut_off(core, member, f"{why}: join again", why, grace_s=0.0, crash=False)
     # It is not known to have ended, whatever its heartbeats say: it tries once it goes on.
     member.expected_until = core.now + core.settings.liveness.reconnect_s
 

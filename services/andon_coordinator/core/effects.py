@@ -40,6 +40,7 @@ __all__ = [
     "NoteSchedule",
     "NoteSetback",
     "NoteStopRefused",
+    "NoteSuspected",
     "NoteWentBack",
     "NoteWriter",
     "RefuseJoin",
@@ -56,6 +57,7 @@ __all__ = [
     "SendHalt",
     "SendHeartbeatAnswer",
     "SendLearn",
+    "SendProbe",
     "SendResume",
     "SendScalarAllReduceResult",
     "SendShutdown",
@@ -274,6 +276,9 @@ class AcceptJoin:
     reducers: tuple[ReducerShare, ...] = ()
     credential: str = ""
     """The name of the worker's own token, for people; empty: it has none."""
+    mistaken_s: float | None = None
+    """It was suspected by mistake, after a silence that has ended after so long; None: it was not.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,6 +525,24 @@ class SendHeartbeatAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class SendProbe:
+    """Ask a worker whether it is there."""
+
+    stream: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSuspected:
+    """Tell people that the line goes on without a worker that does not answer."""
+
+    worker: int
+    silent_s: float
+    usual_s: float
+    """How long its answers took."""
+
+
+@dataclass(frozen=True, slots=True)
 class NoteSchedule:
     """Tell people that the line chose its schedule, and why."""
 
@@ -558,8 +581,10 @@ Effect = (
     | NoteSetback
     | NoteStopRefused
     | NoteSchedule
+    | NoteSuspected
     | NoteWentBack
     | NoteWriter
     | SendScalarAllReduceResult
     | SendHeartbeatAnswer
+    | SendProbe
 )

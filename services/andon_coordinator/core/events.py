@@ -32,6 +32,7 @@ __all__ = [
     "JournalFailed",
     "LeaveReason",
     "ListeningReported",
+    "ProbeAnswered",
     "ProcessUse",
     "Ready",
     "RecordSaved",
@@ -308,6 +309,14 @@ class HeartbeatArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeAnswered:
+    """A worker is there, whatever its script does."""
+
+    stream: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLeft:
     """A worker leaves on purpose; `digest` is that of its final weights, at head `digest_head`."""
 
@@ -389,6 +398,9 @@ class ReducerLost:
 @dataclass(frozen=True, slots=True)
 class TimePassed:
     """Time passed; leases, graces and back-offs may be over."""
+
+    late_s: float = 0.0
+    """How much later than due this comes: so long this process did not listen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +492,7 @@ Event = (
     | WorkerReady
     | FaultReported
     | HeartbeatArrived
+    | ProbeAnswered
     | WorkerLeft
     | StateReported
     | ListeningReported

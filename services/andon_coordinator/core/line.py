@@ -77,9 +77,10 @@ The modules
 Data: `events` and `effects`, `settings`, `chain`, `members`, `reducers`, `round`, `checkpoints`,
 `transfers`, `scalar_all_reduces`, and `state`, which puts them together. How work is divided:
 `pacing`, with `readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. What is computed
-while the window before is exchanged: `overlap`. Checks without side effects: `agreement`,
-`defects`, `detectors`, `join_checks`. Rules: `arrivals`, `departures`, `steps`, `standing`,
-`syncing`, `learning`, `spares`, `lost_state`, `operators`, `progress`. `status` is what people see.
+while the window before is exchanged: `overlap`. How late is too late: `suspicion`. Checks without
+side effects: `agreement`, `defects`, `detectors`, `join_checks`. Rules: `arrivals`, `departures`,
+`steps`, `standing`, `syncing`, `learning`, `spares`, `suspects`, `lost_state`, `operators`,
+`progress`. `status` is what people see.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ from andon_coordinator.core import (
     operators,
     progress,
     steps,
+    suspects,
     syncing,
 )
 from andon_coordinator.core.chain import Chain, Keys
@@ -113,6 +115,7 @@ from andon_coordinator.core.events import (
     HeartbeatArrived,
     JournalFailed,
     ListeningReported,
+    ProbeAnswered,
     RecordSaved,
     ReducerLost,
     ReducerRegistered,
@@ -144,6 +147,7 @@ _OF_WORKERS: dict[type[Event], Callable[[CoreState, LineMember, Any], None]] = {
     WorkerReady: steps.ready,
     FaultReported: steps.fault,
     HeartbeatArrived: arrivals.heartbeat,
+    ProbeAnswered: suspects.answered,
     WorkerLeft: departures.left,
     StateReported: learning.state_reported,
     ListeningReported: learning.listening_reported,
@@ -307,6 +311,9 @@ class LineCore:
         # The order matters: losses are processed before `go_on` may open the next round.
         departures.look_for_silence(core)
         departures.look_for_stragglers(core, ticked=kind is TimePassed)
+        if isinstance(event, TimePassed):
+            core.lag_s += event.late_s
+            suspects.look(core)
         progress.go_on(core)
         # A standing request is good for this event alone.
         core.standing = frozenset()

@@ -31,6 +31,7 @@ from andon_coordinator.core.events import (
 )
 from andon_coordinator.core.learner import Learning
 from andon_coordinator.core.readings import PacedProcess
+from andon_coordinator.core.suspicion import ProcessAnswers
 
 __all__ = ["LastStep", "LineMember", "Members", "devices_of"]
 
@@ -106,6 +107,8 @@ class LineMember:
     """The head at which its weights differed from the others': there, it has no state that counts.
     """
     last_step: LastStep = field(default_factory=LastStep)
+    answers: ProcessAnswers = field(default_factory=ProcessAnswers)
+    """How fast it answers when it is asked whether it is there."""
     process: PacedProcess = field(init=False)
     """Who it is, as far as its speed is concerned."""
 
@@ -272,6 +275,14 @@ class Members:
     def live(self) -> list[LineMember]:
         """Members with an open stream, by id."""
         return self._of(self._live)
+
+    def live_after(self, worker: int, slots: int) -> LineMember | None:
+        """The live member whose id comes next among so many slots; after the last the first."""
+        for further in range(1, slots):
+            other = (worker + further) % slots
+            if other in self._live:
+                return self._members[other]
+        return None
 
     # In sync means an equal head, never an equal step number: two histories can have the same
     # length (rule 3).

@@ -43,6 +43,7 @@ from andon_coordinator.core.reducers import Reducers
 from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.core.suspicion import Delays, durations_of_rounds
 from andon_coordinator.core.transfers import StateTransfer, StateTransfers
 
 __all__ = ["TRANSITIONS", "CoreState", "Trigger", "next_state"]
@@ -116,6 +117,10 @@ class CoreState:
     snapshots: StateTransfers = field(default_factory=lambda: StateTransfers(begun=2**31))
     """States on their way to learners, while rounds run."""
     scalar_all_reduces: ScalarAllReduces = field(default_factory=ScalarAllReduces)
+    rounds: Delays = field(default_factory=durations_of_rounds)
+    """For how long the rounds of committed first attempts were open, of late."""
+    lag_s: float = 0.0
+    """For how long this process has not listened, in total, since it began."""
     attempts: AttemptCounts = field(default_factory=AttemptCounts)
     standing: frozenset[int] = frozenset()
     """Workers that asked for the step after the record that the present event made durable."""

@@ -16,6 +16,8 @@ from andon_coordinator.core.state import CoreState
 
 __all__ = ["LineSnapshot", "WorkerSnapshot", "holds_up", "take_snapshot", "waiting_for"]
 
+_SILENT_S = 1.0
+"""People are told of a worker that has not answered for so long."""
 _LATE = 0.05
 """A worker holds the line up if another one waits for more than this part of a step longer."""
 
@@ -43,6 +45,8 @@ class WorkerSnapshot:
     """Whether it gets the line's state while the line trains."""
     steps_behind: int
     """Committed steps that it has not applied, as far as it has told."""
+    patience_s: float
+    """For how long it may be silent while a round waits for it."""
     metrics_address: str
     final_digest: bytes
     share: float
@@ -170,6 +174,7 @@ def _worker(
         in_sync=in_sync,
         learns=learning is not None,
         steps_behind=behind,
+        patience_s=member.answers.patience_s(now, core.settings.liveness.lease_s),
         metrics_address=member.request.metrics_address,
         final_digest=member.final_digest,
         share=last.share,
@@ -192,6 +197,9 @@ def _progress(core: CoreState, member: LineMember, now: float) -> str:
     if member.learning is not None:
         # Newer than its last heartbeat.
         return _spare(member) if member.spare else member.learning.in_words
+    silent_s = member.answers.silent_s(now, core.lag_s, member.heard_at)
+    if member.stream is not None and silent_s >= _SILENT_S:
+        return f"does not answer, for {silent_s:.0f} s"
     setback = core.transfers.setbacks.get(member.worker)
     here = setback is not None and setback.host == member.request.node_id
     if setback is None or not here or member.worker in core.transfers.joiners:

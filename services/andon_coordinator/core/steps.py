@@ -290,6 +290,9 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     _note_compared(core, round_)
     assert core.plan is not None
     seconds = core.now - round_.opened_at
+    if round_.terms.attempt == 0:
+        # Later ones are shorter: gradients are kept.
+        core.rounds.kept.append(seconds)
     cursor = cursor_after(core.chain.cursor, round_.terms.batch, core.plan.epoch_size)
     if round_.end_of_data and core.plan.epoch_size is None:
         cursor = Cursor(cursor.epoch + 1, 0)

@@ -107,6 +107,8 @@ class LineMetrics:
         for effect in done:
             if isinstance(effect, effects.SaveScalars):
                 self._logged.logged(effect)
+            elif isinstance(effect, effects.NoteSuspected):
+                self._departures.suspected()
             else:
                 self._did(event, effect, now)
 
@@ -126,6 +128,7 @@ class LineMetrics:
                 self._worker_of[effect.stream] = effect.worker
                 self._workers.joined(effect.worker)
                 self._attempts.joined(effect.join_status)
+                self._departures.joined(effect)
             case effects.SaveRecord():
                 self._pending[effect.record.key] = effect
             case effects.SaveHalt():

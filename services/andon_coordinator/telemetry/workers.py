@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
 
 from andon.host.telemetry import time_histogram
-from andon_coordinator.core.effects import NoteCaughtUp, SaveDeparture
+from andon_coordinator.core.effects import AcceptJoin, NoteCaughtUp, SaveDeparture
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.status import LineSnapshot
 
@@ -87,6 +87,11 @@ class WorkerGauges:
                 "andon_worker_steps_behind",
                 "Committed steps that a live worker still has to make up, as far as the service "
                 "knows; 0 for one that trains.",
+            ),
+            "patience_s": gauge(
+                "andon_worker_patience_seconds",
+                "Time that a live worker may be silent while a round waits for it: learnt from how "
+                "fast it answers, longer after each mistake, at most the lease.",
             ),
             "heartbeat_age_s": gauge(
                 "andon_heartbeat_age_seconds",
@@ -176,6 +181,17 @@ class DepartureMetrics:
             "Workers that the line went on without at once, because their process was stopped.",
             registry=registry,
         )
+        self._suspected = Counter(
+            "andon_workers_suspected_total",
+            "Workers that the line went on without at once, because they did not answer while a "
+            "round waited for them.",
+            registry=registry,
+        )
+        self._there = Counter(
+            "andon_workers_suspected_wrongly_total",
+            "Suspected workers that came back within a lease: it would have been enough to wait.",
+            registry=registry,
+        )
         for name, counter in self._departures.items():
             counter.inc(before.get(name, 0))
 
@@ -186,3 +202,11 @@ class DepartureMetrics:
         self._departures[reason].inc()
         if stopped:
             self._stopped.inc()
+
+    def suspected(self) -> None:
+        """Counts one that did not answer."""
+        self._suspected.inc()
+
+    def joined(self, effect: AcceptJoin) -> None:
+        """Counts one that was suspected by mistake."""
+        self._there.inc(effect.mistaken_s is not None)

@@ -274,6 +274,10 @@ def _use(beat: pb.Heartbeat) -> events.ProcessUse:
     )
 
 
+def _probe_answered(stream: int, message: pb.TrainRequest) -> events.Event:
+    return events.ProbeAnswered(stream, message.probe_answer.number)
+
+
 def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
     leave = message.leave
     try:
@@ -325,6 +329,7 @@ _EVENTS = {
     "step_ready": _worker_ready,
     "fault": _fault_reported,
     "heartbeat": _heartbeat_arrived,
+    "probe_answer": _probe_answered,
     "leave": _worker_left,
     "state_report": _state_reported,
     "listening": _listening_reported,

@@ -86,7 +86,9 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
     match effect:
         case effects.AcceptJoin():
             status = effect.join_status.name.lower()
-            own = {"token": effect.credential} if effect.credential else {}
+            own: dict[str, str | float] = {"token": effect.credential} if effect.credential else {}
+            if effect.mistaken_s is not None:
+                own["suspected_wrongly_after_s"] = round(effect.mistaken_s, 3)
             log.info(LogEvent("worker_joined", worker=effect.worker, join_status=status, **own))
         case effects.RefuseJoin():
             reason = effect.refusal.reason.name.lower()
@@ -128,6 +130,15 @@ def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
                     learnt=effect.learnt,
                     seconds=round(effect.seconds, 3),
                     waited_s=round(effect.waited_s, 3),
+                )
+            )
+        case effects.NoteSuspected():
+            log.warning(
+                LogEvent(
+                    "worker_suspected",
+                    worker=effect.worker,
+                    silent_s=round(effect.silent_s, 3),
+                    usual_s=round(effect.usual_s, 4),
                 )
             )
         case effects.NoteSetback():

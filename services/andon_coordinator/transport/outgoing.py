@@ -59,6 +59,7 @@ MessageEffect = (
     | effects.SendTransfer
     | effects.SendLearn
     | effects.SendScalarAllReduceResult
+    | effects.SendProbe
 )
 """Effects that are one message on one stream."""
 
@@ -180,8 +181,8 @@ def message_to(effect: MessageEffect) -> pb.TrainResponse:
         case effects.SendShutdown():
             shutdown = pb.Shutdown(message=effect.message, stop_reason=effect.stop_reason)
             return pb.TrainResponse(shutdown=shutdown)
-        case effects.SendLearn() | effects.SendTransfer():
-            return _about_state(effect)
+        case effects.SendLearn() | effects.SendTransfer() | effects.SendProbe():
+            return _rare(effect)
         case effects.SendScalarAllReduceResult():
             result = pb.ScalarAllReduceResult(
                 head=conversion.key_to_proto(effect.head),
@@ -219,8 +220,10 @@ def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
     return message
 
 
-def _about_state(effect: effects.SendLearn | effects.SendTransfer) -> pb.TrainResponse:
-    """How a worker that is behind gets the line's state."""
+def _rare(effect: effects.SendLearn | effects.SendTransfer | effects.SendProbe) -> pb.TrainResponse:
+    """What concerns one worker: how it gets the line's state, and whether it is there."""
+    if isinstance(effect, effects.SendProbe):
+        return pb.TrainResponse(probe=pb.Probe(number=effect.number))
     if isinstance(effect, effects.SendLearn):
         reducers = conversion.shares_to_proto(effect.reducers)
         return pb.TrainResponse(learn=pb.Learn(reducers=reducers))

@@ -102,11 +102,16 @@ class LineClock:
         self._ticked_at = monotonic()
         self._lost_s = 0.0
 
-    def tick(self) -> None:
-        """Notes that the process runs; the rest of a long gap is left out from here on."""
+    def tick(self, every_s: float = math.inf) -> float:
+        """Notes that the process runs; the rest of a long gap is left out from here on.
+
+        Returns:
+            How much later than `every_s` after the tick before this one comes, in the line's time.
+        """
         at = self._monotonic()
-        self._lost_s += max(0.0, at - self._ticked_at - self._longest_gap_s)
-        self._ticked_at = at
+        gap_s, self._ticked_at = at - self._ticked_at, at
+        self._lost_s += max(0.0, gap_s - self._longest_gap_s)
+        return max(0.0, min(gap_s, self._longest_gap_s) - every_s)
 
     def now(self) -> float:
         """The line's time, in seconds."""
@@ -344,10 +349,10 @@ class LineTask:
     async def _tick(self) -> None:
         now = asyncio.get_running_loop().time
         while not self._closed:
-            self._clock.tick()
+            late_s = self._clock.tick(self._settings.tick_s)
             for stream, seconds in self._watch.look(self._streams.processes(), now()):
                 self.put(events.WorkerStopped(stream, seconds))
-            self.put(events.TimePassed())
+            self.put(events.TimePassed(late_s))
             await asyncio.sleep(self._settings.tick_s)
 
     def _process(self, event: events.Event) -> str:

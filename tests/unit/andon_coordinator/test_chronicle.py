@@ -82,6 +82,17 @@ def test_a_join_names_host_and_device_and_a_process_that_came_back() -> None:
     ]
 
 
+def test_a_worker_that_was_suspected_by_mistake_is_told_of_as_it_comes_back() -> None:
+    telling = Telling()
+    telling.told(*joined(1))
+    event, accepted = joined(1)
+
+    told = telling.told(event, replace(accepted, mistaken_s=0.75))
+
+    text = "again, on alpha (NVIDIA L4); it was suspected wrongly, and is back after 0.75 s"
+    assert told == [("joined", 1, 3, text)]
+
+
 LOST = effects.SaveDeparture(1, None, "silent for 3 s", 2, b"")
 BACK = "went on after step 2, which {} brought: no worker held step 5"
 TOLD: list[tuple[effects.Effect, tuple[str, int | None, int, str]]] = [

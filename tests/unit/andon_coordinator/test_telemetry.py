@@ -55,9 +55,10 @@ class Metered:
     def see(self, event: events.Event, *done: effects.Effect, at: float = 0.0) -> None:
         self.metrics.observe(event, done, at)
 
-    def join(self, stream: int, worker: int) -> None:
+    def join(self, stream: int, worker: int, mistaken_s: float | None = None) -> None:
         request = events.JoinRequest(run_id="7f3a", incarnation=1, layout=Layout(()), plan=PLAN)
         accept = line_values.accepted(stream=stream, worker=worker)
+        accept = replace(accept, mistaken_s=mistaken_s)
         self.see(events.WorkerJoined(stream, request), accept)
 
     def assign(self, key: Key, attempt: int, at: float = 0.0) -> None:
@@ -569,4 +570,17 @@ def test_a_worker_whose_process_is_stopped_counts_once_the_line_goes_on_without_
     metered.see(stopped, effects.SaveDeparture(0, None, "its process has been stopped", 7, b""))
 
     assert metered.value("andon_workers_stopped_total") == 1
+    assert metered.value("andon_departures_total", reason="lost") == 1
+
+
+def test_suspected_workers_count_and_so_do_those_that_come_back_soon() -> None:
+    metered = Metered()
+    gone = effects.SaveDeparture(0, None, "silent for 0.15 s when asked", 7, b"")
+
+    metered.see(events.TimePassed(), effects.NoteSuspected(0, 0.15, 0.004), gone)
+    assert metered.value("andon_workers_suspected_total") == 1
+    assert metered.value("andon_workers_suspected_wrongly_total") == 0
+    metered.join(10, 0, mistaken_s=0.5)
+
+    assert metered.value("andon_workers_suspected_wrongly_total") == 1
     assert metered.value("andon_departures_total", reason="lost") == 1

@@ -8,7 +8,13 @@ from dataclasses import replace
 import pytest
 
 from andon.protocol.run_settings import RunPlan
-from andon_coordinator.core.effects import LineState, NoteCaughtUp, NoteWentBack, SaveRunEvent
+from andon_coordinator.core.effects import (
+    LineState,
+    NoteCaughtUp,
+    NoteSuspected,
+    NoteWentBack,
+    SaveRunEvent,
+)
 from andon_coordinator.core.events import CordPulled, Device
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.core.settings import LineSettings
@@ -84,6 +90,18 @@ def test_a_line_that_went_back_is_logged_with_both_steps(caplog: pytest.LogCaptu
         "line_went_back step=100 lost=150 message='went on after step 100, which workers 0 and 1 "
         "brought: no worker held step 150'"
     )
+
+
+def test_a_suspicion_is_logged_with_how_long_answers_took(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    log_effect(NoteSuspected(2, 0.15004, 0.00412))
+
+    (said,) = caplog.records
+    assert said.levelname == "WARNING"
+    assert said.getMessage() == "worker_suspected worker=2 silent_s=0.15 usual_s=0.0041"
 
 
 def test_a_worker_that_caught_up_is_logged_with_what_it_cost(

@@ -165,6 +165,7 @@ EFFECTS: list[tuple[MessageEffect, Message]] = [
         effects.SendLearn(5, (ReducerShare("beta:7071", 0, 8),)),
         pb.Learn(reducers=[pb.ReducerShare(address="beta:7071", start_element=0, stop_element=8)]),
     ),
+    (effects.SendProbe(5, 3), pb.Probe(number=3)),
     (
         effects.SendScalarAllReduceResult(5, HEAD, 1, 0.5, 3.0, 2, (b"", b"given")),
         pb.ScalarAllReduceResult(
@@ -197,7 +198,8 @@ def test_a_workers_status_has_the_times_of_its_last_step_once_there_was_one() ->
         worker=1, rank=None, node_id="beta", device="cpu", hardware=None, speed_hint=None,
         activity=Activity.COMPUTING, detail="x", step=3, samples_per_second=2.0,
         waiting_ratio=0.125, heartbeat_age_s=0.5, live=True, in_sync=True, learns=False,
-        steps_behind=0, metrics_address="", final_digest=b"", share=0.5, micro_batches=0,
+        steps_behind=0, patience_s=3.0, metrics_address="", final_digest=b"", share=0.5,
+        micro_batches=0,
         timings=timings, step_s=2.0, use=ProcessUse(),
     )  # fmt: skip
 

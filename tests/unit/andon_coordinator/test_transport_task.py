@@ -41,6 +41,19 @@ def test_a_long_gap_counts_as_the_longest_gap_allowed() -> None:
     assert clock.now() - start == 1.25
 
 
+def test_a_tick_says_how_much_later_than_due_it_comes() -> None:
+    hand = Hand()
+    clock = LineClock(hand, 1.0)
+    late = []
+
+    for pause in (0.25, 0.125, 0.75, 5.0):
+        hand.at += pause
+        late.append(clock.tick(0.25))
+
+    # Of the last one, the line's time has one second only.
+    assert late == [0.0, 0.0, 0.5, 0.75]
+
+
 def test_clock_never_goes_back() -> None:
     hand = Hand()
     clock = LineClock(hand, 1.0)

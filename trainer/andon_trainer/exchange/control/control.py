@@ -208,6 +208,11 @@ class ControlStream:
         refusal: AndonError | None = None
         try:
             for response in self._call:
+                if response.HasField("probe"):
+                    # Here, and not in the inbox, which waits for the script.
+                    answer = pb.ProbeAnswer(number=response.probe.number)
+                    self._outgoing.put(pb.TrainRequest(probe_answer=answer))
+                    continue
                 if response.HasField("heartbeat_answer"):
                     self._heartbeats.answered(response.heartbeat_answer)
                 event = event_from(response)
