@@ -476,6 +476,8 @@ class Launch:
         assert self._follower is not None
         await self._follower.is_beyond(self._follower.step)
         await asyncio.sleep(_STANDBY_AFTER_S)
+        if self._restarts.used == self._restarts.most:
+            return
         with suppress(OSError, TemplateGone):  # Without one, workers start as the first time.
             self._warm = WarmStarts(self._command, self._environment(line, 0))
 
