@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,6 @@ import pytest
 from integration.fixtures.console import (
     PROTOCOL_WORKER,
     finish,
-    lines_until,
     processes_of,
     start,
     template_of,
@@ -174,17 +174,24 @@ def _readable(file: int) -> bool:
 def test_a_killed_worker_is_forked_again_and_without_a_template_it_starts_as_before(
     tmp_path: Path,
 ) -> None:
-    process = start(
-        tmp_path, *("run", "--workers", "2", "--restarts", "100"), PROTOCOL_WORKER, "100000"
-    )
-    lines_until(process, "[worker 1] step 20 ")
+    printed = tmp_path / "printed.txt"
+    with printed.open("w") as out:
+        flags = ("run", "--workers", "2", "--restarts", "100")
+        process = start(tmp_path, *flags, PROTOCOL_WORKER, "1000000", stdout=out)
+
+    def await_text(part: str, after: int) -> None:
+        while part not in printed.read_text()[after:]:
+            time.sleep(0.05)  # The test's own time limit bounds this.
+
+    await_text("[worker 1] step ", 0)
     template = template_of(tmp_path)
 
     def kill() -> int:
         """Kills worker 1, and returns the process that takes its place, once that trains."""
+        before = len(printed.read_text())
         os.kill(worker_of(tmp_path, slot=1), signal.SIGKILL)
-        lines_until(process, "worker 1 was killed by SIGKILL: it starts again")
-        lines_until(process, "[worker 1] step ")
+        await_text("worker 1 was killed by SIGKILL: it starts again", before)
+        await_text("[worker 1] step ", printed.read_text().rindex("it starts again"))
         return worker_of(tmp_path, slot=1)
 
     assert _is_forked(kill())
