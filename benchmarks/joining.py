@@ -9,6 +9,14 @@ All times are from the journal. A pause is how much longer than a usual step the
 commit was: from the newcomer's Join until it has been on ten rosters in a row; after a SIGSTOP, the
 time from the signal to the others' next commit.
 
+A newcomer needs processor time, which the others lack where cores are few, whatever the protocol
+does. So a control follows each return: a process that has nothing to do with the line takes as much
+processor time as the newcomer did, and the longest wait meanwhile is `pause_of_control_s`. What a
+return costs beyond that is the protocol's.
+
+Of the time until a newcomer is back, `state_after_s` is the part until its script begins the first
+step: until then its state was on the way. In the rest it made up what the others had done.
+
     python benchmarks/joining.py --mb 100 --pairs 5 --json benchmarks/results/joining.json
 """
 
@@ -38,10 +46,13 @@ from andon_coordinator.transport.reader import JournalReader
 
 _SCRIPT = Path(__file__).with_name("joining_worker.py")
 _WORKERS = 3
+_SHARE = 4
+"""Samples of a worker in a step; one that learns computes one."""
 _STEPS = 10
 """Steps on the roster, after which a newcomer counts as there."""
 _FROZEN_S = 2.0
 _PATIENCE_S = 180.0
+_BURN = "import sys, time\nwhile time.process_time() < float(sys.argv[1]): pass"
 _BYTES_OF_STATE = 12
 """For each parameter: itself and two moments, in float32."""
 
@@ -63,9 +74,13 @@ class Run:
             except OSError:
                 continue
             # The service's command line names the script, too.
-            if command.split(b"\0")[-2].endswith(_SCRIPT.name.encode()):
+            if command.rstrip(b"\0").endswith(_SCRIPT.name.encode()):
                 found.append(pid)
         return found
+
+    def begun_at(self, worker: int) -> float:
+        """When a worker's script began its first step."""
+        return float((self.folder.parent.parent / f"begun-{worker}").read_text())
 
     def commits(self) -> list[tuple[float, int]]:
         """When each record was made durable, and how many workers it has."""
@@ -86,7 +101,8 @@ def _running(options: argparse.Namespace, *, learns: bool) -> Iterator[Run]:
     width = round(math.sqrt(options.mb * 1e6 / _BYTES_OF_STATE))
     environment = {
         **os.environ,
-        "JOINING_PACE_S": str(options.pace),
+        "JOINING_PACE_S": str(options.pace / _SHARE),
+        "JOINING_BATCH": str(_SHARE * _WORKERS),
         "JOINING_WIDTH": str(width),
         "JOINING_TRANSFER": "" if learns else "1",
     }
@@ -111,6 +127,12 @@ def _until(holds: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+def _processor_s(process: int) -> float:
+    """The processor time that a process has taken."""
+    numbers = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _is_whole(run: Run, since: float) -> bool:
     last = [size for at, size in run.commits() if at > since][-_STEPS:]
     return len(last) == _STEPS and set(last) == {_WORKERS}
@@ -126,20 +148,31 @@ def _usual_step(commits: list[tuple[float, int]], until: float) -> float:
 
 def kill(run: Run, chance: random.Random) -> dict[str, float]:
     """A worker dies and comes back: what its death costs the others, and its return."""
-    struck_at = time.time()
-    os.kill(chance.choice(run.workers()), signal.SIGKILL)
+    struck_at, before = time.time(), set(run.workers())
+    os.kill(chance.choice(sorted(before)), signal.SIGKILL)
     _until(lambda: run.joined_after(struck_at) is not None)
     joined_at = run.joined_after(struck_at)
     assert joined_at is not None
+    (newcomer,) = set(run.workers()) - before
+    taken_s = _processor_s(newcomer)
     _until(lambda: _is_whole(run, joined_at))
+    taken_s = _processor_s(newcomer) - taken_s
     commits = run.commits()
     waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
     usual = _usual_step(commits, struck_at)
     first_back = next(at for at, size in commits if at > joined_at and size == _WORKERS)
+    burning_at = time.time()
+    subprocess.run([sys.executable, "-c", _BURN, str(taken_s)], check=True)
+    burnt_at = time.time()
+    _until(lambda: run.commits()[-1][0] > burnt_at)
+    slow = [at - earlier for (earlier, _), (at, _) in pairwise(run.commits()) if at > burning_at]
     return {
         "usual_step_s": usual,
         "pause_of_death_s": next(wait for at, wait in waits if at > struck_at) - usual,
         "pause_of_return_s": max(wait for at, wait in waits if at > joined_at) - usual,
+        "pause_of_control_s": max(slow) - usual,
+        "newcomer_processor_s": taken_s,
+        "state_after_s": run.begun_at(newcomer) - joined_at,
         "back_after_s": first_back - joined_at,
     }
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from machine import describe_machine
 from schedules import chosen_from, write_rows
-from storm_plan import Fault, planned
+from storm_plan import Fault, ideal_share, planned
 from storm_run import Outcome, loss_at, run_storm
 from storm_systems import OFTEN_S, SYSTEMS, TORCHFT_PYTHON
 from storm_task import Settings
@@ -39,6 +39,7 @@ SET_UP = {
     "ddp": "the pages `torchrun (Elastic Launch)` and `Fault-tolerant Distributed Training with "
     "torchrun` of PyTorch's documentation",
 }
+SET_UP["andon-spare"] = f"{SET_UP['andon']}; --spares 1, as in docs/places/spares.md"
 SET_UP["torchft-majority"] = f"{SET_UP['torchft']}; --min_replicas of a majority, as its page "
 SET_UP["torchft-majority"] += "`Assumptions and Recommendations` advises against a split brain"
 SET_UP["ddp-often"] = f"{SET_UP['ddp']}; a checkpoint every {OFTEN_S:g} s"
@@ -48,6 +49,7 @@ SERVICE = {
     "ddp": "torchrun, whose process has the c10d store; a supervisor ends its workers and starts "
     "it again at once, as a scheduler would",
 }
+SERVICE["andon-spare"] = SERVICE["andon"]
 SERVICE["torchft-majority"] = SERVICE["torchft"]
 SERVICE["ddp-often"] = SERVICE["ddp"]
 
@@ -58,26 +60,30 @@ def main() -> None:
     machine = {**describe_machine(), **_circumstances(options)}
     seconds = options.minutes * 60
     plan = planned(options.seed, options.every, seconds, options.replicas)
+    ideal = ideal_share(plan, options.freeze, seconds, options.replicas)
     rows = []
     for name in options.systems:
         print(f"{name}, undisturbed", flush=True)
         calm = _run(options, name, "calm", [], options.undisturbed_minutes * 60)
         print(f"{name}, {len(plan)} faults", flush=True)
         stormy = _run(options, name, "storm", plan, seconds)
-        rows.append(row_of(name, options.every, calm, stormy))
+        rows.append(row_of(name, options.every, calm, stormy, ideal))
         brief = {key: value for key, value in rows[-1].items() if not isinstance(value, list)}
         print("\n".join(f"  {key:26}{value}" for key, value in brief.items()), flush=True)
         if options.json:
             write_rows(options.json, machine, rows)
 
 
-def row_of(name: str, every_s: float, calm: Outcome, stormy: Outcome) -> dict[str, Any]:
-    """A row of the table."""
+def row_of(
+    name: str, every_s: float, calm: Outcome, stormy: Outcome, ideal: float
+) -> dict[str, Any]:
+    """A row of the table; `ideal` is what would be kept without any loss but frozen workers."""
     faults = sum(stormy.struck.values())
     return {
         "system": name,
         "every_s": every_s,
         "of_undisturbed": round(stormy.samples_per_s / calm.samples_per_s, 4),
+        "ideal": round(ideal, 4),
         "samples_lost": stormy.counts.lost,
         "samples_doubled": stormy.counts.doubled,
         "recomputed_per_fault": round(stormy.counts.recomputed / max(faults, 1), 1),

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["FREEZE", "KILL", "KILL_SERVICE", "Fault", "planned", "victim_of"]
+__all__ = ["FREEZE", "KILL", "KILL_SERVICE", "Fault", "ideal_share", "planned", "victim_of"]
 
 KILL = "kill-worker"
 """SIGKILL of a worker, which is started again and joins as a newcomer."""
@@ -37,6 +37,22 @@ def planned(seed: int, every_s: float, seconds: float, replicas: int) -> list[Fa
             bag = chance.sample(_BAG, len(_BAG))
         faults.append(Fault(number * every_s, bag.pop(), chance.randrange(replicas)))
     return faults
+
+
+def ideal_share(plan: Sequence[Fault], freeze_s: float, seconds: float, replicas: int) -> float:
+    """What a system keeps that loses what its frozen workers would have computed, and nothing else.
+
+    The others go on at their own speed. A worker or a service that is killed is back at once.
+    """
+    absent_s = 0.0
+    for slot in range(replicas):
+        until = 0.0
+        for fault in plan:
+            if fault.kind == FREEZE and fault.slot == slot:
+                end = min(fault.at_s + freeze_s, seconds)
+                absent_s += max(0.0, end - max(fault.at_s, until))
+                until = max(until, end)
+    return 1.0 - absent_s / (seconds * replicas)
 
 
 def victim_of(fault: Fault, running: Sequence[int]) -> int | None:

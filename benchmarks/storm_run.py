@@ -27,7 +27,7 @@ from storm_ledger import (
     samples_per_s,
 )
 from storm_plan import FREEZE, KILL_SERVICE, Fault, victim_of
-from storm_systems import System, is_alive, started
+from storm_systems import SPARES, System, is_alive, started
 from storm_task import Settings, build, held_out_loss
 
 from andon_coordinator.transport.reader import JournalReader
@@ -47,6 +47,7 @@ class Outcome:
     """What a run came to."""
 
     replicas: int
+    """Processes that have the model, spares included."""
     seconds: float
     samples_per_s: float
     longest_pause_s: float
@@ -74,21 +75,20 @@ class Outcome:
 class Workers:
     """What the workers' ledgers say while they train."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, folder: Path, count: int) -> None:
         """Nothing is written yet."""
-        folder = Path(settings.folder)
-        self._files = [folder / f"ledger-{slot}.jsonl" for slot in range(settings.replicas)]
-        self._read = [0] * settings.replicas
-        self._rest = [b""] * settings.replicas
-        self.pids = [0] * settings.replicas
-        self.steps = [0] * settings.replicas
-        self.kept_at = [0.0] * settings.replicas
+        self.ledgers = [folder / f"ledger-{slot}.jsonl" for slot in range(count)]
+        self._read = [0] * count
+        self._rest = [b""] * count
+        self.pids = [0] * count
+        self.steps = [0] * count
+        self.kept_at = [0.0] * count
         self.starts = 0
-        self.ended = [False] * settings.replicas
+        self.ended = [False] * count
 
     def look(self) -> None:
         """Reads what is new."""
-        for slot, file in enumerate(self._files):
+        for slot, file in enumerate(self.ledgers):
             if not file.exists():
                 continue
             with file.open("rb") as ledger:
@@ -164,7 +164,8 @@ def run_storm(
     Raises:
         RuntimeError: not all workers trained within some minutes of their start.
     """
-    workers, storm, restarts = Workers(settings), Storm(plan, freeze_s), 0
+    workers = Workers(Path(settings.folder), settings.replicas + SPARES.get(name, 0))
+    storm, restarts = Storm(plan, freeze_s), 0
     with started(name, settings) as system:
 
         def until(holds: Callable[[], bool], patience_s: float, begun: float | None = None) -> bool:
@@ -204,9 +205,9 @@ def _counted(
 ) -> Outcome:
     begun, ended, settled, restarts = times
     folder = Path(settings.folder)
-    ledgers = [read_ledger(folder / f"ledger-{slot}.jsonl") for slot in range(settings.replicas)]
+    ledgers = [read_ledger(each) for each in workers.ledgers]
     ends = [ledger[-1] for ledger in ledgers if ledger and ledger[-1]["event"] == "end"]
-    if name == "andon":
+    if name.startswith("andon"):
         history, passed = _journal(folder / "runs/storm/journal.sqlite")
         every: list[Commit] = history
     else:
@@ -222,7 +223,7 @@ def _counted(
         if begun <= commit.at < ended and (not timeline or commit.at - begun - timeline[-1][0] > 1):
             timeline.append((round(commit.at - begun, 1), total))
     return Outcome(
-        replicas=settings.replicas,
+        replicas=len(ledgers),
         seconds=round(ended - begun, 1),
         samples_per_s=samples_per_s(history, begun, ended),
         longest_pause_s=longest_pause_s(every, begun, ended),

@@ -3,6 +3,7 @@
 | system | set up after |
 |---|---|
 | andon | docs/checkpoints.md, "Restarts" |
+| andon-spare | the same, and docs/places/spares.md |
 | torchft | its README ("Lighthouse", "Running DDP"), train_ddp.py and torchft/torchx.py |
 | ddp, ddp-often | torchrun's page in PyTorch's documentation, the tutorial of torchrun |
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from storm_task import Settings
 
-__all__ = ["OFTEN_S", "SYSTEMS", "Program", "System", "is_alive", "started"]
+__all__ = ["OFTEN_S", "SPARES", "SYSTEMS", "Program", "System", "is_alive", "started"]
 
 _HERE = Path(__file__).parent
 TORCHFT_PYTHON = Path(
@@ -34,6 +35,8 @@ _MANY = "1000000"
 """Restarts: the storm never uses them up."""
 CHECKPOINT_STEPS = "240"
 """Andon counts a checkpoint's interval in steps: about a minute of them."""
+SPARES = {"andon-spare": 1}
+"""Workers that a system has beyond its replicas."""
 OFTEN_S = 5.0
 """Seconds between two checkpoints for a user of DDP who expects a storm."""
 
@@ -105,10 +108,11 @@ class System:
         return all(each.pid is None and not (each.again and each.died) for each in self.programs)
 
 
-def _andon(settings: Settings) -> System:
+def _andon(settings: Settings, *, spares: int = 0) -> System:
     """`andon run` starts dead workers and a dead service again by itself."""
     folder = Path(settings.folder)
     command = [sys.executable, "-m", "andon_cli", "run", "--workers", str(settings.replicas)]
+    command += ["--spares", str(spares)] if spares else []
     command += ["--restarts", _MANY, "--checkpoint-every", CHECKPOINT_STEPS, "--run-id", "storm"]
     command += [str(_HERE / "storm_andon.py"), settings.to_json()]
 
@@ -182,6 +186,7 @@ def _ddp(settings: Settings) -> System:
 
 SYSTEMS: dict[str, Callable[[Settings], System]] = {
     "andon": _andon,
+    "andon-spare": lambda settings: _andon(settings, spares=SPARES["andon-spare"]),
     "torchft": _torchft,
     "torchft-majority": lambda settings: _torchft(settings, least=settings.replicas // 2 + 1),
     "ddp": _ddp,

@@ -153,13 +153,14 @@ def _hosts(rows: Iterable[Row]) -> str:
 
 def _storm(rows: Iterable[Row]) -> str:
     """The kill table."""
-    head = ("system", "of undisturbed", "samples/s", "undisturbed", "lost", "doubled",
+    head = ("system", "of undisturbed", "ideal", "samples/s", "undisturbed", "lost", "doubled",
             "recomputed a fault", "wasted a fault", "longest pause", "loss", "replicas at the end",
             "faults", "load")  # fmt: skip
     cells = (
         (
             row["system"],
             f"{row['of_undisturbed']:.0%}",
+            f"{row['ideal']:.0%}" if "ideal" in row else "-",
             f"{row['samples_per_s']:.0f}",
             f"{row['undisturbed_samples_per_s']:.0f}",
             str(row["samples_lost"]),
@@ -174,7 +175,7 @@ def _storm(rows: Iterable[Row]) -> str:
         )
         for row in rows
     )
-    return _table(head, "lrrrrrrrrllrr", cells)
+    return _table(head, "lrrrrrrrrrllrr", cells)
 
 
 def _loss(found: Mapping[str, float] | None) -> str:

@@ -42,6 +42,8 @@ from andon_cli.launching.processes import (
     start_worker,
     worker_environment,
 )
+from andon_cli.launching.template import TemplateGone
+from andon_cli.launching.warm import WarmStarts
 from andon_server.book import dropped_workers
 from andon_server.process import Interrupts
 from andon_server.resuming import checkpoints_written, search_history
@@ -67,7 +69,8 @@ _ASK_EVERY_S = 0.1
 _KILL_AFTER_S = 3.0
 """How long a process may take to end after SIGTERM."""
 _STANDBY_AFTER_S = 5.0
-"""How long a line takes steps before a standby is started: most short runs need none."""
+"""How long a line takes steps before a standby and a template are started: most short runs need
+none."""
 _REVIVALS = 4
 """How often in a row a service that died is started again while the line takes no step."""
 _NO_TORCH = (
@@ -91,6 +94,9 @@ class Launch:
         """Takes the service's place when it dies."""
         self._standing_by: asyncio.Task[None] | None = None
         """Starts a standby."""
+        self._warm: WarmStarts | None = None
+        """Starts workers again, sooner than a new interpreter would."""
+        self._warming: asyncio.Task[None] | None = None
         self._workers: list[Child] = []
         self._follower: Follower | None = None
         self._verdict = ExitCode.COMPLETE
@@ -136,15 +142,20 @@ class Launch:
         for slot in range(settings.workers + settings.spares):
             self._workers.append(await self._start_worker(line, slot))
         self._have_standby()
+        if settings.restarts:
+            self._warming = asyncio.create_task(self._warm_up(line), name="template")
         await self._until_workers_end()
         return self._verdict
 
     async def end(self) -> None:
         """Ends what is still running, the service last."""
         self._stop_checkpointing()
-        if self._standing_by is not None:
-            self._standing_by.cancel()
-            await asyncio.gather(self._standing_by, return_exceptions=True)
+        for starting in (self._standing_by, self._warming):
+            if starting is not None:
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+        if self._warm is not None:
+            self._warm.end()
         if self._standby is not None:
             await self._standby.end(grace_s=_KILL_AFTER_S)
         workers = [worker.end(grace_s=_KILL_AFTER_S) for worker in self._workers]
@@ -200,31 +211,45 @@ class Launch:
         self, line: ServiceAddress, slot: int, checkpoint: Path | None = None
     ) -> Child:
         """Starts the worker in a slot; with a `checkpoint`, it is there to bring it to the line."""
+        run_dir = self._run_dir(line)
+        make_run_dir(run_dir)
+        self._screen.keep_output_in(f"{run_dir}/worker-N.log")
+        return await (start_worker if self._warm is None else self._warm.start)(
+            f"worker {slot}",
+            self._command,
+            environment=self._environment(line, slot, checkpoint),
+            log=OutputLog(worker_log(run_dir, slot), self._screen.say),
+            show=self._shower(slot),
+        )
+
+    def _run_dir(self, line: ServiceAddress) -> Path:
+        service = self._config.service
+        return service.folder if service else RUNS / line.run_id
+
+    @property
+    def _command(self) -> list[str]:
+        """The command of every worker."""
+        module = ["-m"] if self._config.settings.module else []
+        return [sys.executable, *module, *self._config.command]
+
+    def _environment(
+        self, line: ServiceAddress, slot: int, checkpoint: Path | None = None
+    ) -> dict[str, str]:
         config = self._config
         if checkpoint is not None:
             config = replace(config, checkpoint=checkpoint)
-        run_dir = config.service.folder if config.service else RUNS / line.run_id
-        make_run_dir(run_dir)
-        self._screen.keep_output_in(f"{run_dir}/worker-N.log")
         variables = {
             "ANDON_ADDRESS": line.address,
             "ANDON_RUN_ID": line.run_id,
-            "ANDON_RUN_DIR": str(run_dir.absolute()),
+            "ANDON_RUN_DIR": str(self._run_dir(line).absolute()),
         }
-        module = ["-m"] if config.settings.module else []
-        return await start_worker(
-            f"worker {slot}",
-            [sys.executable, *module, *config.command],
-            environment=worker_environment(
-                config,
-                slot,
-                base=os.environ,
-                line=variables,
-                master_port=self._master_port,
-                spare=self._is_spare(slot) and checkpoint is None,
-            ),
-            log=OutputLog(worker_log(run_dir, slot), self._screen.say),
-            show=self._shower(slot),
+        return worker_environment(
+            config,
+            slot,
+            base=os.environ,
+            line=variables,
+            master_port=self._master_port,
+            spare=self._is_spare(slot) and checkpoint is None,
         )
 
     def _is_spare(self, slot: int) -> bool:
@@ -502,6 +527,16 @@ class Launch:
         await asyncio.sleep(_STANDBY_AFTER_S)
         with suppress(OSError):  # Without one, the service starts as slowly as the first.
             self._standby = await Standby.start(self._service_again(), self._say_of_service)
+
+    async def _warm_up(self, line: ServiceAddress) -> None:
+        # Not while workers start: they need the processor, and most mistakes of a script show then.
+        assert self._follower is not None
+        await self._follower.is_beyond(self._follower.step)
+        await asyncio.sleep(_STANDBY_AFTER_S)
+        if self._restarts.used == self._restarts.most:
+            return
+        with suppress(OSError, TemplateGone):  # Without one, workers start as the first time.
+            self._warm = WarmStarts(self._command, self._environment(line, 0))
 
     def _say_of_service(self, line: str) -> None:
         self._screen.say(f"[service] {line}")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from andon.host.errors import ExitCode
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
@@ -28,6 +29,7 @@ from andon_server.settings import ServeConfig, ServiceSettings
 
 __all__ = [
     "Child",
+    "ChildProcess",
     "Restarts",
     "Standby",
     "ended_how",
@@ -46,13 +48,31 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK
              "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
 
 
+class ChildProcess(Protocol):
+    """What a child needs of its process: one of asyncio, or a forked one."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, negative: a signal's; None while it runs."""
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to it. Raises ProcessLookupError if it has ended."""
+
+
 class Child:
     """A process of the run. Its output goes to `show` line by line, and to a log as it is."""
 
     def __init__(
         self,
         name: str,
-        process: Process,
+        process: ChildProcess,
         output: asyncio.StreamReader,
         show: Callable[[str], None],
         log: OutputLog | None = None,

@@ -25,7 +25,7 @@ from storm_ledger import (
     read_ledger,
     samples_per_s,
 )
-from storm_plan import FREEZE, KILL, KILL_SERVICE, Fault, planned, victim_of
+from storm_plan import FREEZE, KILL, KILL_SERVICE, Fault, ideal_share, planned, victim_of
 
 sys.path.pop()  # benchmarks/gpu.py would hide tests/gpu
 
@@ -70,6 +70,21 @@ def test_a_fault_whose_slot_is_empty_strikes_the_next_one(
     running: list[int], victim: int | None
 ) -> None:
     assert victim_of(Fault(1.0, KILL, 2), running) == victim
+
+
+def test_an_ideal_system_loses_what_frozen_workers_would_have_computed() -> None:
+    plan = [
+        Fault(10.0, FREEZE, 0),
+        Fault(12.0, FREEZE, 1),
+        Fault(14.0, FREEZE, 0),  # It is frozen: four seconds more.
+        Fault(50.0, KILL, 1),
+        Fault(60.0, KILL_SERVICE, 0),
+        Fault(97.0, FREEZE, 3),  # The end comes first.
+    ]
+
+    share = ideal_share(plan, 8.0, 100.0, 4)
+
+    assert share == pytest.approx(1 - (12 + 8 + 3) / 400)
 
 
 # What workers wrote
