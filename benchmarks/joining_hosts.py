@@ -15,8 +15,8 @@ carried meanwhile, which is mostly the averages.
 It needs root and iproute2.
 
     sudo python benchmarks/joining_hosts.py --json benchmarks/results/joining-hosts.json
-    sudo python benchmarks/joining_hosts.py --newcomer-mbit 1.6 --mb 17 --pace 0.5 --steps 3 \
-        --pairs 1 --patience 900 --flags="--schedule local --local-steps 120 --overlap"
+    sudo python benchmarks/joining_hosts.py --newcomer-mbit 1.6 --mb 17 --pace 1 --steps 2 \
+        --pairs 1 --patience 900 --flags="--schedule local --local-steps 60 --overlap"
 
 With `--newcomer-mbit` the link of the newcomer's host is slower from the SIGKILL on.
 """
@@ -271,6 +271,8 @@ def _state_moved(line: Hosts, links: Links, state: dict[str, float], donor: int)
 def main() -> int:
     """Measures, and prints a row for each return."""
     options = _arguments()
+    # So that namespaces and processes go.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     figures: dict[str, Any] = {
         "machine": describe_machine(),
         **{

@@ -19,7 +19,7 @@ from andon_trainer.core.habit import Habit
 from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.path import Inbox, Traffic
 from andon_trainer.exchange.route import Route, RouteFailed
-from andon_trainer.place.learner import Learner, doing
+from andon_trainer.place.learner import Learner, advice_for, doing
 from andon_trainer.place.talk import LineTalk
 from unit.andon_trainer.assigned_work import HEAD, work
 
@@ -142,3 +142,18 @@ def test_while_it_learns_others_see_how_far_it_is_behind_and_nothing_that_it_log
 
     assert shown == [("COMPUTING", ""), ("SYNCING", "learning: 0 steps behind")]
     assert logged == [scalar]
+
+
+def test_a_link_that_is_too_slow_for_the_line_is_told_with_its_rate_and_what_would_do() -> None:
+    # 5.7 MB each 0.5 s, over 1.6 Mbit/s.
+    advice = advice_for(5_700_000, 40, 4_000_000, 20.0)
+
+    assert "0.20 MB/s came to it" in advice
+    assert "5.7 MB each 0.50 s" in advice
+    assert "28 s apart, or more" in advice
+    assert "--local-steps 114 --overlap" in advice
+
+
+@pytest.mark.parametrize(("steps", "came"), [(0, 10), (4, 0), (4, 3_000)])
+def test_a_link_that_brings_the_averages_needs_no_advice(steps: int, came: int) -> None:
+    assert not advice_for(1_000, steps, came, 1.0)

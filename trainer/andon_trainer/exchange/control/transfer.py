@@ -22,7 +22,7 @@ import grpc
 
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
-from andon.protocol.limits import STATE_PIECE_BYTES
+from andon.protocol.pieces import LEAST_PIECE_BYTES, next_piece_bytes
 from andon.protocol.records import Key
 from andon.v1 import reducer_pb2 as pb
 from andon.v1.reducer_pb2_grpc import ReducerStub
@@ -53,6 +53,10 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _SHOW_EVERY_S = 0.25
+
+_RECEIVES_LITTLE = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2**17))
+"""No more than this and a piece is on its way at once: on a slow link pings wait behind it. On a
+fast one pieces are large."""
 
 Progress = Callable[[int, int], None]
 """Called after each piece, with the bytes so far and the bytes in all."""
@@ -165,10 +169,14 @@ def send_state(
         part = wanted.get()
         if part is None:
             return
-        for begin in range(part.start, part.stop, STATE_PIECE_BYTES):
-            end = min(begin + STATE_PIECE_BYTES, part.stop)
+        begin, size, sent_at = part.start, LEAST_PIECE_BYTES, time.monotonic()
+        while begin < part.stop:
+            end = min(begin + size, part.stop)
             yield pb.PutStateRequest(payload=state[begin:end])
             progress(end, part.stop)
+            begin, now = end, time.monotonic()
+            size = next_piece_bytes(size, now - sent_at, end - part.start)
+            sent_at = now
 
     with open_channel(ticket.address, ticket.tls) as channel:
         call = ReducerStub(channel).PutState(pieces())
@@ -211,7 +219,7 @@ def receive_state(
         base_sha256=hashlib.sha256(base).digest() if base else b"",
     )
     announced: pb.GetStateResponse | None = None
-    with open_channel(ticket.address, ticket.tls) as channel:
+    with open_channel(ticket.address, ticket.tls, _RECEIVES_LITTLE) as channel:
         call = ReducerStub(channel).GetState(request)
         # Before the first piece is awaited: the transfer may be over already.
         watch(call.cancel)
@@ -310,6 +318,13 @@ class StateMover:
         self._link = link
         self._state = state
         self._arrived = PartialState()
+        self._whole_bytes = 0
+        """Of the last state that was whole."""
+
+    @property
+    def arrived_bytes(self) -> int:
+        """How much came of the last state that was to come here."""
+        return len(self._arrived.data) or self._whole_bytes
 
     def move(self, asked: TransferAsked) -> str:
         """Sends or receives the state; returns why that failed, or "" if it did not."""
@@ -322,7 +337,9 @@ class StateMover:
                 send_state(ticket, state, progress, watch, base)
             else:
                 base = self._own_base()
+                self._whole_bytes = 0
                 data = receive_state(ticket, self._arrived, progress, watch, base)
+                self._whole_bytes = len(data)
                 # Only now, and all of it: a state that is not whole or not right has raised (rule
                 # 10).
                 self._state.install(data)
