@@ -45,6 +45,7 @@ from machine import describe_machine
 from service import serving
 
 from andon_coordinator.core.run_events import RunEventKind
+from andon_coordinator.transport.damage import JournalError
 from andon_coordinator.transport.reader import JournalReader
 
 _SCRIPT = Path(__file__).with_name("joining_worker.py")
@@ -145,8 +146,8 @@ class Hosts:
         try:
             with JournalReader(self.folder / "run" / "journal.sqlite") as journal:
                 return [(each.at_unix_s, len(each.record.roster)) for each in journal.chain()]
-        except (OSError, ValueError):
-            return []  # There is no journal yet.
+        except (JournalError, OSError):
+            return []  # The service is about to write it.
 
     def joined_after(self, at: float) -> float | None:
         """When a worker joined after a time."""
@@ -156,8 +157,11 @@ class Hosts:
             ]
         return next((each for each in joins if each > at), None)
 
-    def await_whole(self, since: float, steps: int) -> Commits:
-        """Waits until all workers were on so many rosters in a row; returns all records."""
+    def await_whole(self, since: float, steps: int, *, must: bool = True) -> Commits:
+        """Waits until all workers were on so many rosters in a row; returns all records.
+
+        If they `must` not be, it waits for as long, and returns what there is.
+        """
         deadline = time.monotonic() + self.options.patience
         while True:
             commits = self.commits()
@@ -165,7 +169,9 @@ class Hosts:
             if len(last) == steps and set(last) == {_HOSTS}:
                 return commits
             if time.monotonic() > deadline:
-                raise TimeoutError("the newcomer does not get in: see --verbose")
+                if not must:
+                    return commits
+                raise TimeoutError("the line is not whole: see --verbose")
             time.sleep(0.1)
 
 
@@ -216,12 +222,12 @@ def measure(line: Hosts) -> dict[str, Any]:
             if time.monotonic() > deadline:
                 raise TimeoutError("the newcomer does not join: see --verbose")
             time.sleep(0.05)
-        commits = line.await_whole(joined_at, steps)
+        commits = line.await_whole(joined_at, steps, must=False)
     waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
     before = [wait for at, wait in waits if at <= struck_at][-40:]
     usual = statistics.median(before)
     after = [wait for at, wait in waits if at > joined_at]
-    first_back = next(at for at, size in commits if at > joined_at and size == _HOSTS)
+    back = next((at for at, size in commits if at > joined_at and size == _HOSTS), None)
     time.sleep(_SAMPLE_S)
     texts = (line.folder / "states.jsonl").read_text().splitlines()
     notes = [json.loads(text) for text in texts]
@@ -239,7 +245,7 @@ def measure(line: Hosts) -> dict[str, Any]:
         "pause_of_return_s": round(max(after) - usual, 4),
         "pause_of_state_s": round(max(beside, default=usual) - usual, 4),
         "steps_of_return": len(after),
-        "back_after_s": round(first_back - joined_at, 3),
+        "back_after_s": None if back is None else round(back - joined_at, 3),
         "states": [
             _state_moved(line, links, each, donors.get(each["transfer"], 0)) for each in states
         ],
@@ -304,6 +310,8 @@ def _returns(hosts: Network, folder: Path, options: argparse.Namespace) -> list[
             for _ in range(options.pairs):
                 rows.append(measure(line))
                 print(json.dumps(rows[-1]), flush=True)
+                if rows[-1]["back_after_s"] is None:
+                    break  # It never got in.
                 line.await_whole(time.time(), options.steps)
     return rows
 

@@ -13,7 +13,7 @@ __all__ = ["LEAST_PIECE_BYTES", "next_piece_bytes"]
 LEAST_PIECE_BYTES = 2**16
 """The first piece has at most so many."""
 
-_QUICK_S, _SLOW_S = 0.05, 0.5
+_QUICK_S, _SLOW_S = 0.2, 0.5
 _PART = 16
 """A piece is at most one part in so many of what was sent before it: at first buffers take what the
 link does not."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
 
@@ -44,6 +44,7 @@ __all__ = [
     "SyncProgress",
     "Ticket",
     "packed",
+    "persistently",
     "receive_state",
     "say_why",
     "send_state",
@@ -53,6 +54,15 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _SHOW_EVERY_S = 0.25
+
+_MAY_PASS = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.ABORTED,  # The other end is gone, perhaps for a moment.
+    grpc.StatusCode.INVALID_ARGUMENT,  # The reducer has not noticed that the last call is over.
+)
+_MOST_IN_VAIN = 8
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+_Result = TypeVar("_Result")
 
 _RECEIVES_LITTLE = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2**17))
 """No more than this and a piece is on its way at once: on a slow link pings wait behind it. On a
@@ -258,6 +268,36 @@ def _continue(arrived: PartialState, first: pb.GetStateResponse) -> None:
         raise StateCorrupt(f"the state begins at byte {first.offset}, unasked")
 
 
+def persistently(
+    move: Callable[[], _Result],
+    so_far: Callable[[], int],
+    wait: Callable[[float], object] = time.sleep,
+) -> _Result:
+    """Moves a state that nobody waits for, also over connections that break.
+
+    The other end does the same, and goes on where the last call ended. `move` must end as cancelled
+    once the transfer is over for the line.
+
+    Args:
+        move: one call.
+        so_far: how many bytes were moved.
+        wait: pauses between two calls, for so many seconds.
+
+    Raises:
+        grpc.RpcError: it was cancelled or refused, or some calls in a row moved nothing.
+    """
+    in_vain = 0
+    while True:
+        before = so_far()
+        try:
+            return move()
+        except grpc.RpcError as error:
+            in_vain = 0 if so_far() > before else in_vain + 1
+            if error.code() not in _MAY_PASS or in_vain >= _MOST_IN_VAIN:
+                raise
+        wait(min(_FIRST_WAIT_S * 2.0**in_vain, _LONGEST_WAIT_S))
+
+
 class StateCut(Protocol):
     """A state of one moment. Cut and closed by the training thread, packed by any."""
 
@@ -338,7 +378,9 @@ class StateMover:
             else:
                 base = self._own_base()
                 self._whole_bytes = 0
-                data = receive_state(ticket, self._arrived, progress, watch, base)
+                receive = partial(receive_state, ticket, self._arrived, progress, watch, base)
+                beside = asked.beside_training
+                data = persistently(receive, self._so_far) if beside else receive()
                 self._whole_bytes = len(data)
                 # Only now, and all of it: a state that is not whole or not right has raised (rule
                 # 10).
@@ -346,6 +388,9 @@ class StateMover:
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
             return say_why(error)
         return ""
+
+    def _so_far(self) -> int:
+        return len(self._arrived.data)
 
     def _own_base(self) -> bytes:
         """What this worker need not get; nothing if it can't be packed."""
