@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
 
+from andon.host.keepalive import Options
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.protocol.pieces import LEAST_PIECE_BYTES, next_piece_bytes
@@ -65,8 +66,8 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _Result = TypeVar("_Result")
 
 _RECEIVES_LITTLE = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2**17))
-"""No more than this and a piece is on its way at once: on a slow link pings wait behind it. On a
-fast one pieces are large."""
+"""No more than this and a piece is on its way at once: on a slow link pings wait behind it, until
+the reducer takes this worker for lost. On a fast one it costs some of the rate."""
 
 Progress = Callable[[int, int], None]
 """Called after each piece, with the bytes so far and the bytes in all."""
@@ -203,7 +204,12 @@ def send_state(
 
 
 def receive_state(
-    ticket: Ticket, arrived: PartialState, progress: Progress, watch: Watch, base: bytes = b""
+    ticket: Ticket,
+    arrived: PartialState,
+    progress: Progress,
+    watch: Watch,
+    base: bytes = b"",
+    options: Options = (),
 ) -> bytearray:
     """Receives the state that the other end sends, and verifies it.
 
@@ -213,6 +219,7 @@ def receive_state(
         progress: see `Progress`.
         watch: see `Watch`.
         base: the last bytes of the state that this worker could send itself.
+        options: of the connection.
 
     Raises:
         StateCorrupt: its length or its SHA-256 is not what was announced.
@@ -229,7 +236,7 @@ def receive_state(
         base_sha256=hashlib.sha256(base).digest() if base else b"",
     )
     announced: pb.GetStateResponse | None = None
-    with open_channel(ticket.address, ticket.tls, _RECEIVES_LITTLE) as channel:
+    with open_channel(ticket.address, ticket.tls, options) as channel:
         call = ReducerStub(channel).GetState(request)
         # Before the first piece is awaited: the transfer may be over already.
         watch(call.cancel)
@@ -360,6 +367,8 @@ class StateMover:
         self._arrived = PartialState()
         self._whole_bytes = 0
         """Of the last state that was whole."""
+        self._broke = False
+        """Whether a connection broke on which a state came."""
 
     @property
     def arrived_bytes(self) -> int:
@@ -378,7 +387,7 @@ class StateMover:
             else:
                 base = self._own_base()
                 self._whole_bytes = 0
-                receive = partial(receive_state, ticket, self._arrived, progress, watch, base)
+                receive = partial(self._receive, ticket, progress, watch, base)
                 beside = asked.beside_training
                 data = persistently(receive, self._so_far) if beside else receive()
                 self._whole_bytes = len(data)
@@ -388,6 +397,15 @@ class StateMover:
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
             return say_why(error)
         return ""
+
+    def _receive(self, ticket: Ticket, progress: Progress, watch: Watch, base: bytes) -> bytearray:
+        """One call; if its connection breaks, the next one has less on its way at once."""
+        options = _RECEIVES_LITTLE if self._broke else ()
+        try:
+            return receive_state(ticket, self._arrived, progress, watch, base, options)
+        except grpc.RpcError as error:
+            self._broke = self._broke or error.code() is grpc.StatusCode.UNAVAILABLE
+            raise
 
     def _so_far(self) -> int:
         return len(self._arrived.data)
