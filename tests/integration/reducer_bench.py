@@ -78,6 +78,10 @@ class Reducer:
     async def _stop(self) -> None:
         await self.app.close()
         await self._server.stop(grace=5)
+        # A call frees what it had after the core has forgotten its stream.
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        if calls:
+            await asyncio.wait(calls, timeout=5)
 
     def call(self, make: Callable[[], Any]) -> Any:
         """Awaits what `make` returns on the reducer's loop."""

@@ -29,6 +29,7 @@ from integration.fixtures.console import (
     lines_until,
     processes_of,
     start,
+    worker_of,
 )
 from integration.fixtures.disk import small_disk_at
 from integration.harness import SCRIPTS
@@ -261,6 +262,37 @@ def test_a_whole_cluster_that_was_lost_goes_on_by_itself_from_its_newest_whole_c
     assert [each.text for each in events if each.kind is RunEventKind.WENT_BACK] == [
         "went on after step 3, which worker 0 brought: no worker held step 7"
     ]
+
+
+def test_workers_that_are_all_killed_at_once_go_on_from_the_newest_whole_checkpoint(
+    whole: Path, tmp_path: Path
+) -> None:
+    """The service lives, and knows who held the head; the launcher, that nobody else has it."""
+    process = start(
+        tmp_path,
+        *("run", "--workers", "2", "--run-id", "7f3a", *EVERY, SCRIPT, str(tmp_path), str(STEPS)),
+        *("--hold-at", "8", "--slot", "1"),
+    )
+    lines_until(process, "holding at step 8")
+    await_checkpoint(tmp_path, 6)
+    for pid in [worker_of(tmp_path, slot=slot) for slot in (0, 1)]:
+        os.kill(pid, signal.SIGKILL)
+    code, output, errors = finish(process)
+
+    assert code == 0, output + errors
+    assert "from the checkpoint of step 6, since no worker has the line's state any more" in output
+    assert seen(tmp_path, 1)["began"] == 6
+    assert same_bits(weights(tmp_path), weights(whole))
+    with JournalReader(tmp_path / "runs/7f3a/journal.sqlite") as journal:
+        assert journal.ledger_faults() == []
+        assert journal.halts() == []
+        chain = [entry.record for entry in journal.chain()]
+        events = journal.run_events()
+    assert [r.step for r in chain if r.kind is RecordKind.STEP] == list(range(1, STEPS + 1))
+    assert [r.step for r in chain if r.kind is RecordKind.MARK] == [6]
+    (back,) = [each.text for each in events if each.kind is RunEventKind.WENT_BACK]
+    assert back.startswith("went on after step 6")
+    assert back.endswith("no worker held step 7")
 
 
 def worker(folder: Path, slot: int, address: str, **environment: str) -> subprocess.Popen[str]:

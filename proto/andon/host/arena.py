@@ -12,6 +12,8 @@ import itertools
 import mmap
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,13 +26,18 @@ __all__ = [
     "ITEM_BYTES",
     "NONCE_BYTES",
     "NONCE_OFFSET",
+    "SOCKET_CAPABILITY",
     "ArenaLayout",
     "SharedMemoryUnavailable",
     "folder_identity",
     "map_offer",
+    "short_path",
+    "socket_of",
 ]
 
 CAPABILITY = "shared-memory.v1"
+SOCKET_CAPABILITY = "shared-memory-socket.v1"
+"""A socket beside the memory carries the stream's messages in place of gRPC."""
 
 HEADER_BYTES = 4096
 """The bytes before the first block, which hold the nonce."""
@@ -83,6 +90,25 @@ class ArenaLayout:
         if not 0 < count <= elements or not 0 <= offset <= elements - count:
             return None
         return self.starts[block] + offset * ITEM_BYTES
+
+
+def socket_of(memory: Path) -> Path:
+    """Where the socket is that belongs to a stream's memory for contributions."""
+    return memory.with_name(f"{memory.name}.socket")
+
+
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Another name for a file, which a Unix socket can have however deep its folder is.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def folder_identity(folder: Path) -> bytes:

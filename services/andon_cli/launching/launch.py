@@ -1,6 +1,9 @@
 """One launch: a service and its workers, from their start until none is left.
 
-Theory of operation. The first thing to go wrong decides the verdict: a worker that fails, a service
+Theory of operation. A worker that dies is started again. If no other process has the line's state
+any more, it brings the newest whole checkpoint of the run, and the line goes on from there.
+
+The first thing to go wrong decides the verdict: a worker that fails, a service
 that can't be brought back, or a person who interrupts. The line tells the other workers, so they
 have some seconds to end by themselves. Then they are terminated, and killed if that does not help.
 `end` runs in any case.
@@ -20,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from andon.host.errors import CommandError, ExitCode
+from andon.host.errors import CommandError, ExitCode, ResumeRefused
 from andon.host.manifest import checkpoints_in, step_of
 from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
@@ -41,7 +44,7 @@ from andon_cli.launching.processes import (
 )
 from andon_server.book import dropped_workers
 from andon_server.process import Interrupts
-from andon_server.resuming import checkpoints_written
+from andon_server.resuming import checkpoints_written, search_history
 from andon_server.runs import (
     JOURNAL,
     RUNS,
@@ -193,8 +196,13 @@ class Launch:
                 f"the service ended with exit code {code} before it served: its output is above"
             ) from None
 
-    async def _start_worker(self, line: ServiceAddress, slot: int) -> Child:
+    async def _start_worker(
+        self, line: ServiceAddress, slot: int, checkpoint: Path | None = None
+    ) -> Child:
+        """Starts the worker in a slot; with a `checkpoint`, it is there to bring it to the line."""
         config = self._config
+        if checkpoint is not None:
+            config = replace(config, checkpoint=checkpoint)
         run_dir = config.service.folder if config.service else RUNS / line.run_id
         make_run_dir(run_dir)
         self._screen.keep_output_in(f"{run_dir}/worker-N.log")
@@ -213,7 +221,7 @@ class Launch:
                 base=os.environ,
                 line=variables,
                 master_port=self._master_port,
-                spare=self._is_spare(slot),
+                spare=self._is_spare(slot) and checkpoint is None,
             ),
             log=OutputLog(worker_log(run_dir, slot), self._screen.say),
             show=self._shower(slot),
@@ -272,7 +280,7 @@ class Launch:
                 self._show_end(event.child, event.code)
                 # A worker that starts again is still one of the running ones: it has a new watcher,
                 # and its old process decides nothing.
-                again = self._again(event, events) or self._revived(event, events)
+                again = await self._again(event, events) or self._revived(event, events)
                 if again is not None:
                     watchers.append(again)
                     continue
@@ -291,7 +299,7 @@ class Launch:
             for watcher in watchers:
                 watcher.cancel()
 
-    def _again(
+    async def _again(
         self, event: _ProcessEvent, events: asyncio.Queue[_ProcessEvent]
     ) -> asyncio.Task[None] | None:
         """Starts a worker that died again, if another try may succeed."""
@@ -301,7 +309,10 @@ class Launch:
         follower = self._follower
         assert follower is not None
         over = self._verdict is not ExitCode.COMPLETE or self._interrupts.first.is_set()
-        if over or self._is_over or not self._has_others(child):
+        if over or self._is_over:
+            return None
+        checkpoint = None if self._has_holder(child) else await self._newest_checkpoint()
+        if checkpoint is None and not self._has_others(child):
             return None
         slot = self._workers.index(child)
         since = self._step_of_restart.get(slot)
@@ -311,11 +322,17 @@ class Launch:
         )
         if wait_s is None:
             return None
+        whence = ""
+        if checkpoint is not None:
+            whence = (
+                f", from the checkpoint of step {step_of(checkpoint)}, since no worker has the "
+                "line's state any more"
+            )
         self._screen.say(
             f"{child.name} {ended_how(code)}: it starts again {_when(wait_s)} "
-            f"(restart {self._restarts.used} of {self._restarts.most})"
+            f"(restart {self._restarts.used} of {self._restarts.most}){whence}"
         )
-        return asyncio.create_task(self._start_again(child, wait_s, events))
+        return asyncio.create_task(self._start_again(child, wait_s, events, checkpoint))
 
     @property
     def _is_over(self) -> bool:
@@ -342,13 +359,49 @@ class Launch:
             worker.send(signal.SIGTERM)
 
     def _has_others(self, child: Child) -> bool:
+        """Whether another worker may still be on the line, or is about to come back to it."""
+        return self._has_elsewhere or any(
+            each is not child and not each.ended for each in self._workers
+        )
+
+    def _has_holder(self, child: Child) -> bool:
         """Whether another worker may still have the state that this one needs after a restart."""
+        return self._has_elsewhere or any(
+            each is not child and not each.ended and self._took_part(slot)
+            for slot, each in enumerate(self._workers)
+        )
+
+    @property
+    def _has_elsewhere(self) -> bool:
+        """Whether workers are expected that this launch did not start."""
         service = self._config.service
-        elsewhere = service is None or service.workers > self._config.settings.workers
-        return elsewhere or any(each is not child and not each.ended for each in self._workers)
+        return service is None or service.workers > self._config.settings.workers
+
+    def _took_part(self, slot: int) -> bool:
+        """Whether the process in a slot has had the line's state, as far as is known here."""
+        since, follower = self._step_of_restart.get(slot), self._follower
+        assert follower is not None
+        return since is None or follower.step_of(slot) > since
+
+    async def _newest_checkpoint(self) -> Path | None:
+        """The newest whole checkpoint in the run's history; None: there is none."""
+        service = self._config.service
+        if service is None or not checkpoints_in(service.folder):
+            return None
+        try:
+            # On a thread: it reads all of it, and Ctrl-C must work meanwhile.
+            found = (await asyncio.to_thread(search_history, service.folder)).newest
+        except ResumeRefused as error:
+            self._screen.say(f"no checkpoint can be looked for: {error}")
+            return None
+        return None if found is None else found[0].absolute()
 
     async def _start_again(
-        self, child: Child, wait_s: float, events: asyncio.Queue[_ProcessEvent]
+        self,
+        child: Child,
+        wait_s: float,
+        events: asyncio.Queue[_ProcessEvent],
+        checkpoint: Path | None,
     ) -> None:
         assert self.line is not None
         with suppress(TimeoutError):
@@ -364,7 +417,8 @@ class Launch:
         slot = self._workers.index(child)
         try:
             # The new process takes the slot, so that the line knows it as the same worker.
-            self._workers[slot] = worker = await self._start_worker(self.line, slot)
+            worker = await self._start_worker(self.line, slot, checkpoint)
+            self._workers[slot] = worker
             self._restarted_at[slot] = time.monotonic()
             assert self._follower is not None
             self._step_of_restart[slot] = self._follower.step

@@ -16,17 +16,12 @@ from andon.protocol.limits import PREFIX_BYTES, clipped
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.round import StepRound
 
-__all__ = ["divergence", "in_round"]
+__all__ = ["apart", "divergence", "in_round"]
 
 
 def in_round(round_: StepRound, layout: Layout | None) -> LineDefect | None:
     """What is wrong with a complete round whose reports are right one by one."""
-    # Only digests of the head that the round started from can be compared (rule 17).
-    digests = {
-        worker: ready.digest
-        for worker, ready in round_.in_rank_order
-        if ready.digest and ready.digest_head == round_.terms.parent
-    }
+    digests = _digests(round_)
     prefixes = {worker: ready.digest_prefixes for worker, ready in round_.in_rank_order}
     hashed = {worker for worker, ready in round_.in_rank_order if ready.digest_base_hashed}
     return (
@@ -34,6 +29,32 @@ def in_round(round_: StepRound, layout: Layout | None) -> LineDefect | None:
         or _weights_differ(round_)
         or _loss_overflows(round_)
     )
+
+
+def apart(round_: StepRound, suspects: Collection[int]) -> list[int]:
+    """The suspects whose weights differ from those of the others; empty if these differ too."""
+    digests, found = _digests(round_), []
+    for base_hashed in (True, False):  # Each kind is compared within itself: see `divergence`.
+        kind = {
+            worker: digests[worker]
+            for worker, ready in round_.in_rank_order
+            if worker in digests and ready.digest_base_hashed is base_hashed
+        }
+        others = {digest for worker, digest in kind.items() if worker not in suspects}
+        if len(others) > 1:
+            return []
+        if others:
+            found += [worker for worker, digest in kind.items() if digest not in others]
+    return found
+
+
+def _digests(round_: StepRound) -> dict[int, bytes]:
+    """The digests that can be compared: of the head that the round started from (rule 17)."""
+    return {
+        worker: ready.digest
+        for worker, ready in round_.in_rank_order
+        if ready.digest and ready.digest_head == round_.terms.parent
+    }
 
 
 def divergence(

@@ -55,7 +55,9 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
         if slot.reason is Reason.COMPLETE and known is not None:
             known.expected_until = None  # Now it knows.
         return
-    if request.head is not None and core.members.of_incarnation(request.incarnation) is None:
+    known = core.members.of_incarnation(request.incarnation)
+    doubted = None if known is None else known.doubted
+    if request.head is not None and known is None:
         # From a checkpoint, or from before this coordinator: what it was compared with is unknown.
         core.note_uncompared(slot)
     # The older stream ends first: its round is void before anything new is known (rule 8).
@@ -80,11 +82,12 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
         worker=slot,
         request=request,
         stream=event.stream,
-        head=request.head,
+        head=None if request.head == doubted else request.head,
         held=request.held_key,
         step=request.step,
         heard_at=core.now,
         spare=request.spare,
+        doubted=doubted,
     )
     core.members.put(member)
     core.dropped.discard(slot)
@@ -159,8 +162,9 @@ def _take_plan(core: CoreState, request: JoinRequest) -> None:
 def _replace(core: CoreState, slot: int, request: JoinRequest) -> None:
     """Ends what this process, or an older process in its slot, still has on the line."""
     same = core.members.of_incarnation(request.incarnation)
-    if same is not None and same.stream is not None:
+    if same is not None:
         learning.started_over(core, same)
+    if same is not None and same.stream is not None:
         # A stream is never resumed: the older one ends, and its round is void.
         message = "the worker joined again on a newer stream"
         grace_s = core.settings.rejoin_grace_s

@@ -76,6 +76,7 @@ def stream_ended(core: CoreState, member: LineMember, event: WorkerStreamEnded) 
     else:
         # Most often its process has ended, and no process comes back within the grace.
         grace_s = 0.0 if event.gone else core.settings.rejoin_grace_s
+    member.gave_up = member.learning
     detach(core, member, why, grace_s=grace_s)
 
 
@@ -221,7 +222,11 @@ def look_for_silence(core: CoreState) -> None:
 
 
 def cancel_transfer(core: CoreState, member: LineMember, why: str) -> None:
-    """Cancels a departing worker's transfer, and makes the worker at the other end join again."""
+    """Cancels a departing worker's transfers, and makes the worker at the other end join again.
+
+    Not the other end of a snapshot: nobody stands still for that.
+    """
+    _cancel_snapshot(core, member)
     transfer = core.transfers.cancel(member.worker)
     if transfer is None:
         return
@@ -256,7 +261,6 @@ def _leave_stream(core: CoreState, member: LineMember, message: str, *, crash: b
         counts = crash and not _is_silent(core, member)
         member.voided_attempt = core.attempts.attempt if counts else None
         core.void(message, pause=False)
-    _cancel_snapshot(core, member)
     # Last: it may cut off the other end of a transfer, and so come here again for that member.
     cancel_transfer(core, member, message)
 

@@ -24,16 +24,20 @@ A spare goes on learning after it has caught up, as long as the line has all its
 Safety needs no new rule. What a learner says counts for no round: a round is complete without it,
 and it is asked for work only once its head is the line's (rule 3). It applies a STEP only with all
 averages of exactly that key, and at the parent (rule 7). Its weights are compared with the others'
-in its first round, before that may move anything.
+in its first round, before that may move anything. If they differ, it learns anew, and the others
+take over its samples: `begin_anew`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from andon.protocol.capabilities import LEARNING
 from andon.protocol.records import RecordKind
 from andon_coordinator.core import departures, spares, syncing
+from andon_coordinator.core.agreement import apart
+from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     NoteCaughtUp,
     SendCommitted,
@@ -50,7 +54,7 @@ from andon_coordinator.core.events import (
 )
 from andon_coordinator.core.learner import Learning
 from andon_coordinator.core.members import LineMember
-from andon_coordinator.core.round import PendingRecord
+from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.transfers import StateTransfer
 
@@ -59,7 +63,10 @@ __all__ = [
     "arrive",
     "awaits_snapshot",
     "begin",
+    "begin_anew",
     "begin_snapshots",
+    "blamed",
+    "compared",
     "fault",
     "listening_reported",
     "may_reach_head",
@@ -186,7 +193,7 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
         return
     if not event.failure and event.head == transfer.head:
         learner.learning.installed = True
-        learner.head, learner.held = transfer.head, None
+        learner.head, learner.held, learner.doubted = transfer.head, None, None
         learner.step = learner.learning.first_step
         learner.learning.reached(transfer.head, core.chain.step)
         return
@@ -198,15 +205,16 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
 
 def started_over(core: CoreState, member: LineMember) -> None:
     """A process that learnt joins again: it could not go on with what it had."""
-    learning = member.learning
-    if learning is not None and learning.listening and member.head is not None:
-        tried = _try_of(member, learning)
+    # A worker ends its stream before it opens another. That may be seen after the Join, or before.
+    learning, member.gave_up = member.learning or member.gave_up, None
+    if learning is not None and learning.listening:
+        tried = _try_of(core, member, learning)
         core.note_setback(tried, member, "it lost what it listened to")
 
 
-def _try_of(member: LineMember, learning: Learning) -> StateTransfer:
-    assert member.head is not None
-    return StateTransfer(0, member.head, member.worker, member.worker, "", learning.began_at)
+def _try_of(core: CoreState, member: LineMember, learning: Learning) -> StateTransfer:
+    assert core.chain.head is not None
+    return StateTransfer(0, core.chain.head, member.worker, member.worker, "", learning.began_at)
 
 
 def _give_up_after_failures(core: CoreState, learner: LineMember) -> None:
@@ -365,7 +373,7 @@ def _give_up(core: CoreState, member: LineMember) -> None:
     learning = member.learning
     assert learning is not None
     why = f"it came no nearer to the line for {_STEPS_TO_GAIN} steps"
-    tried = _try_of(member, learning)
+    tried = _try_of(core, member, learning)
     for _ in range(_MOST_FAILURES):
         core.note_setback(tried, member, why)
     departures.restart(core, member, why)
@@ -374,6 +382,7 @@ def _give_up(core: CoreState, member: LineMember) -> None:
 def _let_in(core: CoreState, member: LineMember) -> None:
     learning = member.learning
     member.learning, member.spare = None, False
+    member.unproven, member.step = True, core.chain.step
     assert learning is not None
     learning.end_wait(core.now)
     took_s = core.now - learning.began_at
@@ -381,3 +390,50 @@ def _let_in(core: CoreState, member: LineMember) -> None:
     # Nobody has compared its weights; the next round does, before they may move.
     core.note_uncompared(member.worker)
     core.transfers.setbacks.pop(member.worker, None)
+
+
+# ---------------------------------------------------------------------- the first comparison
+
+
+def begin_anew(core: CoreState, round_: StepRound) -> bool:
+    """Makes workers learn anew whose weights differ in their first round; False: none has to."""
+    odd = _apart(core, round_)
+    if not odd or any(_differed(core, each) for each in odd):
+        return False
+    for member in odd:
+        why = f"its weights differ from the others' after step {core.chain.step}"
+        message = f"{why}, though it has learnt them: join again, to learn them anew"
+        member.doubted = round_.terms.parent
+        core.differed[member.worker] = member.request.node_id
+        # This voids the round, whose averages have its gradient in them. Nobody waits for it to
+        # come back, and no sample made its weights differ.
+        departures.cut_off(core, member, message, why, grace_s=0.0, crash=False)
+    return True
+
+
+def blamed(core: CoreState, round_: StepRound, defect: LineDefect) -> LineDefect:
+    """A defect of different weights, with the worker that learnt twice, if it is one's."""
+    twice = [each.worker for each in _apart(core, round_) if _differed(core, each)]
+    if not twice:
+        return defect
+    which = f"worker {twice[0]} has learnt them twice in a row, and they differed both times"
+    return replace(defect, worker=twice[0], message=f"{defect.message}: {which}")
+
+
+def _apart(core: CoreState, round_: StepRound) -> list[LineMember]:
+    """Workers whose weights are compared for the first time since they learnt, and differ."""
+    unproven = {each.worker: each for each in core.members if each.unproven}
+    return [unproven[worker] for worker in apart(round_, unproven)] if unproven else []
+
+
+def _differed(core: CoreState, member: LineMember) -> bool:
+    return core.differed.get(member.worker) == member.request.node_id
+
+
+def compared(core: CoreState, workers: Iterable[int]) -> None:
+    """The weights of these workers are equal."""
+    for worker in workers:
+        core.differed.pop(worker, None)
+        member = core.members.get(worker)
+        if member is not None:
+            member.unproven = False

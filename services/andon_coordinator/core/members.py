@@ -96,8 +96,15 @@ class LineMember:
     """The exception that its script raised."""
     learning: Learning | None = None
     """How far it has come, if it learns; None: it takes part, or waits for a transfer."""
+    gave_up: Learning | None = None
+    """How far it had come when it ended its stream though it learnt."""
     spare: bool = False
     """Whether it is a spare that has not taken a place: it takes part in nothing."""
+    unproven: bool = False
+    """Whether it has learnt its weights, and nobody has compared them yet."""
+    doubted: Key | None = None
+    """The head at which its weights differed from the others': there, it has no state that counts.
+    """
     last_step: LastStep = field(default_factory=LastStep)
     process: PacedProcess = field(init=False)
     """Who it is, as far as its speed is concerned."""

@@ -56,6 +56,10 @@ class StepRound:
     """The report of each worker that holds all averages."""
     rank_of: dict[int, int] = field(init=False)
     """The rank of each worker of the roster."""
+    _in_rank_order: list[tuple[int, Ready]] = field(init=False, default_factory=list)
+    """What `in_rank_order` returned; empty: it was not asked for."""
+    _weight: float | None = field(init=False, default=None)
+    """Likewise of `weight`."""
 
     def __post_init__(self) -> None:
         """Derives the ranks."""
@@ -103,15 +107,20 @@ class StepRound:
     @property
     def in_rank_order(self) -> list[tuple[int, Ready]]:
         """Worker and report of each rank of a complete round."""
-        return [(worker, self.ready[worker]) for worker in self.roster]
+        # Kept, since each step asks for it dozens of times. It can't change any more.
+        if not self._in_rank_order:
+            self._in_rank_order = [(worker, self.ready[worker]) for worker in self.roster]
+        return self._in_rank_order
 
     # Sums are taken in rank order, so that they do not depend on who was ready first: floating
     # point addition is not associative.
 
     @property
     def weight(self) -> float:
-        """The sum of all weights, in float64."""
-        return sum((ready.weight for _, ready in self.in_rank_order), 0.0)
+        """The sum of all weights of a complete round, in float64."""
+        if self._weight is None:
+            self._weight = sum((ready.weight for _, ready in self.in_rank_order), 0.0)
+        return self._weight
 
     @property
     def loss(self) -> float:

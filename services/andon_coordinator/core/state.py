@@ -159,6 +159,8 @@ class CoreState:
     """Who may not join again: incarnations of dropped workers, and names of their own tokens."""
     uncompared: set[int] = field(default_factory=set)
     """Workers that got their state from elsewhere, until a round compared them with another's."""
+    differed: dict[int, str] = field(default_factory=dict)
+    """By slot, the host of a worker whose weights differed when it had learnt, until they agree."""
     asked_for_digests: tuple[int, ...] = ()
     """The roster that was asked to compare those last: it can't do better if asked again."""
     last_roster: tuple[int, ...] = ()

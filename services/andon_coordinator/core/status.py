@@ -182,6 +182,13 @@ def _worker(
 
 def _detail(core: CoreState, member: LineMember, now: float) -> str:
     """What a worker reports of itself; if its state did not arrive, why, and when to try again."""
+    detail = _progress(core, member, now)
+    if member.doubted is None:
+        return detail
+    return f"{detail or 'waits for the state'} (its weights differed from the others')"
+
+
+def _progress(core: CoreState, member: LineMember, now: float) -> str:
     if member.learning is not None:
         # Newer than its last heartbeat.
         return _spare(member) if member.spare else member.learning.in_words

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.halts import HaltReason
-from andon.protocol.records import TERM_AHEAD_S, Cursor, Record, RecordKind
+from andon.protocol.records import TERM_AHEAD_S, Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import cursor_after
 from andon_coordinator.core import learning, lost_state, overlap, standing, syncing
@@ -63,17 +63,15 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
     member.accepts_state = not event.leaves_epoch
     core.emit(*core.checkpoints.note_written(member.worker, event.checkpoint, chain.step))
     core.checkpoints.note_begun(member.worker, event.checkpoint_begun, chain.step)
-    # The request also says where the worker is. That matters after a cancelled transfer: it may
-    # have succeeded at the worker, but the report of that was ignored.
-    if event.head is not None and event.head == chain.head:
-        member.head = event.head
-        member.step = chain.step
-    elif member.head != chain.head and chain.record is not None:
-        mark = chain.record.kind is RecordKind.MARK
-        if mark and event.head is not None and event.head == chain.record.parent:
-            member.head = event.head
-            core.announce(member, chain.record, chain.result)
-    if event.head is None or event.head not in chain.request_heads:
+    if event.head is None:
+        return
+    if event.head == member.doubted:
+        # Its weights differ from the others' there: it waits for the line's state.
+        if core.stop_reason:
+            core.shut_down_member(member)
+        return
+    _note_head(core, member, event.head)
+    if event.head not in chain.request_heads:
         return
     if core.stop_reason:
         core.shut_down_member(member)
@@ -98,6 +96,23 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
             core.void(why, pause=False)
         else:
             core.withdraw(why)
+
+
+def _note_head(core: CoreState, member: LineMember, head: Key) -> None:
+    """Notes where a worker is, which its request says.
+
+    That matters after a cancelled transfer: it may have succeeded at the worker, but the report of
+    that was ignored.
+    """
+    chain, record = core.chain, core.chain.record
+    if head == chain.head:
+        member.head = head
+        member.step = chain.step
+        return
+    mark = record if record is not None and record.kind is RecordKind.MARK else None
+    if mark is not None and member.head != chain.head and head == mark.parent:
+        member.head = head
+        core.announce(member, mark, chain.result)
 
 
 def _without_address(core: CoreState, member: LineMember, ring_address: str) -> LineDefect | None:
@@ -264,7 +279,11 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     """Checks a complete round and gives its record to the journal."""
     # This is the last moment at which the step can still be stopped: once the journal has the
     # record, it may be durable at any time.
+    if learning.begin_anew(core, round_):
+        return
     defect = in_round(round_, core.layout) or core.detectors.judge(round_)
+    if defect is not None and defect.reason is HaltReason.REPLICA_DIVERGENCE:
+        defect = learning.blamed(core, round_, defect)
     if defect is not None:
         core.stop_line(defect)
         return
@@ -313,6 +332,7 @@ def _note_compared(core: CoreState, round_: StepRound) -> None:
         }
         if len(kind) > 1:
             core.uncompared -= kind
+            learning.compared(core, kind)
     if round_.terms.wants_digest:
         core.asked_for_digests = round_.roster
 

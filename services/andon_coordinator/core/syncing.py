@@ -137,7 +137,7 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
     if not event.failure and event.head == transfer.head:
         joiner.head = transfer.head
         joiner.step = core.chain.step
-        joiner.held = None
+        joiner.held = joiner.doubted = None
         joiner.accepts_state = joiner.spare = False
         # The donor gave the digest of what it sent, so it proves nothing of the weights. Those are
         # compared with everybody's in the next round, before its gradients may move anything.

@@ -36,6 +36,7 @@ from andon.host.arena import (
     ArenaLayout,
     SharedMemoryUnavailable,
     folder_identity,
+    socket_of,
 )
 from andon.host.logs import LogEvent
 from andon.protocol.messages import (
@@ -50,6 +51,7 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
 from andon_reducer.transport.admission import CallRefused
+from andon_reducer.transport.memory_socket import MemorySocket
 
 __all__ = ["ArenaFile", "Arenas", "AveragesMemory", "StreamMemory", "sweep"]
 
@@ -164,6 +166,17 @@ class StreamMemory:
             averages=self.averages.file.offer,
         )
 
+    def listen(self) -> MemorySocket | None:
+        """A socket for the stream's messages, as long as its memory is named; None: there is none.
+
+        To be closed by whoever asked.
+        """
+        try:
+            return MemorySocket(socket_of(self._contributions.path))
+        except OSError as error:
+            _log.debug("no socket beside the shared memory: %s", error)
+            return None
+
     def prove(self, proof: SharedMemoryMapped) -> None:
         """Takes the worker's proof that it has mapped both files, and unlinks its own.
 
@@ -176,7 +189,8 @@ class StreamMemory:
         ):
             text = "this does not prove that the shared memory is mapped: do not map it, send bytes"
             raise CallRefused(Reason.INVALID_MESSAGE, text)
-        # From here on slices come. The names have done their work, and go at once.
+        # From here on slices come. The names have done their work, and go at once, that of the
+        # socket too: the worker has connected before it sent its proof, or never will.
         self.mapped = True
         self._contributions.unlink()
         self.averages.unlink_if_mapped()
@@ -248,6 +262,11 @@ class ArenaFile:
         self.memory[NONCE_OFFSET : NONCE_OFFSET + NONCE_BYTES] = self.nonce
 
     @property
+    def path(self) -> Path:
+        """The file, while it is named."""
+        return self._path
+
+    @property
     def offer(self) -> SharedMemoryOffer:
         """The offer for a worker, while the file is still named."""
         assert self.named, "a file is offered before it is unlinked"
@@ -302,7 +321,7 @@ def sweep(folder: Path) -> int:
             found = os.fstat(descriptor)
             if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink(missing_ok=True)
+                _remove(path)
                 swept += 1
         except OSError:
             pass  # its maker lives
@@ -312,6 +331,8 @@ def sweep(folder: Path) -> int:
 
 
 def _remove(path: Path) -> None:
+    # The socket first: what dies in between leaves a file, which a later `sweep` finds.
+    socket_of(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from andon.host.arena import CAPABILITY
+from andon.host.arena import CAPABILITY, SOCKET_CAPABILITY
 from andon.host.logs import LogEvent
 from andon.protocol.capabilities import LISTENING, REDUCER_CAPABILITIES
 from andon.protocol.messages import (
@@ -207,6 +207,9 @@ class ReduceServicer:
     async def _carry(self, stream: ReduceStream, messages: AsyncIterator[bytes]) -> None:
         """Carries a stream's messages both ways, to its end."""
         readers = [asyncio.create_task(self._read(stream, messages))]
+        if stream.socket is not None:
+            over_it = stream.socket.messages()
+            readers.append(asyncio.create_task(self._read(stream, over_it, over_socket=True)))
         if stream.lanes is not None:
             readers.append(asyncio.create_task(self._read_lanes(stream, stream.lanes)))
         writer = asyncio.create_task(stream.write_all(partial(self._sent, stream)))
@@ -232,9 +235,11 @@ class ReduceServicer:
             self._leave(stream)
             for task in (*readers, writer):
                 task.cancel()
-            # A task must not outlive its call: gRPC frees the context when this returns.
-            await asyncio.gather(*readers, writer, return_exceptions=True)
-            self._take_back(stream)
+            try:
+                # A task must not outlive its call: gRPC frees the context when this returns.
+                await asyncio.gather(*readers, writer, return_exceptions=True)
+            finally:
+                self._take_back(stream)
         if stream.refusal.done():
             refusal = stream.refusal.result()
             raise CallRefused(refusal.reason, refusal.message)
@@ -288,6 +293,12 @@ class ReduceServicer:
         stream.checked = checksums.CAPABILITY in shared
         opened = RoundOpened(shared, self._max_payload_bytes)
         if isinstance(memory, StreamMemory):
+            if SOCKET_CAPABILITY in opening.capabilities:
+                stream.socket = memory.listen()
+            if stream.socket is not None:
+                stream.socket.lost = partial(_lost, stream)
+                stream.socket.take = partial(self._take_now, stream)
+                opened = replace(opened, capabilities=(*shared, SOCKET_CAPABILITY))
             opened = memory.offered(opened)
         else:
             opened = replace(opened, shared_memory_refused=memory)
@@ -297,7 +308,13 @@ class ReduceServicer:
         stream.send(OutgoingMessage(frame_response(opened)))
 
     def _take_back(self, stream: ReduceStream) -> None:
-        """Ends a stream's lanes, or takes their offer back; a second call does nothing."""
+        """Ends a stream's lanes and its socket, or takes their offers back.
+
+        A second call does nothing.
+        """
+        if stream.socket is not None:
+            stream.socket.close()
+            stream.socket = None
         if stream.lanes is not None:
             self._offers.take_back(stream.lanes)
             stream.lanes = None
@@ -319,22 +336,16 @@ class ReduceServicer:
         if not self._streams:
             self._idle.set()
 
-    async def _read(self, stream: ReduceStream, messages: AsyncIterator[bytes]) -> None:
-        async for data in messages:
-            # The core, or another stream's message, may have ended this one during the await.
-            if stream.refusal.done():
-                return
-            if stream.uses_lanes:
-                text = "a message over gRPC on a stream whose messages travel over TCP lanes"
-                stream.refuse(CallRefusal(Reason.INVALID_MESSAGE, text))
-                return
-            # The worker has decided: it goes on over gRPC.
-            self._take_back(stream)
-            try:
-                requests = parse_requests(data)
-                if any(isinstance(each, BlockGradient) and not each.slice for each in requests):
-                    self._observer.moved(Direction.UP, len(data))
-                for request in requests:
+    async def _read(
+        self, stream: ReduceStream, messages: AsyncIterator[bytes], *, over_socket: bool = False
+    ) -> None:
+        """Takes what comes over gRPC, or over the socket beside shared memory."""
+        try:
+            async for data in messages:
+                # The core, or another stream's message, may have ended this one during the await.
+                if stream.refusal.done():
+                    return
+                for request in self._requests_in(stream, data, over_socket=over_socket):
                     # One message of a batch may pause the stream: the rest of it waits too.
                     if not stream.is_readable:
                         await stream.readable()
@@ -342,12 +353,62 @@ class ReduceServicer:
                     if stream.refusal.done():
                         return
                     self._take(stream, request)
-            except FrameError as error:
-                stream.refuse(CallRefusal(Reason.INVALID_MESSAGE, str(error)))
-                return
-            except CallRefused as refused:
-                stream.refuse(refused.refusal)
-                return
+        except FrameError as error:
+            stream.refuse(CallRefusal(Reason.INVALID_MESSAGE, str(error)))
+        except CallRefused as refused:
+            stream.refuse(refused.refusal)
+
+    def _take_now(self, stream: ReduceStream, data: bytes) -> bool:
+        """Takes a message of a stream's socket if it is small, and nothing has to be awaited."""
+        if stream.refusal.done() or not stream.is_readable:
+            return False
+        try:
+            request, *others = parse_requests(data)
+        except FrameError:
+            return False  # It is refused where it is read again.
+        if others or not isinstance(request, BlockGradient | Abstain):
+            return False
+        if isinstance(request, BlockGradient) and request.slice is None:
+            return False
+        if not self._announced.is_announced(stream.run_id, request.key):
+            return False
+        try:
+            _require_proof(stream, request)
+            self._take(stream, request)
+        except CallRefused as refused:
+            stream.refuse(refused.refusal)
+        return True
+
+    def _requests_in(
+        self, stream: ReduceStream, data: bytes, *, over_socket: bool
+    ) -> list[Request]:
+        """The messages in what came, counted.
+
+        Raises:
+            FrameError: the bytes are no message.
+            CallRefused: they may not come this way.
+        """
+        if not over_socket:
+            self._go_over_grpc(stream)
+        requests = parse_requests(data)
+        if over_socket:
+            _require_proof(stream, requests[0])
+        if any(isinstance(each, BlockGradient) and not each.slice for each in requests):
+            path = DataPath.SHARED_MEMORY if over_socket else DataPath.WIRE
+            self._observer.moved(Direction.UP, len(data), path)
+        return requests
+
+    def _go_over_grpc(self, stream: ReduceStream) -> None:
+        """A message came over gRPC: the worker has decided to go on there.
+
+        Raises:
+            CallRefused: it had decided otherwise.
+        """
+        if stream.uses_lanes or stream.uses_socket:
+            other = "TCP lanes" if stream.uses_lanes else "the socket beside its memory"
+            text = f"a message over gRPC on a stream whose messages travel over {other}"
+            raise CallRefused(Reason.INVALID_MESSAGE, text)
+        self._take_back(stream)
 
     async def _read_lanes(self, stream: ReduceStream, lanes: StreamLanes) -> None:
         try:
@@ -485,7 +546,10 @@ class ReduceServicer:
         if message.shared_bytes:
             self._observer.moved(Direction.DOWN, message.shared_bytes, DataPath.SHARED_MEMORY)
         elif not message.notice:
-            path = DataPath.TCP if message.on_lane else DataPath.WIRE
+            if stream.uses_socket:
+                path = DataPath.SHARED_MEMORY
+            else:
+                path = DataPath.TCP if message.on_lane else DataPath.WIRE
             self._observer.moved(Direction.DOWN, message.size, path)
         # A stream that the worker half-closed has left the core, and still gets its averages.
         if stream.number in self._streams:
@@ -494,6 +558,23 @@ class ReduceServicer:
     def _checked(self, streams: tuple[int, ...]) -> bool:
         """Whether any of them was opened with checksums: the others skip those fields."""
         return any(self._streams[number].checked for number in streams)
+
+
+def _lost(stream: ReduceStream, why: str) -> None:
+    """A message could not be written to a stream's socket."""
+    text = f"the socket beside the shared memory broke: {why}"
+    stream.refuse(CallRefusal(Reason.PEER_GONE, text))
+
+
+def _require_proof(stream: ReduceStream, request: Request) -> None:
+    """Only who has mapped a stream's memory may speak on its socket.
+
+    Raises:
+        CallRefused: this is no proof, and none came before.
+    """
+    if not (_memory_of(stream).mapped or isinstance(request, SharedMemoryMapped)):
+        text = "the first message on the socket beside shared memory is not SharedMemoryMapped"
+        raise CallRefused(Reason.INVALID_MESSAGE, text)
 
 
 def _memory_of(stream: ReduceStream) -> StreamMemory:

@@ -14,6 +14,7 @@ from andon.tcp.framing import PREFIX_BYTES
 from andon.wire.frames import batch_responses
 from andon_reducer.core.effects import CallRefusal
 from andon_reducer.transport.arenas import StreamMemory
+from andon_reducer.transport.memory_socket import MemorySocket
 from andon_reducer.transport.tcp_lanes import StreamLanes
 
 __all__ = ["MAX_BATCH", "MAX_QUEUED", "Context", "OutgoingMessage", "ReduceStream"]
@@ -67,6 +68,8 @@ class ReduceStream:
         self.context = context
         self.memory: StreamMemory | None = None
         """What it shares with the reducer."""
+        self.socket: MemorySocket | None = None
+        """Beside that memory, from its offer on, until it is taken back."""
         self.run_id = ""
         """The run of its worker, once it is opened."""
         self.latest_term = 2**64 - 1
@@ -88,11 +91,22 @@ class ReduceStream:
         self._on_lanes = 0
         """How many messages the lanes have, and have not written."""
         self._closed = False
+        self._sent: Callable[[OutgoingMessage], None] | None = None
+        """Gets each average that was written, once there is a writer."""
+        self._writing = False
+        """Whether the writer waits for a write."""
+        self._rest = b""
+        """What the socket did not take of a message."""
 
     @property
     def uses_lanes(self) -> bool:
         """Whether messages travel over TCP lanes, both ways."""
         return self.lanes is not None and self.lanes.in_use
+
+    @property
+    def uses_socket(self) -> bool:
+        """Whether messages travel over the socket beside the shared memory, both ways."""
+        return self.socket is not None and self.socket.in_use
 
     def pause(self) -> None:
         """Stops reading."""
@@ -132,9 +146,27 @@ class ReduceStream:
         self._queued.set()
 
     def flush(self) -> None:
-        """Sends what waits for a batch."""
-        if self._queue:
+        """Sends what waits for a batch; not while effects of an event are left."""
+        if self._queue and not self._write_now():
             self._queued.set()
+
+    def _write_now(self) -> bool:
+        """Writes what is queued, if its socket takes all of it without a wait."""
+        if self._sent is None or self._writing or not self.uses_socket:
+            return False
+        assert self.socket is not None
+        while self._queue and not self._rest:
+            messages = self._next()
+            self._rest = self.socket.write_now(batch_responses([each.frame for each in messages]))
+            # What is left of it, if anything, is no more than this message.
+            self._report(messages)
+        return not self._rest
+
+    def _report(self, messages: list[OutgoingMessage]) -> None:
+        self._room.set()
+        for each in messages:
+            if each.job is not None and self._sent is not None:
+                self._sent(each)
 
     def close(self) -> None:
         """Sends nothing after what is queued."""
@@ -165,27 +197,39 @@ class ReduceStream:
 
     async def write_all(self, sent: Callable[[OutgoingMessage], None]) -> None:
         """Writes what is queued until closed; calls `sent` for each average, of lanes too."""
+        self._sent = sent
         while True:
             await self._queued.wait()
             # Cleared before the queue is read: a message queued during a write below sets it again,
             # so none is missed.
             self._queued.clear()
-            while self._queue:
-                messages = self._next()
-                self._room.set()
-                await self.context.write(batch_responses([each.frame for each in messages]))
-                # After the write, which waits while the worker does not read: until then the
-                # average is held, and the core must charge it.
-                for each in messages:
-                    if each.job is not None:
-                        sent(each)
+            while self._queue or self._rest:
+                await self._write()
             while self._written:
-                message = self._written.popleft()
-                self._room.set()
-                if message.job is not None:
-                    sent(message)
+                self._report([self._written.popleft()])
             if self._closed and not self._on_lanes:
                 return
+
+    async def _write(self) -> None:
+        """Writes the rest of a message, or the next one."""
+        self._writing = True
+        messages: list[OutgoingMessage] = []
+        if not self._rest:
+            messages = self._next()
+            data = batch_responses([each.frame for each in messages])
+            self._room.set()
+            if self.uses_socket:
+                assert self.socket is not None
+                self._rest = self.socket.write_now(data)
+            else:
+                await self.context.write(data)
+        if self._rest and self.socket is not None:
+            await self.socket.write(self._rest)
+        self._rest = b""
+        self._writing = False
+        # After the write, which waits while the worker does not read: until then the average is
+        # held, and the core must charge it.
+        self._report(messages)
 
     def _next(self) -> list[OutgoingMessage]:
         """The next message; if it is a slice, with the slices behind it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -198,6 +199,36 @@ def test_blocks_of_a_void_round_do_not_stand_in_the_next_ones_way(
 
 
 # ---------------------------------------------------------------- where a path matters
+
+
+@pytest.mark.parametrize("socketed", [True, False], ids=["socket", "grpc"])
+def test_messages_about_shared_memory_use_the_socket_beside_it_if_the_reducer_has_one(
+    tmp_path: Path, bits_of_one: bytes, monkeypatch: pytest.MonkeyPatch, *, socketed: bool
+) -> None:
+    if not socketed:  # As an older reducer.
+        monkeypatch.setattr("andon_reducer.transport.reduce.SOCKET_CAPABILITY", "unknown.v1")
+    with star("shared-memory", tmp_path, 1, 3) as (_, workers):
+        assert exchanged(workers, 1) == [bits_of_one] * 3
+
+        receiving = [each for each in threading.enumerate() if each.name == "andon-memory"]
+        assert len(receiving) == (3 if socketed else 0)
+
+
+def test_more_bytes_than_the_kernel_takes_at_once_follow_each_other_on_a_socket(
+    tmp_path: Path,
+) -> None:
+    policy = Policy(chunk_elements=2**18)
+    with star("shared-memory", tmp_path, 1, 2, policy=policy) as (_, workers):
+        sent = np.random.default_rng(0).integers(0, 256, 2**22, np.uint8)
+        arrived = np.zeros_like(sent)
+        workers[0].begin(1, Call(name="broadcast", data=sent))
+        workers[0].exchange.submit_data()
+        workers[1].abstain(1, Call(name="broadcast", data=arrived))
+
+        told = [worker.told() for worker in workers]
+
+        assert all(isinstance(event, AveragesComplete) for event in told), told
+        np.testing.assert_array_equal(arrived, sent)
 
 
 @contextmanager

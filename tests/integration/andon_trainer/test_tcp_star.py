@@ -132,7 +132,7 @@ def test_a_lane_that_is_dead_once_its_threads_run_carries_no_round(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("andon_trainer.exchange.star.reducer_path._REASON_S", 0.0)
+    monkeypatch.setattr("andon_trainer.exchange.star.reducer_path.REASON_S", 0.0)
     with star("tcp", tmp_path, 1, 1) as (_, workers):
         with monkeypatch.context() as patched:
             patched.setattr(
@@ -149,7 +149,7 @@ def test_a_lane_that_dies_between_two_rounds_fails_the_round_that_began_with_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("andon_trainer.exchange.star.reducer_path._REASON_S", 0.0)
+    monkeypatch.setattr("andon_trainer.exchange.star.reducer_path.REASON_S", 0.0)
     with star("tcp", tmp_path, 1, 1) as (_, workers):
         exchanged(workers, 1)
         # Its loss is reported before the round begins that would have used it.

@@ -308,6 +308,7 @@ def test_a_number_that_the_script_does_not_give_is_dropped() -> None:
         (Wait.EPOCH_END, "has left its epoch"),
         (Wait.WORK, "left that step in the middle"),
         (Wait.ANSWER, "waits for the answer"),
+        (Wait.VERDICT, "has found a value that must not count"),
     ],
 )
 def test_a_script_that_waits_for_what_the_line_did_not_do_begins_anew(
@@ -331,6 +332,43 @@ def test_a_script_that_waits_for_what_the_line_did_not_do_begins_anew(
 
     assert len(found) == 1
     assert what in found[0].why
+
+
+@pytest.mark.parametrize(
+    ("events", "lacks"),
+    [
+        ((), False),  # The others may be in it themselves.
+        ((committed(),), True),
+        ((number(), committed()), True),
+    ],
+)
+def test_averages_that_never_come_of_a_committed_round_are_no_exchange_of_the_others(
+    events: tuple[Event, ...], lacks: bool
+) -> None:
+    conversation = installed(attended(), *events)
+    next_round(conversation)
+    assert conversation.begin()
+    conversation.wait_for(Wait.AVERAGES)
+
+    assert conversation.poll() == []  # They may be on their way.
+
+    assert conversation.lacks_averages is lacks
+    effects = conversation.waited_in_vain()
+    assert bool(effects) is lacks
+    assert all("waits for averages" in each.why for each in effects if isinstance(each, JoinAgain))
+
+
+def test_no_averages_are_lacking_once_they_are_here_or_where_the_worker_is_on_the_roster() -> None:
+    conversation = installed(attended(), committed())
+    make_step(conversation)
+    assert not conversation.lacks_averages
+    wait_for(conversation, Wait.COMMIT)
+    conversation.receive(work(NEXT, KEY))
+    next_round(conversation)
+    conversation.receive(committed(NEXT, KEY))
+    conversation.wait_for(Wait.AVERAGES)
+
+    assert not conversation.lacks_averages
 
 
 def test_a_script_that_gives_fewer_numbers_than_the_line_begins_anew() -> None:

@@ -207,6 +207,51 @@ def test_what_an_older_stream_heard_concerns_nobody() -> None:
     assert ear.inbox.take(0) is None
 
 
+def test_exchanges_that_the_script_did_not_make_are_told_whenever_they_come() -> None:
+    second = averaged(KEY, 1, 2, 3, 4, sequence=1)
+    for late in (False, True):
+        ear = Ear()
+        ear.hear(*WHOLE, *(() if late else (second,)))
+        ear.exchange.begin(ATTENDED, 0.0)
+        assert isinstance(ear.inbox.take(0), AveragesComplete)
+        ear.exchange.forget(KEY)
+        ear.hear(*((second,) if late else ()))
+
+        event = ear.inbox.take(0)
+
+        assert isinstance(event, ListeningLost)
+        assert "the others made more exchanges" in event.message
+
+
+def test_exchanges_of_rounds_that_came_with_a_state_or_were_void_are_not_missed() -> None:
+    ear = Ear()
+    ear.hear(*(replace(each, key=HEAD, sequence=2) for each in WHOLE))
+    ear.exchange.forget(HEAD)
+    ear.exchange.begin(ATTENDED, 0.0)
+    ear.exchange.end()
+    ear.hear(*(replace(each, sequence=1) for each in WHOLE))
+    ear.hear(*(replace(each, key=NEXT) for each in WHOLE))
+    ear.exchange.begin(replace(ATTENDED, key=NEXT), 0.0)
+    ear.exchange.forget(NEXT)
+    ear.hear(*(replace(each, sequence=1) for each in WHOLE))
+
+    assert isinstance(ear.inbox.take(0), AveragesComplete)
+    assert ear.inbox.take(0) is None
+
+
+def test_it_is_known_when_something_came_that_is_not_of_a_later_exchange() -> None:
+    ear = Ear()
+    seconds = iter(range(1, 9))
+    ear.heard.clock = lambda: float(next(seconds))
+    ear.exchange.begin(ATTENDED, 0.0)
+    assert ear.exchange.heard_at == 1.0
+    ear.hear(averaged(KEY, 1, 2, 3, 4, sequence=1), averaged(NEXT, 1, 2, 3, 4))
+    assert ear.exchange.heard_at == 1.0
+    ear.hear(WHOLE[0])
+
+    assert ear.exchange.heard_at == 2.0
+
+
 def test_what_comes_after_a_round_was_given_up_is_kept() -> None:
     ear = Ear()
     ear.exchange.begin(ATTENDED, 0.0)

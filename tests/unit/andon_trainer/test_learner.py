@@ -12,6 +12,7 @@ import pytest
 from andon.protocol.capabilities import LEARNING, NORMS
 from andon.protocol.records import Key
 from andon.protocol.reducers import ReducerShare
+from andon.protocol.run_settings import Liveness
 from andon.protocol.scalars import Scalar
 from andon_trainer.core.attending import Attending
 from andon_trainer.core.events import LearningAsked, ListeningLost
@@ -34,6 +35,7 @@ class Streams:
     shares: tuple[ReducerShare, ...] = ()
     traffic: Traffic = field(default_factory=lambda: Traffic.over("wire", 0, 5))
     closed: int = 0
+    heard_at: float = 0.0
 
     def close(self) -> None:
         self.closed += 1
@@ -79,6 +81,23 @@ def test_learning_is_given_up_after_some_tries_without_an_arrival() -> None:
 
     assert [bench.learner.listen(LearningAsked()) for _ in range(4)] == [True, True, True, False]
     assert bench.learner.able(CAN) == (NORMS,)
+
+
+def test_averages_that_the_others_have_are_waited_for_as_long_as_a_lease() -> None:
+    bench = Bench()
+    bench.link.joined = SimpleNamespace(liveness=Liveness(lease_s=3.0))
+    assert bench.learner.patience_s(lacks=True, now=100.0) is None
+    bench.learner.listen(LearningAsked())
+    (streams,) = bench.opened
+    streams.heard_at = 90.0
+
+    assert bench.learner.patience_s(lacks=False, now=100.0) is None
+    assert bench.learner.patience_s(lacks=True, now=101.0) == 3.0
+    streams.heard_at = 102.0
+    assert bench.learner.patience_s(lacks=True, now=103.0) == 2.0
+    assert bench.learner.patience_s(lacks=True, now=106.0) == 0.0
+    assert bench.learner.patience_s(lacks=False, now=107.0) is None
+    assert bench.learner.patience_s(lacks=True, now=108.0) == 3.0
 
 
 def test_a_spare_that_caught_up_may_learn_anew_as_often_as_it_has_to() -> None:

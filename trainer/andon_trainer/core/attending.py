@@ -40,6 +40,7 @@ _ELSEWHERE = {
     Wait.NUMBER: "waits for a mean or a gather",
     Wait.EPOCH_END: "has left its epoch",
     Wait.ANSWER: "waits for the answer to a halt",
+    Wait.VERDICT: "has found a value that must not count",
 }
 
 
@@ -124,6 +125,26 @@ class Attending:
         dismissed = self.dismissed if not self._queue else None
         self.dismissed = None if dismissed else self.dismissed
         return dismissed
+
+    def lacks_averages(self, state: WorkerState, wait: Wait | None) -> bool:
+        """Whether the others hold what the script waits for: their round is committed.
+
+        It may still be on its way, or they have made no such exchange and it never comes.
+        """
+        if wait is not Wait.AVERAGES or not self._installed or self._arrived or not self._queue:
+            return False
+        front = self._queue[0]
+        return (
+            _is_step(front) and isinstance(front, Committed) and state.head == front.record.parent
+        )
+
+    def missing(self) -> JoinAgain:
+        """What to do if they are not on their way."""
+        front = self._queue[0]
+        assert isinstance(front, Committed)
+        return _mismatch(
+            front.record.key, "waits for averages of an exchange that they did not make"
+        )
 
     def mismatch(
         self, state: WorkerState, wait: Wait | None, number: int | None

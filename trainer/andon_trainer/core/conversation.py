@@ -268,6 +268,15 @@ class Conversation:
                 return [ReportDefect(*self._defect)]
         return []
 
+    @property
+    def lacks_averages(self) -> bool:
+        """Whether the script waits for averages that the others hold, while this worker learns."""
+        return not self.over and self.attending.lacks_averages(self.state, self.wait)
+
+    def waited_in_vain(self) -> list[Effect]:
+        """They did not come in time."""
+        return [self.attending.missing()] if self.lacks_averages else []
+
     def _nothing_follows(self) -> bool:
         """Whether the run is over, so that what is waited for never comes."""
         # After the last step only work is pointless: numbers are still averaged.

@@ -42,6 +42,8 @@ class Learner:
         self._able = True
         self._moving_since: float | None = None
         """Since when it gets the state that it goes on from; None: it does not yet."""
+        self._lacks_since: float | None = None
+        """Since when its script waits for averages that the others hold."""
 
     @property
     def exchange(self) -> HeardExchange | None:
@@ -112,6 +114,22 @@ class Learner:
         if self._heard is not None and self._heard.shares != (assigned.reducers or usual):
             why = "the model is shared by other reducers now than this worker listens at"
             self._inbox.put(ListeningLost(why), self._link.number)
+
+    def patience_s(self, *, lacks: bool, now: float) -> float | None:
+        """How long what the script waits for may still be on its way; None: there is no limit.
+
+        Args:
+            lacks: whether the others hold it already.
+            now: a monotonic time.
+        """
+        if not lacks or self._heard is None:
+            self._lacks_since = None
+            return None
+        if self._lacks_since is None:
+            self._lacks_since = now
+        # Streams keep their order: whatever older comes says that they are behind, and not empty.
+        since = max(self._lacks_since, self._heard.heard_at)
+        return max(0.0, since + self._link.joined.liveness.lease_s - now)
 
     def made_up(self, head: Key, behind: int) -> None:
         """A step is made up, and so many more are to be."""

@@ -530,11 +530,20 @@ class Membership:
                 # Look again before taking an event: the poll may have taken the work that came,
                 # and after an effect everything may be different.
                 if not effects and not conversation.over:
-                    event = self._inbox.take()
-                    assert event is not None
-                    self._do(conversation.receive(event))
+                    self._do(self._next())
         finally:
             conversation.wait = None  # The script runs, even if it was an exception that ended it.
+
+    def _next(self) -> list[Effect]:
+        """Waits for the next event, and for what a learner lacks no longer than it may take."""
+        conversation = self._conversation
+        lacks = conversation.lacks_averages
+        event = self._inbox.take(self._learner.patience_s(lacks=lacks, now=time.monotonic()))
+        if event is not None:
+            return conversation.receive(event)
+        # Something older may have come meanwhile.
+        left_s = self._learner.patience_s(lacks=lacks, now=time.monotonic())
+        return [] if left_s else conversation.waited_in_vain()
 
     def _hear(self) -> None:
         """Takes all that came while this worker learns: it must know how far the line is."""

@@ -20,10 +20,14 @@ from andon.wire.lane_reports import REDUCER_METHOD
 from andon_trainer.exchange.channels import open_channel
 from andon_trainer.exchange.star.lane_watch import PATIENCE_S, asking
 
-__all__ = ["OPENING_S", "BulkStream", "ReducerAccess"]
+__all__ = ["OPENING_S", "REASON_S", "BulkStream", "ReducerAccess"]
 
 OPENING_S = 20.0
 """How long a reducer has to answer OpenRound."""
+
+REASON_S = 1.0
+"""How long whatever carries a stream's messages beside gRPC waits, once it ended, for gRPC to say
+why."""
 
 _METHOD = "/andon.v1.Reducer/Reduce"
 

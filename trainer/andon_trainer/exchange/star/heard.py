@@ -13,7 +13,8 @@ may wait here, one event says so, and this worker begins to learn anew.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,10 @@ _PART_OF_MEMORY = 4
 _OVERHEAD_BYTES = 512
 """What keeping a message costs beside its payload, about."""
 _MEMORY = Path("/proc/meminfo")
+_LEFT_OUT = (
+    "the others made more exchanges in a step than this worker's script: all workers make the same "
+    "calls in the same order"
+)
 
 
 def room_for(layout: Layout, meminfo: Path = _MEMORY) -> int:
@@ -79,6 +84,11 @@ class HeardAverages(Collector):
         self._kept_bytes = 0
         self._asked: tuple[Key, int] | None = None
         """The exchange that gets its averages at once."""
+        self._begun: tuple[Key, int] | None = None
+        """The last one that was begun."""
+        self.clock: Callable[[], float] = time.monotonic
+        self.heard_at = self.clock()
+        """When something came that may be of the present exchange, or is older."""
         self._greatest: Key | None = None
         """Of older rounds nothing is kept any more."""
         self._keeping = threading.Lock()
@@ -90,7 +100,8 @@ class HeardAverages(Collector):
         # Before the name: a thread that receives goes by that.
         super().begin(open_call)
         with self._keeping:
-            self._asked = name
+            self._asked = self._begun = name
+            self.heard_at = self.clock()
             kept = self._take(name)
         try:
             for message in kept:
@@ -108,6 +119,8 @@ class HeardAverages(Collector):
         """Takes an average, for the present call or for a later one."""
         if not isinstance(message, AveragedBlock):
             return  # It is no member of any round: what went wrong in one is told by the record.
+        if self._begun is None or (message.key, message.sequence) <= self._begun:
+            self.heard_at = self.clock()
         if not placed and self._keeps(message):
             return
         super().receive(message, placed=placed)
@@ -131,28 +144,44 @@ class HeardAverages(Collector):
         """Drops what is of rounds up to `head`: the state has them in it, or they are void."""
         with self._keeping:
             self._greatest = head
-            for name in [each for each in self._kept if each[0] <= head]:
+            past = [each for each in self._kept if each[0] <= head]
+            for name in past:
                 self._take(name)
+        if any(map(self._was_left_out, past)):
+            self.lost(_LEFT_OUT)
+
+    def _was_left_out(self, name: tuple[Key, int]) -> bool:
+        """Whether it is a later exchange than the script made in the step that it made up last."""
+        begun = self._begun
+        return begun is not None and begun[0] == name[0] == self._greatest and name > begun
 
     def _keeps(self, message: AveragedBlock) -> bool:
         """Keeps an average, unless it is the present call's."""
-        name, full = (message.key, message.sequence), False
+        name, trouble = (message.key, message.sequence), ""
         with self._keeping:
             if name == self._asked:
                 return False
             if self._greatest is not None and message.key <= self._greatest:
-                return True
-            # A copy: what it is a view of may be used for the next message.
-            kept = replace(message, payload=memoryview(bytes(message.payload)))
-            self._kept_bytes += _size_of(kept)
-            full = self._kept_bytes > self._room_bytes
-            if not full:
-                self._kept.setdefault(name, []).append(kept)
-        if full:
-            self.lost(
-                f"this worker is too far behind: the averages that wait for it are more than the "
-                f"{self._room_bytes >> 20} MiB that it keeps"
-            )
+                if not self._was_left_out(name):
+                    return True
+                trouble = _LEFT_OUT
+            elif not self._keep(name, message):
+                trouble = (
+                    "this worker is too far behind: the averages that wait for it are more than "
+                    f"the {self._room_bytes >> 20} MiB that it keeps"
+                )
+        if trouble:
+            self.lost(trouble)
+        return True
+
+    def _keep(self, name: tuple[Key, int], message: AveragedBlock) -> bool:
+        """Keeps a copy of an average; returns whether there is room for it."""
+        # What it is a view of may be used for the next message.
+        kept = replace(message, payload=memoryview(bytes(message.payload)))
+        self._kept_bytes += _size_of(kept)
+        if self._kept_bytes > self._room_bytes:
+            return False
+        self._kept.setdefault(name, []).append(kept)
         return True
 
     def _take(self, name: tuple[Key, int]) -> list[AveragedBlock]:
@@ -227,6 +256,11 @@ class HeardExchange:
     def is_open(self) -> bool:
         """See `Exchange`."""
         return all(each.lane.is_open for each in self._sources)
+
+    @property
+    def heard_at(self) -> float:
+        """When something came last that is not of a later exchange: a monotonic time."""
+        return self._heard.heard_at
 
     def open(self, address: str, opening: OpenRound) -> None:
         """Opens a listening stream at each reducer; see `Exchange`."""

@@ -44,14 +44,11 @@ from andon_trainer.core.calls import Bytes, Floats
 from andon_trainer.core.values import encode_own
 from andon_trainer.exchange.collector import Collector, OpenCall
 from andon_trainer.exchange.path import Traffic
-from andon_trainer.exchange.star.bulk_stream import BulkStream, ReducerAccess
+from andon_trainer.exchange.star.bulk_stream import REASON_S, BulkStream, ReducerAccess
 from andon_trainer.exchange.star.lane_watch import LaneCounts, LaneTrust, LaneWatch, LaneWay
 from andon_trainer.exchange.star.tcp import LaneEvents, WorkerLanes
 
 __all__ = ["Lane", "LanePart", "ReducerUnfit", "WireLane"]
-
-_REASON_S = 1.0
-"""How long a lane that ended waits for gRPC to say why."""
 
 
 class ReducerUnfit(ValueError):
@@ -176,7 +173,7 @@ class WireLane:
             # Before it is reported: whoever hears of the loss must find the stream dead.
             self._lanes_alive = False
             # The reducer ends the lanes together with the call, and only the call says why.
-            if not stream.ended.wait(_REASON_S):
+            if not stream.ended.wait(REASON_S):
                 lost(why)
 
         events = LaneEvents(

@@ -8,13 +8,15 @@ averages them; nothing is checked here.
 A worker begins another exchange only after it has read the averages of the one before, and sends
 nothing of it earlier. So once a reducer has a part of the new exchange from every rank, it may
 overwrite the old averages. docs/shared-memory.md proves that.
+
+If the reducer listens on a socket beside the memory, the messages travel there, else over gRPC.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,10 +27,12 @@ import numpy as np
 from andon.host.arena import (
     CAPABILITY,
     ITEM_BYTES,
+    SOCKET_CAPABILITY,
     ArenaLayout,
     SharedMemoryUnavailable,
     folder_identity,
     map_offer,
+    socket_of,
 )
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk, Layout
@@ -48,7 +52,8 @@ from andon.protocol.run_settings import Policy
 from andon.wire.frames import FrameError, batch_requests, frame_request, parse_responses
 from andon_trainer.core.calls import Bytes, Floats
 from andon_trainer.exchange.collector import OpenCall
-from andon_trainer.exchange.star.bulk_stream import BulkStream
+from andon_trainer.exchange.star.bulk_stream import REASON_S, BulkStream
+from andon_trainer.exchange.star.memory_socket import MemorySocket
 from andon_trainer.exchange.star.reducer_path import LanePart
 
 __all__ = ["SPAN_ELEMENTS", "SharedLane", "SharedMemory", "suits"]
@@ -165,6 +170,8 @@ class SharedLane:
         self._spans = [self._spans_of(block, chunks) for block, chunks in enumerate(part.chunks)]
         self._memory: SharedMemory | None = None
         self._stream: BulkStream | None = None
+        self._socket: MemorySocket | None = None
+        """Carries the stream's messages in place of gRPC."""
         self._call: OpenCall | None = None
         self._waiting: deque[Request] = deque()
         """What the training thread appended, and the sending thread has not taken yet."""
@@ -186,7 +193,8 @@ class SharedLane:
             )
         asking = replace(
             opening,
-            capabilities=(CAPABILITY,),  # No checksums: nothing of it leaves this host.
+            # No checksums: nothing of it leaves this host.
+            capabilities=(CAPABILITY, SOCKET_CAPABILITY),
             block_elements=self._places.elements,
             shared_folder=folder_identity(self._folder),
         )
@@ -204,13 +212,16 @@ class SharedLane:
         self._stream, self._memory, self._waiting = stream, memory, deque()
         if self._in_place:
             self._part.collector.read_from(memory)
+        self._socket = self._connected(stream, lost)
         # Until the reducer has this proof it takes no slice.
         self._send(memory.proof)
 
     @property
     def is_open(self) -> bool:
         """See `Lane`."""
-        return self._stream is not None and self._stream.alive
+        if self._stream is None or not self._stream.alive:
+            return False
+        return self._socket is None or self._socket.alive
 
     def lend(self, block: int) -> tuple[Floats, Bytes] | None:
         """See `Lender`."""
@@ -296,9 +307,29 @@ class SharedLane:
 
     def close(self) -> None:
         """See `Lane`. What was lent, and the averages, stay as they are while somebody has them."""
+        # The call first: the socket ends with it, and that is no loss.
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _connected(self, stream: BulkStream, lost: Callable[[str], None]) -> MemorySocket | None:
+        """The socket beside the memory, if the reducer listens on one that can be reached."""
+        offer = stream.opened.contributions
+        if SOCKET_CAPABILITY not in stream.opened.capabilities or offer is None:
+            return None
+
+        def ended(why: str) -> None:
+            # The reducer ends the socket together with the call, and only the call says why.
+            if not stream.ended.wait(REASON_S):
+                lost(why)
+
+        try:
+            return MemorySocket(socket_of(self._folder / offer.name), self._received, ended)
+        except OSError:  # Then gRPC carries the same.
+            return None
 
     def _spans_of(self, block: int, chunks: Sequence[Chunk]) -> list[_Span]:
         start, chunk_elements = self._places.starts[block], self._part.policy.chunk_elements
@@ -310,7 +341,9 @@ class SharedLane:
         ]
 
     def _send(self, message: Request) -> None:
-        if self._stream is not None:
+        if self._socket is not None:
+            self._socket.send(partial(frame_request, message), small=not _is_bulk(message))
+        elif self._stream is not None:
             # One wake-up a message; the first one takes all that waits by then, the others find
             # nothing. The message is appended first, so that none is left behind.
             self._waiting.append(message)
