@@ -36,6 +36,7 @@ class Streams:
     traffic: Traffic = field(default_factory=lambda: Traffic.over("wire", 0, 5))
     closed: int = 0
     heard_at: float = 0.0
+    chunk_s: float = 0.0
 
     def close(self) -> None:
         self.closed += 1
@@ -98,6 +99,8 @@ def test_averages_that_the_others_have_are_waited_for_as_long_as_a_lease() -> No
     assert bench.learner.patience_s(lacks=True, now=106.0) == 0.0
     assert bench.learner.patience_s(lacks=False, now=107.0) is None
     assert bench.learner.patience_s(lacks=True, now=108.0) == 3.0
+    streams.chunk_s = 20.0
+    assert bench.learner.patience_s(lacks=True, now=108.0) == 23.0
 
 
 def test_a_spare_that_caught_up_may_learn_anew_as_often_as_it_has_to() -> None:

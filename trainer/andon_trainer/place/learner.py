@@ -129,7 +129,8 @@ class Learner:
             self._lacks_since = now
         # Streams keep their order: whatever older comes says that they are behind, and not empty.
         since = max(self._lacks_since, self._heard.heard_at)
-        return max(0.0, since + self._link.joined.liveness.lease_s - now)
+        patience_s = self._link.joined.liveness.lease_s + self._heard.chunk_s
+        return max(0.0, since + patience_s - now)
 
     def made_up(self, head: Key, behind: int) -> None:
         """A step is made up, and so many more are to be."""
