@@ -50,6 +50,16 @@ class Network:
         """The address at which other hosts reach a host."""
         return f"10.214.{self._number}.{number + 1}"
 
+    def limit(self, number: int, mbit: float) -> None:
+        """Gives the link of a host another rate; it must have one already."""
+        for namespace, device in self._ends(number):
+            _run("tc", "-n", namespace, "qdisc", "change", "dev", device, "root", "tbf",
+                 *_bucket(mbit))  # fmt: skip
+
+    def _ends(self, number: int) -> tuple[tuple[str, str], ...]:
+        """Namespace and device of both ends of a host's link."""
+        return (self.host(number), LINK), (self.switch, f"port{number}")
+
     def inside(self, number: int) -> list[str]:
         """The command prefix that runs a command on a host."""
         return ["ip", "netns", "exec", self.host(number)]
@@ -119,10 +129,13 @@ def _make(made: Network, mbit: float | None) -> None:
         _run("ip", "-n", host, "link", "set", "lo", "up")
         if mbit is None:
             continue
-        rate = f"{round(mbit * 1000)}kbit"
-        for namespace, device in ((host, LINK), (made.switch, port)):
+        for namespace, device in made._ends(number):
             _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf",
-                 "rate", rate, "burst", _BURST, "latency", _LATENCY)  # fmt: skip
+                 *_bucket(mbit))  # fmt: skip
+
+
+def _bucket(mbit: float) -> tuple[str, ...]:
+    return ("rate", f"{round(mbit * 1000)}kbit", "burst", _BURST, "latency", _LATENCY)
 
 
 def _run(*command: str) -> None:

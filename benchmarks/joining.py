@@ -42,6 +42,7 @@ from tempfile import TemporaryDirectory
 from machine import describe_machine
 
 from andon_coordinator.core.run_events import RunEventKind
+from andon_coordinator.transport.damage import JournalError
 from andon_coordinator.transport.reader import JournalReader
 
 _SCRIPT = Path(__file__).with_name("joining_worker.py")
@@ -84,8 +85,11 @@ class Run:
 
     def commits(self) -> list[tuple[float, int]]:
         """When each record was made durable, and how many workers it has."""
-        with JournalReader(self.folder / "journal.sqlite") as journal:
-            return [(each.at_unix_s, len(each.record.roster)) for each in journal.chain()]
+        try:
+            with JournalReader(self.folder / "journal.sqlite") as journal:
+                return [(each.at_unix_s, len(each.record.roster)) for each in journal.chain()]
+        except (JournalError, OSError):
+            return []  # The service is about to write it.
 
     def joined_after(self, at: float) -> float | None:
         """When a worker joined after a time."""
@@ -224,7 +228,6 @@ def main() -> None:
         chance = random.Random(options.seed)
         found: dict[str, list[dict[str, float]]] = {"kill": [], "freeze": []}
         with _running(options, learns=way == "learning") as run:
-            _until((run.folder / "journal.sqlite").exists)
             _until(lambda: _is_whole(run, 0.0))
             for _ in range(options.pairs):
                 found["kill"].append(kill(run, chance))

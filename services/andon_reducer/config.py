@@ -73,10 +73,14 @@ class ReducerConfig:
     """Seconds that a client has for its first message, and to read the rest after a half-close."""
 
     state_s: float = 60.0
-    """Seconds that any state transfer may take: no step runs meanwhile."""
+    """Seconds that a state transfer may take, unless rounds run meanwhile."""
 
     state_bytes_per_s: float = 16e6
     """A state that takes longer than `state_s` at this rate gets that much time."""
+
+    state_hopeless_s: float = 2.0
+    """Seconds after which a transfer is given up for which workers wait that could train, if it is
+    too slow to end in its time."""
 
     state_stalled_s: float = 20.0
     """Seconds after which a transfer that does not progress is given up."""
@@ -92,8 +96,8 @@ class ReducerConfig:
         if self.chunk_elements is not None and self.chunk_elements < 1:
             raise ValueError(f"chunk_elements must be at least 1, not {self.chunk_elements}")
         for name in (
-            *("opening_s", "state_s", "state_bytes_per_s", "state_stalled_s"),
-            "state_patience_s",
+            *("opening_s", "state_s", "state_bytes_per_s", "state_hopeless_s"),
+            *("state_stalled_s", "state_patience_s"),
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from queue import Queue
 from typing import Any
 
@@ -15,6 +16,7 @@ import grpc
 import pytest
 
 from andon.protocol import tokens
+from andon.protocol.announcements import Session, TransferOpening
 from andon.protocol.records import Key
 from andon.v1 import record_pb2, reducer_pb2
 from andon_reducer.config import ReducerConfig, ReducerLimits
@@ -204,11 +206,18 @@ def test_c_commit_001_another_state_is_sent_from_its_start(
 
 
 @pytest.mark.parametrize(
-    "limits",
-    [ReducerConfig(state_s=0.2), ReducerConfig(state_stalled_s=0.2)],
-    ids=["too long", "stalled"],
+    ("limits", "opening"),
+    [
+        (ReducerConfig(state_s=0.2), {}),
+        (ReducerConfig(state_stalled_s=0.2), {}),
+        (ReducerConfig(state_stalled_s=0.2), {"beside_training": True}),
+        (ReducerConfig(state_hopeless_s=0.2), {"holds_up": True}),
+    ],
+    ids=["too long", "stalled", "stalled beside training", "hopeless"],
 )
-def test_a_transfer_that_takes_too_long_or_stalls_ends_at_both_ends(limits: ReducerConfig) -> None:
+def test_a_transfer_that_takes_too_long_or_stalls_ends_at_both_ends(
+    limits: ReducerConfig, opening: dict[str, bool]
+) -> None:
     asked = threading.Event()
 
     def pieces() -> Iterator[reducer_pb2.PutStateRequest]:
@@ -219,11 +228,38 @@ def test_a_transfer_that_takes_too_long_or_stalls_ends_at_both_ends(limits: Redu
         Reducer(limits) as slow,
         ThreadPoolExecutor(2) as threads,
     ):
+        slow.call(partial(announce, slow, **opening))
         ends = Ends(slow, threads)
         put, get = ends.put(pieces()), ends.get()
 
         assert reason(get) == reason(put) == (grpc.StatusCode.ABORTED, "PEER_GONE")
         asked.set()
+
+
+def test_a_transfer_beside_training_may_take_as_long_as_it_moves() -> None:
+    limits = ReducerConfig(state_s=0.2, state_hopeless_s=0.1)
+
+    def pieces() -> Iterator[reducer_pb2.PutStateRequest]:
+        first_, *others = pieces_of(STATE)
+        yield first_
+        threading.Event().wait(0.4)
+        yield from others
+
+    with Reducer(limits) as slow, ThreadPoolExecutor(2) as threads:
+        slow.call(partial(announce, slow, beside_training=True))
+        ends = Ends(slow, threads)
+        put, get = ends.put(pieces()), ends.get()
+        got = get.result(PATIENCE_S)
+
+    assert put.result(PATIENCE_S) == [reducer_pb2.PutStateResponse(offset=0)]
+    assert b"".join(each.payload for each in got) == STATE
+
+
+async def announce(reducer: Reducer, **said: bool) -> None:
+    """As the coordinator does, before either end hears of the transfer."""
+    opening = TransferOpening(1, Session(0, (0, 0)), Session(1, (0, 0)), **said)
+    reducer.app.announced.follow(RUN, patience_s=1.0)
+    reducer.app.announced.take(RUN, opening)
 
 
 def test_a_payload_in_the_first_piece_is_refused(ends: Ends) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from andon_trainer.exchange.control.transfer import (
     PartialState,
     StateMover,
     Ticket,
+    persistently,
     receive_state,
     send_state,
 )
@@ -106,6 +108,58 @@ def test_state_that_was_cut_off_goes_on_where_it_was(
 
     assert cable.carried_bytes < len(STATE) - held + MIB
     assert arrived == PartialState()
+
+
+def test_a_state_that_nobody_waits_for_goes_on_over_a_connection_that_breaks(
+    reducer: Reducer, threads: ThreadPoolExecutor
+) -> None:
+    arrived, sent_bytes = PartialState(), [0]
+
+    def note(so_far: int, _whole: int) -> None:
+        sent_bytes[0] = so_far
+
+    sender = ticket(f"127.0.0.1:{reducer.port}", 0, 1)
+    send = partial(send_state, sender, STATE, note, nobody)
+    with Cable(reducer.port, carries_bytes=15 * MIB) as first, Cable(reducer.port) as second:
+        addresses = iter((first.address, second.address))
+        sent = threads.submit(persistently, send, lambda: sent_bytes[0])
+        got = persistently(
+            lambda: receive_state(ticket(next(addresses), 1, 1), arrived, nothing, nobody),
+            lambda: len(arrived.data),
+        )
+        sent.result(PATIENCE_S)
+
+    assert got == STATE
+    assert second.carried_bytes < len(STATE) - 4 * MIB
+
+
+@pytest.mark.parametrize(
+    ("code", "tries"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, 8),
+        (grpc.StatusCode.CANCELLED, 1),
+        (grpc.StatusCode.UNAUTHENTICATED, 1),
+    ],
+)
+def test_a_transfer_that_moves_nothing_is_not_tried_for_ever(
+    code: grpc.StatusCode, tries: int
+) -> None:
+    class Failed(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return code
+
+    def move() -> None:
+        called.append(1)
+        raise Failed
+
+    called: list[int] = []
+    waits: list[float] = []
+    with pytest.raises(Failed):
+        persistently(move, lambda: 0, waits.append)
+
+    assert len(called) == tries
+    assert len(waits) == tries - 1
+    assert waits == sorted(waits)
 
 
 def test_c_commit_001_what_came_of_another_state_is_thrown_away(

@@ -475,6 +475,7 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             number = effect.transfer_id % 2**31
             relay = f" through {effect.relay}" if effect.relay else ""
             beside = " beside training" if effect.beside_training else ""
+            beside += " others wait" if effect.holds_up else ""
             return f"{number} {effect.role.name} {head} peer {effect.peer}{relay}{beside}"
         case do.EndSession(worker):
             return f"of worker {worker}"

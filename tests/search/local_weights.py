@@ -60,8 +60,11 @@ class LocalWeights:
     def drop(self, why: str, cause: Event | None) -> None:
         """They are the head's again, because of an event, or because of what was assigned."""
         match cause:
-            case Halted() | TransferAsked():
+            case Halted():
                 needed = True
+            case TransferAsked():
+                # To a learner a worker sends what lies beneath, and goes on.
+                needed = not (cause.sends and cause.beside_training)
             case Committed():
                 needed = cause.record.kind is RecordKind.MARK
             case _:

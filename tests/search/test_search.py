@@ -57,6 +57,9 @@ LARGE |= {
     "a learner, two chunks": replace(NEWCOMER, chunks=2),
     "a learner, two faults": replace(NEWCOMER, faults=2),
     "two learners": replace(NEWCOMER, workers=3),
+    "a learner, local steps": replace(NEWCOMER, local=True),
+    "a learner, overlap": replace(NEWCOMER, overlap=True),
+    "a learner, overlap, standing requests": replace(NEWCOMER, overlap=True, standing=True),
     "a worker that comes back learns": Bounds(
         faults=2, learns=True, standing=True, kinds=LEARNING_FAULTS
     ),
@@ -164,6 +167,10 @@ def test_c_learn_001_a_learner_arrives_with_the_others_weights_from_every_state_
     kind: str,
 ) -> None:
     _whole(replace(NEWCOMER, kinds=frozenset({kind})))
+
+
+def test_c_learn_001_with_overlap_a_learner_arrives_and_its_donor_drops_nothing() -> None:
+    _whole(replace(NEWCOMER, overlap=True, kinds=frozenset({"lease"})))
 
 
 def test_c_learn_001_a_learner_and_a_worker_that_stand_average_the_same_numbers() -> None:

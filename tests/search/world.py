@@ -394,7 +394,9 @@ class World:
             if effect.record.key not in durable:
                 raise Wrong(f"record {effect.record.key} is announced, and is not durable")
         elif isinstance(effect, do.SendTransfer) and effect.role is do.TransferRole.SEND:
-            self._check_pipe(draft, effect)
+            # To a learner it sends what lies beneath that, and goes on with it.
+            if not effect.beside_training:
+                self._check_pipe(draft, effect)
         elif isinstance(effect, do.Assign) and effect.assignment.key.term != journal.term:
             raise Wrong(f"key {effect.assignment.key} is used, and its term is not durable")
         elif isinstance(effect, do.Assign):

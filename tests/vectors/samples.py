@@ -424,6 +424,8 @@ def _people() -> list[Message]:
             transfer_id=7 * 2**32 + 1,
             donor=pb.Session(worker=2, term=TERM, number=3),
             joiner=pb.Session(worker=0, term=TERM, number=9),
+            beside_training=True,
+            holds_up=True,
         ),
         pb.SessionsRevoked(least=pb.Session(worker=1, term=TERM, number=6)),
     ]

@@ -45,6 +45,10 @@ class TransferOpening:
     transfer_id: int
     donor: Session
     joiner: Session
+    beside_training: bool = False
+    """Whether rounds run meanwhile, so that it may take as long as it moves."""
+    holds_up: bool = False
+    """Whether workers wait for it that could train, so that it is given up early if it is slow."""
 
 
 @dataclass(frozen=True, slots=True)

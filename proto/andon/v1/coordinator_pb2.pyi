@@ -825,14 +825,18 @@ class RoundOpening(_message.Message):
     def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
 class TransferOpening(_message.Message):
-    __slots__ = ("transfer_id", "donor", "joiner")
+    __slots__ = ("transfer_id", "donor", "joiner", "beside_training", "holds_up")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     DONOR_FIELD_NUMBER: _ClassVar[int]
     JOINER_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_TRAINING_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_UP_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     donor: Session
     joiner: Session
-    def __init__(self, transfer_id: _Optional[int] = ..., donor: _Optional[_Union[Session, _Mapping]] = ..., joiner: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
+    beside_training: bool
+    holds_up: bool
+    def __init__(self, transfer_id: _Optional[int] = ..., donor: _Optional[_Union[Session, _Mapping]] = ..., joiner: _Optional[_Union[Session, _Mapping]] = ..., beside_training: bool = ..., holds_up: bool = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("worker", "term", "number")

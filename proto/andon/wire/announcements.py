@@ -21,9 +21,13 @@ def announcement_to(announcement: Announcement) -> pb.RegisterReducerResponse:
     match announcement:
         case RoundOpening(key):
             return pb.RegisterReducerResponse(round_opening=pb.RoundOpening(key=key_to_proto(key)))
-        case TransferOpening(transfer_id, donor, joiner):
+        case TransferOpening():
             opening = pb.TransferOpening(
-                transfer_id=transfer_id, donor=_session_to(donor), joiner=_session_to(joiner)
+                transfer_id=announcement.transfer_id,
+                donor=_session_to(announcement.donor),
+                joiner=_session_to(announcement.joiner),
+                beside_training=announcement.beside_training,
+                holds_up=announcement.holds_up,
             )
             return pb.RegisterReducerResponse(transfer_opening=opening)
         case SessionsRevoked(least):
@@ -40,7 +44,11 @@ def announcement_from(message: pb.RegisterReducerResponse) -> Announcement | Non
         case "transfer_opening":
             opening = message.transfer_opening
             return TransferOpening(
-                opening.transfer_id, _session_from(opening.donor), _session_from(opening.joiner)
+                opening.transfer_id,
+                _session_from(opening.donor),
+                _session_from(opening.joiner),
+                opening.beside_training,
+                opening.holds_up,
             )
         case "sessions_revoked":
             return SessionsRevoked(_session_from(message.sessions_revoked.least))

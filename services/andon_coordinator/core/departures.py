@@ -104,6 +104,9 @@ def stopped(core: CoreState, member: LineMember, event: WorkerStopped) -> None:
     """
     if not (LEARNING in member.request.capabilities and can_be_followed(core)):
         return
+    # A window is long, and nobody waits for a worker in the middle of it: its part would be lost.
+    if core.settings.policy.local_steps:
+        return
     if not _is_waited_for(core, member):
         return
     if core.members.in_sync_count(core.chain.head) - 1 < core.needed:
@@ -123,8 +126,7 @@ def go_on_without(core: CoreState, member: LineMember, why: str) -> None:
 
 def can_be_followed(core: CoreState) -> bool:
     """Whether the line trains in a way that a learner can follow."""
-    policy = core.settings.policy
-    star = policy.topology is Topology.STAR and not policy.local_steps
+    star = core.settings.policy.topology is Topology.STAR
     # Before the first step there is nothing to go on with meanwhile: a transfer is faster.
     return star and bool(core.last_roster) and not (core.draining or core.stop_reason)
 

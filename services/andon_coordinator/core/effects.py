@@ -385,6 +385,8 @@ class SendTransfer:
     """The address of the reducer that passes it on; empty: the coordinator's own."""
     beside_training: bool = False
     """Whether rounds run meanwhile."""
+    holds_up: bool = False
+    """Whether workers wait for it that could train."""
 
 
 @dataclass(frozen=True, slots=True)

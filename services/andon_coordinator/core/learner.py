@@ -10,6 +10,12 @@ from andon_coordinator.core.events import StandingRequest
 
 __all__ = ["Learning"]
 
+_PATIENCE_S = 0.04
+"""How much later a round opens for a learner that is one step behind, at its first chance."""
+
+_MOST_PATIENCE_S = 2.0
+"""How much later one opens at most."""
+
 
 @dataclass(slots=True, eq=False)
 class Learning:
@@ -76,10 +82,20 @@ class Learning:
         if self._nearest is None or len(self.behind) < self._nearest:
             self._nearest, self.gained_at = len(self.behind), step
 
-    def give_chance(self, step: int, until: float) -> None:
-        """It is one step behind: the next round may wait for it, unless it was late just now."""
+    def give_chance(self, step: int, now: float, step_s: float = 0.0) -> None:
+        """It is one step behind: the next round may wait for it, unless it was late just now.
+
+        Chances become rarer, and each wait longer than the one before, up to a step's time. So the
+        line waits for the same part of its time, and lets in a worker with a slower link, too.
+
+        Args:
+            step: the line's.
+            now: the time.
+            step_s: how long the line's last step took.
+        """
         if step >= self._next_chance and self.patience_until is None:
-            self.patience_until = until
+            longer_s = min(_PATIENCE_S * 2.0 ** min(self._late, 10), step_s, _MOST_PATIENCE_S)
+            self.patience_until = now + max(_PATIENCE_S, longer_s)
 
     def wait(self, now: float) -> None:
         """The next round could open, and waits for it."""

@@ -16,8 +16,8 @@ for it: it is on no roster, and `Members` counts it neither as in sync nor as be
 It arrives in one of two ways. If it holds the averages of the open round when that is committed,
 and has asked for the step after it, it is on the next roster as everybody else (`arrive`). Or it
 asks for work at the line's head when no round is open (`admit`). A learner that is one step behind
-gets one chance for that: the next round opens up to `_PATIENCE_S` later, and the wait for each
-further chance is twice as many steps.
+gets one chance for that: the next round opens a little later (`Learning.give_chance`), and the wait
+for each further chance is twice as many steps.
 
 A spare goes on learning after it has caught up, as long as the line has all its workers: `spares`.
 
@@ -79,9 +79,6 @@ __all__ = [
     "work_requested",
     "worth_waiting",
 ]
-
-_PATIENCE_S = 0.04
-"""How much later a round may open for a learner that is one step behind."""
 
 _STEPS_TO_GAIN = 256
 """A learner that comes no nearer to the line for so many steps gets a transfer."""
@@ -324,7 +321,7 @@ def worth_waiting(core: CoreState) -> bool:
             continue
         if member.spare and learning.installed and member.head == core.chain.head:
             # It was in the round that is void now, as the others were, and asks again as they do.
-            learning.give_chance(core.chain.step, core.now + _PATIENCE_S)
+            learning.give_chance(core.chain.step, core.now)
         if learning.patience_until is None:
             continue
         if core.now < learning.patience_until:
@@ -356,7 +353,8 @@ def record_announced(core: CoreState, pending: PendingRecord, able: Iterable[int
             continue
         unwanted = member.spare and not spares.takes_place(core)
         if learning.installed and member.head == record.parent and not unwanted:
-            learning.give_chance(core.chain.step, core.now + _PATIENCE_S)
+            step_s = 0.0 if pending.result is None else pending.result.seconds
+            learning.give_chance(core.chain.step, core.now, step_s)
         if _keeps_up(core, member):
             learning.gained_at = core.chain.step
         if learning.installed and core.chain.step - learning.gained_at > _STEPS_TO_GAIN:

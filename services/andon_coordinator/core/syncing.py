@@ -82,6 +82,9 @@ def begin_transfer(
         relay=core.reducers.addresses[0],
         now=core.now,
     )
+    beside = among is core.snapshots
+    # Before the first step everybody waits for everybody.
+    trains = bool(core.last_roster) and core.members.in_sync_count(chain.head) >= core.needed
     # The head is in use now. A worker that joins with a newer one comes too late to recover it.
     core.recovery_over = True
     ends = ((joiner, TransferRole.RECEIVE, donor), (donor, TransferRole.SEND, joiner))
@@ -97,7 +100,8 @@ def begin_transfer(
                 cursor=chain.cursor,
                 peer=peer.worker,
                 relay=transfer.relay,
-                beside_training=among is core.snapshots,
+                beside_training=beside,
+                holds_up=trains and not beside,
             )
         )
 

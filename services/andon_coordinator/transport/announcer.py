@@ -69,7 +69,10 @@ class Announcer:
             if effect.role is effects.TransferRole.RECEIVE:
                 joiner = self._sessions[self._worker_of[effect.stream]]
                 donor = self._sessions[effect.peer]
-                self._announce(TransferOpening(effect.transfer_id, donor, joiner), streams)
+                opening = TransferOpening(
+                    effect.transfer_id, donor, joiner, effect.beside_training, effect.holds_up
+                )
+                self._announce(opening, streams)
         elif (isinstance(effect, effects.SaveDeparture) and effect.dropped) or isinstance(
             effect, effects.EndSession
         ):

@@ -168,6 +168,11 @@ class Announced:
             )
             raise CallRefused(Reason.TOKEN, text)
 
+    def transfer(self, run_id: str, transfer_id: int) -> TransferOpening | None:
+        """What was announced of a transfer; None: nothing was."""
+        run = self._runs.get(run_id)
+        return None if run is None else run.transfers.get(transfer_id)
+
     async def _until(self, run_id: str, known: Callable[[_Run], bool]) -> bool:
         """Waits until something is known of a run; True too if nothing is announced of it."""
         loop, since = asyncio.get_running_loop(), asyncio.get_running_loop().time()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from andon.protocol.announcements import Session
+from andon.protocol.announcements import Session, TransferOpening
+from andon.protocol.pieces import LEAST_PIECE_BYTES, next_piece_bytes
 from andon.protocol.reasons import Reason
 from andon.v1 import reducer_pb2
 from andon.wire.fields import FrameError, read_fields
@@ -30,6 +31,8 @@ from andon_reducer.transport.relay import Header, Relay, RelayTransfer, WantedSt
 __all__ = ["StateServicer"]
 
 _PAYLOAD = 15
+_HEAD_BYTES = 16
+"""More than the message around a payload has."""
 _SHA256_BYTES = 32
 _Result = TypeVar("_Result")
 
@@ -163,7 +166,7 @@ class StateServicer:
         end.check()
         transfer = self._relay.receive((request.run_id, request.transfer_id), wanted)
         end.transfer = transfer
-        began, moved = time.monotonic(), 0
+        haste: _Haste | None = None
         try:
             header, coming = await transfer.both()
             response = reducer_pb2.GetStateResponse(
@@ -172,27 +175,32 @@ class StateServicer:
                 offset=coming.start,
                 base_bytes=header.size_bytes - coming.stop,
             )
-            async with asyncio.timeout(self._config.longest_transfer_s(len(coming))):
+            opening = self._announced.transfer(request.run_id, request.transfer_id)
+            haste = _Haste(len(coming), self._config, opening)
+            async with haste.limited():
                 await context.write(response.SerializeToString())
                 while (piece := await self._piece_of(transfer)) is not None:
-                    # Each wait is limited, and the whole transfer is: the line stands still
-                    # meanwhile, and a receiver could take one byte now and then for ever.
-                    await self._in_time(context.write(piece))
-                    moved += len(piece)
-                    self._observer.moved(Direction.DOWN, len(piece))
-                    self._observer.relayed(len(piece))
+                    await self._pass_on(piece, context, haste)
             # Before `leave` below, which fails a transfer that is not done.
             transfer.finish()
         except TimeoutError:
-            seconds = time.monotonic() - began
-            text = (
-                f"{moved / 1e6:.1f} MB of state went to the receiver in {seconds:.0f} s, "
-                f"{moved / 1e6 / seconds:.2f} MB/s: too slow, the line goes on without it"
-            )
+            assert haste is not None, "the wait before it has its own refusal"
+            text = haste.in_words
             transfer.fail(Reason.PEER_GONE, text)
             raise CallRefused(Reason.PEER_GONE, text) from None
         finally:
             self._relay.leave(transfer, "receiver")
+
+    async def _pass_on(self, piece: bytes, context: Context, haste: _Haste) -> None:
+        """Sends a piece to the receiver; in several, if that is slow."""
+        for part in haste.parts_of(piece):
+            began = time.monotonic()
+            # Each wait is limited, and the whole transfer is, unless rounds run meanwhile: a
+            # receiver could take one byte now and then for ever.
+            await self._in_time(context.write(part))
+            haste.passed(len(part), time.monotonic() - began)
+            self._observer.moved(Direction.DOWN, len(part))
+            self._observer.relayed(len(part))
 
     async def _piece_of(self, transfer: RelayTransfer) -> bytes | None:
         return await self._in_time(transfer.get())
@@ -251,6 +259,81 @@ class _CallersEnd:
         """Refuses a call whose session was revoked while it waited."""
         if self._refusal is not None:
             raise CallRefused(self._refusal.reason, self._refusal.message)
+
+
+class _Haste:
+    """How long a transfer may take, and how far it has come."""
+
+    def __init__(
+        self, size_bytes: int, config: ReducerConfig, opening: TransferOpening | None
+    ) -> None:
+        """Begins now; `opening`: what the coordinator said of it, if it announces transfers."""
+        self.moved = 0
+        """Bytes that the receiver has taken."""
+        self._size_bytes = size_bytes
+        beside = opening is not None and opening.beside_training
+        holds_up = opening is not None and opening.holds_up
+        self._longest_s = None if beside else config.longest_transfer_s(size_bytes)
+        self._look_after_s = config.state_hopeless_s if holds_up else None
+        self._began = time.monotonic()
+        self._piece_bytes = LEAST_PIECE_BYTES
+
+    def parts_of(self, piece: bytes) -> Iterator[bytes]:
+        """The messages in which a piece is passed on: as it came, if it is not too large."""
+        if len(piece) <= self._piece_bytes + _HEAD_BYTES:
+            yield piece
+            return
+        payload, begin = reducer_pb2.GetStateResponse.FromString(piece).payload, 0
+        while begin < len(payload):
+            # It may change with each message.
+            end = begin + self._piece_bytes
+            yield _piece(payload[begin:end])
+            begin = end
+
+    def passed(self, size_bytes: int, took_s: float) -> None:
+        """The receiver has taken a message."""
+        self.moved += size_bytes
+        self._piece_bytes = next_piece_bytes(self._piece_bytes, took_s, self.moved)
+
+    @asynccontextmanager
+    async def limited(self) -> AsyncIterator[None]:
+        """Limits what is awaited inside.
+
+        Raises:
+            TimeoutError: it takes too long, or is so slow that it would.
+        """
+        async with asyncio.timeout(self._longest_s) as limit:
+            loop, look = asyncio.get_running_loop(), None
+            if self._look_after_s is not None:
+                look = loop.call_later(self._look_after_s, self._look, limit)
+            try:
+                yield
+            finally:
+                if look is not None:
+                    look.cancel()
+
+    def _look(self, limit: asyncio.Timeout) -> None:
+        """Gives it up if it would take twice the time that it has: rates rise at first."""
+        assert self._longest_s is not None
+        assert self._look_after_s is not None
+        if self.moved * self._longest_s * 2 < self._size_bytes * self._look_after_s:
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    @property
+    def in_words(self) -> str:
+        """Why it was given up, for people."""
+        seconds = time.monotonic() - self._began
+        rate = self.moved / 1e6 / seconds
+        text = (
+            f"{self.moved / 1e6:.1f} of {self._size_bytes / 1e6:.1f} MB of state went to the "
+            f"receiver in {seconds:.0f} s, {rate:.2f} MB/s"
+        )
+        if self._longest_s is None:
+            return f"{text}, and then no more"
+        return (
+            f"{text}: too slow, the line goes on without it. All of it must come within "
+            f"{self._longest_s:.0f} s, in which nobody trains"
+        )
 
 
 async def _pieces(context: Context) -> AsyncIterator[bytes]:

@@ -20,7 +20,7 @@ from andon_trainer.core.habit import Habit
 from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.path import Inbox, Traffic
 from andon_trainer.exchange.route import Route, RouteFailed
-from andon_trainer.place.learner import Learner, doing
+from andon_trainer.place.learner import Learner, advice_for, doing
 from andon_trainer.place.talk import LineTalk
 from unit.andon_trainer.assigned_work import HEAD, work
 
@@ -36,6 +36,7 @@ class Streams:
     traffic: Traffic = field(default_factory=lambda: Traffic.over("wire", 0, 5))
     closed: int = 0
     heard_at: float = 0.0
+    chunk_s: float = 0.0
 
     def close(self) -> None:
         self.closed += 1
@@ -98,6 +99,8 @@ def test_averages_that_the_others_have_are_waited_for_as_long_as_a_lease() -> No
     assert bench.learner.patience_s(lacks=True, now=106.0) == 0.0
     assert bench.learner.patience_s(lacks=False, now=107.0) is None
     assert bench.learner.patience_s(lacks=True, now=108.0) == 3.0
+    streams.chunk_s = 20.0
+    assert bench.learner.patience_s(lacks=True, now=108.0) == 23.0
 
 
 def test_a_spare_that_caught_up_may_learn_anew_as_often_as_it_has_to() -> None:
@@ -161,3 +164,18 @@ def test_while_it_learns_others_see_how_far_it_is_behind_and_nothing_that_it_log
 
     assert shown == [("COMPUTING", ""), ("SYNCING", "learning: 0 steps behind")]
     assert logged == [scalar]
+
+
+def test_a_link_that_is_too_slow_for_the_line_is_told_with_its_rate_and_what_would_do() -> None:
+    # 5.7 MB each 0.5 s, over 1.6 Mbit/s.
+    advice = advice_for(5_700_000, 40, 4_000_000, 20.0)
+
+    assert "0.20 MB/s came to it" in advice
+    assert "5.7 MB each 0.50 s" in advice
+    assert "28 s apart, or more" in advice
+    assert "--local-steps 114 --overlap" in advice
+
+
+@pytest.mark.parametrize(("steps", "came"), [(0, 10), (4, 0), (4, 3_000)])
+def test_a_link_that_brings_the_averages_needs_no_advice(steps: int, came: int) -> None:
+    assert not advice_for(1_000, steps, came, 1.0)

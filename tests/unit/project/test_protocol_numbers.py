@@ -71,6 +71,7 @@ WAITS = {
         f"{REDUCER.state_s:g} s,",
         f"{REDUCER.state_bytes_per_s / 1e6:g} MB/s;",
         f"{REDUCER.state_stalled_s:g} s for one piece",
+        f"given up after {REDUCER.state_hopeless_s:g} s",
     ],
     "`rejoin_grace`": [f"{LINE.rejoin_grace_s:g} s;", "`lease_s` after the run's last step"],
     "the next try at a step": [f"{LINE.rejoin_grace_s:g} s ·", f"{state._LONGEST_PAUSE_S:g} s"],

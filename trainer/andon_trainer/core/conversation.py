@@ -413,6 +413,9 @@ class Conversation:
         if asked.sends and asked.head != head:
             failure = f"this worker is at {head}, not at {asked.head}"
             return [ReportState(asked.transfer_id, head, failure)]
+        if asked.sends and asked.beside_training:
+            # What is computed beyond the head stays: its state lies beneath that.
+            return [MoveState(asked)]
         # State is the head's, and nothing else.
         # In this order: MoveState packs the weights as they are then.
         return [*self.state.drop_computed("state moves"), MoveState(asked)]

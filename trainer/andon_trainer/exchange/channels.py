@@ -27,7 +27,7 @@ from pathlib import Path
 import grpc
 
 import andon.host.tls
-from andon.host.keepalive import Keepalive
+from andon.host.keepalive import Keepalive, Options
 from andon.host.tls import TlsError
 from andon.host.tls_diagnosis import diagnose_tls
 from andon.protocol.limits import MAX_MESSAGE_BYTES
@@ -35,10 +35,13 @@ from andon.protocol.limits import MAX_MESSAGE_BYTES
 __all__ = ["close_in_children", "is_here", "open_channel", "tls_trouble"]
 
 
-def open_channel(address: str, tls: Path | None = None) -> grpc.Channel:
+def open_channel(address: str, tls: Path | None = None, options: Options = ()) -> grpc.Channel:
     """Opens a channel with a connection of its own, so that bulk never delays control.
 
-    `tls` is the folder of certificates to encrypt with; None: the channel is not encrypted.
+    Args:
+        address: as host:port.
+        tls: the folder of certificates to encrypt with; None: the channel is not encrypted.
+        options: more of gRPC's.
 
     Raises:
         TlsError: the folder can't be used.
@@ -56,6 +59,7 @@ def open_channel(address: str, tls: Path | None = None) -> grpc.Channel:
             ("grpc.enable_http_proxy", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
+            *options,
         ),
         tls,
     )

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 
 from andon.host.logs import LogEvent
 from andon.protocol.capabilities import LEARNING
@@ -18,7 +20,7 @@ from andon_trainer.exchange.path import Inbox, Traffic
 from andon_trainer.exchange.route import Route, RouteFailed
 from andon_trainer.exchange.star.heard import HeardExchange
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "advice_for"]
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ class Learner:
         self._tries = 0
         """How often it has begun to learn since it had caught up, or was on a roster."""
         self._able = True
+        self._moving_since: float | None = None
+        """Since when it gets the state that it goes on from; None: it does not yet."""
         self._lacks_since: float | None = None
         """Since when its script waits for averages that the others hold."""
 
@@ -82,6 +86,24 @@ class Learner:
         )
         log.warning(LogEvent("learning_given_up", text, why=why))
 
+    def state_moves(self) -> None:
+        """From now on it is told of each step, whose averages it hears."""
+        self._moving_since = time.monotonic()
+
+    def advice(self, step_bytes: int, steps: int, state_bytes: int) -> str:
+        """What would help if its link is too slow to follow the line; empty if it is not.
+
+        Args:
+            step_bytes: of the averages of one step.
+            steps: how many steps it was told of since `state_moves`.
+            state_bytes: how much state came in that time.
+        """
+        if self._heard is None or self._moving_since is None:
+            return ""
+        seconds = time.monotonic() - self._moving_since
+        came = state_bytes + self._heard.traffic.received.total()
+        return advice_for(step_bytes, steps, came, seconds)
+
     def forget(self, head: Key) -> None:
         """Drops what was heard of rounds up to the head that this worker has reached."""
         if self._heard is not None:
@@ -107,7 +129,8 @@ class Learner:
             self._lacks_since = now
         # Streams keep their order: whatever older comes says that they are behind, and not empty.
         since = max(self._lacks_since, self._heard.heard_at)
-        return max(0.0, since + self._link.joined.liveness.lease_s - now)
+        patience_s = self._link.joined.liveness.lease_s + self._heard.chunk_s
+        return max(0.0, since + patience_s - now)
 
     def made_up(self, head: Key, behind: int) -> None:
         """A step is made up, and so many more are to be."""
@@ -127,6 +150,35 @@ class Learner:
             self._heard.close()
             self._before += self._heard.traffic
             self._heard = None
+        self._moving_since = None
+
+
+def advice_for(step_bytes: int, steps: int, came_bytes: int, seconds: float) -> str:
+    """What would help a worker to which `came_bytes` came, while the line made `steps`.
+
+    Args:
+        step_bytes: of the averages of one step.
+        steps: of the line, in that time.
+        came_bytes: averages and state.
+        seconds: the time.
+
+    Returns:
+        The link's rate, what would be needed, and the remedy; empty if that rate is enough.
+    """
+    # The last step's averages may be on their way.
+    if not (steps and came_bytes) or came_bytes >= (steps - 1) * step_bytes:
+        return ""
+    rate, needed = came_bytes / seconds, steps * step_bytes / seconds
+    least_s = step_bytes / rate
+    # Twice, since a worker on the roster sends as much as it receives.
+    local = 2 * math.ceil(least_s * steps / seconds)
+    return (
+        f"{rate / 1e6:.2f} MB/s came to it, and the averages of this line's steps are "
+        f"{needed / 1e6:.2f} MB/s: {step_bytes / 1e6:.1f} MB each {seconds / steps:.2f} s. Over "
+        f"this link a worker can follow exchanges that are {least_s:.0f} s apart, or more: let the "
+        f"line make local steps (--schedule local --local-steps {local} --overlap), or use a "
+        "faster link"
+    )
 
 
 def doing(attending: Attending) -> str:

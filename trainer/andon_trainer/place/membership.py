@@ -569,7 +569,7 @@ class Membership:
                     log.info(LogEvent("computed_dropped", text, why=effect.why))
                     self.on_drop()
                 case JoinAgain():
-                    text = f"{effect.why}: joining again"
+                    text = f"{effect.why}: joining again{self._advice()}"
                     log.warning(LogEvent("rejoining", text, why=effect.why))
                     self._telemetry.metrics.rejoins()
                     self._rejoin()
@@ -586,6 +586,16 @@ class Membership:
                     raise self._exception_of(effect)
                 case _:
                     self._send(effect)
+
+    def _advice(self) -> str:
+        """What would help a learner that joins again, if its link is too slow; else empty."""
+        attending = self._conversation.attending
+        if not attending.learning:
+            return ""
+        encoding = self.policy.answer_encoding or self.policy.encoding
+        step_bytes = encoding.payload_bytes(self._candidate.layout.elements)
+        advice = self._learner.advice(step_bytes, attending.behind, self._mover.arrived_bytes)
+        return f". {advice}" if advice else ""
 
     def _show_halt(self, effect: AwaitAnswer | GoOn) -> None:
         """Tells people that the line is halted, or that it goes on."""
@@ -647,6 +657,8 @@ class Membership:
         if asked.sends and asked.beside_training:
             self._giver.give(asked)
             return
+        if asked.beside_training:
+            self._learner.state_moves()
         self.talk.show("SYNCING")
         began = time.perf_counter()
         with self._leaving.at_once():

@@ -161,6 +161,7 @@ class LocalStepper(LoopSteps):
         """Of the head's weights, if the line compares them."""
         self._committed = False
         member.on_drop = self._go_back
+        parts.replica.beneath = lambda: self._held.tree() if self._touched else None
 
     @property
     def committed(self) -> bool:
@@ -204,7 +205,7 @@ class LocalStepper(LoopSteps):
         self._committed = False
         # Nothing is computed beyond the head: the window begins at the line's weights.
         if not self._local.computed:
-            self._begin_window(wants_digest=assigned.wants_digest)
+            self._begin_window(wants_digest=assigned.wants_digest and not assigned.attends)
         elif assigned.wants_digest and self._digest is NO_DIGEST:
             self._digest = self._held_digest()
         computed = self._local.computed

@@ -89,6 +89,18 @@ class HeldState:
                 tensor.copy_(held)
         self._inner.restore(self._replica, self._device)
 
+    def tree(self) -> dict[str, Any]:
+        """What the replica's state was, as `Replica.tree` has it. Nothing is copied."""
+        replica, inner = self._replica, self._inner
+        tree = replica.tree()
+        names = [
+            name for name, tensor in named_state(replica.modules) if tensor not in replica.base
+        ]
+        tree["model"] |= dict(zip(names, self._tensors, strict=True))
+        tree["optimizers"] = inner.optimizers
+        tree["registered"] |= inner.registered
+        return tree
+
     def weights_of(self, parameters: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """The held copies of some of the models' tensors, by the tensors' ids."""
         pairs = zip(self._present(), self._tensors, strict=True)

@@ -138,6 +138,8 @@ class Replica:
     """Ids of the parameters that get a prefix in `weights`."""
     base: Base = field(default_factory=Base)
     """The parameters that are not trained; empty until the layout is known."""
+    beneath: Callable[[], dict[str, Any] | None] = lambda: None
+    """The line's state, as `tree` has it, while the models hold what is computed beyond it."""
 
     def register(self, name: str, thing: Stateful) -> None:
         """Adds an object with a state; loads the state that has arrived for it, if any.
@@ -204,12 +206,16 @@ class Replica:
 
         The elements of the base come last.
         """
-        return _packed(self._tree(), self._frozen())[0]
+        beneath = self.beneath()
+        return _packed(self.tree() if beneath is None else beneath, self._frozen())[0]
 
     def cut_state(self) -> ReplicaCut:
         """Cuts what `pack` would return now."""
         room = CopyRoom()  # Of its own: it is sent for a while, and others may be cut meanwhile.
-        snapshot = Snapshot(self._tree(), self.written_by_steps(), room=room)
+        beneath = self.beneath()
+        # What lies beneath is moved by no optimizer's step, which would wait for the copies.
+        late = self.written_by_steps() if beneath is None else ()
+        snapshot = Snapshot(self.tree() if beneath is None else beneath, late, room=room)
         return ReplicaCut(snapshot, tuple(self._frozen()))
 
     def base_elements(self) -> bytes:
@@ -291,14 +297,14 @@ class Replica:
 
     def large_bytes(self) -> int:
         """How much memory the copies of a cut need. That of the base is needed once, if at all."""
-        tree = self._tree()
+        tree = self.tree()
         for name in self._frozen():
             del tree["model"][name.removeprefix("model.")]
         return large_bytes_of(tree)
 
     def _apart(self) -> tuple[dict[str, Any], BaseFile | None]:
         """The state as a checkpoint has it: what is not trained is apart."""
-        tree = self._tree()
+        tree = self.tree()
         frozen = {name.removeprefix("model."): part for name, part in self._frozen().items()}
         for name in frozen:
             del tree["model"][name]
@@ -349,7 +355,8 @@ class Replica:
             raise CheckpointRefused(f"{file} holds other weights than its manifest says", file=file)
         return facts, trees["rng"]
 
-    def _tree(self) -> dict[str, Any]:
+    def tree(self) -> dict[str, Any]:
+        """The whole state as it is now: nothing is copied."""
         return {
             "model": dict(named_state(self.modules)),
             "optimizers": [dict(optimizer.state_dict()) for optimizer in self.optimizers],

@@ -33,6 +33,7 @@ from andon_trainer.exchange.control.transfer import (
     StateCut,
     Ticket,
     packed,
+    persistently,
     say_why,
     send_state,
     ticket_of,
@@ -106,8 +107,14 @@ class StateGiver:
                 raise StateCorrupt("the script wrote weights while they were copied")
             _lower_priority()
             state, base = cut.packed()
+            sent = [0]
+
             # Not shown in the heartbeats: what this worker does is train.
-            send_state(ticket, state, lambda _so_far, _whole: None, watch, base)
+            def note(so_far: int, _whole: int) -> None:
+                sent[0] = so_far
+
+            send = partial(send_state, ticket, state, note, watch, base)
+            persistently(send, lambda: sent[0])
         except (grpc.RpcError, StateCorrupt, TlsError, TypeError, ValueError) as error:
             failure = say_why(error)
         # If the stream has ended it is lost: then the coordinator has given the transfer up.

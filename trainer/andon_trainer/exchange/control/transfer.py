@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
 
+from andon.host.keepalive import Options
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
-from andon.protocol.limits import STATE_PIECE_BYTES
+from andon.protocol.pieces import LEAST_PIECE_BYTES, next_piece_bytes
 from andon.protocol.records import Key
 from andon.v1 import reducer_pb2 as pb
 from andon.v1.reducer_pb2_grpc import ReducerStub
@@ -44,6 +45,7 @@ __all__ = [
     "SyncProgress",
     "Ticket",
     "packed",
+    "persistently",
     "receive_state",
     "say_why",
     "send_state",
@@ -53,6 +55,19 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _SHOW_EVERY_S = 0.25
+
+_MAY_PASS = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.ABORTED,  # The other end is gone, perhaps for a moment.
+    grpc.StatusCode.INVALID_ARGUMENT,  # The reducer has not noticed that the last call is over.
+)
+_MOST_IN_VAIN = 8
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+_Result = TypeVar("_Result")
+
+_RECEIVES_LITTLE = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2**17))
+"""No more than this and a piece is on its way at once: on a slow link pings wait behind it, until
+the reducer takes this worker for lost. On a fast one it costs some of the rate."""
 
 Progress = Callable[[int, int], None]
 """Called after each piece, with the bytes so far and the bytes in all."""
@@ -165,10 +180,14 @@ def send_state(
         part = wanted.get()
         if part is None:
             return
-        for begin in range(part.start, part.stop, STATE_PIECE_BYTES):
-            end = min(begin + STATE_PIECE_BYTES, part.stop)
+        begin, size, sent_at = part.start, LEAST_PIECE_BYTES, time.monotonic()
+        while begin < part.stop:
+            end = min(begin + size, part.stop)
             yield pb.PutStateRequest(payload=state[begin:end])
             progress(end, part.stop)
+            begin, now = end, time.monotonic()
+            size = next_piece_bytes(size, now - sent_at, end - part.start)
+            sent_at = now
 
     with open_channel(ticket.address, ticket.tls) as channel:
         call = ReducerStub(channel).PutState(pieces())
@@ -185,7 +204,12 @@ def send_state(
 
 
 def receive_state(
-    ticket: Ticket, arrived: PartialState, progress: Progress, watch: Watch, base: bytes = b""
+    ticket: Ticket,
+    arrived: PartialState,
+    progress: Progress,
+    watch: Watch,
+    base: bytes = b"",
+    options: Options = (),
 ) -> bytearray:
     """Receives the state that the other end sends, and verifies it.
 
@@ -195,6 +219,7 @@ def receive_state(
         progress: see `Progress`.
         watch: see `Watch`.
         base: the last bytes of the state that this worker could send itself.
+        options: of the connection.
 
     Raises:
         StateCorrupt: its length or its SHA-256 is not what was announced.
@@ -211,7 +236,7 @@ def receive_state(
         base_sha256=hashlib.sha256(base).digest() if base else b"",
     )
     announced: pb.GetStateResponse | None = None
-    with open_channel(ticket.address, ticket.tls) as channel:
+    with open_channel(ticket.address, ticket.tls, options) as channel:
         call = ReducerStub(channel).GetState(request)
         # Before the first piece is awaited: the transfer may be over already.
         watch(call.cancel)
@@ -248,6 +273,36 @@ def _continue(arrived: PartialState, first: pb.GetStateResponse) -> None:
     arrived.sha256 = first.sha256
     if first.offset != len(arrived.data):
         raise StateCorrupt(f"the state begins at byte {first.offset}, unasked")
+
+
+def persistently(
+    move: Callable[[], _Result],
+    so_far: Callable[[], int],
+    wait: Callable[[float], object] = time.sleep,
+) -> _Result:
+    """Moves a state that nobody waits for, also over connections that break.
+
+    The other end does the same, and goes on where the last call ended. `move` must end as cancelled
+    once the transfer is over for the line.
+
+    Args:
+        move: one call.
+        so_far: how many bytes were moved.
+        wait: pauses between two calls, for so many seconds.
+
+    Raises:
+        grpc.RpcError: it was cancelled or refused, or some calls in a row moved nothing.
+    """
+    in_vain = 0
+    while True:
+        before = so_far()
+        try:
+            return move()
+        except grpc.RpcError as error:
+            in_vain = 0 if so_far() > before else in_vain + 1
+            if error.code() not in _MAY_PASS or in_vain >= _MOST_IN_VAIN:
+                raise
+        wait(min(_FIRST_WAIT_S * 2.0**in_vain, _LONGEST_WAIT_S))
 
 
 class StateCut(Protocol):
@@ -310,6 +365,15 @@ class StateMover:
         self._link = link
         self._state = state
         self._arrived = PartialState()
+        self._whole_bytes = 0
+        """Of the last state that was whole."""
+        self._broke = False
+        """Whether a connection broke on which a state came."""
+
+    @property
+    def arrived_bytes(self) -> int:
+        """How much came of the last state that was to come here."""
+        return len(self._arrived.data) or self._whole_bytes
 
     def move(self, asked: TransferAsked) -> str:
         """Sends or receives the state; returns why that failed, or "" if it did not."""
@@ -322,13 +386,29 @@ class StateMover:
                 send_state(ticket, state, progress, watch, base)
             else:
                 base = self._own_base()
-                data = receive_state(ticket, self._arrived, progress, watch, base)
+                self._whole_bytes = 0
+                receive = partial(self._receive, ticket, progress, watch, base)
+                beside = asked.beside_training
+                data = persistently(receive, self._so_far) if beside else receive()
+                self._whole_bytes = len(data)
                 # Only now, and all of it: a state that is not whole or not right has raised (rule
                 # 10).
                 self._state.install(data)
         except (grpc.RpcError, StateCorrupt, TlsError) as error:
             return say_why(error)
         return ""
+
+    def _receive(self, ticket: Ticket, progress: Progress, watch: Watch, base: bytes) -> bytearray:
+        """One call; if its connection breaks, the next one has less on its way at once."""
+        options = _RECEIVES_LITTLE if self._broke else ()
+        try:
+            return receive_state(ticket, self._arrived, progress, watch, base, options)
+        except grpc.RpcError as error:
+            self._broke = self._broke or error.code() is grpc.StatusCode.UNAVAILABLE
+            raise
+
+    def _so_far(self) -> int:
+        return len(self._arrived.data)
 
     def _own_base(self) -> bytes:
         """What this worker need not get; nothing if it can't be packed."""

@@ -39,6 +39,8 @@ _MODELS = 16
 """So many times the model may wait, if there is memory for it."""
 _PART_OF_MEMORY = 4
 """Not more than one part in so many of the memory that is available."""
+_LEAST_BYTES_PER_S = 1e5
+"""A link that is slower brings nobody in."""
 _OVERHEAD_BYTES = 512
 """What keeping a message costs beside its payload, about."""
 _MEMORY = Path("/proc/meminfo")
@@ -240,6 +242,10 @@ class HeardExchange:
             _Source(address, LanePart(part, policy, heard, access))
             for address, part in parts_of(layout, policy.chunk_elements, shares).items()
         ]
+        encoding = policy.answer_encoding or policy.encoding
+        chunk_bytes = encoding.payload_bytes(min(policy.chunk_elements, layout.elements))
+        self.chunk_s = chunk_bytes / _LEAST_BYTES_PER_S
+        """How long nothing may come on a slow link, since a chunk is on its way."""
         self._whole = Call(name="line.backward", blocks=range(len(layout.blocks)))
 
     @property
