@@ -227,6 +227,6 @@ bench: $(INSTALLED)  ## the benchmarks, one after another
 	@test -n '$(BENCHMARKS)' || echo 'There are no benchmarks yet.'
 
 clean:  ## removes the environments and caches; runs/ stays
-	rm -rf .venv .venv-proto .venv-fuzz .venv-mutants .venv-3.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build site \
+	rm -rf .venv .venv-proto .venv-fuzz .venv-mutants .venv-torchft .venv-3.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build site \
 		clients/*/build clients/node/node_modules
 	find proto services trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -6,11 +6,13 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from andon.host.trace import Track
+from andon_server.runs import service_of
 from integration.fixtures.console import (
     PROTOCOL_WORKER,
     andon,
@@ -96,6 +98,27 @@ def test_a_worker_that_comes_back_after_the_end_does_not_spoil_the_run(tmp_path:
     assert code == 0, output + errors
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["steps"], report["complete"]) == (9, True)
+
+
+def test_a_worker_that_is_killed_just_before_the_end_does_not_spoil_the_run(tmp_path: Path) -> None:
+    process = start(
+        tmp_path,
+        *("run", "--workers", "2", "--min-workers", "1", "--report", "r.json"),
+        *(SCRIPT, str(tmp_path), "9", "--hold-at", "8", "--slot", "1"),
+    )
+    lines_until(process, "holding at step 8")
+    # The launcher hears of the death only when the others have made the last step.
+    os.kill(process.pid, signal.SIGSTOP)
+    os.kill(worker_of(tmp_path, slot=1), signal.SIGKILL)
+    (folder,) = (tmp_path / "runs").iterdir()
+    while not ((served := service_of(folder)) and served.complete_at_unix_s):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGCONT)
+    code, output, errors = finish(process)
+
+    assert code == 0, output + errors
+    assert "worker 1 was killed by SIGKILL as the others ended the run" in output
+    assert json.loads((tmp_path / "r.json").read_text())["complete"]
 
 
 def test_a_script_that_always_fails_at_one_step_is_stopped_by_the_line(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 Theory of operation. A worker that dies is started again. If no other process has the line's state
 any more, it brings the newest whole checkpoint of the run, and the line goes on from there.
 
-The first thing to go wrong decides the verdict: a worker that fails, a service
-that can't be brought back, or a person who interrupts. The line tells the other workers, so they
-have some seconds to end by themselves. Then they are terminated, and killed if that does not help.
-`end` runs in any case.
+The first thing to go wrong decides the verdict: a worker that fails, a service that can't be
+brought back, or a person who interrupts. The line tells the other workers, so they have some
+seconds to end by themselves. Then they are terminated, and killed if that does not help. `end` runs
+in any case.
 """
 
 from __future__ import annotations
@@ -620,6 +620,9 @@ class Launch:
             self._screen.say(f"{child.name} was dropped: the others go on without it")
         elif code == ExitCode.TERMINATED:
             self._screen.say(f"{child.name} was told to terminate: the others go on without it")
+        elif code < 0 and self._is_over and self._restarts.used < self._restarts.most:
+            # It would be back, had the run gone on.
+            self._screen.say(f"{child.name} {ended_how(code)} as the others ended the run")
         elif code != 0:
             self._screen.say(f"{child.name} {ended_how(code)}: its output is in {child.log}")
             if not self.joined and find_spec("torch") is None:
