@@ -109,6 +109,7 @@ def test_a_worker_that_does_one_thing_of_a_window_wrong_is_seen(
         line.workers[1].kill()
         line.start_worker(1, mutant=mutant)
         line.await_progress()
+        line.await_arrival(1)
         line.await_step(line.workers[1].step + 3, 1)
         line.workers[1].kill()
         line.finish()
