@@ -6,8 +6,8 @@ moments). Or it gets a SIGSTOP, and a SIGCONT two seconds later. In turns the wo
 the others train, as they do for every user, and get their state by a transfer, for which all wait.
 
 All times are from the journal. A pause is how much longer than a usual step the longest wait for a
-commit was: from the newcomer's Join until it has been on ten rosters in a row; after a SIGSTOP, the
-time from the signal to the others' next commit.
+commit was: from the newcomer's Join, and the step that the death cost, until it has been on ten
+rosters in a row; after a SIGSTOP, the time from the signal to the others' next commit.
 
 A newcomer needs processor time, which the others lack where cores are few, whatever the protocol
 does. So a control follows each return: a process that has nothing to do with the line takes as much
@@ -165,6 +165,8 @@ def kill(run: Run, chance: random.Random) -> dict[str, float]:
     waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
     usual = _usual_step(commits, struck_at)
     first_back = next(at for at, size in commits if at > joined_at and size == _WORKERS)
+    # The newcomer may be there before the others have made the step that the death cost.
+    died_at, death_s = next((at, wait) for at, wait in waits if at > struck_at)
     burning_at = time.time()
     subprocess.run([sys.executable, "-c", _BURN, str(taken_s)], check=True)
     burnt_at = time.time()
@@ -172,8 +174,9 @@ def kill(run: Run, chance: random.Random) -> dict[str, float]:
     slow = [at - earlier for (earlier, _), (at, _) in pairwise(run.commits()) if at > burning_at]
     return {
         "usual_step_s": usual,
-        "pause_of_death_s": next(wait for at, wait in waits if at > struck_at) - usual,
-        "pause_of_return_s": max(wait for at, wait in waits if at > joined_at) - usual,
+        "pause_of_death_s": death_s - usual,
+        "pause_of_return_s": max(wait for at, wait in waits if at > max(died_at, joined_at))
+        - usual,
         "pause_of_control_s": max(slow) - usual,
         "newcomer_processor_s": taken_s,
         "state_after_s": run.begun_at(newcomer) - joined_at,
