@@ -109,6 +109,7 @@ def _running(options: argparse.Namespace, *, learns: bool) -> Iterator[Run]:
         "JOINING_BATCH": str(_SHARE * _WORKERS),
         "JOINING_WIDTH": str(width),
         "JOINING_TRANSFER": "" if learns else "1",
+        "JOINING_NOTES": ".",
     }
     command = [sys.executable, "-m", "andon_cli", "run", "--workers", str(_WORKERS)]
     command += ["--restarts", "100", "--run-id", "7f3a", str(_SCRIPT)]

@@ -195,7 +195,6 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[list[Row]], str]]] = {
     "hosts-bbr": (("hosts-bbr.json",), _hosts),
     "line-rates": (("line-rates.json",), table_of),
     "storm": (("storm.json",), _storm),
-    "storm-busy": (("storm-busy.json",), _storm),
 }
 """By name: the JSON files, and what makes the table of their rows."""
 
