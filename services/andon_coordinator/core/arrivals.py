@@ -48,20 +48,17 @@ __all__ = ["heartbeat", "joined", "reducer_registered"]
 def joined(core: CoreState, event: WorkerJoined) -> None:
     """Takes a worker onto the line, or refuses it and says what differs."""
     request = event.request
-    slot = check_join(core, request)
+    slot, known = check_join(core, request), core.members.of_incarnation(request.incarnation)
     if isinstance(slot, JoinRefusal):
         core.emit(RefuseJoin(event.stream, slot))
-        known = core.members.of_incarnation(request.incarnation)
         if slot.reason is Reason.COMPLETE and known is not None:
             known.expected_until = None  # Now it knows.
         return
-    known = core.members.of_incarnation(request.incarnation)
     doubted = None if known is None else known.doubted
     if request.head is not None and known is None:
         # From a checkpoint, or from before this coordinator: what it was compared with is unknown.
         core.note_uncompared(slot)
     # The older stream ends first: its round is void before anything new is known (rule 8).
-    before = core.members.of_incarnation(request.incarnation)
     _replace(core, slot, request)
     # Before `_recover`, which asks the plan whether the run's end is reached.
     if core.plan is None or core.totals_reopened:
@@ -91,7 +88,7 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
         doubted=doubted,
     )
     core.members.put(member)
-    mistaken_s = suspects.came_back(core, before, member)
+    mistaken_s = suspects.came_back(core, known, member)
     core.dropped.discard(slot)
     # The answer goes first: a worker that is ahead hears that it joined, and then of the halt.
     _answer(core, member, mistaken_s)
