@@ -80,6 +80,7 @@ def test_lanes_that_take_bytes_and_pass_none_on_cost_one_attempt_and_are_named(
     ):
         behind = [line.start_worker(slot, address=relay.address) for slot in (1, 2)]
         line.await_roster(3)
+        line.await_arrival()
         line.await_progress()
         stuck = max(worker.step for worker in line.workers.values()) + 2
         for worker in behind:
@@ -115,6 +116,7 @@ def test_ports_that_are_closed_or_filtered_cost_no_step_and_are_said_once(tmp_pa
         line.start_worker(1, address=closed.address)
         line.start_worker(2, address=filtered.address)
         line.await_roster(3)
+        line.await_arrival()
         line.await_progress(steps=5)
         assert line.moved_over("wire") > 0
         assert line.moved_over("tcp") > 0
