@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import signal
@@ -32,18 +31,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from local_run import Commits, Run, events_in, is_whole, running, until, width_of
 from machine import describe_machine
 
 from andon_coordinator.core.run_events import RunEventKind
-from andon_coordinator.transport.damage import JournalError
-from andon_coordinator.transport.reader import JournalReader
 
 _SCRIPT = Path(__file__).with_name("joining_worker.py")
 _WORKERS = 3
@@ -52,84 +48,26 @@ _SHARE = 4
 _STEPS = 10
 """Steps on the roster, after which a newcomer counts as there."""
 _FROZEN_S = 2.0
-_PATIENCE_S = 180.0
 _BURN = "import sys, time\nwhile time.process_time() < float(sys.argv[1]): pass"
-_BYTES_OF_STATE = 12
-"""For each parameter: itself and two moments, in float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run under `andon run`."""
-
-    launcher: int
-    folder: Path
-
-    def workers(self) -> list[int]:
-        """Its workers' processes."""
-        children = Path(f"/proc/{self.launcher}/task/{self.launcher}/children").read_text()
-        found = []
-        for pid in map(int, children.split()):
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            # The service's command line names the script, too.
-            if command.rstrip(b"\0").endswith(_SCRIPT.name.encode()):
-                found.append(pid)
-        return found
-
-    def begun_at(self, worker: int) -> float:
-        """When a worker's script began its first step."""
-        return float((self.folder.parent.parent / f"begun-{worker}").read_text())
-
-    def commits(self) -> list[tuple[float, int]]:
-        """When each record was made durable, and how many workers it has."""
-        try:
-            with JournalReader(self.folder / "journal.sqlite") as journal:
-                return [(each.at_unix_s, len(each.record.roster)) for each in journal.chain()]
-        except (JournalError, OSError):
-            return []  # The service is about to write it.
-
-    def joined_after(self, at: float) -> float | None:
-        """When a worker joined after a time."""
-        with JournalReader(self.folder / "journal.sqlite") as journal:
-            joins = [
-                each.at_unix_s for each in journal.run_events() if each.kind is RunEventKind.JOINED
-            ]
-        return next((each for each in joins if each > at), None)
 
 
 @contextmanager
 def _running(options: argparse.Namespace, *, learns: bool) -> Iterator[Run]:
-    width = round(math.sqrt(options.mb * 1e6 / _BYTES_OF_STATE))
     environment = {
-        **os.environ,
         "JOINING_PACE_S": str(options.pace / _SHARE),
         "JOINING_BATCH": str(_SHARE * _WORKERS),
-        "JOINING_WIDTH": str(width),
+        "JOINING_WIDTH": str(width_of(options.mb)),
         "JOINING_TRANSFER": "" if learns else "1",
         "JOINING_NOTES": ".",
     }
-    command = [sys.executable, "-m", "andon_cli", "run", "--workers", str(_WORKERS)]
-    command += ["--restarts", "100", "--run-id", "7f3a", str(_SCRIPT)]
-    with TemporaryDirectory() as folder, Path(folder, "out.txt").open("wb") as out:
-        launcher = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
-        try:
-            yield Run(launcher.pid, Path(folder) / "runs/7f3a")
-        finally:
-            launcher.terminate()
-            launcher.wait(_PATIENCE_S)
-            if options.verbose:
-                sys.stdout.write(Path(folder, "out.txt").read_text("utf-8", "replace"))
+    flags = "--workers", str(_WORKERS), "--restarts", "100"
+    with running(_SCRIPT, *flags, environment=environment, verbose=options.verbose) as run:
+        yield run
 
 
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the run does not go on: see its output")
-        time.sleep(0.1)
+def _begun_at(run: Run, worker: int) -> float:
+    """When a worker's script began its first step."""
+    return float((run.folder.parent.parent / f"begun-{worker}").read_text())
 
 
 def _processor_s(process: int) -> float:
@@ -138,14 +76,13 @@ def _processor_s(process: int) -> float:
     return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _is_whole(run: Run, since: float) -> bool:
-    last = [size for at, size in run.commits() if at > since][-_STEPS:]
-    return len(last) == _STEPS and set(last) == {_WORKERS}
+def _is_whole(run: Run, since: float = 0.0) -> bool:
+    return is_whole(run.commits(), since, _STEPS, _WORKERS)
 
 
-def _usual_step(commits: list[tuple[float, int]], until: float) -> float:
+def _usual_step(commits: Commits, struck_at: float) -> float:
     """The median time between commits of the whole line."""
-    before = [each for each in commits if each[0] <= until][-40:]
+    before = [each for each in commits if each[0] <= struck_at][-40:]
     return statistics.median(
         at - earlier for (earlier, _), (at, size) in pairwise(before) if size == _WORKERS
     )
@@ -155,12 +92,11 @@ def kill(run: Run, chance: random.Random) -> dict[str, float]:
     """A worker dies and comes back: what its death costs the others, and its return."""
     struck_at, before = time.time(), set(run.workers())
     os.kill(chance.choice(sorted(before)), signal.SIGKILL)
-    _until(lambda: run.joined_after(struck_at) is not None)
-    joined_at = run.joined_after(struck_at)
-    assert joined_at is not None
+    until(lambda: bool(events_in(run.journal, RunEventKind.JOINED, struck_at)))
+    joined_at = events_in(run.journal, RunEventKind.JOINED, struck_at)[0].at_unix_s
     (newcomer,) = set(run.workers()) - before
     taken_s = _processor_s(newcomer)
-    _until(lambda: _is_whole(run, joined_at))
+    until(lambda: _is_whole(run, joined_at))
     taken_s = _processor_s(newcomer) - taken_s
     commits = run.commits()
     waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
@@ -171,7 +107,7 @@ def kill(run: Run, chance: random.Random) -> dict[str, float]:
     burning_at = time.time()
     subprocess.run([sys.executable, "-c", _BURN, str(taken_s)], check=True)
     burnt_at = time.time()
-    _until(lambda: run.commits()[-1][0] > burnt_at)
+    until(lambda: run.commits()[-1][0] > burnt_at)
     slow = [at - earlier for (earlier, _), (at, _) in pairwise(run.commits()) if at > burning_at]
     return {
         "usual_step_s": usual,
@@ -180,7 +116,7 @@ def kill(run: Run, chance: random.Random) -> dict[str, float]:
         - usual,
         "pause_of_control_s": max(slow) - usual,
         "newcomer_processor_s": taken_s,
-        "state_after_s": run.begun_at(newcomer) - joined_at,
+        "state_after_s": _begun_at(run, newcomer) - joined_at,
         "back_after_s": first_back - joined_at,
     }
 
@@ -194,16 +130,18 @@ def freeze(run: Run, chance: random.Random) -> dict[str, float]:
     time.sleep(_FROZEN_S)
     os.kill(frozen, signal.SIGCONT)
     # Without learning the others may wait for all of its lease.
-    _until(lambda: any(at > struck_at + 0.05 for at, _ in run.commits()[-5:]))
-    _until(lambda: _is_whole(run, struck_at + _FROZEN_S))
+    until(lambda: any(at > struck_at + 0.05 for at, _ in run.commits()[-5:]))
+    until(lambda: _is_whole(run, struck_at + _FROZEN_S))
     commits = run.commits()
     waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
     usual = _usual_step(commits, struck_at)
-    until = struck_at + _FROZEN_S
+    back_at = struck_at + _FROZEN_S
     return {
         "usual_step_s": usual,
-        "signal_to_commit_s": max(wait for at, wait in waits if at > struck_at and at < until + 2),
-        "pause_of_return_s": max(wait for at, wait in waits if at > until + wait) - usual,
+        "signal_to_commit_s": max(
+            wait for at, wait in waits if at > struck_at and at < back_at + 2
+        ),
+        "pause_of_return_s": max(wait for at, wait in waits if at > back_at + wait) - usual,
     }
 
 
@@ -232,7 +170,7 @@ def main() -> None:
         chance = random.Random(options.seed)
         found: dict[str, list[dict[str, float]]] = {"kill": [], "freeze": []}
         with _running(options, learns=way == "learning") as run:
-            _until(lambda: _is_whole(run, 0.0))
+            until(lambda: _is_whole(run, 0.0))
             for _ in range(options.pairs):
                 found["kill"].append(kill(run, chance))
                 found["freeze"].append(freeze(run, chance))

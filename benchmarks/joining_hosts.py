@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import signal
 import statistics
@@ -41,26 +40,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hosts_network import LINK, Network, NoNetwork, network
+from local_run import Commits, commits_in, events_in, is_whole, width_of
 from machine import describe_machine
 from service import serving
 
 from andon_coordinator.core.run_events import RunEventKind
-from andon_coordinator.transport.damage import JournalError
-from andon_coordinator.transport.reader import JournalReader
 
 _SCRIPT = Path(__file__).with_name("joining_worker.py")
 _HOSTS = 3
 _SHARE = 4
 """Samples of a worker in a step."""
 _VICTIM = 2
-_BYTES_OF_STATE = 12
-"""For each parameter: itself and two moments, in float32."""
 _ON_WIRE = 1514 / 1448
 """Bytes of full frames over those of a TCP stream in them."""
 _SAMPLE_S = 0.02
-
-Commits = list[tuple[float, int]]
-"""When each record was made durable, and how many workers it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +90,6 @@ class Hosts:
 
     def start(self, number: int) -> subprocess.Popen[bytes]:
         """Starts the worker of a host."""
-        width = round(math.sqrt(self.options.mb * 1e6 / _BYTES_OF_STATE))
         environment = {
             **os.environ,
             "ANDON_ADDRESS": self.address,
@@ -105,7 +97,7 @@ class Hosts:
             "ANDON_INSECURE": "1",
             "JOINING_PACE_S": str(self.options.pace / _SHARE),
             "JOINING_BATCH": str(_SHARE * _HOSTS),
-            "JOINING_WIDTH": str(width),
+            "JOINING_WIDTH": str(width_of(self.options.mb)),
             "JOINING_TRANSFER": "1" if self.options.transfer else "",
             "JOINING_STATES": str(self.folder / "states.jsonl"),
             "JOINING_HOST": str(number),
@@ -144,21 +136,10 @@ class Hosts:
         """Bytes that each host has sent and received over its link."""
         return tuple(_link_bytes(each.pid) for each in self._anchors)
 
-    def commits(self) -> Commits:
-        """All records so far."""
-        try:
-            with JournalReader(self.folder / "run" / "journal.sqlite") as journal:
-                return [(each.at_unix_s, len(each.record.roster)) for each in journal.chain()]
-        except (JournalError, OSError):
-            return []  # The service is about to write it.
-
-    def joined_after(self, at: float) -> float | None:
-        """When a worker joined after a time."""
-        with JournalReader(self.folder / "run" / "journal.sqlite") as journal:
-            joins = [
-                each.at_unix_s for each in journal.run_events() if each.kind is RunEventKind.JOINED
-            ]
-        return next((each for each in joins if each > at), None)
+    @property
+    def journal(self) -> Path:
+        """Where its records are."""
+        return self.folder / "run" / "journal.sqlite"
 
     def await_whole(self, since: float, steps: int, *, must: bool = True) -> Commits:
         """Waits until all workers were on so many rosters in a row; returns all records.
@@ -167,9 +148,8 @@ class Hosts:
         """
         deadline = time.monotonic() + self.options.patience
         while True:
-            commits = self.commits()
-            last = [size for at, size in commits if at > since][-steps:]
-            if len(last) == steps and set(last) == {_HOSTS}:
+            commits = commits_in(self.journal)
+            if is_whole(commits, since, steps, _HOSTS):
                 return commits
             if time.monotonic() > deadline:
                 if not must:
@@ -221,10 +201,11 @@ def measure(line: Hosts) -> dict[str, Any]:
         victim.wait()
         line.workers[_VICTIM] = line.start(_VICTIM)
         deadline = time.monotonic() + line.options.patience
-        while (joined_at := line.joined_after(struck_at)) is None:
+        while not (joined := events_in(line.journal, RunEventKind.JOINED, struck_at)):
             if time.monotonic() > deadline:
                 raise TimeoutError("the newcomer does not join: see --verbose")
             time.sleep(0.05)
+        joined_at = joined[0].at_unix_s
         commits = line.await_whole(joined_at, steps, must=False)
     waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
     before = [wait for at, wait in waits if at <= struck_at][-40:]

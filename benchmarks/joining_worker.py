@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+from one_layer import prepared
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
 
 from andon.protocol.capabilities import LEARNING
 from andon_trainer import Line
@@ -65,13 +64,8 @@ def main() -> None:
         # As workers of an earlier version, which get the state while the others wait.
         able = tuple(each for each in joining._CAPABILITIES if each != LEARNING)
         vars(joining)["_CAPABILITIES"] = able
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    data = TensorDataset(torch.randn(4096, WIDTH), torch.randn(4096, 1))
     line = Line()
-    model, optimizer, loader = line.prepare(model, optimizer, DataLoader(data, batch_size=BATCH))
+    model, optimizer, loader = prepared(line, WIDTH, BATCH)
     noted = "JOINING_NOTES" not in os.environ
     for _ in line.epochs(10**6):
         for x, y in loader:

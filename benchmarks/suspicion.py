@@ -19,26 +19,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import signal
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from local_run import Run, events_in, is_whole, running, until, width_of
 from machine import describe_machine
 
-from andon_coordinator.core.run_events import RunEvent, RunEventKind
-from andon_coordinator.transport.damage import JournalError
-from andon_coordinator.transport.reader import JournalReader
+from andon_coordinator.core.run_events import RunEventKind
 
 _SCRIPT = Path(__file__).with_name("suspicion_worker.py")
 _WORKERS = 3
@@ -48,97 +42,27 @@ _FROZEN_S = 4.5
 """More than a lease: so to be cut off is no mistake."""
 _SETTLES_S = 20.0
 """Until then a worker is not known well enough to be suspected."""
-_PATIENCE_S = 180.0
-_BYTES_OF_STATE = 12
-"""For each parameter: itself and two moments, in float32."""
 _SUSPECTED = "it used to answer in"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A run under `andon run`."""
-
-    launcher: int
-    folder: Path
-
-    @property
-    def journal(self) -> Path:
-        """Where its records are."""
-        return self.folder / "journal.sqlite"
-
-    def workers(self) -> list[int]:
-        """Its workers' processes."""
-        children = Path(f"/proc/{self.launcher}/task/{self.launcher}/children").read_text()
-        found = []
-        for pid in map(int, children.split()):
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            # The service's command line names the script, too.
-            if command.split(b"\0")[-2].endswith(_SCRIPT.name.encode()):
-                found.append(pid)
-        return found
-
-    def commits(self) -> list[tuple[float, int]]:
-        """When each record was made durable, and how many workers it has."""
-        with JournalReader(self.journal) as journal:
-            return [(each.at_unix_s, len(each.record.roster)) for each in journal.chain()]
-
-    def events(self, kind: RunEventKind, since: float = 0.0) -> list[RunEvent]:
-        """What happened of a kind, after a time."""
-        with JournalReader(self.journal) as journal:
-            told = list(journal.run_events())
-        return [each for each in told if each.kind is kind and each.at_unix_s > since]
-
-    def has_begun(self) -> bool:
-        """Whether it has a journal, and all of its tables are made."""
-        if not self.journal.exists():
-            return False
-        try:
-            self.commits()
-        except JournalError:
-            return False
-        return True
-
-    def is_whole(self, since: float = 0.0) -> bool:
-        """Whether all workers have been on its last rosters."""
-        last = [size for at, size in self.commits() if at > since][-_STEPS:]
-        return len(last) == _STEPS and set(last) == {_WORKERS}
-
-
 @contextmanager
-def _running(options: argparse.Namespace, *, answers: bool) -> Iterator[Line]:
-    width = round(math.sqrt(options.mb * 1e6 / _BYTES_OF_STATE))
+def _running(options: argparse.Namespace, *, answers: bool) -> Iterator[Run]:
     environment = {
-        **os.environ,
         "SUSPICION_PACE_S": str(options.pace),
-        "SUSPICION_WIDTH": str(width),
+        "SUSPICION_WIDTH": str(width_of(options.mb)),
         "SUSPICION_HELD_S": str(options.held),
         "SUSPICION_LEASE_ALONE": "" if answers else "1",
     }
-    command = [sys.executable, "-m", "andon_cli", "run", "--workers", str(_WORKERS)]
-    command += ["--run-id", "7f3a", str(_SCRIPT)]
-    with TemporaryDirectory() as folder, Path(folder, "out.txt").open("wb") as out:
-        launcher = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
-        try:
-            yield Line(launcher.pid, Path(folder) / "runs/7f3a")
-        finally:
-            launcher.terminate()
-            launcher.wait(_PATIENCE_S)
-            if options.verbose:
-                sys.stdout.write(Path(folder, "out.txt").read_text("utf-8", "replace"))
+    flags = "--workers", str(_WORKERS)
+    with running(_SCRIPT, *flags, environment=environment, verbose=options.verbose) as run:
+        yield run
 
 
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the run does not go on: see its output")
-        time.sleep(0.1)
+def _until_whole(line: Run, since: float = 0.0) -> None:
+    until(lambda: is_whole(line.commits(), since, _STEPS, _WORKERS))
 
 
-def freeze(line: Line, chance: random.Random) -> dict[str, float]:
+def freeze(line: Run, chance: random.Random) -> dict[str, float]:
     """A worker is frozen: how long until the others commit."""
     frozen = chance.choice(line.workers())
     time.sleep(chance.random() * 0.2)
@@ -146,7 +70,7 @@ def freeze(line: Line, chance: random.Random) -> dict[str, float]:
     os.kill(frozen, signal.SIGSTOP)
     time.sleep(_FROZEN_S)
     os.kill(frozen, signal.SIGCONT)
-    _until(lambda: line.is_whole(struck_at + _FROZEN_S))
+    _until_whole(line, struck_at + _FROZEN_S)
     commits = line.commits()
     waits = [(at, at - earlier) for (earlier, _), (at, _) in pairwise(commits)]
     before = [wait for at, wait in waits if at <= struck_at][-40:]
@@ -155,13 +79,13 @@ def freeze(line: Line, chance: random.Random) -> dict[str, float]:
     return {"usual_step_s": statistics.median(before), "signal_to_commit_s": without - struck_at}
 
 
-def soak(line: Line, since: float, minutes: float) -> dict[str, object]:
+def soak(line: Run, since: float, minutes: float) -> dict[str, object]:
     """What happened while nobody was frozen."""
     commits = [each for each in line.commits() if each[0] > since]
     waits = [at - earlier for (earlier, _), (at, _) in pairwise(commits)]
     usual = statistics.median(waits)
-    lost = line.events(RunEventKind.LOST, since)
-    caught_up = line.events(RunEventKind.CAUGHT_UP, since)
+    lost = events_in(line.journal, RunEventKind.LOST, since)
+    caught_up = events_in(line.journal, RunEventKind.CAUGHT_UP, since)
     wronged = []
     for each in lost:
         at = each.at_unix_s
@@ -215,8 +139,7 @@ def main() -> None:
             for way in ("suspicion", "lease")
         }
         for line in lines.values():
-            _until(line.has_begun)
-            _until(line.is_whole)
+            _until_whole(line)
         time.sleep(_SETTLES_S if options.pairs else 0.0)
         found: dict[str, list[dict[str, float]]] = {way: [] for way in lines}
         load = [os.getloadavg()[0]]

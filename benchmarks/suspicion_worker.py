@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-import torch
+from one_layer import prepared
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
 
 from andon.host.process import Process
 from andon.protocol.capabilities import PROBE
@@ -50,13 +49,8 @@ def main() -> None:
     _as_on_another_host()
     if os.environ.get("SUSPICION_LEASE_ALONE"):
         _without_probes()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    data = TensorDataset(torch.randn(4096, WIDTH), torch.randn(4096, 1))
     line = Line()
-    model, optimizer, loader = line.prepare(model, optimizer, DataLoader(data, batch_size=12))
+    model, optimizer, loader = prepared(line, WIDTH, 12)
     steps = 0
     for _ in line.epochs(10**6):
         for x, y in loader:
