@@ -51,7 +51,7 @@ class SocketFrames:
             FrameError: it is longer than a message may be.
         """
         message = self.peek()
-        del self._came[: _LENGTH.size + len(message)]
+        self.drop(message)
         return message
 
     def peek(self) -> bytes:
@@ -65,3 +65,7 @@ class SocketFrames:
             text = f"a message of {length} bytes is above the limit of {MAX_MESSAGE_BYTES}"
             raise FrameError(text)
         return bytes(self._came[_LENGTH.size : _LENGTH.size + length])
+
+    def drop(self, message: bytes) -> None:
+        """The oldest message, which `peek` returned, waits no more."""
+        del self._came[: _LENGTH.size + len(message)]

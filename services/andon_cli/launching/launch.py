@@ -340,8 +340,7 @@ class Launch:
         if checkpoint is None and not self._has_others(child):
             return None
         slot = self._workers.index(child)
-        since = self._step_of_restart.get(slot)
-        recovered = since is not None and follower.step_of(slot) > since
+        recovered = slot in self._step_of_restart and self._took_part(slot)
         wait_s = self._restarts.spend(
             code, trained=follower.trained, slot=slot, recovered=recovered
         )

@@ -144,10 +144,9 @@ class ProcessAnswers:
         """After how long a silence it is suspected; a lease is the most."""
         if not self.delays.enough:
             return lease_s
-        forgiven = int((now - self._mistaken_at) / _FORGIVEN_S)
-        mistakes = max(0, self._mistakes - forgiven)
         # Bounded before it is used: a float overflows at 2**1024.
-        return min(self.delays.until_silent_s() * 2.0 ** min(mistakes, 30), lease_s)
+        doublings = min(self._mistakes_left(now), 30)
+        return min(self.delays.until_silent_s() * 2.0**doublings, lease_s)
 
     def suspected(self) -> None:
         """It is cut off for its present silence."""
@@ -168,10 +167,13 @@ class ProcessAnswers:
         since, self._suspected_since = self._suspected_since, None
         if since is None or now - since >= lease_s:
             return None
-        forgiven = int((now - self._mistaken_at) / _FORGIVEN_S)
-        self._mistakes = max(0, self._mistakes - forgiven) + 1
+        self._mistakes = self._mistakes_left(now) + 1
         self._mistaken_at = now
         return now - since
+
+    def _mistakes_left(self, now: float) -> int:
+        """How many suspicions of it were mistakes, and are not forgiven yet."""
+        return max(0, self._mistakes - int((now - self._mistaken_at) / _FORGIVEN_S))
 
     def _waited_s(self, now: float, lag_s: float) -> float:
         assert self.asked_at is not None

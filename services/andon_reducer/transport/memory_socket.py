@@ -172,7 +172,7 @@ class MemorySocket:
                 self.in_use = True
                 self._behind = not self.take(message)
                 if not self._behind:
-                    self._frames.take()
+                    self._frames.drop(message)
         except Exception as error:  # For the task of the stream, which ends with it.
             self._failure = error
             self._behind = True
