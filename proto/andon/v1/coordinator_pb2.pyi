@@ -2,6 +2,7 @@ from andon.v1 import halt_pb2 as _halt_pb2
 from andon.v1 import layout_pb2 as _layout_pb2
 from andon.v1 import record_pb2 as _record_pb2
 from andon.v1 import ring_pb2 as _ring_pb2
+from andon.v1 import session_pb2 as _session_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
