@@ -1,7 +1,8 @@
 """Tokens and proofs that are derived from the run's secret, which itself is never sent.
 
 A worker shows a session token to the reducers, and a link token to its neighbour in a ring. A rank
-of a session opens a lane to another one with a peer token. A reducer proves to the coordinator that it has the secret, by its answer to a challenge.
+of a session opens a lane to another one with a peer token. A reducer proves to the coordinator that
+it has the secret, by its answer to a challenge.
 """
 
 from __future__ import annotations
