@@ -26,7 +26,14 @@ from torch import Tensor
 from andon_torch.parameters import find_parameter
 from andon_trainer.core.peer_work import Found, Gate
 
-__all__ = ["GateMode", "GradientWatch", "backward_pass", "first_bad", "gate_mode", "value_text"]
+__all__ = [
+    "GateMode",
+    "GradientWatch",
+    "backward_pass",
+    "describe",
+    "first_bad",
+    "gate_mode",
+]
 
 _MEANT = frozenset({"sum", "avg"})
 """What gradients are reduced by."""
@@ -72,7 +79,7 @@ def first_bad(values: Tensor) -> int | None:
     return int((~finite).nonzero()[0])
 
 
-def value_text(value: float | complex) -> str:
+def _value_text(value: float | complex) -> str:
     """A bad value as people write it: `nan`, `inf` or `-inf`."""
     if isinstance(value, complex):
         value = value.imag if math.isfinite(value.real) else value.real
@@ -100,6 +107,11 @@ class GradientWatch:
         self._scaler: weakref.ref[torch.amp.GradScaler] | None = None
 
     @property
+    def closed(self) -> bool:
+        """Whether gradients are looked at."""
+        return self._mode is not GateMode.OFF
+
+    @property
     def steps(self) -> int:
         """Backward passes that reduced something."""
         return self._counts.steps
@@ -116,7 +128,7 @@ class GradientWatch:
             return None
         backward = backward_pass()
         if backward is not None and reduction in _MEANT:
-            self._note_step(backward)
+            self.note_step(backward)
         closed = self._mode is GateMode.ALL or (
             self._mode is GateMode.BACKWARD and backward is not None and reduction in _MEANT
         )
@@ -132,7 +144,8 @@ class GradientWatch:
                 self._counts.last_overflow = backward
         return True
 
-    def _note_step(self, backward: int) -> None:
+    def note_step(self, backward: int) -> None:
+        """A backward pass exchanges something; only its first time counts."""
         with self._lock:
             if backward != self._counts.last_step:
                 self._counts.steps += 1
@@ -190,7 +203,7 @@ class _TensorGate:
 
 def describe(tensor: Tensor, element: int) -> Found:
     """What people call an element of a tensor that is exchanged: its parameter, if one is known."""
-    value = value_text(tensor.reshape(-1)[element].item())
+    value = _value_text(tensor.reshape(-1)[element].item())
     place = find_parameter(tensor, element)
     if place is not None:
         return Found(parameter=place.parameter, element=place.element, value=value)

@@ -74,7 +74,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _in_memory(gradients: list[tuple[str, Tensor]], tensor: Tensor, element: int) -> Place | None:
     storage = tensor.untyped_storage().data_ptr()
-    at = tensor.storage_offset() + element
+    at = int(tensor.storage_offset()) + element
     for name, gradient in gradients:
         if (
             gradient.untyped_storage().data_ptr() == storage
