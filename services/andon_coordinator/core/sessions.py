@@ -67,6 +67,7 @@ from andon_coordinator.core.session_words import HALT_REASONS, message_of
 
 __all__ = ["SessionsCore"]
 
+_SILENT = "was not heard for {:.1f} s: it is frozen, or cut off"
 _LEAVING = "the coordinator is going away: attend again"
 
 
@@ -330,8 +331,12 @@ class SessionsCore:
         if rank is None:
             return
         self._forget(rank)
-        if self._session_of(rank) is not None:
-            self._lose(rank, "is gone: its connection ended")
+        session, silent_s = self._session_of(rank), self._now - rank.heard_at
+        if session is not None:
+            # Pings may end the connection of a frozen process before its lease is over.
+            frozen = silent_s > 1.5 * session.report_s
+            what = _SILENT.format(silent_s) if frozen else "is gone: its connection ended"
+            self._lose(rank, what)
 
     # --------------------------------------------------------------------------------- ends
 
@@ -418,7 +423,7 @@ class SessionsCore:
         silent = min(session.present, key=lambda each: (each.heard_at, each.request.rank))
         silent_s = self._now - silent.heard_at
         if silent_s > session.lease_s:
-            self._lose(silent, f"was not heard for {silent_s:.1f} s: it is frozen, or cut off")
+            self._lose(silent, _SILENT.format(silent_s))
         elif session.accusation is not None and self._now >= session.accusation[2]:
             fault, reporter, _ = session.accusation
             self._end_by(session, fault, session.ranks[reporter])
