@@ -16,9 +16,12 @@ from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.limits import clipped
 from andon.protocol.messages import BlockFault, BlockFaultKind
 from andon.protocol.records import make_term
+from andon.protocol.scalars import ScalarNames
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core import events
+from andon_coordinator.core.chain import Keys
 from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.sessions import SessionsCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.telemetry import LineMetrics, ServedRun, Totals
 from andon_coordinator.transport.access_control import AccessControl
@@ -180,6 +183,10 @@ class Coordinator:
         self._task.ask(events.DrainRequested(clipped(operator)))
 
 
+def _random_bits() -> int:
+    return secrets.randbits(32)
+
+
 def build_coordinator(
     config: CoordinatorConfig,
     registry: CollectorRegistry,
@@ -235,11 +242,15 @@ def build_coordinator(
         )
         journal.wrote = metrics.wrote
         task = LineTask(
-            LineCore(
-                settings,
-                term=term,
-                history=history,
-                random_bits=lambda: secrets.randbits(32),
+            (
+                LineCore(settings, term=term, history=history, random_bits=_random_bits),
+                SessionsCore(
+                    keys=Keys(term, _random_bits),
+                    lease_s=config.line.liveness_s,
+                    next_halt_id=history.next_halt_id,
+                    formed=history.sessions,
+                    scalar_names=ScalarNames(history.scalar_names),
+                ),
             ),
             journal,
             JoinAnswers(

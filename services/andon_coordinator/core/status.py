@@ -12,9 +12,17 @@ from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimings
 from andon_coordinator.core.members import LineMember
+from andon_coordinator.core.session_status import RankState, SessionSnapshot
 from andon_coordinator.core.state import CoreState
 
-__all__ = ["LineSnapshot", "WorkerSnapshot", "holds_up", "take_snapshot", "waiting_for"]
+__all__ = [
+    "LineSnapshot",
+    "WorkerSnapshot",
+    "holds_up",
+    "take_snapshot",
+    "waiting_for",
+    "with_session",
+]
 
 _SILENT_S = 1.0
 """People are told of a worker that has not answered for so long."""
@@ -90,6 +98,27 @@ class LineSnapshot:
     checkpoints_elsewhere: bool
     schedule: str
     schedule_note: str
+    session: SessionSnapshot | None = None
+    """The run's sessions, if it is one of sessions."""
+
+
+def with_session(line: LineSnapshot, session: SessionSnapshot | None) -> LineSnapshot:
+    """The status of a run of sessions; that of its line if it has none."""
+    if session is None:
+        return line
+    here = sum(each.state is not RankState.LEFT for each in session.ranks)
+    goes_on = session.key is not None
+    return replace(
+        line,
+        state=LineState.RUNNING if goes_on else LineState.FORMING,
+        step=session.steps,
+        live=here if goes_on or session.awaited else 0,
+        participating=here if goes_on else 0,
+        expect_workers=session.world_size or line.expect_workers,
+        waiting_for="" if goes_on else session.waiting_for or "ranks to attend",
+        halt=None,
+        session=session,
+    )
 
 
 def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
