@@ -20,50 +20,24 @@ from pathlib import Path
 from andon.host.arena import NONCE_BYTES, NONCE_OFFSET, SharedMemoryUnavailable, socket_of
 from andon.protocol.messages import SharedMemoryOffer
 
-__all__ = ["ArenaFile", "sweep"]
+__all__ = ["ArenaFile", "EmptyFile", "sweep"]
 
 _PREFIX = "andon-"
 _MIB = 2**20
 
 
-class ArenaFile:
-    """Memory of `size_bytes`, all of it allocated, in a file of the folder that others may open."""
+class _NamedFile:
+    """A file of the folder, 0600, locked while this lives; its names go when this is freed."""
 
-    def __init__(self, folder: Path, size_bytes: int, *, nonce: bytes | None = None) -> None:
-        """Makes the file, 0600, and maps it. The nonce is random unless it is given.
-
-        Raises:
-            SharedMemoryUnavailable: there is no room for it, or the folder can't be used.
-        """
+    def __init__(self) -> None:
         self._paths: list[Path] = []
-        self._name: weakref.finalize[[list[Path]], ArenaFile] | None = None
+        self._name: weakref.finalize[[list[Path]], _NamedFile] | None = None
         """Unlinks the file: when it is called, when this is freed, or when the process exits."""
-        try:
-            descriptor = self._create(folder)
-            try:
-                _require_room(folder, size_bytes)
-                # Else a full folder would be a SIGBUS at some later write.
-                os.posix_fallocate(descriptor, 0, size_bytes)
-                self.memory = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            finally:
-                # The mapping has a descriptor of its own, which keeps the lock.
-                os.close(descriptor)
-        except OSError as error:
-            self.unlink()
-            raise SharedMemoryUnavailable(_why(folder, size_bytes, error)) from None
-        self.nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
-        self.memory[NONCE_OFFSET : NONCE_OFFSET + NONCE_BYTES] = self.nonce
 
     @property
     def path(self) -> Path:
         """The file, while it is named."""
         return self._paths[0]
-
-    @property
-    def offer(self) -> SharedMemoryOffer:
-        """The offer for a worker, while the file is still named."""
-        assert self.named, "a file is offered before it is unlinked"
-        return SharedMemoryOffer(self.path.name, len(self.memory), NONCE_OFFSET)
 
     @property
     def named(self) -> bool:
@@ -76,7 +50,7 @@ class ArenaFile:
         Whoever finds one of them finds all that was written before.
 
         Raises:
-            SharedMemoryUnavailable: a name is taken, or can't be given.
+            SharedMemoryUnavailable: a name is taken, or can't be given. The file has none then.
         """
         first = self.path
         try:
@@ -119,6 +93,56 @@ class ArenaFile:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
+
+
+class ArenaFile(_NamedFile):
+    """Memory of `size_bytes`, all of it allocated, in a file of the folder that others may open."""
+
+    def __init__(self, folder: Path, size_bytes: int, *, nonce: bytes | None = None) -> None:
+        """Makes the file and maps it. The nonce is random unless it is given.
+
+        Raises:
+            SharedMemoryUnavailable: there is no room for it, or the folder can't be used.
+        """
+        super().__init__()
+        try:
+            descriptor = self._create(folder)
+            try:
+                _require_room(folder, size_bytes)
+                # Else a full folder would be a SIGBUS at some later write.
+                os.posix_fallocate(descriptor, 0, size_bytes)
+                self.memory = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            finally:
+                # The mapping has a descriptor of its own, which keeps the lock.
+                os.close(descriptor)
+        except OSError as error:
+            self.unlink()
+            raise SharedMemoryUnavailable(_why(folder, size_bytes, error)) from None
+        self.nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
+        self.memory[NONCE_OFFSET : NONCE_OFFSET + NONCE_BYTES] = self.nonce
+
+    @property
+    def offer(self) -> SharedMemoryOffer:
+        """The offer for a worker, while the file is still named."""
+        assert self.named, "a file is offered before it is unlinked"
+        return SharedMemoryOffer(self.path.name, len(self.memory), NONCE_OFFSET)
+
+
+class EmptyFile(_NamedFile):
+    """An empty file in the place of memory: it tells who looks for it that there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the file.
+
+        Raises:
+            SharedMemoryUnavailable: the folder can't be used.
+        """
+        super().__init__()
+        try:
+            self._close = weakref.finalize(self, os.close, self._create(folder))
+        except OSError as error:
+            self.unlink()
+            raise SharedMemoryUnavailable(_why(folder, 0, error)) from None
 
 
 def sweep(folder: Path) -> int:
