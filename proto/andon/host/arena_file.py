@@ -15,6 +15,7 @@ import secrets
 import stat
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from andon.host.arena import NONCE_BYTES, NONCE_OFFSET, SharedMemoryUnavailable, socket_of
@@ -44,28 +45,14 @@ class _NamedFile:
         """Whether it can still be opened."""
         return self._name is not None and self._name.alive
 
-    def rename(self, names: Sequence[str]) -> None:
-        """Gives the file these names in place of the one that it has.
+    def _link(self, name: str) -> None:
+        """Gives the file one more name. Unlike a rename, this never replaces a file."""
+        path = self.path.with_name(name)
+        os.link(self.path, path)
+        self._paths.append(path)
 
-        Whoever finds one of them finds all that was written before.
-
-        Raises:
-            SharedMemoryUnavailable: a name is taken, or can't be given. The file has none then.
-        """
-        first = self.path
-        try:
-            for name in names:
-                path = first.with_name(name)
-                # Unlike a rename, this never replaces a file.
-                os.link(first, path)
-                self._paths.append(path)
-        except OSError as error:
-            self.unlink()
-            raise SharedMemoryUnavailable(
-                f"a file in {first.parent} can't be named ({error.strerror})"
-            ) from None
-        self._paths.remove(first)
-        first.unlink(missing_ok=True)
+    def _unlink_first(self) -> None:
+        self._paths.pop(0).unlink(missing_ok=True)
 
     def unlink(self) -> None:
         """Removes the name; the memory stays for those who have mapped it. May be called again."""
@@ -127,12 +114,30 @@ class ArenaFile(_NamedFile):
         assert self.named, "a file is offered before it is unlinked"
         return SharedMemoryOffer(self.path.name, len(self.memory), NONCE_OFFSET)
 
+    def rename(self, names: Sequence[str]) -> None:
+        """Gives the file these names in place of the one that it has.
+
+        Whoever finds one of them finds all that was written before.
+
+        Raises:
+            SharedMemoryUnavailable: a name is taken, or can't be given. The file has none then.
+        """
+        try:
+            for name in names:
+                self._link(name)
+        except OSError as error:
+            self.unlink()
+            raise SharedMemoryUnavailable(
+                f"a file in {self.path.parent} can't be named ({error.strerror})"
+            ) from None
+        self._unlink_first()
+
 
 class EmptyFile(_NamedFile):
     """An empty file in the place of memory: it tells who looks for it that there is none."""
 
-    def __init__(self, folder: Path) -> None:
-        """Makes the file.
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        """Makes the file, with those of the names that are not taken.
 
         Raises:
             SharedMemoryUnavailable: the folder can't be used.
@@ -140,9 +145,13 @@ class EmptyFile(_NamedFile):
         super().__init__()
         try:
             self._close = weakref.finalize(self, os.close, self._create(folder))
+            for name in names:
+                with suppress(FileExistsError):
+                    self._link(name)
         except OSError as error:
             self.unlink()
             raise SharedMemoryUnavailable(_why(folder, 0, error)) from None
+        self._unlink_first()
 
 
 def sweep(folder: Path) -> int:

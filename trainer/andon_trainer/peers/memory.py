@@ -163,7 +163,7 @@ class NeighbourMemory:
             mine = ArenaFile(self._folder, size, nonce=self._nonce(self.ranks[self.me]))
             self._file = mine
             self._tell_over()
-            mine.rename(list(self._names_for_others()))
+            mine.rename(self._names_for_others())
             self.files = tuple(
                 mine.memory if each.rank == self.ranks[self.me] else self._map(each, size)
                 for each in self._neighbours
@@ -197,7 +197,11 @@ class NeighbourMemory:
                 mine.unlink()
         for each in self._neighbours:
             if each.rank != self.ranks[self.me]:
-                (self._folder / self._name(each.token_from)).unlink(missing_ok=True)
+                # A file of another user at that name stays.
+                with suppress(OSError):
+                    (self._folder / self._name(each.token_from)).unlink()
+        # A neighbour that was killed may have left names that only it and another dead one knew.
+        sweep(self._folder)
 
     # Words and slots, for the calls.
 
@@ -324,8 +328,7 @@ class NeighbourMemory:
 
     def _leave_empty(self) -> None:
         with suppress(SharedMemoryUnavailable):
-            self._empty = EmptyFile(self._folder)
-            self._empty.rename(list(self._names_for_others()))
+            self._empty = EmptyFile(self._folder, self._names_for_others())
 
     def _slots_of(self, file: mmap.mmap) -> tuple[memoryview, memoryview]:
         middle = _SLOTS + self.slot_bytes
