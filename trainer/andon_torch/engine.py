@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from andon.host.arena import SharedMemoryUnavailable, folder_identity
 from andon.host.tls import ServerIdentity, TlsError, address_of
 from andon.tcp.listening import TcpListener
 from andon.wire.checksums import CAPABILITY as CHECKSUMS
@@ -16,10 +19,13 @@ from andon_trainer.exchange.channels import close_in_children
 from andon_trainer.exchange.ring.exchange import place_of
 from andon_trainer.peers.attendance import RankReport
 from andon_trainer.peers.attending import Attending, AttendSettings, attend
+from andon_trainer.peers.memory import MEMORY_CAPABILITY, can_share
 from andon_trainer.peers.serving import Located
 from andon_trainer.peers.session import Peers
 
 __all__ = ["Engine", "open_engine"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ def open_engine(
         identity = None if config.tls is None else ServerIdentity(config.tls)
     except TlsError as error:
         raise JoinRefused("tls", str(error)) from error
+    memory, shared_folder = _memory(config.shared_dir)
     listener = TcpListener(place.bind, place.port, identity=identity)
     try:
         settings = AttendSettings(
@@ -73,7 +80,8 @@ def open_engine(
             tls=config.tls,
             insecure=config.insecure,
             lanes=address_of(place.advertised, listener.port),
-            capabilities=(CHECKSUMS,),
+            shared_folder=shared_folder,
+            capabilities=(CHECKSUMS,) if memory is None else (CHECKSUMS, MEMORY_CAPABILITY),
             backend=device[0],
             device=device[1],
             form_within_s=meeting.timeout.total_seconds(),
@@ -83,7 +91,7 @@ def open_engine(
         listener.close()
         raise
     close_in_children(address_of(place.bind, listener.port))
-    peers = Peers(attending, listener, tls=config.tls)
+    peers = Peers(attending, listener, tls=config.tls, shared_dir=memory)
 
     def close() -> None:
         peers.close()
@@ -91,3 +99,17 @@ def open_engine(
 
     attending.before_leaving(close)
     return Engine(attending, peers)
+
+
+def _memory(folder: Path | None) -> tuple[Path | None, bytes]:
+    """The folder for memory that is shared with ranks of this host, and its identity.
+
+    None: everything goes over lanes.
+    """
+    if folder is None or not can_share():
+        return None, b""
+    try:
+        return folder, folder_identity(folder)
+    except SharedMemoryUnavailable as error:
+        log.warning("ranks of this host exchange over TCP lanes: %s", error)
+        return None, b""
