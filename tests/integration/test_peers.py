@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ import pytest
 
 from andon.protocol.peer_calls import Call, CallKind
 from andon.protocol.sessions import SessionEnd
-from andon_trainer.core.peer_plan import Places
+from andon_trainer.core.peer_plan import Places, places_of
 from andon_trainer.core.peer_work import Found, Part, Work
 from andon_trainer.errors import CallTimedOut, SessionEnded
 from andon_trainer.peers.collective import OpenCall, PeerGroup
@@ -73,28 +76,103 @@ class Closed:
         return Found(parameter=f"weight{part}", element=(element,))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_kind_gives_what_it_means_small_and_large_in_place_and_not(size: int) -> None:
-    with sessions(size) as ranks:
+@contextlib.contextmanager
+def session_of(hosts: Sequence[int], folder: Path | None) -> Iterator[Ranks]:
+    """Ranks on hosts, which share memory in a folder; none must be left there."""
+    dirs = None if folder is None else [folder] * len(hosts)
+    with sessions(len(hosts), shared_dirs=dirs, hosts=hosts) as ranks:
+        yield ranks
+    assert folder is None or not list(folder.iterdir())
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="andon-tests-") as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["lanes", "memory"])
+@pytest.mark.parametrize(
+    "hosts", [[0], [0, 0], [0, 0, 0], [0, 0, 1, 1], [0, 1, 1]], ids=lambda hosts: str(hosts)
+)
+def test_every_kind_gives_what_it_means_small_and_large_in_place_and_not(
+    hosts: list[int], memory: bool, folder: Path
+) -> None:
+    size, places = len(hosts), alone(len(hosts))
+    if memory:
+        places = places_of([b"%d" % host for host in hosts])
+    with session_of(hosts, folder if memory else None) as ranks:
         groups = groups_of(ranks)
         for kind in COLLECTIVES:
-            for counts in ([0], [300, 5], [100_000], [700_001, 7]):
-                for in_place in (False, True):
-                    uneven = kind is not CallKind.ALL_REDUCE
-                    case = collective(
-                        *(kind, alone(size), counts),
-                        root=size - 1,
-                        in_place=in_place,
-                        uneven=uneven,
-                    )
-                    calls = [g.begin(w) for g, w in zip(groups, case.works, strict=True)]
-                    for call in calls:
-                        call.wait(PATIENCE_S)
-                    for rank in range(size):
-                        case.check(rank)
+            for counts, in_place in (([0], False), ([300, 5], True), ([200_001, 7], False)):
+                case = collective(
+                    *(kind, places, counts),
+                    root=size - 1,
+                    in_place=in_place,
+                    uneven=kind is not CallKind.ALL_REDUCE,
+                )
+                calls = [g.begin(w) for g, w in zip(groups, case.works, strict=True)]
+                for call in calls:
+                    call.wait(PATIENCE_S)
+                for rank in range(size):
+                    case.check(rank)
         assert not ranks.session.faults
         report = ranks.peers[0].report()
-        assert (report.calls, report.pending) == (len(COLLECTIVES) * 8, None)
+        assert (report.calls, report.pending) == (len(COLLECTIVES) * 3, None)
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 0, 1, 1]], ids=["one host", "two hosts"])
+def test_if_memory_can_t_be_shared_the_same_calls_use_lanes(
+    hosts: list[int], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    places = places_of([b"%d" % host for host in hosts])
+    dirs = [folder / "missing"] * len(hosts)
+    with sessions(len(hosts), shared_dirs=dirs, hosts=hosts) as ranks:
+        groups = groups_of(ranks)
+        for count in (5, 300_000, 7):
+            case = collective(CallKind.ALL_REDUCE, places, [count])
+            calls = [g.begin(w) for g, w in zip(groups, case.works, strict=True)]
+            for rank, call in enumerate(calls):
+                call.wait(PATIENCE_S)
+                case.check(rank)
+
+    assert "exchanges over TCP lanes" in caplog.text
+    assert not list(folder.iterdir())
+
+
+def test_calls_in_memory_are_made_in_order_by_whoever_waits_or_by_nobody(folder: Path) -> None:
+    places = Places(((0, 1),))
+    with session_of([0, 0], folder) as ranks:
+        groups = groups_of(ranks)
+        cases = [
+            collective(CallKind.ALL_REDUCE, places, [n + 1], seed=n, in_place=True)
+            for n in range(30)
+        ]
+
+        def make(rank: int) -> None:
+            calls = [
+                groups[rank].begin(case.works[rank], awaited=n % 3 == 0)
+                for n, case in enumerate(cases)
+            ]
+            threads = [
+                threading.Thread(target=call.wait, args=(PATIENCE_S,)) for call in calls[::-2]
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            for call in calls:
+                call.wait(PATIENCE_S)
+
+        makers = [threading.Thread(target=make, args=(rank,)) for rank in (0, 1)]
+        for maker in makers:
+            maker.start()
+        for maker in makers:
+            maker.join(PATIENCE_S)
+
+        for case in cases:
+            case.check(0)
+            case.check(1)
 
 
 def test_groups_may_be_used_in_different_order_and_made_at_different_times() -> None:
@@ -186,39 +264,37 @@ def test_a_small_send_ends_before_it_is_received_and_many_wait_for_their_turn() 
             call.wait(PATIENCE_S)
 
 
-def different(change: Callable[[Work, Work], tuple[Work, Work]]) -> SessionEnded:
-    case = collective(CallKind.ALL_REDUCE, alone(2), [10])
-    other = collective(CallKind.ALL_REDUCE, alone(2), [12])
-    with sessions(2) as ranks:
+@pytest.mark.parametrize("memory", [False, True], ids=["lanes", "memory"])
+def test_ranks_that_make_different_calls_all_fail_with_both_calls(
+    memory: bool, folder: Path
+) -> None:
+    places = Places(((0, 1),)) if memory else alone(2)
+    case, other = (collective(CallKind.ALL_REDUCE, places, [count]) for count in (10, 12))
+    with session_of([0, 0], folder if memory else None) as ranks:
         groups = groups_of(ranks)
-        works = change(case.works[0], other.works[1])
-        calls = [g.begin(w) for g, w in zip(groups, works, strict=True)]
-        errors = [over_of(call) for call in calls]
-        assert errors[0].over is errors[1].over
+        calls = [groups[0].begin(case.works[0]), groups[1].begin(other.works[1])]
+        first, second = (over_of(call).over for call in calls)
+
+        assert first is second
+        assert first.end is SessionEnd.CALLS_DIFFER
+        fault = first.fault
+        assert fault is not None
+        assert fault.call is not None
+        assert fault.other_call is not None
+        assert {fault.call.call.count, fault.other_call.call.count} == {10, 12}
         with pytest.raises(SessionEnded):
             groups[0].begin(case.works[0])
-        return errors[0]
-
-
-def test_ranks_that_make_different_calls_all_fail_with_both_calls() -> None:
-    error = different(lambda mine, its: (mine, its))
-
-    fault = error.over.fault
-    assert error.over.end is SessionEnd.CALLS_DIFFER
-    assert fault is not None
-    assert fault.call is not None
-    assert fault.other_call is not None
-    assert {fault.call.call.count, fault.other_call.call.count} == {10, 12}
 
 
 @pytest.mark.parametrize(
     "kind", [CallKind.ALL_REDUCE, CallKind.REDUCE_SCATTER, CallKind.ALL_GATHER]
 )
 @pytest.mark.parametrize("count", [40, 300_000])
+@pytest.mark.parametrize("memory", [False, True], ids=["lanes", "memory"])
 def test_a_nan_ends_the_session_and_names_rank_parameter_and_element(
-    kind: CallKind, count: int
+    kind: CallKind, count: int, memory: bool, folder: Path
 ) -> None:
-    with sessions(2) as ranks:
+    with session_of([0, 0], folder if memory else None) as ranks:
         groups = groups_of(ranks)
         gates = [Closed(), Closed()]
         case = collective(kind, alone(2), [count, count], gates=gates)

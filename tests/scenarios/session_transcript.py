@@ -151,27 +151,33 @@ class _Commands:
                     if effect.capabilities
                     else ""
                 )
-                return (
-                    f"formed {self.name(effect.stream)}: {_shown(effect.key)}, rank {effect.rank} of "
-                    f"{len(effect.roster)}, lease {effect.lease_s:g} s{can}"
-                )
+                who = f"{self.name(effect.stream)}: {_shown(effect.key)}, rank {effect.rank}"
+                return f"formed {who} of {len(effect.roster)}, lease {effect.lease_s:g} s{can}"
             case on.SendReportAnswer(stream, number):
                 return f"answer {self.name(stream)}: {number}"
             case on.SendOver(stream, over):
                 return f"over {self.name(stream)}: {_over(over)}"
-            case on.SaveSession(key, roster):
-                return f"save {_shown(key)}: {len(roster)} ranks"
-            case on.SaveSessionEnd(key, over):
-                return f"save-end {_shown(key)}: {'in order' if over is None else over.end.name}"
-            case SaveHalt(evidence):
-                where = f" worker {evidence.worker}" if evidence.worker is not None else ""
-                place = f" {evidence.place}" if evidence.place else ""
-                return f"save-halt {evidence.id}: {evidence.reason.name}{where}{place} at step {evidence.step}"
-            case SaveScalars(worker, scalars):
-                numbers = ", ".join(f"{each.name}={each.value:g}" for each in scalars)
-                return f"save-numbers of rank {worker}: {numbers}"
-            case RefuseOperator(message):
-                return f"refuse-operator: {message}"
+            case _:
+                return _saved(effect)
+
+
+def _saved(effect: on.SessionEffect) -> str:
+    match effect:
+        case on.SaveSession(key, roster):
+            return f"save {_shown(key)}: {len(roster)} ranks"
+        case on.SaveSessionEnd(key, over):
+            return f"save-end {_shown(key)}: {'in order' if over is None else over.end.name}"
+        case SaveHalt(evidence):
+            where = f" worker {evidence.worker}" if evidence.worker is not None else ""
+            place = f" {evidence.place}" if evidence.place else ""
+            what = f"{evidence.reason.name}{where}{place} at step {evidence.step}"
+            return f"save-halt {evidence.id}: {what}"
+        case SaveScalars(worker, scalars):
+            numbers = ", ".join(f"{each.name}={each.value:g}" for each in scalars)
+            return f"save-numbers of rank {worker}: {numbers}"
+        case RefuseOperator(message):
+            return f"refuse-operator: {message}"
+    raise AssertionError(f"no words for {effect}")
 
 
 def _pending(text: str) -> PendingCall:

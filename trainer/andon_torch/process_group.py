@@ -52,8 +52,8 @@ class Caller(Protocol):
     def ranks(self) -> tuple[int, ...]:
         """The group's ranks of the session."""
 
-    def begin(self, work: peer_work.Work) -> Waitable:
-        """Begins a call; never blocks."""
+    def begin(self, work: peer_work.Work, *, awaited: bool = False) -> Waitable:
+        """Begins a call; never blocks. `awaited`: the caller waits for it at once."""
 
 
 class Watch(Protocol):
@@ -284,7 +284,7 @@ class AndonProcessGroup(_Base):  # type: ignore[misc]  # see _Base
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         """No rank goes on before all have called."""
         work = peer_work.Work(call=Call(kind=CallKind.BARRIER), itemsize=1)
-        return self._begin(work, Staging(), [], self._limit(opts, timeout))
+        return self._begin(work, Staging(), [], opts, timeout)
 
     # From one rank to another.
 
@@ -325,7 +325,7 @@ class AndonProcessGroup(_Base):  # type: ignore[misc]  # see _Base
             peer=peer,
             receives=receives,
         )
-        return self._begin(work, staging, [tensor], limit)
+        return self._begin(work, staging, [tensor])
 
     # What the above have in common.
 
@@ -344,7 +344,7 @@ class AndonProcessGroup(_Base):  # type: ignore[misc]  # see _Base
             reduce=TorchReduce(reduction, dtype, self.size()),
             gate=self._watch.gate_for(request.inputs, reduction),
         )
-        return self._begin(work, staging, request.results, self._limit(opts, timeout))
+        return self._begin(work, staging, request.results, opts, timeout)
 
     def _move(self, request: Request, opts: Any, timeout: Any = None) -> Work:
         self._check(request.all)
@@ -354,7 +354,7 @@ class AndonProcessGroup(_Base):  # type: ignore[misc]  # see _Base
             itemsize=request.all[0].itemsize,
             parts=request.shape(staging),
         )
-        return self._begin(work, staging, request.results, self._limit(opts, timeout))
+        return self._begin(work, staging, request.results, opts, timeout)
 
     def _move_by_type(
         self,
@@ -386,12 +386,16 @@ class AndonProcessGroup(_Base):  # type: ignore[misc]  # see _Base
         work: peer_work.Work,
         staging: Staging,
         results: Sequence[Tensor],
-        timeout_s: float,
+        opts: Any = None,
+        timeout: Any = None,
     ) -> Work:
         staging.ready()
-        call = self._caller.begin(work)
+        coalesces = getattr(self._coalescing, "works", None) is not None
+        # `torch.distributed` says so where it waits before it returns.
+        awaited = getattr(opts, "asyncOp", True) is False and not coalesces
+        call = self._caller.begin(work, awaited=awaited)
         self._begun += 1
-        return self._noted(CallWork(call, staging, list(results), timeout_s))
+        return self._noted(CallWork(call, staging, list(results), self._limit(opts, timeout)))
 
     def _noted(self, work: Work) -> Work:
         works = getattr(self._coalescing, "works", None)

@@ -135,7 +135,7 @@ class FakeCaller:
         """The group's ranks."""
         return tuple(range(self._of.size))
 
-    def begin(self, work: Work) -> FakeCall:
+    def begin(self, work: Work, *, awaited: bool = False) -> FakeCall:
         """Begins a call."""
         return self._of.begin(self.rank, work)
 

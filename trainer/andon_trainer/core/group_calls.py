@@ -126,22 +126,20 @@ class GroupCalls(Calls):
             PeerViolation: it breaks the protocol.
         """
         call = self._open
-        if call is not None and call.number == piece.sequence:
+        if call is not None and call.number == piece.sequence and peer in call.begun:
             assert call.flow is not None, "an open call has a flow"
-            if peer not in call.begun:
-                raise PeerViolation(f"a piece of call {piece.sequence} before its Begin")
             spans = call.flow.landing(peer, piece.stage, piece.offset, piece.length)
             return call, spans
         early = self._early.get(peer, {}).get(piece.sequence)
         if early is None:
-            raise PeerViolation(f"a piece of call {piece.sequence}, which is not open")
+            raise PeerViolation(f"a piece of call {piece.sequence}, whose Begin did not come")
         early.claim(piece)
         return None
 
     def landed(self, peer: int, piece: Piece, kept: memoryview | None) -> list[PeerEffect]:
         """A piece is where `landing` said, or in `kept`."""
         call, upto = self._open, piece.offset + piece.length
-        if call is not None and call.number == piece.sequence:
+        if call is not None and call.number == piece.sequence and peer in call.begun:
             if kept is None:
                 return self.placed(call, piece.stage, peer, upto)
             # It was early when its head came, and the call has opened since.
@@ -158,7 +156,38 @@ class GroupCalls(Calls):
         self._gone.add(peer)
         return self._guarded(self._miss_the_gone)
 
+    def give_up_memory(self) -> list[PeerEffect]:
+        """Neighbours can't share memory, none of them: everything goes over lanes.
+
+        They find that out in the first call that needs it, so no earlier one went through memory.
+        """
+        self.shares_memory = False
+        call = self._open
+        if call is None or call.flow is None or not call.in_memory:
+            return []
+        near = frozenset(call.flow.plan.peers) - call.flow.elsewhere
+        call.flow.elsewhere |= near
+        call.in_memory = False
+        return self._guarded(lambda: self._start_over_lanes(call, near))
+
     # ------------------------------------------------------------------ inside
+
+    def _start_over_lanes(self, call: Opening, peers: frozenset[int]) -> list[PeerEffect]:
+        flow = call.flow
+        assert flow is not None
+        effects = self._tell(call, flow, peers)
+        for peer in sorted(peers):
+            early = self._early.get(peer, {}).pop(call.number, None)
+            if early is not None:
+                effects += self._meet(call, flow, peer, early.begin)
+                effects += self._place(call, flow, peer, early)
+        return effects + self._miss_the_gone() + self._go_on(call)
+
+    def _tell(self, call: Opening, flow: Flow, peers: frozenset[int]) -> list[PeerEffect]:
+        """Sends Begin."""
+        for peer in peers:
+            self._ahead[peer] = self._ahead.get(peer, 0) + 1
+        return [SendBegin(call, peer, flow.plan.gives_bytes(peer)) for peer in sorted(peers)]
 
     def _plan(self, work: Work) -> Plan:
         if work.call.kind is CallKind.SEND:
@@ -179,17 +208,17 @@ class GroupCalls(Calls):
         return effects
 
     def _start(self, call: Opening, flow: Flow) -> list[PeerEffect]:
-        effects: list[PeerEffect] = []
-        for peer in sorted(flow.elsewhere):
-            self._ahead[peer] = self._ahead.get(peer, 0) + 1
-            effects.append(SendBegin(call, peer, flow.plan.gives_bytes(peer)))
-        if call.work.gate is not None and not checks_piece_by_piece(call.work.call.kind):
+        effects = self._tell(call, flow, flow.elsewhere)
+        call.in_memory = len(flow.elsewhere) < len(flow.plan.peers)
+        divided = not checks_piece_by_piece(call.work.call.kind)
+        if call.work.gate is not None and (divided or call.in_memory):
             call.unchecked = True
             effects.append(CheckInput(call))
-        if len(flow.elsewhere) < len(flow.plan.peers):
-            call.in_memory = True
+        if call.in_memory:
             effects.append(UseMemory(call))
         for peer, waiting in self._early.items():
+            if self._is_near(peer) and call.in_memory:
+                continue
             early = waiting.pop(call.number, None)
             if early is not None:
                 effects += self._meet(call, flow, peer, early.begin)
@@ -209,11 +238,12 @@ class GroupCalls(Calls):
     def _take(self, peer: int, begin: Begin) -> list[PeerEffect]:
         number, call = begin.sequence, self._open
         if call is not None and call.flow is not None and number >= call.number:
-            if number == call.number:
+            if number == call.number and peer in call.flow.elsewhere:
                 return self._meet(call, call.flow, peer, begin) + self._go_on(call)
             if peer in call.flow.elsewhere - call.begun:
                 return [self._skipped(call, peer, begin)]
-        if number >= self._made - len(self._waiting):
+        near = call is not None and number == call.number and self._is_near(peer)
+        if near or number >= self._made - len(self._waiting):
             waiting = self._early.setdefault(peer, {})
             if len(waiting) >= MAX_AHEAD:
                 raise PeerViolation(f"more than {MAX_AHEAD} calls ahead of this rank")
@@ -230,6 +260,10 @@ class GroupCalls(Calls):
         self._ahead[peer] -= 1
         # This rank may have waited for that.
         return self._open_next()
+
+    def _is_near(self, peer: int) -> bool:
+        """Whether a peer's Begin comes because memory can't be shared: this rank learns it, too."""
+        return self.shares_memory and peer in self.places.neighbours(self.rank)
 
     def _meet(self, call: Opening, flow: Flow, peer: int, begin: Begin) -> list[PeerEffect]:
         """A peer has begun the open call: is it the same one?"""

@@ -44,6 +44,8 @@ class Opening:
     """The peers whose Begin is here."""
     unchecked: bool = False
     """Whether nothing may leave, because the gate has not seen all of the input."""
+    checked: bool = False
+    """Whether the gate has seen all of it."""
     in_memory: bool = False
     """Whether its parts among neighbours are not all through."""
     ended: bool = False
@@ -200,7 +202,7 @@ class Calls:
 
     def checked(self, call: Opening) -> list[PeerEffect]:
         """All of the call's input is finite."""
-        call.unchecked = False
+        call.unchecked, call.checked = False, True
         return self._counted(call, lambda flow: None)
 
     def through_memory(self, call: Opening) -> list[PeerEffect]:

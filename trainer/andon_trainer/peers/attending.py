@@ -267,6 +267,7 @@ class Attending(Attendance):
         self._over: SessionOver | None = None
         self._watchers: list[Callable[[SessionOver], None]] = []
         self._source: Callable[[], RankReport] = RankReport
+        self._closing: Callable[[], None] = _nothing
         self._numbers: list[tuple[str, int, float]] = []
         self._left = False
         self._owner = os.getpid()
@@ -321,8 +322,12 @@ class Attending(Attendance):
         """Where reports come from, from now on. `source` is called on the session's thread."""
         self._source = source
 
+    def before_leaving(self, closing: Callable[[], None]) -> None:
+        """Has `closing` called once, before this process leaves: it ends the lanes."""
+        self._closing = closing
+
     def leave(self, *, done: bool) -> None:
-        """Leaves the session; `done` if the script came to its end. Close all lanes first.
+        """Leaves the session; `done` if the script came to its end.
 
         It waits for the coordinator, some seconds at most. A second call does nothing.
         """
@@ -332,6 +337,7 @@ class Attending(Attendance):
             self._left = True
         if os.getpid() != self._owner:
             return  # In a forked child: the session is its parent's.
+        self._closing()
         if self._over is None:
             with self._reporting:
                 self._send_report(self._take_report())
@@ -449,6 +455,10 @@ class Attending(Attendance):
             )
             self._ended.wait(_FAULT_S)
         self.leave(done=failure is None)
+
+
+def _nothing() -> None:
+    """What there is to close without lanes."""
 
 
 def _attend_to(settings: AttendSettings, incarnation: int) -> session_pb2.Attend:

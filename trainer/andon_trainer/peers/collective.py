@@ -26,10 +26,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from andon.protocol.peer_calls import EAGER_BYTES, Call, CallKind, PendingCall
+from andon.host.arena import SharedMemoryUnavailable
+from andon.protocol.peer_calls import (
+    EAGER_BYTES,
+    Call,
+    CallKind,
+    PendingCall,
+    group_number,
+    sends_number,
+)
 from andon.protocol.peer_frames import Begin, Piece
 from andon.protocol.sessions import RankFault, SessionEnd, SessionOver
 from andon.wire.peer_frames import peer_head
+from andon_trainer.core.collectives import plan_of
 from andon_trainer.core.group_calls import GroupCalls
 from andon_trainer.core.peer_effects import (
     CheckInput,
@@ -42,19 +51,29 @@ from andon_trainer.core.peer_effects import (
     SendBegin,
     SendPiece,
     UseMemory,
+    sizes_of,
 )
 from andon_trainer.core.peer_flow import Give, MakeSome, row_of
-from andon_trainer.core.peer_plan import Buffer, Places, Span
+from andon_trainer.core.peer_plan import Buffer, Places, Span, Stage
 from andon_trainer.core.peer_work import Ended, Work
 from andon_trainer.core.send_calls import SendCalls
 from andon_trainer.errors import CallTimedOut, SessionEnded
+from andon_trainer.peers.host_calls import HostCall, HostCalls, differing_fault, left_fault
 from andon_trainer.peers.lanes import HeadOut, Outgoing
+from andon_trainer.peers.memory import CallDiffers, NeighbourLeft, NeighbourMemory
+from andon_trainer.peers.memory_calls import transfer
 from andon_trainer.peers.values import BadValue, Values
 
 __all__ = ["GroupSession", "OpenCall", "PeerGroup"]
 
 _log = logging.getLogger(__name__)
 
+_CLOSE_S = 1.0
+"""How long the end of a session waits for a call to come out of memory."""
+_LOOK_S = 0.1
+"""How often a thread that waits looks whether the session is over."""
+_SYMMETRIC = frozenset({CallKind.ALL_REDUCE, CallKind.ALL_GATHER})
+"""Kinds in which either all neighbours have a part in a stage or none has."""
 _LONG_BYTES = 4 * EAGER_BYTES
 """What a call may copy and reduce on its caller's thread."""
 
@@ -100,6 +119,10 @@ class OpenCall:
         self.values = Values.of(work, group.ranks[group.rank], len(group.ranks))
         self.began = time.monotonic()
         self.opening: Opening | None = None
+        """Its state, if it goes over lanes."""
+        self.host: HostCalls | None = None
+        """Who makes it, if it goes through memory alone."""
+        self._number = 0
         self._open = threading.Lock()
         """Held until the call has ended."""
         self._open.acquire()
@@ -109,6 +132,11 @@ class OpenCall:
         self._error: BaseException | None = None
         self._told: list[Ended] = []
         self._scratch: memoryview | None = None
+
+    @property
+    def number(self) -> int:
+        """Its number in the group; of a SEND, among those of its sender to its receiver."""
+        return self._number if self.opening is None else self.opening.number
 
     @property
     def sender(self) -> int | None:
@@ -126,9 +154,16 @@ class OpenCall:
             SessionEnded: the session is over.
             CallTimedOut: it has not ended in time; it stays open.
         """
-        if not self._open.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
-            raise CallTimedOut(self._group.late(self, timeout_s or 0.0))
-        self._open.release()
+        began = time.monotonic()
+        if self.host is not None and not self._ended:
+            self.host.help(self, timeout_s)
+        if not self._ended:
+            left_s = -1.0
+            if timeout_s is not None:
+                left_s = max(0.0, timeout_s - (time.monotonic() - began))
+            if not self._open.acquire(timeout=left_s):
+                raise CallTimedOut(self._group.late(self, timeout_s or 0.0))
+            self._open.release()
         if self._error is not None:
             raise self._error
 
@@ -205,7 +240,7 @@ class _PieceOut:
         transfer = opening.flow.plan.stages[give.stage].gives[give.give]
         spans = list(row_of(transfer.spans, give.start, give.stop))
         views = [self.call.view(span) for span in spans]
-        if self.call.values.gate is not None:
+        if self.call.values.gate is not None and not opening.checked:
             try:
                 for span, view in zip(spans, views, strict=True):
                     if span.buffer is Buffer.GIVES:
@@ -236,9 +271,17 @@ class PeerGroup:
         name: str,
         ranks: Sequence[int],
         places: Places,
-        numbers: tuple[int, int],
+        memory: NeighbourMemory | None = None,
     ) -> None:
-        """Of `Peers.group`."""
+        """Of `Peers.group`.
+
+        Args:
+            session: the session.
+            name: the group's.
+            ranks: its ranks of the session, in order, this one too.
+            places: where they are.
+            memory: what this rank shares with its neighbours; None: everything goes over lanes.
+        """
         self.name = name
         self.ranks = tuple(ranks)
         self.rank = self.ranks.index(session.rank)
@@ -246,17 +289,36 @@ class PeerGroup:
         self.places = places
         self._lock = threading.RLock()
         """Owns the cores, and the order of what is put on lanes."""
-        self.collectives = GroupCalls(group=numbers[0], places=places, rank=self.rank)
-        self.sends = SendCalls(group=numbers[1], places=places, rank=self.rank)
-        self._calls: dict[Opening, OpenCall] = {}
-        """Those that have not ended."""
+        number = group_number(name, ranks)
+        on_one_host = len(places.hosts) == 1
+        self._memory = memory
+        self._host: HostCalls | None = None
+        """Makes collectives, if all ranks are neighbours."""
+        if memory is not None and on_one_host:
+            self._host = HostCalls(self, memory, session.rank, f"andon-peer-memory-{name}")
+        self.collectives = GroupCalls(
+            group=number,
+            places=places,
+            rank=self.rank,
+            shares_memory=memory is not None and not on_one_host,
+        )
+        self.sends = SendCalls(group=sends_number(name, ranks), places=places, rank=self.rank)
+        self._moved = threading.Condition(self._lock)
+        """Notified when a call that uses memory and lanes has made progress."""
+        self._calls: dict[OpenCall, None] = {}
+        """Those that have not ended, oldest first."""
+        self._openings: dict[Opening, OpenCall] = {}
+        """Those of them that go over lanes."""
         self._queue: queue.SimpleQueue[tuple[GroupCalls | SendCalls, list[Deferred]] | None] = (
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
 
-    def begin(self, work: Work) -> OpenCall:
+    def begin(self, work: Work, *, awaited: bool = False) -> OpenCall:
         """Makes a call. Never blocks.
+
+        With `awaited` the caller waits for it at once: then no other thread need be woken for a
+        call that goes through memory, and none is.
 
         Raises:
             SessionEnded: the session is over.
@@ -264,27 +326,109 @@ class PeerGroup:
         """
         core = self.sends if work.call.kind is CallKind.SEND else self.collectives
         call = OpenCall(self, work)
+        if self._host is not None and core is self.collectives:
+            self._require_parts(work)
+            if self._begin_on_host(self._host, call, awaited=awaited):
+                return call
         with self._lock:
-            over = self.session.over
-            if over is not None:
-                raise SessionEnded(over)
-            opening, effects = core.begin(work)
-            call.opening = opening
-            self._calls[opening] = call
-            deferred = self._act(core, effects)
+            deferred = self._begin(core, call)
         if sum(_size_of(each) for each in deferred) > _LONG_BYTES:
             self._hand_over(core, deferred)
         else:
             self._settle(core, deferred)
         return call
 
+    def leave(self) -> None:
+        """This rank makes no more calls."""
+        if self._host is not None:
+            self._host.leave()
+        elif self._memory is not None:
+            self._memory.leave()
+
     def close(self, error: BaseException) -> None:
         """Ends all calls. Lanes are closed already."""
-        with self._lock:
-            calls, self._calls = list(self._calls.values()), {}
+        if self._host is not None:
+            self._host.close()
+        elif self._memory is not None:
+            self._memory.end()
+        with self._moved:
+            calls = list(self._calls)
+            self._calls.clear()
+            self._openings.clear()
             self._queue.put(None)
+            self._moved.notify_all()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_S)
+        if self._memory is not None:
+            self._memory.close()
         for each in calls:
             each.end(error)
+
+    # ------------------------------------------------------------------ memory alone
+
+    @property
+    def over(self) -> SessionOver | None:
+        """Why the session is over."""
+        return self.session.over
+
+    def made(self, call: HostCall) -> None:
+        """A call through memory has ended well."""
+        assert isinstance(call, OpenCall)
+        with self._lock:
+            self._calls.pop(call, None)
+        self.session.ended(call)
+        call.end(None)
+
+    def faulty(self, call: HostCall, fault: RankFault) -> None:
+        """A call through memory shows that the session can't go on."""
+        assert isinstance(call, OpenCall)
+        self.collectives.failed = True
+        named = fault if fault.call is not None else replace(fault, call=self.pending_of(call))
+        self.session.fault(named)
+
+    def without_memory(self, calls: list[HostCall], why: str) -> None:
+        """Memory can't be shared: these calls, the first ones of the group, go over lanes."""
+        _log.warning("group %s exchanges over TCP lanes: %s", self.name, why)
+        for call in calls:
+            assert isinstance(call, OpenCall)
+            with self._lock:
+                # What is begun meanwhile waits for the lock, and comes behind them.
+                deferred = self._begin(self.collectives, call)
+            call.host = None
+            self._settle(self.collectives, deferred)
+
+    def named(self, sequence: int, work: Work) -> PendingCall:
+        """A call as reports name it."""
+        return self._named(self.collectives, (sequence, work.call))
+
+    def _begin_on_host(self, host: HostCalls, call: OpenCall, *, awaited: bool) -> bool:
+        """Makes a call through memory; False if that can't be shared."""
+        with self._lock:
+            if self.session.over is not None:
+                raise SessionEnded(self.session.over)
+            # First: another thread may make it, and end it, at once.
+            self._calls[call] = None
+            call.host = host
+        number = host.begin(call, awaited=awaited)
+        if number is None:
+            call.host = None
+            return False
+        call._number = number
+        return True
+
+    def _require_parts(self, work: Work) -> None:
+        """Refuses what no plan can be made for, as lanes do."""
+        plan_of(work.call, sizes_of(work), work.itemsize, self.places, self.rank)
+
+    def _begin(self, core: GroupCalls | SendCalls, call: OpenCall) -> list[Deferred]:
+        over = self.session.over
+        if over is not None:
+            raise SessionEnded(over)
+        opening, effects = core.begin(call.work)
+        call.opening = opening
+        self._openings[opening] = call
+        self._calls[call] = None
+        return self._act(core, effects)
 
     # ------------------------------------------------------------------ what lanes say
 
@@ -307,7 +451,7 @@ class PeerGroup:
         with self._lock:
             found = core.landing(peer, piece)
             # Without its call, the session is over: nothing becomes of the bytes.
-            call = None if found is None else self._calls.get(found[0])
+            call = None if found is None else self._openings.get(found[0])
         if found is None or call is None:
             return None
         return [call.view(span) for span in found[1]]
@@ -339,32 +483,35 @@ class PeerGroup:
     def pending(self) -> OpenCall | None:
         """The call that has been open for longest."""
         with self._lock:
-            calls = list(self._calls.values())
-        return min(calls, key=lambda each: each.began, default=None)
+            return next(iter(self._calls), None)
 
     def pending_of(self, call: OpenCall) -> PendingCall:
         """A call as reports name it."""
-        opening = call.opening
-        assert opening is not None
-        core = self.sends if opening.work.call.kind is CallKind.SEND else self.collectives
-        with self._lock:
-            missing = opening.missing()
+        core = self.sends if call.work.call.kind is CallKind.SEND else self.collectives
+        missing: Sequence[int]
+        if call.host is not None:
+            missing = call.host.missing
+        else:
+            with self._lock:
+                places = [] if call.opening is None else call.opening.missing()
+            missing = [self.ranks[each] for each in places]
         return PendingCall(
             group_name=self.name,
             group=core.group,
-            sequence=opening.number,
-            call=opening.work.call,
+            sequence=call.number,
+            call=call.work.call,
             open_s=time.monotonic() - call.began,
-            missing=tuple(self.ranks[each] for each in missing),
+            missing=tuple(missing),
         )
 
-    def late(self, call: OpenCall, timeout_s: float) -> str:
+    def late(self, call: HostCall, timeout_s: float) -> str:
         """What people read of a call that has not ended in time."""
+        assert isinstance(call, OpenCall)
         pending = self.pending_of(call)
         missing = ", ".join(map(str, pending.missing))
-        waits = f"rank {missing}" if len(pending.missing) == 1 else f"ranks {missing}"
-        return f"{pending} has not ended within {timeout_s:g} s" + (
-            f": it waits for {waits}" if missing else ""
+        ranks = f"rank {missing} is" if len(pending.missing) == 1 else f"ranks {missing} are"
+        return f"{pending}: the timeout of {timeout_s:g} s passed" + (
+            f", and {ranks} missing" if missing else ""
         )
 
     # ------------------------------------------------------------------ inside
@@ -372,6 +519,8 @@ class PeerGroup:
     def _event(self, core: GroupCalls | SendCalls, event: Callable[[], list[PeerEffect]]) -> None:
         with self._lock:
             deferred = self._act(core, event())
+            if self.collectives.shares_memory:
+                self._moved.notify_all()
         self._settle(core, deferred)
 
     def _act(self, core: GroupCalls | SendCalls, effects: list[PeerEffect]) -> list[Deferred]:
@@ -393,11 +542,11 @@ class PeerGroup:
                 self.session.put(self.ranks[effect.peer], HeadOut(head))
             elif isinstance(effect, SendPiece):
                 give = effect.give
-                out = _PieceOut(self, self._calls[effect.call], core, give)
+                out = _PieceOut(self, self._openings[effect.call], core, give)
                 if self.session.put(self.ranks[give.peer], out):
                     todo += core.left(effect.call, give.stage, give.give, give.stop)
             elif isinstance(effect, PlaceKept):
-                _copy(self._calls[effect.call], effect)
+                _copy(self._openings[effect.call], effect)
                 todo += core.placed(effect.call, effect.stage, effect.peer, effect.upto)
             else:
                 deferred.append(effect)
@@ -418,11 +567,17 @@ class PeerGroup:
             elif isinstance(effect, ReportFault):
                 self._report(core, effect)
             else:
-                raise AssertionError("no neighbours share memory here")
+                # It waits for lanes: on the group's own thread, wherever it came up.
+                if threading.current_thread() is not self._thread:
+                    self._hand_over(core, [effect])
+                    continue
+                todo += self._through_memory(effect.call)
 
     def _end(self, opening: Opening) -> None:
         with self._lock:
-            call = self._calls.pop(opening, None)
+            call = self._openings.pop(opening, None)
+            if call is not None:
+                self._calls.pop(call, None)
         if call is not None:
             self.session.ended(call)
             call.end(None)
@@ -430,7 +585,7 @@ class PeerGroup:
     def _make(
         self, core: GroupCalls | SendCalls, opening: Opening, some: MakeSome
     ) -> list[Deferred]:
-        call = self._calls.get(opening)
+        call = self._openings.get(opening)
         if call is None or core.failed:
             return []
         assert opening.flow is not None
@@ -452,7 +607,7 @@ class PeerGroup:
             return self._act(core, core.made(opening, some.stage, some.make, some.stop))
 
     def _check(self, core: GroupCalls | SendCalls, opening: Opening) -> list[Deferred]:
-        call = self._calls.get(opening)
+        call = self._openings.get(opening)
         if call is None:
             return []
         try:
@@ -483,7 +638,7 @@ class PeerGroup:
         )
 
     def _report(self, core: GroupCalls | SendCalls, fault: ReportFault) -> None:
-        call = None if fault.call is None else self._calls.get(fault.call)
+        call = None if fault.call is None else self._openings.get(fault.call)
         mine = None if call is None else self.pending_of(call)
         if mine is None and fault.own is not None:
             mine = self._named(core, fault.own)
@@ -502,6 +657,88 @@ class PeerGroup:
         return PendingCall(
             group_name=self.name, group=core.group, sequence=number, call=call, open_s=0.0
         )
+
+    # ------------------------------------------------------------------ memory and lanes
+
+    def _through_memory(self, opening: Opening) -> list[Deferred]:
+        """Gives neighbours their parts, and gets theirs. Runs on the group's own thread."""
+        call, memory, core = self._openings.get(opening), self._memory, self.collectives
+        if call is None or memory is None or core.failed:
+            return []
+        try:
+            if not memory.opened:
+                memory.open(self._still)
+            deferred = list[Deferred]()
+            for stage in self._memory_stages(opening):
+                deferred += self._transfer(memory, call, opening, stage)
+        except SharedMemoryUnavailable as error:
+            _log.warning("group %s exchanges over TCP lanes alone: %s", self.name, error)
+            with self._lock:
+                return self._act(core, core.give_up_memory())
+        except SessionEnded:
+            return []  # Whoever ends the session ends the call.
+        except CallDiffers as differs:
+            self.faulty(call, differing_fault(self, call.work, differs))
+            return []
+        except NeighbourLeft as left:
+            self.faulty(call, left_fault(call.work, left))
+            return []
+        except Exception as error:
+            self._failed(core, call, error)
+            return []
+        with self._lock:
+            return deferred + self._act(core, core.through_memory(opening))
+
+    def _memory_stages(self, opening: Opening) -> list[int]:
+        """The stages in which some neighbour may give another something: the same for all."""
+        assert opening.flow is not None
+        stages = opening.flow.plan.stages
+        if opening.work.call.kind not in _SYMMETRIC:
+            # A barrier has none, and needs one.
+            return list(range(len(stages))) or [0]
+        near = frozenset(self.places.neighbours(self.rank))
+        return [
+            number
+            for number, stage in enumerate(stages)
+            if near & {each.peer for each in (*stage.gives, *stage.gets)}
+        ]
+
+    def _transfer(
+        self, memory: NeighbourMemory, call: OpenCall, opening: Opening, number: int
+    ) -> list[Deferred]:
+        flow, core = opening.flow, self.collectives
+        assert flow is not None
+        stage = flow.plan.stages[number] if flow.plan.stages else Stage()
+        near = self.places.neighbours(self.rank)
+        gives = {each.peer: (i, each) for i, each in enumerate(stage.gives) if each.peer in near}
+        gets = {each.peer: each for each in stage.gets if each.peer in near}
+        with self._moved:
+            while not all(flow.give_ready(number, i) == each.size for i, each in gives.values()):
+                self._moved.wait(_LOOK_S)
+                self._still(())
+        rows = [
+            (
+                [call.view(span) for span in gives[peer][1].spans] if peer in gives else [],
+                [call.view(span) for span in gets[peer].spans] if peer in gets else [],
+            )
+            for peer in near
+        ]
+        transfer(memory, call.work, opening.number, number, rows, self._still)
+        with self._lock:
+            effects: list[PeerEffect] = []
+            for i, each in gives.values():
+                effects += core.left(opening, number, i, each.size)
+            for peer, each in gets.items():
+                effects += core.placed(opening, number, peer, each.size)
+            deferred = self._act(core, effects)
+        # The next stage may need what is made of it.
+        self._settle(core, deferred)
+        return []
+
+    def _still(self, _: tuple[int, ...]) -> None:
+        over = self.session.over
+        if over is not None:
+            raise SessionEnded(over)
 
     # ------------------------------------------------------------------ the group's own thread
 

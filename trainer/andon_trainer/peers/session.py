@@ -20,7 +20,6 @@ from andon.protocol.peer_calls import (
     MAX_AHEAD,
     MAX_PIECE_BYTES,
     group_number,
-    sends_number,
 )
 from andon.protocol.peer_frames import Begin, LaneEnd, Piece
 from andon.protocol.sessions import RankFault, RankReport, SessionEnd, SessionOver
@@ -33,11 +32,13 @@ from andon.wire.peer_frames import PeerHead, crc32c_of, parse_head, peer_head
 from andon_trainer.core.collectives import places_of
 from andon_trainer.core.group_calls import GroupCalls
 from andon_trainer.core.peer_flow import PeerViolation
+from andon_trainer.core.peer_plan import Places
 from andon_trainer.core.send_calls import SendCalls
 from andon_trainer.errors import SessionEnded
 from andon_trainer.peers.attendance import Attendance
 from andon_trainer.peers.collective import OpenCall, PeerGroup
 from andon_trainer.peers.lanes import HeadOut, Lanes, Outgoing, PeerFrames
+from andon_trainer.peers.memory import MEMORY_CAPABILITY, Neighbour, NeighbourMemory
 
 __all__ = ["Peers"]
 
@@ -76,7 +77,12 @@ class Peers:
     """All groups of one session in this process."""
 
     def __init__(
-        self, attendance: Attendance, listener: TcpListener, *, tls: Path | None = None
+        self,
+        attendance: Attendance,
+        listener: TcpListener,
+        *,
+        tls: Path | None = None,
+        shared_dir: Path | None = None,
     ) -> None:
         """Offers lanes to the other ranks, and opens none yet.
 
@@ -84,10 +90,14 @@ class Peers:
             attendance: the session, which was formed.
             listener: where this rank's lanes are taken. It stays the caller's.
             tls: the folder of certificates; None: nothing is encrypted.
+            shared_dir: where this rank shares memory with its neighbours. None: it did not list
+                that capability when it attended.
         """
         self._attendance = attendance
+        self._shared_dir = shared_dir
         formed = attendance.formed
         self.rank = attendance.rank
+        self._capabilities = formed.capabilities
         self.checksums = CHECKSUMS in formed.capabilities
         self._lock = threading.RLock()
         """Guards what follows. Taken before the lock of a group, never while that is held."""
@@ -127,9 +137,12 @@ class Peers:
             raise ValueError(f"ranks {list(ranks)} are not different ones, rank {self.rank} too")
         if not set(ranks) <= set(range(len(peers))):
             raise ValueError(f"ranks {list(ranks)} are not among those of the session")
-        places = places_of([b"" for _ in ranks])
-        numbers = group_number(name, ranks), sends_number(name, ranks)
-        group = PeerGroup(self, name, ranks, places, numbers)
+        chosen = [peers[rank] for rank in ranks]
+        shares = self._shared_dir is not None and MEMORY_CAPABILITY in self._capabilities
+        places = places_of([each.shared_folder if shares else b"" for each in chosen])
+        memory = self._memory(name, ranks, places) if shares else None
+        group = PeerGroup(self, name, ranks, places, memory)
+        numbers = group.collectives.group, group.sends.group
         with self._lock:
             if self._over is not None:
                 raise SessionEnded(self._over)
@@ -143,18 +156,37 @@ class Peers:
             group.gone(group.ranks.index(peer))
         return group
 
+    def _memory(self, name: str, ranks: Sequence[int], places: Places) -> NeighbourMemory | None:
+        """What this rank shares with its neighbours in a group; None if it has none there."""
+        formed, near = self._attendance.formed, places.neighbours(list(ranks).index(self.rank))
+        if len(near) < 2 or self._shared_dir is None:
+            return None
+        if len(places.hosts) > 1 and not places.even:
+            # Plans count each rank as a host of its own.
+            return None
+        neighbours = [
+            Neighbour(rank=peer.rank, token_to=peer.token_to, token_from=peer.token_from)
+            for peer in (formed.peers[ranks[place]] for place in near)
+        ]
+        return NeighbourMemory(
+            self._shared_dir, formed.key, group_number(name, ranks), neighbours, self.rank
+        )
+
     def _admit(self, number: int, group: PeerGroup, core: _Core) -> None:
         for peer, stranger in self._strangers.pop(number, {}).items():
             for frame, kept in stranger.frames:
                 self._replay(group, core, peer, frame, kept)
         self._groups[number] = group, core
 
+    def _all_groups(self) -> list[PeerGroup]:
+        return list({id(group): group for group, _ in self._groups.values()}.values())
+
     def report(self) -> RankReport:
         """What this rank has exchanged, and what is open."""
         with self._lock:
-            groups = {id(group): group for group, _ in self._groups.values()}
+            groups = self._all_groups()
             counted = self._calls, self._bytes, self._exchange_s
-        found = [(group, call) for group in groups.values() if (call := group.pending())]
+        found = [(group, call) for group in groups if (call := group.pending())]
         pending = None
         if found:
             group, call = min(found, key=lambda each: each[1].began)
@@ -170,6 +202,8 @@ class Peers:
                 return
             self._closed = True
         if self._over is None:
+            for group in self._all_groups():
+                group.leave()
             for peer in self._lanes.linked:
                 self._lanes.put(peer, HeadOut(peer_head(LaneEnd(), checksums=self.checksums)))
             self._lanes.finish(_FINISH_S)
@@ -258,8 +292,8 @@ class Peers:
         self._lanes.left(peer)
         with self._lock:
             self._gone.add(peer)
-            groups = {id(group): group for group, _ in self._groups.values()}
-        for group in groups.values():
+            groups = self._all_groups()
+        for group in groups:
             if peer in group.ranks:
                 group.gone(group.ranks.index(peer))
 
@@ -307,11 +341,11 @@ class Peers:
         with self._lock:
             if self._over is None:
                 self._over = over
-            groups = {id(group): group for group, _ in self._groups.values()}
+            groups = self._all_groups()
             self._strangers.clear()
         # First: nobody may read or write the memory of a call that has ended.
         self._lanes.close()
-        for group in groups.values():
+        for group in groups:
             group.close(SessionEnded(self._over))
 
     def _tell(self) -> None:

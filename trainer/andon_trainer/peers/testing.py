@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from andon.protocol.sessions import (
 from andon.protocol.tokens import peer_token
 from andon.tcp.listening import TcpListener
 from andon.wire.checksums import CAPABILITY as CHECKSUMS
+from andon_trainer.peers.memory import MEMORY_CAPABILITY
 from andon_trainer.peers.session import Peers
 
 __all__ = ["FakeSession", "RankSeat", "formed_for", "sessions"]
@@ -155,20 +156,36 @@ def sessions(
     *,
     tls: Path | None = None,
     checksums: bool = True,
-    folders: list[bytes] | None = None,
+    shared_dirs: Sequence[Path] | None = None,
+    hosts: Sequence[int] | None = None,
 ) -> Iterator[Ranks]:
-    """A session whose ranks share this process; ends them."""
+    """A session whose ranks share this process; ends them.
+
+    Args:
+        size: how many ranks.
+        tls: the folder of certificates.
+        checksums: whether frames have checksums.
+        shared_dirs: by rank, where it shares memory; None: none does.
+        hosts: by rank, on which host it pretends to be; None: all are on one.
+    """
     identity = None if tls is None else ServerIdentity(tls)
     listeners = [TcpListener("127.0.0.1", identity=identity) for _ in range(size)]
     addresses = [f"127.0.0.1:{each.port}" for each in listeners]
     session = FakeSession()
-    capabilities = frozenset({CHECKSUMS} if checksums else ())
+    folders = None
+    capabilities = {CHECKSUMS} if checksums else set()
+    if shared_dirs is not None:
+        capabilities.add(MEMORY_CAPABILITY)
+        folders = [folder_of(f"host {host}") for host in hosts or [0] * size]
     ranks = Ranks(session, [], listeners)
     try:
         for rank in range(size):
-            formed = formed_for(rank, addresses, capabilities=capabilities, folders=folders)
+            formed = formed_for(
+                rank, addresses, capabilities=frozenset(capabilities), folders=folders
+            )
             seat = RankSeat(session, rank, formed)
-            ranks.peers.append(Peers(seat, listeners[rank], tls=tls))
+            shared_dir = None if shared_dirs is None else shared_dirs[rank]
+            ranks.peers.append(Peers(seat, listeners[rank], tls=tls, shared_dir=shared_dir))
         yield ranks
     finally:
         for peers in ranks.peers:
