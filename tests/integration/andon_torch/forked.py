@@ -1,7 +1,8 @@
 """Runs scenarios with real ranks: `python forked.py < SPEC.json`; a line of JSON for each.
 
 A rank is a process that is forked from this one, which has imported everything: to import PyTorch
-takes seconds. It forms its group by a file, and says in a pipe what the scenario returned or raised.
+takes seconds. It forms its group by a file, and tells by a pipe what the scenario returned or
+raised.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 PATIENCE_S = 60
-LEASE_S = 2.0
+LEASE_S = 3.0
 
 
 @contextmanager
@@ -89,8 +90,9 @@ def _stopped(ranks: list[Any]) -> set[int]:
 def _rank(spec: dict[str, Any], rank: int, address: str, store: Path, pipe: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ |= {"ANDON_ADDRESS": address, **spec.get("env", {})}
-    import scenarios
     import torch.distributed as dist
+
+    import scenarios
 
     try:
         dist.init_process_group(
@@ -111,10 +113,11 @@ def _rank(spec: dict[str, Any], rank: int, address: str, store: Path, pipe: Any)
 
 def main() -> None:
     """Runs the specs of the standard input."""
-    import torch
+    # Here, and not in every process: DistributedDataParallel imports the last one.
+    import torch._dynamo
 
     import andon_torch.groups
-    import andon_torch.hooks  # noqa: F401 - here, and not in every process
+    import andon_torch.hooks  # noqa: F401
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="andon-plain-") as name:
@@ -123,7 +126,8 @@ def main() -> None:
         with service(folder) as (address, pid):
             os.environ["SERVICE_PID"] = str(pid)
             for spec in json.load(sys.stdin):
-                print(json.dumps(run(spec, address, folder)), flush=True)
+                sys.stdout.write(json.dumps(run(spec, address, folder)) + "\n")
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -59,11 +59,11 @@ def losses(kind: str, spoil_at: int | None = None, hook: bool = False) -> dict[s
         optimizer.zero_grad()
         before = _weights(plain)
         try:
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # it has none
         except RuntimeError as error:
             return {"step": step, "error": str(error), "moved": before != _weights(plain)}
         optimizer.step()
-        found.append(loss.item().hex())
+        found.append(float(loss.item()).hex())
         moved.append(_weights(plain))
     return {"losses": found, "weights": moved[-1]}
 
@@ -79,7 +79,7 @@ def _spoil(module: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor,
 def _weights(plain: nn.Module) -> list[str]:
     """The weights that this rank holds, to the bit."""
     return [
-        getattr(each, "_local_tensor", each).detach().double().sum().item().hex()
+        float(getattr(each, "_local_tensor", each).detach().double().sum().item()).hex()
         for each in plain.parameters()
     ]
 
