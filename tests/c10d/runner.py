@@ -36,8 +36,8 @@ def main(ranks: str, backend: str, names: list[str]) -> None:
         }
         cases = _cases()
         if not names:
-            for name in sorted(each for each in dir(cases) if each.startswith("test_")):
-                print(name)
+            found = sorted(each for each in dir(cases) if each.startswith("test_"))
+            sys.stdout.write("".join(f"{name}\n" for name in found))
             return
         # Tests of some groups are skipped below eight ranks, except for this one.
         os.environ["BACKEND"] = "mpi"
@@ -46,7 +46,8 @@ def main(ranks: str, backend: str, names: list[str]) -> None:
             results = sys.stdout
             with redirect_stdout(sys.stderr):  # PyTorch's tests print.
                 for name in names:
-                    print(json.dumps([name, *_outcome(cases, name)]), file=results, flush=True)
+                    results.write(json.dumps([name, *_outcome(cases, name)]) + "\n")
+                    results.flush()
 
 
 def _cases() -> Any:
@@ -58,7 +59,7 @@ def _cases() -> Any:
 
     class Forked(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         def setUp(self) -> None:
-            super().setUp()
+            super().setUp()  # type: ignore[no-untyped-call]  # it has none
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     distributed_test.BACKEND = "andon"

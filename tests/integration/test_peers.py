@@ -16,11 +16,13 @@ import pytest
 
 from andon.protocol.peer_calls import Call, CallKind
 from andon.protocol.sessions import SessionEnd
+from andon.tcp.listening import TcpListener
 from andon_trainer.core.peer_plan import Places, places_of
 from andon_trainer.core.peer_work import Found, Part, Work
 from andon_trainer.errors import CallTimedOut, SessionEnded
 from andon_trainer.peers.collective import OpenCall, PeerGroup
-from andon_trainer.peers.testing import Ranks, sessions
+from andon_trainer.peers.session import Peers
+from andon_trainer.peers.testing import FakeSession, Ranks, RankSeat, formed_for, sessions
 from unit.andon_trainer.call_cases import COLLECTIVES, collective, reduce_floats
 
 pytestmark = pytest.mark.integration
@@ -403,3 +405,23 @@ def test_a_rank_whose_lanes_break_is_accused_at_once() -> None:
 
         assert (over.end, over.culprit) == (SessionEnd.UNREACHABLE, 1)
         assert time.monotonic() - began < 1.0
+
+
+def test_a_rank_that_learns_later_that_the_session_was_formed_is_waited_for() -> None:
+    listeners = [TcpListener("127.0.0.1") for _ in range(2)]
+    addresses = [f"127.0.0.1:{each.port}" for each in listeners]
+    session = FakeSession()
+    seats = [RankSeat(session, rank, formed_for(rank, addresses)) for rank in range(2)]
+    case = collective(CallKind.ALL_REDUCE, alone(2), [10])
+    first = Peers(seats[0], listeners[0])
+    call = first.group("default", [0, 1]).begin(case.works[0])
+    with pytest.raises(CallTimedOut):
+        call.wait(0.1)
+
+    second = Peers(seats[1], listeners[1])
+    second.group("default", [0, 1]).begin(case.works[1]).wait(PATIENCE_S)
+    call.wait(PATIENCE_S)
+
+    assert not session.faults
+    for each in (first, second, *listeners):
+        each.close()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Staging", "check_tensor", "name_of"]
+__all__ = ["Staging", "bytes_of", "check_tensor", "name_of"]
 
 _NAMES = {
     dtype: name
@@ -76,27 +76,27 @@ class Staging:
 
     def gives(self, tensor: Tensor) -> memoryview:
         """The elements of an input."""
-        return _bytes_of(tensor if _is_direct(tensor) else self._copied(tensor.detach()))
+        return bytes_of(tensor if _is_direct(tensor) else self._copied(tensor.detach()))
 
     def takes(self, tensor: Tensor) -> memoryview:
         """Memory for the elements of an output."""
         if _is_direct(tensor):
-            return _bytes_of(tensor)
+            return bytes_of(tensor)
         tensor = tensor.detach()
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         if tensor.is_cuda:
             _order_after_script(tensor)
         self._landings.append((tensor, host))
-        return _bytes_of(host)
+        return bytes_of(host)
 
     def changes(self, tensor: Tensor) -> memoryview:
         """The elements of a tensor that is input and output."""
         if _is_direct(tensor):
-            return _bytes_of(tensor)
+            return bytes_of(tensor)
         tensor = tensor.detach()
         host = self._copied(tensor)
         self._landings.append((tensor, host))
-        return _bytes_of(host)
+        return bytes_of(host)
 
     def ready(self) -> None:
         """Waits until all inputs are in the processor's memory."""
@@ -157,7 +157,7 @@ def _is_direct(tensor: Tensor) -> bool:
     )
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor of the processor."""
     array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
     return memoryview(array)

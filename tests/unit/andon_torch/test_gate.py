@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from andon_torch.gate import GateMode, GradientWatch, backward_pass, gate_mode
+from andon_torch.tensors import bytes_of
 from unit.andon_torch.torch_ranks import TorchRanks
 
 NAN = torch.tensor([1.0, float("nan"), 3.0])
@@ -109,7 +111,7 @@ def test_bad_values_of_all_types_are_found(dtype: torch.dtype) -> None:
     gate = GradientWatch(GateMode.ALL).gate_for([NAN.to(dtype)], "sum")
     assert gate is not None
 
-    view = memoryview(NAN.to(dtype).view(torch.uint8).numpy())
+    view = bytes_of(NAN.to(dtype))
 
     assert gate.first_bad(view) == 1
     assert gate.explain(0, 1).value == "nan"
@@ -141,7 +143,7 @@ def test_a_scaler_that_is_off_expects_nothing() -> None:
 
 def test_a_masked_maximum_may_be_infinite() -> None:
     ranks, masked = TorchRanks(1), torch.full((2,), -float("inf"))
-    opts = torch.distributed.distributed_c10d.AllreduceOptions()
+    opts: Any = torch.distributed.distributed_c10d.AllreduceOptions()
     opts.reduceOp = ReduceOp.MAX
 
     in_backward(lambda: ranks.groups[0].allreduce([masked], opts).wait())

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from andon_torch.reductions import TorchReduce, reduction_of
+from andon_torch.tensors import bytes_of
 
 INTEGERS = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
@@ -20,9 +21,9 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 def reduced(op: Any, dtype: torch.dtype, *rows: list[Any], into: int | None = None) -> Tensor:
     tensors = [torch.tensor(row).to(dtype) for row in rows]
-    views = [memoryview(each.view(torch.uint8).numpy()) for each in tensors]
+    views = [bytes_of(each) for each in tensors]
     result = torch.zeros(len(rows[0])).to(dtype) if into is None else tensors[into]
-    out = memoryview(result.view(torch.uint8).numpy())
+    out = bytes_of(result)
     TorchReduce(reduction_of(op, dtype), dtype, len(rows))(out, views, last=True)
     return result
 
@@ -73,7 +74,7 @@ def test_sums_go_from_the_lowest_rank_to_the_highest() -> None:
 
 def test_a_mean_is_divided_in_the_last_reduction_only() -> None:
     given, out = torch.full((1,), 6.0), torch.zeros(1)
-    views = [memoryview(each.view(torch.uint8).numpy()) for each in (given, out)]
+    views = [bytes_of(each) for each in (given, out)]
     reduce = TorchReduce("avg", torch.float32, 4)
 
     reduce(views[1], [views[0], views[0]], last=False)

@@ -72,7 +72,7 @@ def test_waiting_longer_than_the_work_s_own_limit_is_the_caller_s_choice() -> No
     waited: list[float | None] = []
     call = begun()
     call.ended = True
-    call.wait = waited.append  # type: ignore[method-assign]
+    call.wait = waited.append  # type: ignore[method-assign,assignment]
     work = CallWork(call, Staging(), [], 5)
 
     work.wait()

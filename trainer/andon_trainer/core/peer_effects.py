@@ -196,6 +196,15 @@ class Calls:
         """A part of a make is done."""
         return self._counted(call, lambda flow: flow.made(stage, make, upto))
 
+    def summed(self, call: Opening, peer: int, upto: int, some: MakeSome) -> list[PeerEffect]:
+        """Bytes of a peer came, and were reduced on the way."""
+
+        def count(flow: Flow) -> None:
+            flow.landed(peer, some.stage, upto)
+            flow.made(some.stage, some.make, some.stop)
+
+        return self._counted(call, count)
+
     def placed(self, call: Opening, stage: int, peer: int, upto: int) -> list[PeerEffect]:
         """Bytes of a peer are where they belong."""
         return self._counted(call, lambda flow: flow.landed(peer, stage, upto))

@@ -104,6 +104,8 @@ class Flow:
     """Bytes of all transfers and makes that are not done."""
     _gets: dict[tuple[int, int], tuple[int, int]] = field(init=False)
     """By stage and peer: the index in `Stage.gets`, and the size."""
+    _feeds: dict[tuple[int, int], list[tuple[int, int, int, _Making]]] = field(init=False)
+    """By stage and peer: which bytes of what it gives are which input of a reduction."""
     _unread: dict[int, int] = field(init=False)
     """By stage: bytes of its gives that have not left."""
 
@@ -125,12 +127,29 @@ class Flow:
             for s, stage in enumerate(plan.stages)
             for i, each in enumerate(stage.gets)
         }
+        self._feeds = {}
+        for making in self._makes:
+            self._feed(making)
         self._unread = {s: sum(t.size for t in stage.gives) for s, stage in enumerate(plan.stages)}
         self._missing = (
             sum(each.size for each in self._gives)
             + sum(each.size for each in self._makes)
             + sum(size for _, size in self._gets.values())
         )
+
+    def _feed(self, making: _Making) -> None:
+        stage = self.plan.stages[making.stage]
+        make = stage.makes[making.make]
+        if not make.reduces or len(make.inputs) < 2:
+            return
+        places = {span: place for place, span in enumerate(make.inputs)}
+        for transfer in stage.gets:
+            at = 0
+            for span in transfer.spans:
+                if span in places:
+                    found = (at, at + span.size, places[span], making)
+                    self._feeds.setdefault((making.stage, transfer.peer), []).append(found)
+                at += span.size
 
     @property
     def whole(self) -> bool:
@@ -170,6 +189,32 @@ class Flow:
                 "came before"
             )
         return list(row_of(self.plan.stages[stage].gets[index].spans, offset, offset + length))
+
+    def summing(
+        self, peer: int, stage: int, offset: int, length: int
+    ) -> tuple[MakeSome, int] | None:
+        """The make whose last missing input these bytes are, and which of its inputs it is.
+
+        None: they must lie somewhere first. Else the make is given out: whoever receives the bytes
+        reduces them on the way. `landing` must have said that they are the next ones.
+        """
+        for at, stop, input_, making in self._feeds.get((stage, peer), ()):
+            if not at <= offset or offset + length > stop:
+                continue
+            start, end = offset - at, offset - at + length
+            if (
+                making.busy
+                or making.done != start
+                or (start % self.itemsize or end % self.itemsize)
+                or (making.after_gives and self._unread[stage])
+            ):
+                return None
+            for other, sources in enumerate(making.sources):
+                if other != input_ and self._ready(sources, making.size) < end:
+                    return None
+            making.busy = True
+            return MakeSome(stage, making.make, start, end), input_
+        return None
 
     def landed(self, peer: int, stage: int, upto: int) -> None:
         """The bytes of a transfer up to `upto` are here."""

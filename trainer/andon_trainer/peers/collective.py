@@ -62,7 +62,7 @@ from andon_trainer.peers.host_calls import HostCall, HostCalls, differing_fault,
 from andon_trainer.peers.lanes import HeadOut, Outgoing
 from andon_trainer.peers.memory import CallDiffers, NeighbourLeft, NeighbourMemory
 from andon_trainer.peers.memory_calls import transfer
-from andon_trainer.peers.values import BadValue, Values
+from andon_trainer.peers.values import BadValue, Values, copied
 
 __all__ = ["GroupSession", "OpenCall", "PeerGroup"]
 
@@ -214,6 +214,21 @@ def _memory(size: int) -> memoryview:
         with contextlib.suppress(OSError):
             room.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(room)
+
+
+@dataclass(slots=True)
+class Landing:
+    """Where a piece goes while it is received."""
+
+    call: OpenCall
+    views: list[memoryview]
+    """Where it stays."""
+    some: MakeSome | None
+    """The reduction whose last input it is: then it stays nowhere."""
+    input: int = 0
+    """Which one of its inputs."""
+    added: int = 0
+    """How many of its bytes were reduced."""
 
 
 @dataclass(slots=True)
@@ -440,9 +455,7 @@ class PeerGroup:
         """
         self._event(core, lambda: core.begun(peer, begin))
 
-    def landing(
-        self, core: GroupCalls | SendCalls, peer: int, piece: Piece
-    ) -> list[memoryview] | None:
+    def landing(self, core: GroupCalls | SendCalls, peer: int, piece: Piece) -> Landing | None:
         """Where a piece goes; None: it is kept, and given to `landed`.
 
         Raises:
@@ -452,15 +465,40 @@ class PeerGroup:
             found = core.landing(peer, piece)
             # Without its call, the session is over: nothing becomes of the bytes.
             call = None if found is None else self._openings.get(found[0])
-        if found is None or call is None:
-            return None
-        return [call.view(span) for span in found[1]]
+            if found is None or call is None:
+                return None
+            flow = found[0].flow
+            assert flow is not None
+            some = None
+            if not core.failed:
+                some = flow.summing(peer, piece.stage, piece.offset, piece.length)
+        views = [] if some is not None else [call.view(span) for span in found[1]]
+        return Landing(call, views, *(some or (None, 0)))
+
+    def add(self, core: GroupCalls | SendCalls, landing: Landing, came: memoryview) -> None:
+        """Reduces the next bytes of a piece on their way; they are no longer needed then."""
+        call, some = landing.call, landing.some
+        assert some is not None
+        if core.failed or call.done():
+            return
+        start = some.start + landing.added
+        landing.added += came.nbytes
+        now = replace(some, start=start, stop=start + came.nbytes)
+        self._reduce(core, call, now, (landing.input, came))
 
     def landed(
-        self, core: GroupCalls | SendCalls, peer: int, piece: Piece, kept: memoryview | None
+        self, core: GroupCalls | SendCalls, peer: int, piece: Piece, landed: Landing | memoryview
     ) -> None:
-        """A piece is where `landing` said, or in `kept`."""
-        self._event(core, lambda: core.landed(peer, piece, kept))
+        """A piece is where `landing` said, or it was kept."""
+        if isinstance(landed, memoryview):
+            self._event(core, lambda: core.landed(peer, piece, landed))
+        elif landed.some is None:
+            self._event(core, lambda: core.landed(peer, piece, None))
+        else:
+            opening, some = landed.call.opening, landed.some
+            assert opening is not None
+            upto = piece.offset + piece.length
+            self._event(core, lambda: core.summed(opening, peer, upto, some))
 
     def left(self, core: GroupCalls | SendCalls, call: OpenCall, give: Give) -> None:
         """A lane has sent a piece."""
@@ -588,23 +626,41 @@ class PeerGroup:
         call = self._openings.get(opening)
         if call is None or core.failed:
             return []
-        assert opening.flow is not None
-        make = opening.flow.plan.stages[some.stage].makes[some.make]
+        if not self._reduce(core, call, some):
+            return []
+        with self._lock:
+            return self._act(core, core.made(opening, some.stage, some.make, some.stop))
+
+    def _reduce(
+        self,
+        core: GroupCalls | SendCalls,
+        call: OpenCall,
+        some: MakeSome,
+        came: tuple[int, memoryview] | None = None,
+    ) -> bool:
+        """Copies or reduces; whether it could. `came` is an input that lies nowhere else."""
+        assert call.opening is not None
+        assert call.opening.flow is not None
+        make = call.opening.flow.plan.stages[some.stage].makes[some.make]
         out = call.view(make.out.within(some.start, some.stop))
-        inputs = [call.view(each.within(some.start, some.stop)) for each in make.inputs]
+        inputs = [
+            came[1]
+            if came is not None and came[0] == place
+            else call.view(each.within(some.start, some.stop))
+            for place, each in enumerate(make.inputs)
+        ]
         try:
             if make.reduces:
                 call.values.reduce(make, some.start, out, inputs)
             else:
-                out[:] = inputs[0]
+                copied(out, inputs[0])
         except BadValue as bad:
             self.refuse(core, call, bad)
-            return []
+            return False
         except Exception as error:
             self._failed(core, call, error)
-            return []
-        with self._lock:
-            return self._act(core, core.made(opening, some.stage, some.make, some.stop))
+            return False
+        return True
 
     def _check(self, core: GroupCalls | SendCalls, opening: Opening) -> list[Deferred]:
         call = self._openings.get(opening)
@@ -768,5 +824,5 @@ def _size_of(effect: Deferred) -> int:
 def _copy(call: OpenCall, effect: PlaceKept) -> None:
     at = 0
     for span in effect.spans:
-        call.view(span)[:] = effect.kept[at : at + span.size]
+        copied(call.view(span), effect.kept[at : at + span.size])
         at += span.size

@@ -44,6 +44,8 @@ __all__ = ["HeadOut", "Lanes", "Outgoing", "PeerFrames"]
 
 OPEN_WITHIN_S = 5.0
 """How long opening a lane may take; docs/protocol-sessions.md, section 27."""
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.01, 0.2
+"""How long it waits between two tries, at first and at most."""
 _GRACE_S = 0.25
 """How long a peer whose process closed a lane may take to say that it left in order."""
 
@@ -241,6 +243,8 @@ class Lanes:
         self._left: set[int] = set()
         """Peers whose LaneEnd came."""
         self._closed = False
+        self._ending = threading.Event()
+        """Set once nothing need be opened any more."""
         self._watched: dict[int, _Watched] = {}
         """By file descriptor; of the watching thread and whoever holds the lock."""
         self._poll = select.poll()
@@ -298,6 +302,7 @@ class Lanes:
             if self._closed:
                 return
             self._closed = True
+            self._ending.set()
             lanes, receivers = list(self._outgoing.values()), list(self._incoming.values())
         for offer in self._offers:
             self._listener.withdraw(offer)
@@ -329,20 +334,31 @@ class Lanes:
     def _connected(self, peer: int) -> TcpConnection:
         """Runs on the lane's own thread.
 
+        The peer may not know yet that the session was formed: then it has offered nothing, and
+        closes what this rank opens. So it is tried again, for as long as opening may take.
+
         Raises:
             TcpUnavailable: it can't be opened.
         """
         there = self._peers[peer]
         host, _, port = there.address.rpartition(":")
         close_in_children(there.address)
-        (connection,) = connect(
-            host_of(there.address) if host else "localhost",
-            TcpOffer(int(port), peer_nonce(there.token_to), reports=False),
-            LaneSession(there.token_to),
-            (LaneDirection.CLIENT_SENDS,),
-            tls=self._tls,
-            within_s=OPEN_WITHIN_S,
-        )
+        deadline, pause_s = time.monotonic() + OPEN_WITHIN_S, _FIRST_PAUSE_S
+        while True:
+            try:
+                (connection,) = connect(
+                    host_of(there.address) if host else "localhost",
+                    TcpOffer(int(port), peer_nonce(there.token_to), reports=False),
+                    LaneSession(there.token_to),
+                    (LaneDirection.CLIENT_SENDS,),
+                    tls=self._tls,
+                    within_s=max(pause_s, deadline - time.monotonic()),
+                )
+                break
+            except TcpUnavailable:
+                if time.monotonic() + pause_s > deadline or self._ending.wait(pause_s):
+                    raise
+                pause_s = min(2 * pause_s, _LAST_PAUSE_S)
         with self._lock:
             if self._closed:
                 connection.close()

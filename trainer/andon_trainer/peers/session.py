@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,12 +36,14 @@ from andon_trainer.core.peer_plan import Places
 from andon_trainer.core.send_calls import SendCalls
 from andon_trainer.errors import SessionEnded
 from andon_trainer.peers.attendance import Attendance
-from andon_trainer.peers.collective import OpenCall, PeerGroup
+from andon_trainer.peers.collective import Landing, OpenCall, PeerGroup
 from andon_trainer.peers.lanes import HeadOut, Lanes, Outgoing, PeerFrames
 from andon_trainer.peers.memory import MEMORY_CAPABILITY, Neighbour, NeighbourMemory
 
 __all__ = ["Peers"]
 
+_SOME_BYTES = 2**18
+"""What is received before it is worked on: so much stays in a core's cache."""
 _MAX_STRANGE_GROUPS = 1024
 """Groups that others have made and this rank has not."""
 _FINISH_S = 2.0
@@ -310,12 +312,16 @@ class Peers:
             if isinstance(frame, Begin):
                 group.begun(core, place, frame)
                 return
-            views = group.landing(core, place, frame)
-            if views is not None:
-                assert kept is not None, "a piece is kept with its bytes"
-                _spread(views, kept)
-                kept = None
-            group.landed(core, place, frame, kept)
+            landing = group.landing(core, place, frame)
+            assert kept is not None, "a piece is kept with its bytes"
+            if landing is None:
+                group.landed(core, place, frame, kept)
+                return
+            if landing.some is None:
+                _spread(landing.views, kept)
+            else:
+                group.add(core, landing, kept)
+            group.landed(core, place, frame, landing)
         except PeerViolation as violation:
             self._broke(peer, violation)
 
@@ -380,10 +386,12 @@ class _Reading:
 
     def __init__(self, peers: Peers, peer: int) -> None:
         self._peers, self._peer = peers, peer
-        self._views: list[memoryview] = []
-        """Where the payload of the present frame lies."""
-        self._kept: memoryview | None = None
-        """All of it, if it came too early for its place."""
+        self._landed: Landing | memoryview | None = None
+        """Where the payload of the present frame goes, or all of it, if it came too early."""
+        self._crc32c: int | None = None
+        """Of the present frame, as far as it came."""
+        self._room: memoryview | None = None
+        """For what is reduced on its way."""
         self._strange = False
         """Whether it is of a group that is not made."""
 
@@ -393,25 +401,51 @@ class _Reading:
     def place(self, head: PeerHead, size: int) -> memoryview | Iterable[memoryview]:
         piece = head.frame
         assert isinstance(piece, Piece), "only a Piece has a payload"
-        views = None
+        landing = None
         try:
             found = self._found(piece)
             if found is not None:
                 group, core = found
-                views = group.landing(core, rank_in(group, self._peer), piece)
+                landing = group.landing(core, rank_in(group, self._peer), piece)
         except PeerViolation as violation:
             raise FrameError(str(violation)) from None
-        self._kept, self._strange = None, found is None
-        if views is None:
-            self._kept = memoryview(bytearray(size))
-            views = [self._kept]
-        self._views = views
-        return views[0] if len(views) == 1 else views
+        self._strange = found is None
+        self._crc32c = None if head.crc32c is None else crc32c_of(piece)
+        if landing is None:
+            self._landed = kept = memoryview(bytearray(size))
+            return self._whole([kept])
+        self._landed = landing
+        if landing.some is None:
+            return self._whole(landing.views)
+        assert found is not None
+        return self._added(found, landing, size)
+
+    def _whole(self, views: Sequence[memoryview]) -> Iterator[memoryview]:
+        for view in views:
+            for start in range(0, view.nbytes, _SOME_BYTES):
+                some = view[start : start + _SOME_BYTES]
+                yield some
+                # Whoever receives asks for the next one, or for the end, once this one is full.
+                if self._crc32c is not None:
+                    self._crc32c = extended(self._crc32c, some)
+
+    def _added(
+        self, found: tuple[PeerGroup, _Core], landing: Landing, size: int
+    ) -> Iterator[memoryview]:
+        group, core = found
+        if self._room is None:
+            self._room = memoryview(bytearray(_SOME_BYTES))
+        for start in range(0, size, _SOME_BYTES):
+            some = self._room[: min(_SOME_BYTES, size - start)]
+            yield some
+            if self._crc32c is not None:
+                self._crc32c = extended(self._crc32c, some)
+            # The room is used again for the next ones.
+            group.add(core, landing, some)
 
     def received(self, head: PeerHead, payload: memoryview, size: int) -> None:
         del payload, size
-        views, self._views = self._views, []
-        kept, self._kept = self._kept, None
+        landed, self._landed = self._landed, None
         frame = head.frame
         if isinstance(frame, LaneEnd):
             self._peers.end_of(self._peer)
@@ -421,18 +455,25 @@ class _Reading:
             if isinstance(frame, Begin):
                 found = self._found(frame)
             else:
-                _require_intact(head, frame, views)
+                if self._crc32c != head.crc32c:
+                    raise FrameError(
+                        f"a piece of {frame.length} bytes does not match its checksum: the "
+                        "network, or a machine's memory, changed it on its way"
+                    )
                 if not self._strange:
                     found = self._peers.found(frame.group)
             if found is None:
-                self._peers.keep(self._peer, frame, kept)
+                self._peers.keep(
+                    self._peer, frame, landed if isinstance(landed, memoryview) else None
+                )
                 return
             group, core = found
             place = rank_in(group, self._peer)
             if isinstance(frame, Begin):
                 group.begun(core, place, frame)
             else:
-                group.landed(core, place, frame, kept)
+                assert landed is not None, "a piece lies somewhere"
+                group.landed(core, place, frame, landed)
         except PeerViolation as violation:
             raise FrameError(str(violation)) from None
 
@@ -446,21 +487,3 @@ class _Reading:
         if found is None and not self._peers.claim(self._peer, frame):
             found = self._peers.found(frame.group)
         return found
-
-
-def _require_intact(head: PeerHead, piece: Piece, views: Sequence[memoryview]) -> None:
-    """Compares a piece with its checksum, before a number is used.
-
-    Raises:
-        FrameError: it is not what its sender wrote.
-    """
-    if head.crc32c is None:
-        return
-    crc32c = crc32c_of(piece)
-    for view in views:
-        crc32c = extended(crc32c, view)
-    if crc32c != head.crc32c:
-        raise FrameError(
-            f"a piece of {piece.length} bytes does not match its checksum: the network, or a "
-            "machine's memory, changed it on its way"
-        )

@@ -1,7 +1,7 @@
 """What is done to values: reductions, and the gate that looks for values that are not finite.
 
 Sums and means of float32 are one pass of `_fused.c` over all inputs, which finds a bad value as it
-goes. Its shares are all 1, which changes no bit. Everything else is reduced by `Work.reduce`, and
+goes. Everything else is reduced by `Work.reduce`, and
 looked at by `Gate.first_bad`.
 """
 
@@ -19,11 +19,21 @@ from andon_trainer.core.peer_plan import Buffer, Make, Span
 from andon_trainer.core.peer_work import Found, Gate, Work
 from andon_trainer.core.values import first_not_finite, is_finite
 
-__all__ = ["BadValue", "Values"]
+__all__ = ["BadValue", "Values", "copied"]
 
 _FUSED = ("sum", "avg")
-_TILE = 2**18
-"""Bytes in which an input is looked through: they stay in a core's cache."""
+_FEW_BYTES = 2**14
+_sum = getattr(fused, "sum", None)
+_copy = getattr(fused, "copy", None)
+_checked_copy = getattr(fused, "checked_copy", None)
+
+
+def copied(out: memoryview, values: memoryview) -> None:
+    """Copies bytes, without the interpreter's lock if they are many."""
+    if _copy is None or values.nbytes < _FEW_BYTES:
+        out[:] = values
+    else:
+        _copy(out, values)
 
 
 class BadValue(Exception):
@@ -114,33 +124,22 @@ class Values:
         """
         if self.gate is None:
             return
-        for start in range(0, values.nbytes, _TILE):
-            bad = self._first_bad(values[start : start + _TILE])
-            if bad is not None:
-                if self._expected():
-                    return
-                raise self._input(span.within(start, span.size), bad)
+        bad = self._first_bad(values)
+        if bad is not None and not self._expected():
+            raise self._input(span, bad)
 
     # ------------------------------------------------------------------ inside
 
     def _sum(self, out: memoryview, inputs: Sequence[memoryview], *, last: bool) -> bool:
-        mean = last and self.work.call.reduction == "avg" and self.ranks > 1
-        if fused is not None:
-            ones = (1.0,) * len(inputs)
-            past_caches = False  # It is sent on, or read, soon.
-            finite = bool(fused.weighted_mean(out, tuple(inputs), ones, past_caches))
-            if mean:
-                whole = np.frombuffer(out, np.float32)
-                np.divide(whole, np.float32(self.ranks), out=whole)
-            return finite
+        divisor = float(self.ranks) if last and self.work.call.reduction == "avg" else 1.0
+        if _sum is not None:
+            return bool(_sum(out, tuple(inputs), divisor) < 0)
         whole = np.frombuffer(out, np.float32)
         with np.errstate(all="ignore"):
             acc = np.frombuffer(inputs[0], np.float32).copy()
             for each in inputs[1:]:
                 np.add(acc, np.frombuffer(each, np.float32), out=acc)
-            if mean:
-                np.divide(acc, np.float32(self.ranks), out=acc)
-        np.copyto(whole, acc)
+            np.divide(acc, np.float32(divisor), out=whole)
         return is_finite(whole)
 
     def _expected(self) -> bool:
@@ -154,8 +153,12 @@ class Values:
     def _first_bad(self, values: memoryview) -> tuple[int, str] | None:
         """The first element that is not finite, and what it is."""
         if self.work.call.dtype == "float32":
-            found = first_not_finite(np.frombuffer(values, np.float32))
-            return None if found is None else (found[0], describe_value(found[1]))
+            numbers = np.frombuffer(values, np.float32)
+            if _checked_copy is None:
+                found = first_not_finite(numbers)
+                return None if found is None else (found[0], describe_value(found[1]))
+            at = _checked_copy(None, values)
+            return None if at < 0 else (at, describe_value(float(numbers[at])))
         index = None if self.gate is None else self.gate.first_bad(values)
         return None if index is None else (index, "")
 
