@@ -23,7 +23,7 @@ from andon_coordinator.core.chain import Keys
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.sessions import SessionsCore
 from andon_coordinator.core.status import LineSnapshot
-from andon_coordinator.telemetry import LineMetrics, ServedRun, Totals
+from andon_coordinator.telemetry import LineMetrics, ServedRun, SessionMetrics, Totals
 from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.outgoing import JoinAnswers, ServicePlaces
@@ -240,6 +240,7 @@ def build_coordinator(
                 local_steps=config.policy.local_steps,
             ),
         )
+        sessions = SessionMetrics(registry, counted.sessions)
         journal.wrote = metrics.wrote
         task = LineTask(
             (
@@ -264,6 +265,7 @@ def build_coordinator(
                 max_streams=4 * settings.max_workers + 16,
                 flush_s=config.join_s,
                 announce=config.announce,
+                session_happened=sessions.happened,
             ),
             clocks=(LineClock(time.monotonic, _LONGEST_GAP_S), time.time),
             observers=(metrics, *observers),

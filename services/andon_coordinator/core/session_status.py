@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Key
 from andon.protocol.sessions import RankReport, SessionOver
 from andon_coordinator.core.session_events import AttendRequest
@@ -12,6 +13,10 @@ from andon_coordinator.core.session_roster import Attended
 from andon_coordinator.core.sessions import SessionsCore
 
 __all__ = ["RankSnapshot", "RankState", "SessionSnapshot", "session_snapshot"]
+
+
+_MOST_NAMED = 16
+"""Ranks that a sentence names."""
 
 
 class RankState(enum.Enum):
@@ -45,6 +50,23 @@ class RankSnapshot:
     pending_s: float
     """For how long its pending call has been open, now; 0 without one."""
 
+    @property
+    def in_words(self) -> str:
+        """What it does, for people: its call, for how long, and who is missing."""
+        pending = self.report.pending
+        if self.state is RankState.WAITING:
+            return "waits for the other ranks"
+        if self.state is RankState.LEFT:
+            return "has left"
+        if pending is None:
+            return ""
+        missing = pending.missing[:_MOST_NAMED]
+        named = ", ".join(map(str, missing)) + (
+            ", …" if len(pending.missing) > len(missing) else ""
+        )
+        awaits = f", without {named}" if missing else ""
+        return f"{pending}, for {self.pending_s:.1f} s{awaits}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSnapshot:
@@ -60,6 +82,8 @@ class SessionSnapshot:
     last: SessionOver | None
     """How the session before ended; None if it had no end."""
     formed: int
+    halt: HaltEvidence | None
+    """The last halt of a session."""
 
     @property
     def steps(self) -> int:
@@ -71,7 +95,8 @@ class SessionSnapshot:
         """What keeps the session from being formed, in words that continue "waiting for"."""
         if not self.awaited:
             return ""
-        some = ", ".join(map(str, self.awaited[:16])) + (", …" if len(self.awaited) > 16 else "")
+        named = self.awaited[:_MOST_NAMED]
+        some = ", ".join(map(str, named)) + (", …" if len(self.awaited) > len(named) else "")
         return f"rank{'s' if len(self.awaited) > 1 else ''} {some} of {self.world_size}"
 
 
@@ -97,6 +122,7 @@ def session_snapshot(core: SessionsCore, now: float) -> SessionSnapshot | None:
         age_s=0.0 if live is None else now - live.began_at,
         last=core.over,
         formed=core.formed,
+        halt=core.halt,
     )
 
 

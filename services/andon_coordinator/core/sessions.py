@@ -110,6 +110,8 @@ class SessionsCore:
         """The session before."""
         self.over: SessionOver | None = None
         """How that one ended; None if it had no end."""
+        self.halt: HaltEvidence | None = None
+        """The last halt of a session, of this process."""
         self.formed = formed
         """How many sessions the run has had."""
 
@@ -397,7 +399,8 @@ class SessionsCore:
                 self._forget(each)
         self._emit(SaveSessionEnd(session.key, over, session.steps))
         if halt_id:
-            self._emit(SaveHalt(self._evidence(session, over)))
+            self.halt = self._evidence(session, over)
+            self._emit(SaveHalt(self.halt))
 
     def _evidence(self, session: Session, over: SessionOver) -> HaltEvidence:
         fault = over.fault

@@ -12,7 +12,7 @@ from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimings
 from andon_coordinator.core.members import LineMember
-from andon_coordinator.core.session_status import RankState, SessionSnapshot
+from andon_coordinator.core.session_status import SessionSnapshot
 from andon_coordinator.core.state import CoreState
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "holds_up",
     "take_snapshot",
     "waiting_for",
-    "with_session",
 ]
 
 _SILENT_S = 1.0
@@ -100,25 +99,6 @@ class LineSnapshot:
     schedule_note: str
     session: SessionSnapshot | None = None
     """The run's sessions, if it is one of sessions."""
-
-
-def with_session(line: LineSnapshot, session: SessionSnapshot | None) -> LineSnapshot:
-    """The status of a run of sessions; that of its line if it has none."""
-    if session is None:
-        return line
-    here = sum(each.state is not RankState.LEFT for each in session.ranks)
-    goes_on = session.key is not None
-    return replace(
-        line,
-        state=LineState.RUNNING if goes_on else LineState.FORMING,
-        step=session.steps,
-        live=here if goes_on or session.awaited else 0,
-        participating=here if goes_on else 0,
-        expect_workers=session.world_size or line.expect_workers,
-        waiting_for="" if goes_on else session.waiting_for or "ranks to attend",
-        halt=None,
-        session=session,
-    )
 
 
 def take_snapshot(core: CoreState, now: float) -> LineSnapshot:

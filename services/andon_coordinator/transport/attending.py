@@ -70,6 +70,8 @@ class Attendance:
                 writer.cancel()
         # What the core sent before the end is still written, for a while.
         await asyncio.wait({writer})
+        if not writer.cancelled():
+            writer.exception()  # It broke with the connection: nobody is left to be told.
         if stream.error is not None:
             why = clipped(str(stream.error))
             log.info(LogEvent("attendance_ended", stream=stream.number, why=why))

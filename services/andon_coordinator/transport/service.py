@@ -206,7 +206,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await self._ask(
             events.CordPulled(clipped(request.reason), clipped(request.operator)), context
         )
-        return pb.PullCordResponse(halt=conversion.evidence_to_proto(self._task.status().halt))
+        status = self._task.status()
+        halt = status.halt if status.session is None else status.session.halt
+        return pb.PullCordResponse(halt=conversion.evidence_to_proto(halt))
 
     async def ClearHalt(
         self, request: pb.ClearHaltRequest, context: Context

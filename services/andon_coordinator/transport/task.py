@@ -35,8 +35,9 @@ from andon_coordinator.core.session_events import (
     SessionEffect,
     SessionEvent,
 )
+from andon_coordinator.core.session_line import with_session
 from andon_coordinator.core.sessions import SessionsCore
-from andon_coordinator.core.status import LineSnapshot, with_session
+from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.announcer import Announcer
 from andon_coordinator.transport.encoding import Encoder
 from andon_coordinator.transport.errors import LineError
@@ -393,10 +394,12 @@ class LineTask:
         """
         if self._closed:
             raise LineError(Reason.SERVICE_LEAVING, "the coordinator is going away")
-        if isinstance(event, events.CordPulled) and self._sessions.in_use:
+        if not self._sessions.in_use:
+            objection = self.put(event)
+        elif isinstance(event, events.CordPulled):
             objection = self.put_session(event)
         else:
-            objection = self.put(event)
+            objection = "its ranks attend sessions: nothing waits for an answer, and nothing drains"
         if self.failed is not None:
             raise LineError(Reason.INTERNAL, "the coordinator failed; its log says how")
         if objection:

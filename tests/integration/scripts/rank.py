@@ -1,7 +1,7 @@
 """One rank of a session: usage `rank.py ADDRESS RANK WORLD_SIZE MODE`.
 
-It prints `formed`, then `over: ...` with the exit code that the error has. MODE: `wait` waits for
-the end of the session, `leave` leaves at once, `fail` raises, `call` is in a call that does not end.
+It says `formed`, and at the end `over: ...`. MODE: `wait` waits for the end of the session, `leave`
+leaves at once, `fail` raises, `call` is in a call that does not end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ from andon.protocol.peer_calls import Call, CallKind, PendingCall
 from andon.protocol.sessions import RankReport
 from andon_trainer.errors import SessionEnded
 from andon_trainer.peers.attending import AttendSettings, attend
+
+
+def say(text: str) -> None:
+    """One line for the test."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -32,16 +38,16 @@ def main() -> None:
         return RankReport(steps=2, bytes=64, pending=pending if mode == "call" else None)
 
     attending.report_from(report)
-    print("formed", attending.formed.key, flush=True)
+    say(f"formed {attending.formed.key}")
     if mode == "fail":
         raise ValueError("no such file: data.bin")
     if mode == "leave":
         attending.leave(done=True)
-        print("left", attending.over, flush=True)
+        say(f"left {attending.over}")
         return
     over.wait(60)
     assert attending.over is not None
-    print("over:", attending.over.message, flush=True)
+    say(f"over: {attending.over.message}")
     raise SessionEnded(attending.over)
 
 

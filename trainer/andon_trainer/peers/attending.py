@@ -183,6 +183,8 @@ class _Stream:
             TlsError: the folder of certificates can't be used.
         """
         self._settings = settings
+        self._trouble: AndonError | None = None
+        """Why it gave up waiting."""
         self._outgoing: queue.SimpleQueue[session_pb2.AttendRequest | None] = queue.SimpleQueue()
         self._channel = open_channel(settings.address, settings.tls)
         self._stub = CoordinatorStub(self._channel)
@@ -207,7 +209,7 @@ class _Stream:
             CallTimedOut: ranks are missing at the deadline.
             grpc.RpcError: the coordinator can't be reached, or went away.
         """
-        cut = threading.Timer(max(0.0, deadline - time.monotonic()), self.responses.cancel)
+        cut = threading.Timer(max(0.0, deadline - time.monotonic()), self._give_up)
         cut.daemon = True
         cut.start()
         try:
@@ -216,8 +218,8 @@ class _Stream:
                 raise JoinRefused("protocol", "the coordinator did not answer with SessionFormed")
             formed = sessions.formed_from_proto(response.formed)
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.CANCELLED and time.monotonic() >= deadline:
-                raise self._timed_out() from None
+            if self._trouble is not None:
+                raise self._trouble from None
             refusal = refusal_from(error)
             if refusal is not None:
                 raise refusal from None
@@ -229,8 +231,13 @@ class _Stream:
         _terms_seen[0] = max(_terms_seen[0], formed.key.term)
         return formed
 
+    def _give_up(self) -> None:
+        """Asks who is missing, and ends the call."""
+        # Before the end: this rank is still there, so the coordinator knows what it waits for.
+        self._trouble = self._timed_out()
+        self.responses.cancel()
+
     def _timed_out(self) -> AndonError:
-        """Who is missing, if the coordinator still says so."""
         settings = self._settings
         try:
             answer = self._stub.GetStatus(
@@ -244,13 +251,11 @@ class _Stream:
                 settings.address,
                 0,
             )
-        # Some time ago this rank itself was cancelled.
-        missing = sorted({*answer.status.session.awaited} - {settings.rank})
-        names = ", ".join(map(str, missing)) or "others"
+        missing = answer.status.session.awaited
+        names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
         return CallTimedOut(
-            f"rank {settings.rank} waited {settings.form_within_s:.0f} s for all "
-            f"{settings.world_size} ranks at {settings.address}, and not all came: rank {names} "
-            "did not attend"
+            f"the timeout of {settings.form_within_s:g} s passed at {settings.address} before all "
+            f"{settings.world_size} ranks attended: {names if missing else 'others'} did not come"
         )
 
 
@@ -267,6 +272,7 @@ class Attending(Attendance):
         self._over: SessionOver | None = None
         self._watchers: list[Callable[[SessionOver], None]] = []
         self._source: Callable[[], RankReport] = RankReport
+        self._closing: Callable[[], None] = _nothing
         self._numbers: list[tuple[str, int, float]] = []
         self._left = False
         self._owner = os.getpid()
@@ -321,8 +327,12 @@ class Attending(Attendance):
         """Where reports come from, from now on. `source` is called on the session's thread."""
         self._source = source
 
+    def before_leaving(self, closing: Callable[[], None]) -> None:
+        """Has `closing` called once, before this process leaves: it ends the lanes."""
+        self._closing = closing
+
     def leave(self, *, done: bool) -> None:
-        """Leaves the session; `done` if the script came to its end. Close all lanes first.
+        """Leaves the session; `done` if the script came to its end.
 
         It waits for the coordinator, some seconds at most. A second call does nothing.
         """
@@ -332,6 +342,7 @@ class Attending(Attendance):
             self._left = True
         if os.getpid() != self._owner:
             return  # In a forked child: the session is its parent's.
+        self._closing()
         if self._over is None:
             with self._reporting:
                 self._send_report(self._take_report())
@@ -449,6 +460,10 @@ class Attending(Attendance):
             )
             self._ended.wait(_FAULT_S)
         self.leave(done=failure is None)
+
+
+def _nothing() -> None:
+    """What there is to close without lanes."""
 
 
 def _attend_to(settings: AttendSettings, incarnation: int) -> session_pb2.Attend:
