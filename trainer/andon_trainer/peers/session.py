@@ -46,6 +46,8 @@ _SOME_BYTES = 2**18
 """What is received before it is worked on: so much stays in a core's cache."""
 _MAX_STRANGE_GROUPS = 1024
 """Groups that others have made and this rank has not."""
+_MAX_STRANGE_BYTES = 2**25
+"""What is kept for them."""
 _FINISH_S = 2.0
 """How long a rank that leaves waits until its last frames are sent."""
 
@@ -107,6 +109,8 @@ class Peers:
         """By the number that frames have."""
         self._strangers: dict[int, defaultdict[int, _Stranger]] = {}
         """By number and peer: what came for groups that are not made."""
+        self._strange_bytes = 0
+        """Of their pieces."""
         self._gone: set[int] = set()
         """Ranks whose LaneEnd came."""
         self._over: SessionOver | None = None
@@ -177,6 +181,7 @@ class Peers:
     def _admit(self, number: int, group: PeerGroup, core: _Core) -> None:
         for peer, stranger in self._strangers.pop(number, {}).items():
             for frame, kept in stranger.frames:
+                self._strange_bytes -= 0 if kept is None else kept.nbytes
                 self._replay(group, core, peer, frame, kept)
         self._groups[number] = group, core
 
@@ -206,7 +211,8 @@ class Peers:
         if self._over is None:
             for group in self._all_groups():
                 group.leave()
-            for peer in self._lanes.linked:
+            # Who has left needs nothing any more, and takes no lane.
+            for peer in set(self._lanes.linked) - self._gone:
                 self._lanes.put(peer, HeadOut(peer_head(LaneEnd(), checksums=self.checksums)))
             self._lanes.finish(_FINISH_S)
         self._end(
@@ -278,6 +284,10 @@ class Peers:
             if frame.group not in self._strangers and len(self._strangers) >= _MAX_STRANGE_GROUPS:
                 raise PeerViolation(f"more than {_MAX_STRANGE_GROUPS} groups of others")
             self._strangers.setdefault(frame.group, defaultdict(_Stranger))[peer].claim(frame)
+            if isinstance(frame, Piece):
+                self._strange_bytes += frame.length
+                if self._strange_bytes > _MAX_STRANGE_BYTES:
+                    raise PeerViolation("too much for groups that this rank has not made")
             return True
 
     def keep(self, peer: int, frame: Begin | Piece, kept: memoryview | None) -> None:
