@@ -181,7 +181,7 @@ CORRUPT: dict[str, Forged] = {
 @pytest.mark.parametrize("name", CORRUPT)
 def test_a_forged_frame_ends_the_session_and_names_its_sender(seat: Seat, name: str) -> None:
     lane = seat.lane()
-    lane.send(CORRUPT[name](seat.group.collectives.group))
+    lane.send(CORRUPT[name](seat.group.lanes.collectives.group))
 
     end, culprit, message = seat.ended()
 
@@ -203,7 +203,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_another_call_ends_the_session_with_both(seat: Seat, name: str) -> None:
     lane = seat.lane()
-    lane.send(begin(seat.group.collectives.group, **DIFFERENT[name]))
+    lane.send(begin(seat.group.lanes.collectives.group, **DIFFERENT[name]))
 
     end, culprit, message = seat.ended()
 

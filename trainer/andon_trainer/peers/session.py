@@ -36,7 +36,8 @@ from andon_trainer.core.peer_plan import Places
 from andon_trainer.core.send_calls import SendCalls
 from andon_trainer.errors import SessionEnded
 from andon_trainer.peers.attendance import Attendance
-from andon_trainer.peers.collective import Landing, OpenCall, PeerGroup
+from andon_trainer.peers.collective import OpenCall, PeerGroup
+from andon_trainer.peers.lane_calls import Landing
 from andon_trainer.peers.lanes import HeadOut, Lanes, Outgoing, PeerFrames
 from andon_trainer.peers.memory import MEMORY_CAPABILITY, Neighbour, NeighbourMemory
 
@@ -148,18 +149,18 @@ class Peers:
         places = places_of([each.shared_folder if shares else b"" for each in chosen])
         memory = self._memory(name, ranks, places) if shares else None
         group = PeerGroup(self, name, ranks, places, memory)
-        numbers = group.collectives.group, group.sends.group
+        numbers = group.lanes.collectives.group, group.lanes.sends.group
         with self._lock:
             if self._over is not None:
                 raise SessionEnded(self._over)
             if numbers[0] in self._groups:
                 raise ValueError(f"there is a group {name!r} of these ranks")
             # Under the lock, so that what comes meanwhile is behind what came before.
-            self._admit(numbers[0], group, group.collectives)
-            self._admit(numbers[1], group, group.sends)
+            self._admit(numbers[0], group, group.lanes.collectives)
+            self._admit(numbers[1], group, group.lanes.sends)
             gone = self._gone & set(ranks)
         for peer in gone:
-            group.gone(group.ranks.index(peer))
+            group.lanes.gone(group.ranks.index(peer))
         return group
 
     def _memory(self, name: str, ranks: Sequence[int], places: Places) -> NeighbourMemory | None:
@@ -307,7 +308,7 @@ class Peers:
             groups = self._all_groups()
         for group in groups:
             if peer in group.ranks:
-                group.gone(group.ranks.index(peer))
+                group.lanes.gone(group.ranks.index(peer))
 
     def _replay(
         self,
@@ -320,18 +321,18 @@ class Peers:
         try:
             place = rank_in(group, peer)
             if isinstance(frame, Begin):
-                group.begun(core, place, frame)
+                group.lanes.begun(core, place, frame)
                 return
-            landing = group.landing(core, place, frame)
+            landing = group.lanes.landing(core, place, frame)
             assert kept is not None, "a piece is kept with its bytes"
             if landing is None:
-                group.landed(core, place, frame, kept)
+                group.lanes.landed(core, place, frame, kept)
                 return
             if landing.some is None:
                 _spread(landing.views, kept)
             else:
-                group.add(core, landing, kept)
-            group.landed(core, place, frame, landing)
+                group.lanes.add(core, landing, kept)
+            group.lanes.landed(core, place, frame, landing)
         except PeerViolation as violation:
             self._broke(peer, violation)
 
@@ -416,7 +417,7 @@ class _Reading:
             found = self._found(piece)
             if found is not None:
                 group, core = found
-                landing = group.landing(core, rank_in(group, self._peer), piece)
+                landing = group.lanes.landing(core, rank_in(group, self._peer), piece)
         except PeerViolation as violation:
             raise FrameError(str(violation)) from None
         self._strange = found is None
@@ -451,7 +452,7 @@ class _Reading:
             if self._crc32c is not None:
                 self._crc32c = extended(self._crc32c, some)
             # The room is used again for the next ones.
-            group.add(core, landing, some)
+            group.lanes.add(core, landing, some)
 
     def received(self, head: PeerHead, payload: memoryview, size: int) -> None:
         del payload, size
@@ -480,10 +481,10 @@ class _Reading:
             group, core = found
             place = rank_in(group, self._peer)
             if isinstance(frame, Begin):
-                group.begun(core, place, frame)
+                group.lanes.begun(core, place, frame)
             else:
                 assert landed is not None, "a piece lies somewhere"
-                group.landed(core, place, frame, landed)
+                group.lanes.landed(core, place, frame, landed)
         except PeerViolation as violation:
             raise FrameError(str(violation)) from None
 
