@@ -423,5 +423,7 @@ def test_a_rank_that_learns_later_that_the_session_was_formed_is_waited_for() ->
     call.wait(PATIENCE_S)
 
     assert not session.faults
-    for each in (first, second, *listeners):
-        each.close()
+    for peers in (first, second):
+        peers.close()
+    for listener in listeners:
+        listener.close()

@@ -24,7 +24,7 @@ from andon.protocol.limits import clipped
 from andon.protocol.sessions import RankFault, RankReport, SessionEnd
 from andon_torch.engine import Engine, open_engine
 from andon_torch.gate import GradientWatch, gate_mode
-from andon_torch.places import Meeting, configuration, locate
+from andon_torch.places import Meeting, configuration, located
 from andon_torch.process_group import AndonProcessGroup
 from andon_trainer.errors import JoinRefused
 from andon_trainer.peers.attending import Attending
@@ -190,8 +190,8 @@ def _form(wanted: NewGroup, prefix: str) -> TorchSession:
         prefix=prefix,
     )
     _refuse_several(config.address, wanted)
-    located = locate(config, meeting)
-    engine = open_engine(config, located, meeting, device=_device())
+    with located(config, meeting) as place:
+        engine = open_engine(config, place, meeting, device=_device())
     return TorchSession(engine, wanted.ranks, watch)
 
 

@@ -7,6 +7,9 @@
    float32. So a compiler must not contract the two into one rounding (-ffp-contract=off), and no
    function here may use a fused multiply-add.
 
+   Collectives of processes that share memory are in _neighbours.h, and alone have no counterpart in
+   NumPy: without them, processes use TCP.
+
    The module is optional: without it, NumPy does the same. Vectors need no alignment: all loads and
    stores go through memcpy or unaligned instructions. */
 

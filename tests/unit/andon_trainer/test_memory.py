@@ -126,7 +126,8 @@ def test_who_finds_a_forged_file_uses_lanes_and_so_do_the_others(
         said = unavailable(tmp_path, 3)
 
     assert why in said[0]
-    assert "File exists" in said[2]
+    # Who mapped the forged file has removed its name, perhaps before its true owner came.
+    assert "File exists" in said[2] or "could not map" in said[2]
     assert {each.name for each in tmp_path.iterdir()} <= {"elsewhere"}
 
 

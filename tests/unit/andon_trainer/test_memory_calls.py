@@ -256,7 +256,7 @@ def test_tensors_of_one_call_follow_each_other_and_a_barrier_has_none(
 
 @BOUNDED
 @given(st.data())
-def test_random_calls_one_after_the_other_and_counters_that_wrap(
+def test_random_calls_one_after_the_other(
     memories: list[NeighbourMemory], data: st.DataObject
 ) -> None:
     count = len(memories)
@@ -272,6 +272,28 @@ def test_random_calls_one_after_the_other_and_counters_that_wrap(
         assert exchange(memories, of) == [None] * count
         for out in outs:
             same(out, reduced(inputs, "sum"))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_counters_wrap(tmp_path: Path, count: int) -> None:
+    memories, nearly = opened(tmp_path, count), 2**32 - 3
+    for memory in memories:
+        memory.part = nearly
+        memory.give(nearly - 1)
+        memory.take(nearly - 1)
+    outs = [np.ones(10_000, np.float32) for _ in range(count)]
+
+    def of(place: int) -> Work:
+        parts = ([outs[place]], [outs[place]])
+        return work(CallKind.ALL_REDUCE, parts, reduction="sum", ranks=count)
+
+    assert exchange(memories, of) == [None] * count
+    assert exchange(memories, lambda _: work(CallKind.BARRIER)) == [None] * count
+
+    assert {memory.part for memory in memories} == {memories[0].part}
+    assert memories[0].part < 20
+    for out in outs:
+        assert set(out.tolist()) == {float(count)}
 
 
 def test_calls_that_differ_are_told_to_all_before_a_byte_is_used(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ class GroupCalls(Calls):
                 effects += self._meet(call, flow, peer, early.begin)
                 effects += self._place(call, flow, peer, early)
             elif waiting and peer in flow.elsewhere:
-                effects.append(self._skipped(call, peer, next(iter(waiting.values())).begin))
+                effects += self._skipped(call, peer, next(iter(waiting.values())).begin)
         return effects + self._miss_the_gone() + self._go_on(call)
 
     def _place(self, call: Opening, flow: Flow, peer: int, early: Early) -> list[PeerEffect]:
@@ -241,7 +241,7 @@ class GroupCalls(Calls):
             if number == call.number and peer in call.flow.elsewhere:
                 return self._meet(call, call.flow, peer, begin) + self._go_on(call)
             if peer in call.flow.elsewhere - call.begun:
-                return [self._skipped(call, peer, begin)]
+                return self._skipped(call, peer, begin)
         near = call is not None and number == call.number and self._is_near(peer)
         if near or number >= self._made - len(self._waiting):
             waiting = self._early.setdefault(peer, {})
@@ -275,9 +275,9 @@ class GroupCalls(Calls):
         self._ahead[peer] -= 1
         return []
 
-    def _skipped(self, call: Opening, peer: int, begin: Begin) -> PeerEffect:
+    def _skipped(self, call: Opening, peer: int, begin: Begin) -> list[PeerEffect]:
         """A peer that should take part in the open call has begun a later one."""
-        return self._differ(peer, begin, call, f", without having begun call {call.number}")
+        return [self._differ(peer, begin, call, f", without having begun call {call.number}")]
 
     def _miss_the_gone(self) -> list[PeerEffect]:
         call = self._open

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -26,23 +26,12 @@ from andon_trainer.core.peer_work import Work
 from andon_trainer.errors import CallTimedOut, SessionEnded
 from andon_trainer.peers.memory import CallDiffers, NeighbourLeft, NeighbourMemory
 from andon_trainer.peers.memory_calls import NotFinite, run
+from andon_trainer.peers.open_call import OpenCall
 
-__all__ = ["HostCall", "HostCalls", "HostGroup", "differing_fault", "left_fault"]
+__all__ = ["HostCalls", "HostGroup", "differing_fault", "left_fault"]
 
 _CLOSE_S = 1.0
 """How long the end of a session waits for a call to come out of memory."""
-
-
-class HostCall(Protocol):
-    """A call that is to be made through memory."""
-
-    work: Work
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-
-    def end(self, error: BaseException | None) -> None:
-        """Ends it."""
 
 
 class HostGroup(Protocol):
@@ -52,16 +41,16 @@ class HostGroup(Protocol):
     def over(self) -> SessionOver | None:
         """Why the session is over."""
 
-    def made(self, call: HostCall) -> None:
+    def ended(self, call: OpenCall) -> None:
         """A call has ended well."""
 
-    def faulty(self, call: HostCall, fault: RankFault) -> None:
+    def faulty(self, call: OpenCall, fault: RankFault) -> None:
         """A call shows that the session can't go on."""
 
-    def without_memory(self, calls: list[HostCall], why: str) -> None:
+    def without_memory(self, calls: Sequence[OpenCall], why: str) -> None:
         """Memory can't be shared: these calls, the first ones of the group, go over lanes."""
 
-    def late(self, call: HostCall, timeout_s: float) -> str:
+    def late(self, call: OpenCall, timeout_s: float) -> str:
         """What people read of a call that has not ended in time."""
 
     def named(self, sequence: int, work: Work) -> PendingCall:
@@ -83,11 +72,11 @@ class HostCalls:
         self._group, self._memory, self._rank, self._name = group, memory, rank, name
         self._lock = threading.Lock()
         """Guards the queue."""
-        self._waiting: deque[tuple[int, HostCall]] = deque()
+        self._waiting: deque[tuple[int, OpenCall]] = deque()
         self._made = 0
         self._making = threading.Lock()
         """Held by whoever makes calls."""
-        self._present: tuple[int, HostCall] | None = None
+        self._present: tuple[int, OpenCall] | None = None
         """The call that is being made."""
         self._broken: BaseException | None = None
         """Why no further call can be made."""
@@ -101,7 +90,7 @@ class HostCalls:
         """The ranks of the session that are waited for."""
         return self._memory.missing
 
-    def begin(self, call: HostCall, *, awaited: bool) -> int | None:
+    def begin(self, call: OpenCall, *, awaited: bool) -> int | None:
         """Makes a call, which may be later; returns its number. None: memory can't be shared.
 
         With `awaited` the caller waits for it at once.
@@ -115,7 +104,7 @@ class HostCalls:
             self._wake()
         return number
 
-    def help(self, call: HostCall, timeout_s: float | None) -> None:
+    def help(self, call: OpenCall, timeout_s: float | None) -> None:
         """Makes calls up to this one, unless another thread makes them."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if self._making.acquire(blocking=False):
@@ -172,7 +161,7 @@ class HostCalls:
             self._present = None
 
     def _still(
-        self, call: HostCall, deadline: float | None, timeout_s: float | None
+        self, call: OpenCall, deadline: float | None, timeout_s: float | None
     ) -> Callable[[tuple[int, ...]], None]:
         def still(_: tuple[int, ...]) -> None:
             over = self._group.over
@@ -183,7 +172,7 @@ class HostCalls:
 
         return still
 
-    def _make(self, number: int, call: HostCall, still: Callable[[tuple[int, ...]], None]) -> bool:
+    def _make(self, number: int, call: OpenCall, still: Callable[[tuple[int, ...]], None]) -> bool:
         """Makes a call; whether the next one can be made."""
         memory = self._memory
         try:
@@ -217,7 +206,7 @@ class HostCalls:
             )
             self._group.faulty(call, fault)
         else:
-            self._group.made(call)
+            self._group.ended(call)
             return True
         return False
 

@@ -36,7 +36,8 @@ from andon_trainer.core.peer_plan import Places
 from andon_trainer.core.send_calls import SendCalls
 from andon_trainer.errors import SessionEnded
 from andon_trainer.peers.attendance import Attendance
-from andon_trainer.peers.collective import Landing, OpenCall, PeerGroup
+from andon_trainer.peers.collective import OpenCall, PeerGroup
+from andon_trainer.peers.lane_calls import Landing
 from andon_trainer.peers.lanes import HeadOut, Lanes, Outgoing, PeerFrames
 from andon_trainer.peers.memory import MEMORY_CAPABILITY, Neighbour, NeighbourMemory
 
@@ -46,6 +47,8 @@ _SOME_BYTES = 2**18
 """What is received before it is worked on: so much stays in a core's cache."""
 _MAX_STRANGE_GROUPS = 1024
 """Groups that others have made and this rank has not."""
+_MAX_STRANGE_BYTES = 2**25
+"""What is kept for them."""
 _FINISH_S = 2.0
 """How long a rank that leaves waits until its last frames are sent."""
 
@@ -107,6 +110,8 @@ class Peers:
         """By the number that frames have."""
         self._strangers: dict[int, defaultdict[int, _Stranger]] = {}
         """By number and peer: what came for groups that are not made."""
+        self._strange_bytes = 0
+        """Of their pieces."""
         self._gone: set[int] = set()
         """Ranks whose LaneEnd came."""
         self._over: SessionOver | None = None
@@ -144,18 +149,18 @@ class Peers:
         places = places_of([each.shared_folder if shares else b"" for each in chosen])
         memory = self._memory(name, ranks, places) if shares else None
         group = PeerGroup(self, name, ranks, places, memory)
-        numbers = group.collectives.group, group.sends.group
+        numbers = group.lanes.collectives.group, group.lanes.sends.group
         with self._lock:
             if self._over is not None:
                 raise SessionEnded(self._over)
             if numbers[0] in self._groups:
                 raise ValueError(f"there is a group {name!r} of these ranks")
             # Under the lock, so that what comes meanwhile is behind what came before.
-            self._admit(numbers[0], group, group.collectives)
-            self._admit(numbers[1], group, group.sends)
+            self._admit(numbers[0], group, group.lanes.collectives)
+            self._admit(numbers[1], group, group.lanes.sends)
             gone = self._gone & set(ranks)
         for peer in gone:
-            group.gone(group.ranks.index(peer))
+            group.lanes.gone(group.ranks.index(peer))
         return group
 
     def _memory(self, name: str, ranks: Sequence[int], places: Places) -> NeighbourMemory | None:
@@ -177,6 +182,7 @@ class Peers:
     def _admit(self, number: int, group: PeerGroup, core: _Core) -> None:
         for peer, stranger in self._strangers.pop(number, {}).items():
             for frame, kept in stranger.frames:
+                self._strange_bytes -= 0 if kept is None else kept.nbytes
                 self._replay(group, core, peer, frame, kept)
         self._groups[number] = group, core
 
@@ -206,7 +212,8 @@ class Peers:
         if self._over is None:
             for group in self._all_groups():
                 group.leave()
-            for peer in self._lanes.linked:
+            # Who has left needs nothing any more, and takes no lane.
+            for peer in set(self._lanes.linked) - self._gone:
                 self._lanes.put(peer, HeadOut(peer_head(LaneEnd(), checksums=self.checksums)))
             self._lanes.finish(_FINISH_S)
         self._end(
@@ -278,6 +285,10 @@ class Peers:
             if frame.group not in self._strangers and len(self._strangers) >= _MAX_STRANGE_GROUPS:
                 raise PeerViolation(f"more than {_MAX_STRANGE_GROUPS} groups of others")
             self._strangers.setdefault(frame.group, defaultdict(_Stranger))[peer].claim(frame)
+            if isinstance(frame, Piece):
+                self._strange_bytes += frame.length
+                if self._strange_bytes > _MAX_STRANGE_BYTES:
+                    raise PeerViolation("too much for groups that this rank has not made")
             return True
 
     def keep(self, peer: int, frame: Begin | Piece, kept: memoryview | None) -> None:
@@ -297,7 +308,7 @@ class Peers:
             groups = self._all_groups()
         for group in groups:
             if peer in group.ranks:
-                group.gone(group.ranks.index(peer))
+                group.lanes.gone(group.ranks.index(peer))
 
     def _replay(
         self,
@@ -310,18 +321,18 @@ class Peers:
         try:
             place = rank_in(group, peer)
             if isinstance(frame, Begin):
-                group.begun(core, place, frame)
+                group.lanes.begun(core, place, frame)
                 return
-            landing = group.landing(core, place, frame)
+            landing = group.lanes.landing(core, place, frame)
             assert kept is not None, "a piece is kept with its bytes"
             if landing is None:
-                group.landed(core, place, frame, kept)
+                group.lanes.landed(core, place, frame, kept)
                 return
             if landing.some is None:
                 _spread(landing.views, kept)
             else:
-                group.add(core, landing, kept)
-            group.landed(core, place, frame, landing)
+                group.lanes.add(core, landing, kept)
+            group.lanes.landed(core, place, frame, landing)
         except PeerViolation as violation:
             self._broke(peer, violation)
 
@@ -406,7 +417,7 @@ class _Reading:
             found = self._found(piece)
             if found is not None:
                 group, core = found
-                landing = group.landing(core, rank_in(group, self._peer), piece)
+                landing = group.lanes.landing(core, rank_in(group, self._peer), piece)
         except PeerViolation as violation:
             raise FrameError(str(violation)) from None
         self._strange = found is None
@@ -441,7 +452,7 @@ class _Reading:
             if self._crc32c is not None:
                 self._crc32c = extended(self._crc32c, some)
             # The room is used again for the next ones.
-            group.add(core, landing, some)
+            group.lanes.add(core, landing, some)
 
     def received(self, head: PeerHead, payload: memoryview, size: int) -> None:
         del payload, size
@@ -470,10 +481,10 @@ class _Reading:
             group, core = found
             place = rank_in(group, self._peer)
             if isinstance(frame, Begin):
-                group.begun(core, place, frame)
+                group.lanes.begun(core, place, frame)
             else:
                 assert landed is not None, "a piece lies somewhere"
-                group.landed(core, place, frame, landed)
+                group.lanes.landed(core, place, frame, landed)
         except PeerViolation as violation:
             raise FrameError(str(violation)) from None
 
