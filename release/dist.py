@@ -29,7 +29,7 @@ PACKAGES = (
     *("services/andon_server", "services/andon_cli", "trainer/andon_trainer"),
 )
 _MODULE = "andon/protocol/_fused.abi3.so"
-_C_SOURCES = ("_fused.c", "_strips.h", "_strips_avx2.h")
+_C_SOURCES = ("_fused.c", "_neighbours.h", "_strips.h", "_strips_avx2.h")
 
 
 def version() -> str:

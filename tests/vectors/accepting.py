@@ -15,6 +15,7 @@ from vectors.floats import BFLOAT16, FLOAT16, FLOAT32, Format
 from vectors.names import KEY, PARENT
 from vectors.raw import FIXED32, FIXED64, LENGTH, field, tag, varint
 from vectors.samples import ENVELOPES, cases_of, layout, plan, samples
+from vectors.session_samples import peer_frames
 from vectors.strips import STRIP_FORMS
 
 __all__ = ["accepting"]
@@ -36,6 +37,8 @@ def accepting() -> Iterator[Vector]:
         for case, whole in cases_of(envelope, known).items():
             name = f"{envelope.DESCRIPTOR.name}.{case}"
             yield accepted(name, whole, f"the case {case}, with all its fields")
+    for name, frame in peer_frames().items():
+        yield accepted(f"PeerFrame.{name}", frame, "the head of a frame between ranks")
     yield from _control()
     yield from _checksums(known)
     yield from _encodings()

@@ -22,6 +22,7 @@ __all__ = [
     "PendingCall",
     "cut",
     "group_number",
+    "sends_number",
 ]
 
 MAX_WORLD_SIZE = 4096
@@ -147,7 +148,16 @@ class PendingCall:
 
 def group_number(name: str, ranks: Sequence[int]) -> int:
     """The number of a group: 64 bits of the SHA-256 of its name and its ranks, in order."""
-    text = b"andon.group.v1\0" + name.encode() + b"\0" + struct.pack(f"<{len(ranks)}I", *ranks)
+    return _number(b"andon.group.v1\0", name, ranks)
+
+
+def sends_number(name: str, ranks: Sequence[int]) -> int:
+    """The number that frames of a group's SENDs have, which are counted for themselves."""
+    return _number(b"andon.sends.v1\0", name, ranks)
+
+
+def _number(purpose: bytes, name: str, ranks: Sequence[int]) -> int:
+    text = purpose + name.encode() + b"\0" + struct.pack(f"<{len(ranks)}I", *ranks)
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 

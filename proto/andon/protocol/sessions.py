@@ -11,7 +11,19 @@ from dataclasses import dataclass, field
 from andon.protocol.peer_calls import PendingCall
 from andon.protocol.records import Key
 
-__all__ = ["Peer", "RankFault", "SessionEnd", "SessionFormed", "SessionOver"]
+__all__ = [
+    "ACCUSATIONS",
+    "GRACE_S",
+    "Peer",
+    "RankFault",
+    "RankReport",
+    "SessionEnd",
+    "SessionFormed",
+    "SessionOver",
+]
+
+GRACE_S = 0.5
+"""An accusation waits so long for the end of the accused's stream, which would explain it."""
 
 
 class SessionEnd(enum.Enum):
@@ -39,8 +51,24 @@ class SessionEnd(enum.Enum):
         """Whether it counts as a halt: exit code 3, and not 5."""
         return self in _HALTS
 
+    @property
+    def from_ranks(self) -> bool:
+        """Whether a rank may report it; the others are for the coordinator to say."""
+        return self not in _OF_THE_COORDINATOR
+
 
 _HALTS = frozenset({SessionEnd.NON_FINITE, SessionEnd.NON_FINITE_REDUCTION, SessionEnd.OPERATOR})
+_OF_THE_COORDINATOR = frozenset(
+    {
+        SessionEnd.RANK_LOST,
+        SessionEnd.OPERATOR,
+        SessionEnd.REPLACED,
+        SessionEnd.SERVICE_LEAVING,
+    }
+)
+
+ACCUSATIONS = frozenset({SessionEnd.UNREACHABLE, SessionEnd.RANK_LEFT, SessionEnd.CORRUPT})
+"""What one rank sees of another one that was killed, before anybody hears of its death."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +100,26 @@ class SessionFormed:
     lease_s: float
     report_s: float
     """How often a rank sends a report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What a rank did since the session began, and what it does now."""
+
+    steps: int = 0
+    """Backward passes that exchanged something."""
+    exchange_s: float = 0.0
+    """For how long calls were open, in seconds."""
+    bytes: int = 0
+    """Bytes of the inputs of all calls."""
+    calls: int = 0
+    """Calls that have ended."""
+    pending: PendingCall | None = None
+    """The call that has been open for longest."""
+    overflows: int = 0
+    """Steps whose gradients overflowed, where a gradient scaler expects that."""
+    numbers: tuple[tuple[str, int, float], ...] = field(default=())
+    """What the script logged since the last report: name, step, value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

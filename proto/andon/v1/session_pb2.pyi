@@ -35,6 +35,15 @@ class SessionEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SESSION_END_OPERATOR: _ClassVar[SessionEnd]
     SESSION_END_REPLACED: _ClassVar[SessionEnd]
     SESSION_END_SERVICE_LEAVING: _ClassVar[SessionEnd]
+
+class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RANK_STATE_UNSPECIFIED: _ClassVar[RankState]
+    RANK_STATE_WAITING: _ClassVar[RankState]
+    RANK_STATE_RUNNING: _ClassVar[RankState]
+    RANK_STATE_IN_CALL: _ClassVar[RankState]
+    RANK_STATE_LEFT: _ClassVar[RankState]
+    RANK_STATE_OVER: _ClassVar[RankState]
 CALL_KIND_UNSPECIFIED: CallKind
 CALL_KIND_ALL_REDUCE: CallKind
 CALL_KIND_REDUCE: CallKind
@@ -58,6 +67,12 @@ SESSION_END_SCRIPT_FAILED: SessionEnd
 SESSION_END_OPERATOR: SessionEnd
 SESSION_END_REPLACED: SessionEnd
 SESSION_END_SERVICE_LEAVING: SessionEnd
+RANK_STATE_UNSPECIFIED: RankState
+RANK_STATE_WAITING: RankState
+RANK_STATE_RUNNING: RankState
+RANK_STATE_IN_CALL: RankState
+RANK_STATE_LEFT: RankState
+RANK_STATE_OVER: RankState
 
 class AttendRequest(_message.Message):
     __slots__ = ("attend", "report", "fault", "end")
@@ -310,3 +325,53 @@ class Piece(_message.Message):
 class LaneEnd(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RankStatus(_message.Message):
+    __slots__ = ("rank", "node_id", "backend", "device", "state", "steps", "exchange_s", "exchange_ratio", "bytes", "calls", "pending", "silent_s", "overflows", "metrics_address")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_S_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOWS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    node_id: str
+    backend: str
+    device: str
+    state: RankState
+    steps: int
+    exchange_s: float
+    exchange_ratio: float
+    bytes: int
+    calls: int
+    pending: PendingCall
+    silent_s: float
+    overflows: int
+    metrics_address: str
+    def __init__(self, rank: _Optional[int] = ..., node_id: _Optional[str] = ..., backend: _Optional[str] = ..., device: _Optional[str] = ..., state: _Optional[_Union[RankState, str]] = ..., steps: _Optional[int] = ..., exchange_s: _Optional[float] = ..., exchange_ratio: _Optional[float] = ..., bytes: _Optional[int] = ..., calls: _Optional[int] = ..., pending: _Optional[_Union[PendingCall, _Mapping]] = ..., silent_s: _Optional[float] = ..., overflows: _Optional[int] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+
+class SessionStatus(_message.Message):
+    __slots__ = ("key", "world_size", "awaited", "ranks", "age_s", "last", "formed")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    FORMED_FIELD_NUMBER: _ClassVar[int]
+    key: _record_pb2.Key
+    world_size: int
+    awaited: _containers.RepeatedScalarFieldContainer[int]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
+    age_s: float
+    last: SessionOver
+    formed: int
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., world_size: _Optional[int] = ..., awaited: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., age_s: _Optional[float] = ..., last: _Optional[_Union[SessionOver, _Mapping]] = ..., formed: _Optional[int] = ...) -> None: ...

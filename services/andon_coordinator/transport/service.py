@@ -31,9 +31,11 @@ from andon.protocol.reasons import Reason
 from andon.protocol.run_settings import Liveness
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
+from andon.v1 import session_pb2
 from andon.wire import conversion
 from andon_coordinator.core import events
 from andon_coordinator.transport.access_control import AccessControl
+from andon_coordinator.transport.attending import Attendance
 from andon_coordinator.transport.encoding import serialized
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import (
@@ -105,6 +107,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """
         self._task = task
         self._registration = registration
+        self._attendance = Attendance(
+            task, access=access, tokens=task.session_tokens, attend_s=join_s
+        )
         self._access = access
         self._places = places
         self._join_s = join_s
@@ -159,6 +164,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             log.info(LogEvent("reducer_ended", why=clipped(str(error))))
             await self._abort(context, error)
 
+    async def Attend(  # type: ignore[override]  # as Train
+        self, request_iterator: AsyncIterator[session_pb2.AttendRequest], context: Context
+    ) -> None:
+        """One rank's stream, from Attend to its end."""
+        try:
+            await self._attendance.serve(request_iterator, context)
+        except LineError as error:
+            await self._abort(context, error)
+
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
@@ -192,7 +206,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await self._ask(
             events.CordPulled(clipped(request.reason), clipped(request.operator)), context
         )
-        return pb.PullCordResponse(halt=conversion.evidence_to_proto(self._task.status().halt))
+        status = self._task.status()
+        halt = status.halt if status.session is None else status.session.halt
+        return pb.PullCordResponse(halt=conversion.evidence_to_proto(halt))
 
     async def ClearHalt(
         self, request: pb.ClearHaltRequest, context: Context

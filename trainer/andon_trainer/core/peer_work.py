@@ -45,10 +45,16 @@ class Gate(Protocol):
     def first_bad(self, values: memoryview) -> int | None:
         """The index of the first element that is not finite; None: all are."""
 
+    def expected(self) -> bool:
+        """Whether overflows are expected, as a gradient scaler's are: then the call goes on.
+
+        Asked after something was found, in the input or in a reduction, and before `explain`.
+        """
+
     def explain(self, part: int, element: int) -> Found:
         """Names an element of the call's input: that of part `part`, counted in elements.
 
-        Called at most once, after `first_bad` found something.
+        Called at most once, after something was found that is not expected.
         """
 
 

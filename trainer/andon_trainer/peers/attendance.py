@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from andon.protocol.peer_calls import PendingCall
-from andon.protocol.sessions import RankFault, SessionFormed, SessionOver
+from andon.protocol.sessions import RankFault, RankReport, SessionFormed, SessionOver
 
 __all__ = ["Attendance", "RankReport"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankReport:
-    """What a rank did since the session began, and what it does now."""
-
-    steps: int = 0
-    """Backward passes that exchanged something."""
-    exchange_s: float = 0.0
-    """For how long calls were open, in seconds."""
-    bytes: int = 0
-    """Bytes of the inputs of all calls."""
-    calls: int = 0
-    """Calls that have ended."""
-    pending: PendingCall | None = None
-    """The call that has been open for longest."""
-    overflows: int = 0
-    """Steps whose gradients overflowed, where a gradient scaler expects that."""
-    numbers: tuple[tuple[str, int, float], ...] = field(default=())
-    """What the script logged since the last report: name, step, value."""
 
 
 class Attendance(Protocol):
