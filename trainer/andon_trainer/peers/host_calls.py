@@ -205,6 +205,11 @@ class HostCalls:
                 message=f"rank {self._rank}: {call.work.call} failed: {error!r}",
             )
             self._group.faulty(call, fault)
+        except BaseException as error:
+            # Somebody wants the script to end. The call is half made, and none can follow it.
+            self._broken = error
+            call.end(error)
+            raise
         else:
             self._group.ended(call)
             return True
