@@ -17,8 +17,9 @@ It arrives in one of two ways. If it holds the averages of the open round when t
 and has asked for the step after it, it is on the next roster as everybody else (`arrive`). Or it
 asks for work at the line's head when no round is open (`admit`). If a round that it attends becomes
 void, it asks again: its script may stand anywhere in that round, and nobody waits for that, unless
-the others are too few to go on. A learner that is one step behind gets one chance for that: the next round opens a little later (`Learning.give_chance`), and the wait
-for each further chance is twice as many steps.
+the others are too few to go on. A learner that is one step behind gets one chance to ask in time:
+the next round opens a little later (`Learning.give_chance`), and the wait for each further chance
+is twice as many steps.
 
 A spare goes on learning after it has caught up, as long as the line has all its workers: `spares`.
 
