@@ -31,6 +31,7 @@ from pathlib import Path
 
 from andon.host.arena import (
     CAPABILITY,
+    FILE_PREFIX,
     NONCE_BYTES,
     NONCE_OFFSET,
     ArenaLayout,
@@ -55,7 +56,6 @@ from andon_reducer.transport.memory_socket import MemorySocket
 
 __all__ = ["ArenaFile", "Arenas", "AveragesMemory", "StreamMemory", "sweep"]
 
-_PREFIX = "andon-"
 _MIB = 2**20
 
 _log = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ class ArenaFile:
     def _create(self, folder: Path) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         while True:
-            self._path = folder / (_PREFIX + secrets.token_hex(16))
+            self._path = folder / (FILE_PREFIX + secrets.token_hex(16))
             descriptor = os.open(self._path, flags, 0o600)
             self._name = weakref.finalize(self, _remove, self._path)
             try:
@@ -308,7 +308,7 @@ def sweep(folder: Path) -> int:
     """Removes what dead processes of this user left in the folder. Returns the number of files."""
     swept = 0
     try:
-        names = [entry for entry in folder.iterdir() if entry.name.startswith(_PREFIX)]
+        names = [entry for entry in folder.iterdir() if entry.name.startswith(FILE_PREFIX)]
     except OSError:
         return 0
     for path in names:
