@@ -61,6 +61,8 @@ class StateFile:
         self.name = f"{FILE_PREFIX}state-{secrets.token_hex(16)}"
         self._path = folder / self.name
         self._named = True
+        # One for all pieces: to get memory from the system costs more than to copy into it.
+        self._room = memoryview(bytearray(_READ_BYTES))
         try:
             self._descriptor = os.open(self._path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:
@@ -80,18 +82,18 @@ class StateFile:
             self._named = False
             self._path.unlink(missing_ok=True)
 
-    def read(self, count: int) -> Iterator[bytes]:
-        """The next `count` bytes, in pieces, as they are now.
+    def read(self, count: int) -> Iterator[memoryview]:
+        """The next `count` bytes, in pieces, as they are now; each is good until the next one.
 
         Raises:
             StateCorrupt: fewer are there.
         """
         while count:
-            piece = os.read(self._descriptor, min(count, _READ_BYTES))
-            if not piece:
+            size = os.readv(self._descriptor, [self._room[:count]])
+            if not size:
                 raise StateCorrupt(f"the file of the state ends {count} bytes early")
-            count -= len(piece)
-            yield piece
+            count -= size
+            yield self._room[:size]
 
     def close(self) -> None:
         """Lets go of it, and of its name."""

@@ -141,7 +141,7 @@ class PartialState:
         """Whether `data` is the whole state."""
         return self._hash.digest() == self.sha256
 
-    def add(self, piece: bytes) -> None:
+    def add(self, piece: bytes | memoryview) -> None:
         """Appends a piece, and hashes it while the next one is on its way."""
         self.data += piece
         self._hash.update(piece)
