@@ -17,6 +17,7 @@ does. So a control follows each return: a process that has nothing to do with th
 processor time as the newcomer did, and the longest wait meanwhile is `pause_of_control_s`. What a
 return costs beyond that is the protocol's.
 
+A round may open up to 0.04 s later for a newcomer that is nearly there: `line_waited_s` is the sum.
 Of the time until a newcomer is back, `state_after_s` is the part until its script begins the first
 step: until then its state was on the way. In the rest it made up what the others had done.
 
@@ -33,6 +34,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -82,6 +84,13 @@ def _running(options: argparse.Namespace, way: str) -> Iterator[Run]:
 def _begun_at(run: Run, worker: int) -> float:
     """When a worker's script began its first step."""
     return float((run.folder.parent.parent / f"begun-{worker}").read_text())
+
+
+def _line_waited_s(run: Run, since: float) -> float:
+    """How long rounds that could open were held back for the newcomer, by the journal."""
+    (learnt,) = events_in(run.journal, RunEventKind.CAUGHT_UP, since)[:1] or (None,)
+    found = re.search(r"waited ([0-9.]+) s", learnt.text) if learnt is not None else None
+    return float(found.group(1)) if found else 0.0
 
 
 def _processor_s(process: int) -> float:
@@ -134,6 +143,7 @@ def kill(run: Run, chance: random.Random, options: argparse.Namespace) -> dict[s
         "pause_of_return_s": max(wait for at, wait in waits if at > max(died_at, joined_at))
         - usual,
         "pause_of_control_s": max(slow) - usual,
+        "line_waited_s": _line_waited_s(run, joined_at),
         "newcomer_processor_s": taken_s,
         "state_after_s": _begun_at(run, newcomer) - joined_at,
         "back_after_s": first_back - joined_at,

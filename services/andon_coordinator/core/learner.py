@@ -16,6 +16,9 @@ _PATIENCE_S = 0.04
 _MOST_PATIENCE_S = 2.0
 """How much later one opens at most."""
 
+_STEPS_IN_VAIN = 8
+"""After so many steps in which it came no nearer, one that seems to be far gets a chance, too."""
+
 
 @dataclass(slots=True, eq=False)
 class Learning:
@@ -28,10 +31,14 @@ class Learning:
     """Whether it is sent the state of a head, and everything that happened after that head."""
     installed: bool = False
     """Whether it has that state."""
+    began: Key | None = None
+    """The head of that state."""
     first_step: int = 0
     """Steps committed at that head."""
     behind: deque[Key] = field(default_factory=deque)
     """Records after its head, as far as it has told."""
+    asked_at: float | None = None
+    """When it asked for work at its head; None: it has made up no step yet."""
     gained_at: int = 0
     """The line's step when it was as near as never before."""
     voided: Key | None = None
@@ -72,7 +79,7 @@ class Learning:
         self.follows, self.installed = True, False
         self.first_step = self.gained_at = step
         self.behind.clear()
-        self.voided = self._nearest = None
+        self.asked_at = self.voided = self._nearest = None
 
     def stop_following(self) -> None:
         """The state did not reach it."""
@@ -90,6 +97,16 @@ class Learning:
             self.behind.popleft()
         if self._nearest is None or len(self.behind) < self._nearest:
             self._nearest, self.gained_at = len(self.behind), step
+
+    def may_be_near(self, step: int, now: float, step_s: float) -> bool:
+        """Whether it may ask for work in a moment, since it is one step behind.
+
+        It was at that step in the first half of the time that the others took for it. Otherwise it
+        is at the beginning of it, and the next round would wait in vain; and its first step takes
+        a process longer than any other. It comes by itself then, or is nearer after the next step.
+        """
+        early = self.asked_at is not None and now - self.asked_at >= step_s / 2
+        return early or step - self.gained_at >= _STEPS_IN_VAIN
 
     def give_chance(self, step: int, now: float, step_s: float = 0.0) -> None:
         """It is one step behind: the next round may wait for it, unless it was late just now.

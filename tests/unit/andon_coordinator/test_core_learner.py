@@ -36,3 +36,22 @@ def test_each_wait_is_longer_and_comes_twice_as_many_steps_later(
     assert seen == pytest.approx(waits)
     between = [later - earlier for earlier, later in pairwise(chances)]
     assert between == [2**each for each in range(1, len(waits))]
+
+
+@pytest.mark.parametrize(
+    ("asked_at", "step", "near"),
+    [
+        pytest.param(None, 5, False, id="has-made-up-none"),
+        pytest.param(9.0, 5, True, id="from-the-beginning"),
+        pytest.param(9.6, 5, False, id="late-in-the-step"),
+        pytest.param(9.6, 12, True, id="comes-no-nearer"),
+    ],
+)
+def test_it_is_near_if_it_was_at_its_step_in_the_first_half_of_the_others_time(
+    asked_at: float | None, step: int, near: bool
+) -> None:
+    learning = Learning(began_at=0.0)
+    learning.follow(4)
+    learning.asked_at = asked_at
+
+    assert learning.may_be_near(step, 10.0, 1.0) is near
