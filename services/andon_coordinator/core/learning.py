@@ -194,7 +194,8 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
     if learner is None or learner.learning is None:
         return
     if not event.failure and event.head == transfer.head:
-        learner.learning.installed, learner.learning.began = True, transfer.head
+        learner.learning.installed = True
+        learner.learning.waits_at(transfer.head, core.now)
         learner.head, learner.held, learner.doubted = transfer.head, None, None
         learner.step = learner.learning.first_step
         learner.learning.reached(transfer.head, core.chain.step)
@@ -241,8 +242,7 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
     member.head, member.held = event.head, None
     member.wants_work = event.head in chain.request_heads
     learning.heard_void = event.voided
-    # The head that it installed is not counted: there it has not shown that its script runs.
-    learning.asked_at = core.now if event.head != learning.began else None
+    learning.waits_at(event.head, core.now)
     learning.reached(event.head, chain.step)
 
 
