@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from c10d import WARM_UP, RankSpec
 from torch import Tensor
+
+from c10d import WARM_UP, RankSpec
 
 
 @dataclass(slots=True)

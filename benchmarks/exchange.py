@@ -34,11 +34,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from c10d import CALLS, CallCase, line_of
-from c10d import measure as measure_calls
 from machine import describe_machine
 from paths import PATHS
 from service import serving
+
+from c10d import CALLS, CallCase, line_of
+from c10d import measure as measure_calls
 
 __all__ = ["WARM_UP", "WorkerSpec"]
 
