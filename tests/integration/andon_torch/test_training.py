@@ -1,0 +1,81 @@
+"""Training with the backend "andon": Gloo's losses, and what a NaN does."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from integration.andon_torch.rig import Outcome, run_all
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+def training(backend: str, kind: str, **more: Any) -> dict[str, Any]:
+    env = {"ANDON_GATE": "off"} if more.pop("open", False) else {}
+    arguments = {"kind": kind, **more}
+    return {
+        "scenario": "losses",
+        "ranks": 2,
+        "backend": backend,
+        "arguments": arguments,
+        "env": env,
+    }
+
+
+RUNS = {
+    "gloo ddp": training("gloo", "ddp"),
+    "andon ddp": training("andon", "ddp"),
+    "gloo fsdp": training("gloo", "fsdp"),
+    "andon fsdp": training("andon", "fsdp"),
+    "spoilt ddp": training("andon", "ddp", spoil_at=2),
+    "spoilt fsdp": training("andon", "fsdp", spoil_at=2),
+    "spoilt, watched": training("gloo", "ddp", spoil_at=2, hook=True),
+    "watched": training("gloo", "ddp", hook=True),
+    "spoilt, open": training("andon", "ddp", spoil_at=2, open=True),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, list[Outcome]]:
+    """What became of each run."""
+    return dict(zip(RUNS, run_all(*RUNS.values()), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_losses_and_weights_are_gloos_to_the_bit(
+    outcomes: dict[str, list[Outcome]], kind: str
+) -> None:
+    ours = [each["result"] for each in outcomes[f"andon {kind}"]]
+
+    assert ours == [each["result"] for each in outcomes[f"gloo {kind}"]]
+    assert len(ours[0]["losses"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("run", "parameter"),
+    [
+        ("spoilt ddp", r"0\.bias\[7\] in call \d+ of group 0: all_reduce\(sum\)"),
+        ("spoilt fsdp", r"0\.weight\[7, 0\] in call \d+ of group 0: reduce_scatter\(avg\)"),
+        ("spoilt, watched", r"0\.bias\[7\]"),
+    ],
+)
+def test_a_nan_stops_all_ranks_before_a_weight_moves_and_is_named(
+    outcomes: dict[str, list[Outcome]], run: str, parameter: str
+) -> None:
+    for outcome in outcomes[run]:
+        result = outcome["result"]
+        assert result["step"] == 2
+        assert not result["moved"]
+        assert re.search(rf"rank 1 on \S+ gave nan in {parameter}", result["error"])
+
+
+def test_a_watched_model_of_gloo_trains_as_before(outcomes: dict[str, list[Outcome]]) -> None:
+    assert [each["result"] for each in outcomes["watched"]] == [
+        each["result"] for each in outcomes["gloo ddp"]
+    ]
+
+
+def test_an_open_gate_lets_a_nan_through_as_gloo_does(outcomes: dict[str, list[Outcome]]) -> None:
+    assert all("nan" in each["result"]["weights"] for each in outcomes["spoilt, open"])
