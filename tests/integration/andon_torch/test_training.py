@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def training(backend: str, kind: str, **more: Any) -> dict[str, Any]:
-    env = {"ANDON_GATE": "off"} if more.pop("open", False) else {}
+    env = more.pop("env", {})
     arguments = {"kind": kind, **more}
     return {
         "scenario": "losses",
@@ -33,7 +33,9 @@ RUNS = {
     "spoilt fsdp": training("andon", "fsdp", spoil_at=2),
     "spoilt, watched": training("gloo", "ddp", spoil_at=2, hook=True),
     "watched": training("gloo", "ddp", hook=True),
-    "spoilt, open": training("andon", "ddp", spoil_at=2, open=True),
+    "spoilt, open": training("andon", "ddp", spoil_at=2, env={"ANDON_GATE": "off"}),
+    # Memory can't be shared there: lanes carry everything.
+    "lanes": training("andon", "ddp", env={"ANDON_SHARED_DIR": "/nowhere"}),
     "scaled": {"scenario": "scaled", "ranks": 2, "backend": "andon"},
     "functional": {"scenario": "functional", "ranks": 2, "backend": "andon"},
 }
@@ -43,6 +45,14 @@ RUNS = {
 def outcomes() -> dict[str, list[Outcome]]:
     """What became of each run."""
     return dict(zip(RUNS, run_all(*RUNS.values()), strict=True))
+
+
+def test_without_shared_memory_lanes_give_the_same_bits(
+    outcomes: dict[str, list[Outcome]],
+) -> None:
+    assert [each["result"] for each in outcomes["lanes"]] == [
+        each["result"] for each in outcomes["gloo ddp"]
+    ]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
