@@ -10,8 +10,12 @@ barrier; the time of an exchange is that of its slowest worker.
 Theirs is always float32, whatever encoding ours has. Plain copies show the speed of the memory for
 comparison.
 
+The path `c10d` is another one: there a process group of Andon and one of Gloo make the same calls
+(`c10d.py`).
+
     python benchmarks/exchange.py --paths shared-memory,tcp,ring --json exchange.json
     python benchmarks/exchange.py --kib 4,64,1024 --mib 256 --encodings float32,bfloat16
+    python benchmarks/exchange.py --paths c10d --calls all_gather,all_to_all --mib 64
 """
 
 from __future__ import annotations
@@ -34,12 +38,16 @@ from machine import describe_machine
 from paths import PATHS
 from service import serving
 
+from c10d import CALLS, CallCase, line_of
+from c10d import measure as measure_calls
+
 __all__ = ["WARM_UP", "WorkerSpec"]
 
 ENCODINGS = ("float32", "bfloat16", "float16", "int8", "int4")
 WARM_UP = 2
 """Pairs that don't count: they set up connections and buffers, and bootstrap the run."""
 _PATIENCE_S = 600
+_C10D = "c10d"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +90,19 @@ def main() -> None:
         flush=True,
     )
     for path, workers, kib, encoding in itertools.product(
-        options.paths, options.workers, options.sizes, options.encodings
+        [path for path in options.paths if path != _C10D],
+        options.workers,
+        options.sizes,
+        options.encodings,
     ):
         case = Case(path=path, workers=workers, kib=kib, encoding=encoding)
         rows.append(measure(case, options.pairs))
         print(_line(rows[-1]), flush=True)
+    calls = options.calls if _C10D in options.paths else []
+    for call, workers, kib in itertools.product(calls, options.workers, options.sizes):
+        called = CallCase(call=call, ranks=workers, kib=kib, backend=options.backend)
+        rows.append(measure_calls(called, options.pairs))
+        print(line_of(rows[-1]), flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         figures = {"machine": machine, "rows": rows}
@@ -177,6 +193,7 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
         "all workers on one host over loopback, one computing thread each",
         "ours has the service as one more process, with two reducing threads; Gloo has none",
         "ours is a whole step with control messages, value gate and durable record",
+        "but of c10d a call in a process group with ANDON_GATE=all",
     ]
     if crowded := [str(count) for count in options.workers if count > cores]:
         notes.append(
@@ -202,13 +219,21 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    paths, encodings = ", ".join(PATHS), ", ".join(ENCODINGS)
-    parser.add_argument("--paths", type=_names(tuple(PATHS)), default=["wire"], help=f"of: {paths}")
+    paths, encodings = (*PATHS, _C10D), ", ".join(ENCODINGS)
+    parser.add_argument(
+        "--paths", type=_names(paths), default=["wire"], help=f"of: {', '.join(paths)}"
+    )
     parser.add_argument("--workers", type=_counts(2), default=[2, 4], help="default: 2,4")
     parser.add_argument("--kib", type=_counts(1), help="sizes below a MiB; default: 4,64")
     parser.add_argument("--mib", type=_counts(1), help="sizes; default: 1,16,64,256")
     parser.add_argument(
         "--encodings", type=_names(ENCODINGS), default=["float32"], help=f"of: {encodings}"
+    )
+    parser.add_argument(
+        "--calls", type=_names(CALLS), default=["all_reduce"], help=f"of c10d: {', '.join(CALLS)}"
+    )
+    parser.add_argument(
+        "--backend", default="andon", help="ours of c10d; gloo shows how far equals differ"
     )
     parser.add_argument("--pairs", type=int, default=7, help="exchanges of each side that count")
     parser.add_argument("--json", type=Path, help="write the figures here")

@@ -363,5 +363,9 @@ def _pieces() -> Iterator[Vector]:
     put = reducer_pb2.PutStateRequest(payload=b"ate")
     yield accepted("PutStateRequest.piece", put, shows)
     yield accepted("GetStateResponse.piece", reducer_pb2.GetStateResponse(payload=b"ate"), shows)
+    shows = "a later piece of a state that lies in the receiver's file"
+    put = reducer_pb2.PutStateRequest(file_bytes=3)
+    yield accepted("PutStateRequest.in_file", put, shows)
+    yield accepted("GetStateResponse.in_file", reducer_pb2.GetStateResponse(file_bytes=3), shows)
     shows = "from the beginning: an offset of 0 is not on the wire"
     yield accepted("PutStateResponse.beginning", reducer_pb2.PutStateResponse(), shows)

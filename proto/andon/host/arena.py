@@ -22,6 +22,7 @@ from andon.protocol.messages import SharedMemoryOffer
 
 __all__ = [
     "CAPABILITY",
+    "FILE_PREFIX",
     "HEADER_BYTES",
     "ITEM_BYTES",
     "NONCE_BYTES",
@@ -39,6 +40,10 @@ __all__ = [
 CAPABILITY = "shared-memory.v1"
 SOCKET_CAPABILITY = "shared-memory-socket.v1"
 """A socket beside the memory carries the stream's messages in place of gRPC."""
+
+FILE_PREFIX = "andon-"
+"""All files in a shared folder begin with it. A reducer that starts removes those that no living
+process has locked."""
 
 HEADER_BYTES = 4096
 """The bytes before the first block, which hold the nonce."""

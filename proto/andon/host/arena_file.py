@@ -18,12 +18,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from andon.host.arena import NONCE_BYTES, NONCE_OFFSET, SharedMemoryUnavailable, socket_of
+from andon.host.arena import (
+    FILE_PREFIX,
+    NONCE_BYTES,
+    NONCE_OFFSET,
+    SharedMemoryUnavailable,
+    socket_of,
+)
 from andon.protocol.messages import SharedMemoryOffer
 
 __all__ = ["ArenaFile", "EmptyFile", "sweep"]
 
-_PREFIX = "andon-"
 _MIB = 2**20
 
 
@@ -62,7 +67,7 @@ class _NamedFile:
     def _create(self, folder: Path) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         while True:
-            path = folder / (_PREFIX + secrets.token_hex(16))
+            path = folder / (FILE_PREFIX + secrets.token_hex(16))
             descriptor = os.open(path, flags, 0o600)
             self._paths[:] = [path]
             self._name = weakref.finalize(self, _remove_all, self._paths)
@@ -158,7 +163,7 @@ def sweep(folder: Path) -> int:
     """Removes what dead processes of this user left in the folder. Returns the number of files."""
     swept = 0
     try:
-        names = [entry for entry in folder.iterdir() if entry.name.startswith(_PREFIX)]
+        names = [entry for entry in folder.iterdir() if entry.name.startswith(FILE_PREFIX)]
     except OSError:
         return 0
     for path in names:
