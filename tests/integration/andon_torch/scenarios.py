@@ -105,7 +105,15 @@ def functional() -> dict[str, Any]:
         "all_to_all": functions.all_to_all_single(torch.arange(2.0) + 10 * rank, None, None, world),
         "broadcast": functions.broadcast(torch.ones(1) * rank, 1, world),
     }
+    found["compiled"] = torch.compile(_doubled, backend="eager")(torch.ones(2) * rank)
     return {name: value.tolist() for name, value in found.items()}
+
+
+def _doubled(value: Tensor) -> Tensor:
+    """A function that torch.compile traces, with a collective in it."""
+    doubled = value * 2
+    dist.all_reduce(doubled)
+    return doubled + 1
 
 
 def _spoil(module: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Any:
