@@ -109,6 +109,23 @@ def functional() -> dict[str, Any]:
     return {name: value.tolist() for name, value in found.items()}
 
 
+def chained() -> dict[str, Any]:
+    """A callback of a future waits for another call, in which a value is bad."""
+    good, bad = torch.ones(4), torch.ones(4)
+    bad[2] = NAN if dist.get_rank() == CULPRIT else 0.0
+
+    def go_on(done: object) -> None:
+        dist.all_reduce(bad)
+
+    work = dist.all_reduce(good, async_op=True)
+    assert work is not None
+    try:
+        work.get_future().then(go_on).wait()
+    except RuntimeError as error:
+        return {"error": str(error)}
+    return {}
+
+
 def _doubled(value: Tensor) -> Tensor:
     """A function that torch.compile traces, with a collective in it."""
     doubled = value * 2

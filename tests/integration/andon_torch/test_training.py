@@ -37,6 +37,12 @@ RUNS = {
     # Memory can't be shared there: lanes carry everything.
     "lanes": training("andon", "ddp", env={"ANDON_SHARED_DIR": "/nowhere"}),
     "scaled": {"scenario": "scaled", "ranks": 2, "backend": "andon"},
+    "chained": {
+        "scenario": "chained",
+        "ranks": 2,
+        "backend": "andon",
+        "env": {"ANDON_GATE": "all"},
+    },
     "functional": {"scenario": "functional", "ranks": 2, "backend": "andon"},
 }
 
@@ -111,3 +117,8 @@ def test_cpp_calls_the_same_collectives(outcomes: dict[str, list[Outcome]]) -> N
             "broadcast": [1],
             "compiled": [3, 3],
         }
+
+
+def test_a_callback_may_wait_for_a_call_that_fails(outcomes: dict[str, list[Outcome]]) -> None:
+    for outcome in outcomes["chained"]:
+        assert "rank 1 on" in outcome["result"]["error"]
