@@ -402,6 +402,41 @@ def test_a_rank_that_left_while_another_needs_it_is_named() -> None:
         assert (over.end, over.culprit) == (SessionEnd.RANK_LEFT, 1)
 
 
+@pytest.mark.parametrize("used", [False, True], ids=["before the first call", "after one"])
+def test_a_neighbour_that_left_is_named_though_nothing_goes_over_lanes(
+    used: bool, folder: Path
+) -> None:
+    with session_of([0, 0], folder) as ranks:
+        groups = groups_of(ranks)
+        case = collective(CallKind.ALL_REDUCE, Places(((0, 1),)), [10])
+        if used:
+            for each in [g.begin(w) for g, w in zip(groups, case.works, strict=True)]:
+                each.wait(PATIENCE_S)
+        call = groups[0].begin(case.works[0])
+        ranks.peers[1].close()
+        over = over_of(call).over
+
+        assert (over.end, over.culprit) == (SessionEnd.RANK_LEFT, 1)
+
+
+def test_a_rank_that_leaves_without_taking_what_is_sent_to_it_is_named() -> None:
+    with sessions(2) as ranks:
+        groups = groups_of(ranks)
+        case = collective(CallKind.BARRIER, alone(2), [])
+        for each in [g.begin(w) for g, w in zip(groups, case.works, strict=True)]:
+            each.wait(PATIENCE_S)
+        room = np.empty(2_000_000, np.float32)
+        groups[1].begin(receiving(room, 0))
+        # Before it has read all of it.
+        sent = groups[0].begin(sending(np.zeros_like(room), 1))
+        for lane in ranks.peers[1]._lanes._incoming.values():
+            lane.close()
+        ranks.peers[1].close()
+        over = over_of(sent).over
+
+        assert (over.end, over.culprit) == (SessionEnd.RANK_LEFT, 1)
+
+
 def test_a_rank_whose_lanes_break_is_accused_at_once() -> None:
     with sessions(2) as ranks:
         groups = groups_of(ranks)

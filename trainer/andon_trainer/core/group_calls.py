@@ -28,7 +28,6 @@ from andon_trainer.core.peer_effects import (
     Early,
     Opening,
     PeerEffect,
-    PlaceKept,
     SendBegin,
     UseMemory,
     sizes_of,
@@ -82,8 +81,6 @@ class GroupCalls(Calls):
     """By peer: the number of the last call whose Begin came."""
     _ahead: dict[int, int] = field(default_factory=dict)
     """By peer: how many Begins of this rank that one has not answered by its own."""
-    _gone: set[int] = field(default_factory=set)
-    """Peers that begin no more calls."""
 
     def begin(self, work: Work) -> tuple[Opening, list[PeerEffect]]:
         """Makes a call.
@@ -114,7 +111,7 @@ class GroupCalls(Calls):
             raise PeerViolation("a SEND among the collectives of a group")
         if begin.rank != peer:
             raise PeerViolation(f"a Begin of rank {begin.rank} of the group, and it is {peer}")
-        if number <= last or peer in self._gone:
+        if number <= last or peer in self.gone_ranks:
             raise PeerViolation(f"a Begin of call {number} after that of {last}, or after LaneEnd")
         self._last_begun[peer] = number
         return self._guarded(lambda: self._take(peer, begin))
@@ -143,18 +140,11 @@ class GroupCalls(Calls):
             if kept is None:
                 return self.placed(call, piece.stage, peer, upto)
             # It was early when its head came, and the call has opened since.
-            assert call.flow is not None
-            spans = call.flow.landing(peer, piece.stage, piece.offset, piece.length)
-            return [PlaceKept(call, peer, piece.stage, tuple(spans), kept, upto)]
+            return [self._place(call, peer, piece, kept)]
         early = self._early.get(peer, {}).get(piece.sequence)
         if kept is not None and early is not None:
             early.kept += kept
         return []
-
-    def gone(self, peer: int) -> list[PeerEffect]:
-        """A peer begins no more calls."""
-        self._gone.add(peer)
-        return self._guarded(self._miss_the_gone)
 
     def give_up_memory(self) -> list[PeerEffect]:
         """Neighbours can't share memory, none of them: everything goes over lanes.
@@ -180,7 +170,7 @@ class GroupCalls(Calls):
             early = self._early.get(peer, {}).pop(call.number, None)
             if early is not None:
                 effects += self._meet(call, flow, peer, early.begin)
-                effects += self._place(call, flow, peer, early)
+                effects += self._place_early(call, peer, early)
         return effects + self._miss_the_gone() + self._go_on(call)
 
     def _tell(self, call: Opening, flow: Flow, peers: frozenset[int]) -> list[PeerEffect]:
@@ -222,18 +212,17 @@ class GroupCalls(Calls):
             early = waiting.pop(call.number, None)
             if early is not None:
                 effects += self._meet(call, flow, peer, early.begin)
-                effects += self._place(call, flow, peer, early)
+                effects += self._place_early(call, peer, early)
             elif waiting and peer in flow.elsewhere:
                 effects += self._skipped(call, peer, next(iter(waiting.values())).begin)
         return effects + self._miss_the_gone() + self._go_on(call)
 
-    def _place(self, call: Opening, flow: Flow, peer: int, early: Early) -> list[PeerEffect]:
+    def _place_early(self, call: Opening, peer: int, early: Early) -> list[PeerEffect]:
         """What came early goes where it belongs, unless the calls differ."""
-        upto = len(early.kept)
-        if not upto or peer not in call.begun:
+        if not early.kept or peer not in call.begun:
             return []
-        spans = tuple(flow.landing(peer, 0, 0, upto))
-        return [PlaceKept(call, peer, 0, spans, memoryview(early.kept), upto)]
+        piece = Piece(self.group, call.number, 0, 0, len(early.kept))
+        return [self._place(call, peer, piece, memoryview(early.kept))]
 
     def _take(self, peer: int, begin: Begin) -> list[PeerEffect]:
         number, call = begin.sequence, self._open
@@ -283,7 +272,7 @@ class GroupCalls(Calls):
         call = self._open
         if call is None or call.flow is None:
             return []
-        needed = set(call.missing()) & call.flow.elsewhere - call.begun & self._gone
+        needed = call.needs(self.deaf_ranks) & self.gone_ranks
         return [self._left_behind(min(needed), call)] if needed else []
 
     def _after(self, call: Opening) -> list[PeerEffect]:

@@ -48,6 +48,8 @@ class Opening:
     """Whether the gate has seen all of it."""
     in_memory: bool = False
     """Whether its parts among neighbours are not all through."""
+    placing: set[int] = field(default_factory=set)
+    """The peers of which something that came early is being put where it belongs."""
     ended: bool = False
 
     @property
@@ -60,10 +62,23 @@ class Opening:
         flow = self.flow
         if flow is None:
             return [] if self.peer is None else [self.peer]
+        return sorted(self._awaited(flow) or flow.unsent_to())
+
+    def needs(self, deaf: set[int]) -> set[int]:
+        """The ranks over lanes without which it can't end: they have to begin it, or to give more.
+
+        What is only on its way to a rank needs nothing of it, unless it is `deaf`: takes nothing.
+        """
+        flow = self.flow
+        if flow is None:
+            return set()
+        unsent = set(flow.unsent_to()) - (self.begun - deaf)
+        return ((self._awaited(flow) - self.placing) | unsent) & flow.elsewhere
+
+    def _awaited(self, flow: Flow) -> set[int]:
+        """The ranks from which something is to come."""
         found = set(flow.missing_from())
-        if self.waits_for_all:
-            found |= flow.elsewhere - self.begun
-        return sorted(found or flow.unsent_to())
+        return found | (flow.elsewhere - self.begun) if self.waits_for_all else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +202,24 @@ class Calls:
     """The number that their frames have."""
     failed: bool = False
     """Whether a fault was found. Nothing more comes of any event."""
+    gone_ranks: set[int] = field(default_factory=set)
+    """Ranks that begin no more calls, and give nothing more."""
+    deaf_ranks: set[int] = field(default_factory=set)
+    """Those of them to which nothing can be sent any more."""
+
+    def gone(self, peer: int) -> list[PeerEffect]:
+        """A rank begins no more calls, and gives nothing more."""
+        self.gone_ranks.add(peer)
+        return self._guarded(self._miss_the_gone)
+
+    def deaf(self, peer: int) -> list[PeerEffect]:
+        """Nothing can be sent to a rank that is gone."""
+        self.deaf_ranks.add(peer)
+        return self._guarded(self._miss_the_gone)
+
+    def _miss_the_gone(self) -> list[PeerEffect]:
+        """The fault, if an open call needs a rank that is gone."""
+        raise NotImplementedError
 
     def left(self, call: Opening, stage: int, give: int, upto: int) -> list[PeerEffect]:
         """Nobody reads these bytes of a give here any more."""
@@ -207,7 +240,18 @@ class Calls:
 
     def placed(self, call: Opening, stage: int, peer: int, upto: int) -> list[PeerEffect]:
         """Bytes of a peer are where they belong."""
-        return self._counted(call, lambda flow: flow.landed(peer, stage, upto))
+        call.placing.discard(peer)
+        effects = self._counted(call, lambda flow: flow.landed(peer, stage, upto))
+        if peer in self.gone_ranks:
+            effects += self._guarded(self._miss_the_gone)
+        return effects
+
+    def _place(self, call: Opening, peer: int, piece: Piece, kept: memoryview) -> PeerEffect:
+        """Puts what came early where it belongs."""
+        assert call.flow is not None
+        spans = tuple(call.flow.landing(peer, piece.stage, piece.offset, piece.length))
+        call.placing.add(peer)
+        return PlaceKept(call, peer, piece.stage, spans, kept, piece.offset + piece.length)
 
     def checked(self, call: Opening) -> list[PeerEffect]:
         """All of the call's input is finite."""

@@ -23,7 +23,6 @@ from andon_trainer.core.peer_effects import (
     Early,
     Opening,
     PeerEffect,
-    PlaceKept,
     SendBegin,
     sizes_of,
 )
@@ -56,6 +55,8 @@ class SendCalls(Calls):
     """By receiver: SENDs that wait until older ones are answered."""
     _unanswered: dict[int, dict[int, _Sent]] = field(default_factory=dict)
     """By receiver and number."""
+    _sending: dict[tuple[int, int], Opening] = field(default_factory=dict)
+    """By receiver and number: what has not left, or not all of it."""
     _posted: list[Opening] = field(default_factory=list)
     """Receives that nothing has come for, oldest first."""
     _came: list[tuple[int, Early]] = field(default_factory=list)
@@ -64,8 +65,6 @@ class SendCalls(Calls):
     """By sender: how many of its Begins came."""
     _receiving: dict[tuple[int, int], Opening] = field(default_factory=dict)
     """By sender and number."""
-    _gone: set[int] = field(default_factory=set)
-    """Ranks that begin no more calls."""
 
     def begin(self, work: Work) -> tuple[Opening, list[PeerEffect]]:
         """Sends or receives.
@@ -87,7 +86,7 @@ class SendCalls(Calls):
 
     def calls(self) -> list[Opening]:
         """All that have not ended."""
-        sent = [s.opening for by in self._unanswered.values() for s in by.values() if s.opening]
+        sent = self._sending.values()
         held = [each for waiting in self._held.values() for each in waiting]
         return [*sent, *held, *self._receiving.values(), *self._posted]
 
@@ -103,7 +102,7 @@ class SendCalls(Calls):
             raise PeerViolation(f"{begin.call} among the SENDs of a group")
         if begin.rank != peer or peer == self.rank:
             raise PeerViolation(f"a Begin of rank {begin.rank} of the group, and it is {peer}")
-        if peer in self._gone:
+        if peer in self.gone_ranks:
             raise PeerViolation("a Begin after LaneEnd")
         if begin.receives:
             return self._guarded(lambda: self._answered(peer, begin))
@@ -136,18 +135,11 @@ class SendCalls(Calls):
             if kept is None:
                 return self.placed(call, piece.stage, peer, upto)
             # Nobody had asked for it when its head came.
-            assert call.flow is not None
-            spans = call.flow.landing(peer, piece.stage, piece.offset, piece.length)
-            return [PlaceKept(call, peer, piece.stage, tuple(spans), kept, upto)]
+            return [self._place(call, peer, piece, kept)]
         early = self._early(peer, piece.sequence)
         if kept is not None and early is not None:
             early.kept += kept
         return []
-
-    def gone(self, peer: int) -> list[PeerEffect]:
-        """A rank begins no more calls."""
-        self._gone.add(peer)
-        return self._guarded(self._miss_the_gone)
 
     # ------------------------------------------------------------------ inside
 
@@ -169,6 +161,7 @@ class SendCalls(Calls):
             self._sends[peer] = call.number + 1
             call.flow = self._planned(call.work, peer)
             unanswered[call.number] = _Sent(call.work.call, call)
+            self._sending[peer, call.number] = call
             effects.append(SendBegin(call, peer, call.flow.plan.gives_bytes(peer)))
             effects += self._go_on(call)
         return effects
@@ -218,9 +211,8 @@ class SendCalls(Calls):
             return [self._differ(peer, begin, call, "")]
         effects: list[PeerEffect] = [SendBegin(call, peer, 0)]
         if early.kept:
-            upto = len(early.kept)
-            spans = tuple(flow.landing(peer, 0, 0, upto))
-            effects.append(PlaceKept(call, peer, 0, spans, memoryview(early.kept), upto))
+            piece = Piece(self.group, call.number, 0, 0, len(early.kept))
+            effects.append(self._place(call, peer, piece, memoryview(early.kept)))
         return effects + self._go_on(call)
 
     def _early(self, peer: int, number: int) -> Early | None:
@@ -231,10 +223,12 @@ class SendCalls(Calls):
     def _miss_the_gone(self) -> list[PeerEffect]:
         others = {*range(self.places.size)} - {self.rank}
         for call in self.calls():
-            if call.begun or call.ended:
-                continue
-            needed = others if call.peer is None else {call.peer}
-            if needed <= self._gone:
+            if call.flow is not None:
+                needed = call.needs(self.deaf_ranks)
+            else:
+                # Of a receive from any rank, all others are too many to wait for, if all are gone.
+                needed = others if call.peer is None else {call.peer}
+            if needed and needed <= self.gone_ranks:
                 return [self._left_behind(min(needed), call)]
         return []
 
@@ -243,6 +237,7 @@ class SendCalls(Calls):
         if call.work.receives:
             self._receiving.pop((call.peer, call.number), None)
         else:
+            self._sending.pop((call.peer, call.number), None)
             sent = self._unanswered.get(call.peer, {}).get(call.number)
             if sent is not None:
                 sent.opening = None

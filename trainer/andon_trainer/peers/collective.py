@@ -25,7 +25,7 @@ from andon_trainer.errors import SessionEnded
 from andon_trainer.peers.host_calls import HostCalls
 from andon_trainer.peers.host_stages import HostStages
 from andon_trainer.peers.lane_calls import LaneCalls
-from andon_trainer.peers.memory import NeighbourMemory
+from andon_trainer.peers.memory import NeighbourLeft, NeighbourMemory
 from andon_trainer.peers.open_call import GroupSession, OpenCall
 
 __all__ = ["OpenCall", "PeerGroup"]
@@ -64,6 +64,8 @@ class PeerGroup:
         """Those that have not ended, oldest first."""
         self._closed = False
         self._memory = memory
+        self._leaving: set[int] = set()
+        """Ranks that were waited for when they had left."""
         on_several_hosts = len(places.hosts) > 1
         self.lanes = LaneCalls(
             self,
@@ -118,6 +120,11 @@ class PeerGroup:
         if self._memory is not None:
             self._memory.leave()
 
+    @property
+    def sharing(self) -> tuple[int, ...]:
+        """The ranks of the session with which this one shares memory here, itself too."""
+        return () if self._memory is None else self._memory.ranks
+
     def close(self, error: BaseException) -> None:
         """Ends all calls. Lanes are closed already."""
         with self._lock:
@@ -169,6 +176,22 @@ class PeerGroup:
         )
 
     # ------------------------------------------------------------------ for its parts
+
+    def look(self, awaited: Sequence[int]) -> None:
+        """What to do at least every tenth of a second while ranks are waited for in memory.
+
+        Raises:
+            SessionEnded: the session is over.
+            NeighbourLeft: one of them has left.
+        """
+        if self.session.over is not None:
+            raise SessionEnded(self.session.over)
+        for rank in awaited:
+            if self.session.has_left(rank):
+                # What it gave before it left may have been given since somebody looked.
+                if rank in self._leaving:
+                    raise NeighbourLeft(rank)
+                self._leaving.add(rank)
 
     @property
     def over(self) -> SessionOver | None:

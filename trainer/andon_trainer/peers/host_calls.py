@@ -8,6 +8,7 @@ may wait for is made by the group's own thread. Calls are made in order, whoever
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -30,6 +31,8 @@ from andon_trainer.peers.open_call import OpenCall
 
 __all__ = ["HostCalls", "HostGroup", "differing_fault", "left_fault"]
 
+_log = logging.getLogger(__name__)
+
 _CLOSE_S = 1.0
 """How long the end of a session waits for a call to come out of memory."""
 
@@ -40,6 +43,9 @@ class HostGroup(Protocol):
     @property
     def over(self) -> SessionOver | None:
         """Why the session is over."""
+
+    def look(self, awaited: Sequence[int]) -> None:
+        """What to do while ranks are waited for; raises if that is in vain."""
 
     def ended(self, call: OpenCall) -> None:
         """A call has ended well."""
@@ -163,10 +169,8 @@ class HostCalls:
     def _still(
         self, call: OpenCall, deadline: float | None, timeout_s: float | None
     ) -> Callable[[tuple[int, ...]], None]:
-        def still(_: tuple[int, ...]) -> None:
-            over = self._group.over
-            if over is not None:
-                raise SessionEnded(over)
+        def still(awaited: tuple[int, ...]) -> None:
+            self._group.look(awaited)
             if deadline is not None and time.monotonic() >= deadline:
                 raise CallTimedOut(self._group.late(call, timeout_s or 0.0))
 
@@ -212,6 +216,7 @@ class HostCalls:
             return differing_fault(self._group, work, error)
         if isinstance(error, NeighbourLeft):
             return left_fault(work, error)
+        _log.error("a call through memory failed", exc_info=error)
         return RankFault(
             end=SessionEnd.SCRIPT_FAILED,
             culprit=self._rank,

@@ -59,7 +59,7 @@ class HostStages:
         assert opening is not None
         try:
             if not self._memory.opened:
-                self._memory.open(self._still)
+                self._memory.open(self._group.look)
             for stage in self._stages(opening):
                 self._transfer(call, opening, stage)
         except SharedMemoryUnavailable as error:
@@ -102,7 +102,7 @@ class HostStages:
         with lanes.moved:
             while not all(flow.give_ready(number, i) == each.size for i, each in gives.values()):
                 lanes.moved.wait(_LOOK_S)
-                self._still(())
+                self._group.look(())
         rows = [
             (
                 [call.view(span) for span in gives[peer][1].spans] if peer in gives else [],
@@ -110,7 +110,7 @@ class HostStages:
             )
             for peer in near
         ]
-        transfer(self._memory, call.work, opening.number, number, rows, self._still)
+        transfer(self._memory, call.work, opening.number, number, rows, self._group.look)
 
         def through() -> list[PeerEffect]:
             effects: list[PeerEffect] = []
@@ -122,8 +122,3 @@ class HostStages:
 
         # Now: the next stage may need what is made of it.
         lanes.settle(core, lanes.event(core, through))
-
-    def _still(self, _: tuple[int, ...]) -> None:
-        over = self._group.over
-        if over is not None:
-            raise SessionEnded(over)

@@ -255,6 +255,11 @@ class LaneCalls:
         self._event(self.collectives, lambda: self.collectives.gone(peer))
         self._event(self.sends, lambda: self.sends.gone(peer))
 
+    def deaf(self, peer: int) -> None:
+        """Nothing can be sent to a rank of the group that is gone."""
+        self._event(self.collectives, lambda: self.collectives.deaf(peer))
+        self._event(self.sends, lambda: self.sends.deaf(peer))
+
     def refuse(self, core: Core, call: OpenCall, bad: BadValue) -> None:
         """A value is not finite: the session ends."""
         core.failed = True

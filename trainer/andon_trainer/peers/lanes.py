@@ -101,6 +101,8 @@ class PeerFrames:
     """What is done with the frames of a peer; its `ended` is called by `Lanes`."""
     lost: Callable[[int, str], None]
     """A lane broke, or could not be opened: the peer, and why."""
+    deaf: Callable[[int], None]
+    """A peer that left in order has closed its end of the lane to it."""
     broke: Callable[[int, Exception], None]
     """What came from a peer breaks the protocol."""
 
@@ -359,7 +361,8 @@ class Lanes:
                 )
                 break
             except TcpUnavailable:
-                if time.monotonic() + pause_s > deadline or self._ending.wait(pause_s):
+                late = time.monotonic() + pause_s > deadline
+                if late or self._ending.wait(pause_s) or peer in self._left:
                     raise
                 pause_s = min(2 * pause_s, _LAST_PAUSE_S)
         with self._lock:
@@ -407,11 +410,13 @@ class Lanes:
     def _send_failed(self, peer: int, why: str) -> None:
         """Runs on the thread of the lane to a peer, which ends."""
         lane = self._outgoing.get(peer)
-        if lane is None or lane.connection is None:
+        if lane is not None and lane.connection is not None:
+            # Perhaps it left in order: the watch waits for its LaneEnd.
+            self._wake()
+        elif peer in self._left:
+            self._frames.deaf(peer)
+        else:
             self._frames.lost(peer, f"no lane to it could be opened: {why}")
-            return
-        # Perhaps it left in order: the watch waits for its LaneEnd.
-        self._wake()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -445,5 +450,9 @@ class Lanes:
         for descriptor, each in list(self._watched.items()):
             if each.since is not None and now > each.since + _GRACE_S:
                 del self._watched[descriptor]
-                if each.peer not in self._left and not self._closed:
+                if self._closed:
+                    return
+                if each.peer in self._left:
+                    self._frames.deaf(each.peer)
+                else:
                     self._frames.lost(each.peer, "it closed the lane to it")

@@ -38,6 +38,9 @@ class GroupSession(Protocol):
     def over(self) -> SessionOver | None:
         """Why the session is over; None while it goes on."""
 
+    def has_left(self, peer: int) -> bool:
+        """Whether a rank of the session has said that it makes no more calls."""
+
     def put(self, peer: int, frame: Outgoing) -> bool:
         """Sends a frame to a rank of the session; True: the kernel has it."""
 

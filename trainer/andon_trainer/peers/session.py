@@ -125,7 +125,7 @@ class Peers:
             self.rank,
             formed.peers,
             listener,
-            PeerFrames(reader=self._reader, lost=self._lost, broke=self._broke),
+            PeerFrames(self._reader, self._lost, self._deaf, self._broke),
             tls,
         )
         attendance.watch(self._end)
@@ -151,8 +151,8 @@ class Peers:
         group = PeerGroup(self, name, ranks, places, memory)
         numbers = group.lanes.collectives.group, group.lanes.sends.group
         with self._lock:
-            if self._over is not None:
-                raise SessionEnded(self._over)
+            if self._over is not None or self._closed:
+                raise SessionEnded(self._over or self._left())
             if numbers[0] in self._groups:
                 raise ValueError(f"there is a group {name!r} of these ranks")
             # Under the lock, so that what comes meanwhile is behind what came before.
@@ -209,26 +209,30 @@ class Peers:
             if self._closed:
                 return
             self._closed = True
+            groups = self._all_groups()
         if self._over is None:
-            for group in self._all_groups():
+            for group in groups:
                 group.leave()
-            # Who has left needs nothing any more, and takes no lane.
-            for peer in set(self._lanes.linked) - self._gone:
+            # Neighbours, too: one may wait for memory that this rank never made. Who has left
+            # needs nothing any more, and takes no lane.
+            near = {peer for group in groups for peer in group.sharing}
+            for peer in sorted(({*self._lanes.linked} | near) - self._gone - {self.rank}):
                 self._lanes.put(peer, HeadOut(peer_head(LaneEnd(), checksums=self.checksums)))
             self._lanes.finish(_FINISH_S)
-        self._end(
-            self._over
-            or SessionOver(
-                key=self._attendance.formed.key,
-                end=SessionEnd.RANK_LEFT,
-                culprit=self.rank,
-                culprit_node="",
-                message=f"rank {self.rank} has left the session",
-            )
-        )
+        self._end(self._over or self._left())
         self._later.put(None)
         if threading.current_thread() is not self._telling:
             self._telling.join()
+
+    def _left(self) -> SessionOver:
+        """What calls fail with once this rank has left."""
+        return SessionOver(
+            key=self._attendance.formed.key,
+            end=SessionEnd.RANK_LEFT,
+            culprit=self.rank,
+            culprit_node="",
+            message=f"rank {self.rank} has left the session",
+        )
 
     # ------------------------------------------------------------------ for groups
 
@@ -236,6 +240,10 @@ class Peers:
     def over(self) -> SessionOver | None:
         """Why the session is over; None while it goes on."""
         return self._over
+
+    def has_left(self, peer: int) -> bool:
+        """Whether a rank has said that it makes no more calls."""
+        return peer in self._gone
 
     def put(self, peer: int, frame: Outgoing) -> bool:
         """Sends a frame to a rank; True: the kernel has it."""
@@ -345,6 +353,12 @@ class Peers:
     def _lost(self, peer: int, why: str) -> None:
         """A lane of a peer broke."""
         self._accuse(SessionEnd.UNREACHABLE, peer, f"rank {peer} can't be reached: {why}")
+
+    def _deaf(self, peer: int) -> None:
+        """A peer that left takes nothing more."""
+        for group in self._all_groups():
+            if peer in group.ranks:
+                group.lanes.deaf(group.ranks.index(peer))
 
     def _broke(self, peer: int, error: Exception) -> None:
         """What a peer sent breaks the protocol."""
