@@ -13,6 +13,10 @@ from andon_coordinator.core.session_words import name_of
 __all__ = ["Attended", "Session"]
 
 
+_MEASURED_S = 0.5
+"""A rank's part of the time in calls is measured over no less."""
+
+
 @dataclass(slots=True)
 class Attended:
     """One rank, from Attend to the end of its stream or of its session."""
@@ -22,10 +26,21 @@ class Attended:
     heard_at: float
     report: RankReport = field(default_factory=RankReport)
     exchange_ratio: float = 0.0
-    """The part of the time between its last two reports in which a call was open."""
+    """The part of the time between two of its reports in which a call was open."""
+    measured: tuple[float, float] | None = None
+    """When that was measured last, and how long calls had been open until then."""
     reported_at: float | None = None
     left: bool = False
     """Whether it ended its part in order."""
+
+    def measure(self, exchange_s: float, now: float) -> None:
+        """Takes how long calls have been open; reports that follow at once say nothing new."""
+        if self.measured is not None:
+            at, spent_s = self.measured
+            if now - at < _MEASURED_S:
+                return
+            self.exchange_ratio = min(1.0, max(0.0, (exchange_s - spent_s) / (now - at)))
+        self.measured = now, exchange_s
 
     @property
     def name(self) -> str:

@@ -237,9 +237,7 @@ class SessionsCore:
         if found is None:
             return
         session, rank = found
-        if rank.reported_at is not None and self._now > rank.reported_at:
-            spent_s = event.report.exchange_s - rank.report.exchange_s
-            rank.exchange_ratio = min(1.0, max(0.0, spent_s / (self._now - rank.reported_at)))
+        rank.measure(event.report.exchange_s, self._now)
         rank.report, rank.reported_at = event.report, self._now
         self._emit(SendReportAnswer(rank.stream, event.number))
         self._save_numbers(rank)

@@ -184,6 +184,37 @@ def test_people_see_a_pending_call_and_who_is_missing(tmp_path: Path) -> None:
     run(story())
 
 
+def test_all_that_a_script_logged_is_sent_before_it_leaves(tmp_path: Path) -> None:
+    logged = tuple(("loss", step, 1.0) for step in range(150))
+
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            [rank] = await session(served, 1)
+            rank.report_from(lambda: RankReport(numbers=logged))
+            await leave([rank])
+        with JournalReader(tmp_path / "journal.sqlite") as journal:
+            assert len(journal.scalar_curve("loss")) == 150
+
+    run(story())
+
+
+def test_a_rank_whose_reports_fail_says_so(tmp_path: Path) -> None:
+    def report() -> RankReport:
+        raise KeyError("group 7")
+
+    async def story() -> None:
+        async with serving(config_in(tmp_path)) as served:
+            ranks = await session(served, 2)
+
+            ranks[1].report_from(report)
+
+            errors = await all_over(ranks)
+            assert "rank 1 on host-1 failed: its reports failed: KeyError" in str(errors[0])
+            await leave(ranks)
+
+    run(story())
+
+
 def test_who_did_not_attend_is_named(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(config_in(tmp_path)) as served:

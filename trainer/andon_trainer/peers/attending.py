@@ -251,6 +251,15 @@ class Attending(Attendance):
 
     def _report(self) -> None:
         """Runs on the reporting thread."""
+        try:
+            self._report_until_over()
+        except Exception as error:  # the boundary of this thread: without reports a rank is lost
+            log.exception(LogEvent("reports_failed"))
+            text = clipped(f"its reports failed: {error!r}")
+            end = SessionEnd.SCRIPT_FAILED
+            self.fault(RankFault(end=end, culprit=self.rank, message=text))
+
+    def _report_until_over(self) -> None:
         formed = self._formed
         sent_at, shown, looked_at = -float("inf"), None, time.monotonic()
         while not self._ended.is_set():
@@ -280,6 +289,12 @@ class Attending(Attendance):
         return report
 
     def _send_report(self, report: RankReport) -> None:
+        """Sends a report, and more of them if a script logged more than one can carry."""
+        self._send_one(report)
+        while self._numbers:
+            self._send_one(report)
+
+    def _send_one(self, report: RankReport) -> None:
         taken = self._numbers[: sessions.MAX_REPORTED_NUMBERS]
         del self._numbers[: len(taken)]
         message = sessions.report_to_proto(replace(report, numbers=tuple(taken)))
@@ -312,7 +327,10 @@ class Attending(Attendance):
             self._exit.explain(SessionEnded(over))
         log.error(LogEvent("session_over", over.message, end=over.end.label, culprit=over.culprit))
         for on_over in watchers:
-            on_over(over)
+            try:
+                on_over(over)
+            except Exception:  # the boundary to the groups: the others are told all the same
+                log.exception(LogEvent("end_not_told"))
 
     def _at_exit(self) -> None:
         """Tells the session how the script ended, unless it has left."""
