@@ -31,9 +31,11 @@ def main(ranks: str, backend: str, names: list[str]) -> None:
             "WORLD_SIZE": ranks,
             "MASTER_ADDR": "127.0.0.1",
             "TEMP_DIR": folder,
+            "TMPDIR": folder,  # PyTorch's tests leave files.
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "60",
             "OMP_NUM_THREADS": "1",
         }
+        tempfile.tempdir = folder
         cases = _cases()
         if not names:
             found = sorted(each for each in dir(cases) if each.startswith("test_"))

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 PATIENCE_S = 60
-LEASE_S = 3.0
+LEASE_S = 5.0
 
 
 @contextmanager

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def training(backend: str, kind: str, **more: Any) -> dict[str, Any]:
-    env = {"ANDON_GATE": "off"} if more.pop("open", False) else {}
+    env = more.pop("env", {})
     arguments = {"kind": kind, **more}
     return {
         "scenario": "losses",
@@ -33,7 +33,17 @@ RUNS = {
     "spoilt fsdp": training("andon", "fsdp", spoil_at=2),
     "spoilt, watched": training("gloo", "ddp", spoil_at=2, hook=True),
     "watched": training("gloo", "ddp", hook=True),
-    "spoilt, open": training("andon", "ddp", spoil_at=2, open=True),
+    "spoilt, open": training("andon", "ddp", spoil_at=2, env={"ANDON_GATE": "off"}),
+    # Memory can't be shared there: lanes carry everything.
+    "lanes": training("andon", "ddp", env={"ANDON_SHARED_DIR": "/nowhere"}),
+    "scaled": {"scenario": "scaled", "ranks": 2, "backend": "andon"},
+    "chained": {
+        "scenario": "chained",
+        "ranks": 2,
+        "backend": "andon",
+        "env": {"ANDON_GATE": "all"},
+    },
+    "functional": {"scenario": "functional", "ranks": 2, "backend": "andon"},
 }
 
 
@@ -41,6 +51,14 @@ RUNS = {
 def outcomes() -> dict[str, list[Outcome]]:
     """What became of each run."""
     return dict(zip(RUNS, run_all(*RUNS.values()), strict=True))
+
+
+def test_without_shared_memory_lanes_give_the_same_bits(
+    outcomes: dict[str, list[Outcome]],
+) -> None:
+    assert [each["result"] for each in outcomes["lanes"]] == [
+        each["result"] for each in outcomes["gloo ddp"]
+    ]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
@@ -79,3 +97,28 @@ def test_a_watched_model_of_gloo_trains_as_before(outcomes: dict[str, list[Outco
 
 def test_an_open_gate_lets_a_nan_through_as_gloo_does(outcomes: dict[str, list[Outcome]]) -> None:
     assert all("nan" in each["result"]["weights"] for each in outcomes["spoilt, open"])
+
+
+def test_overflows_under_a_gradient_scaler_are_counted_and_stop_nothing(
+    outcomes: dict[str, list[Outcome]],
+) -> None:
+    expected = {"halved": True, "moved": False, "overflows": 3, "steps": 3}
+
+    assert [each["result"] for each in outcomes["scaled"]] == [expected, expected]
+
+
+def test_cpp_calls_the_same_collectives(outcomes: dict[str, list[Outcome]]) -> None:
+    for rank, outcome in enumerate(outcomes["functional"]):
+        assert outcome["result"] == {
+            "all_reduce": [3, 3],
+            "all_gather": [0, 1],
+            "reduce_scatter": [2 * rank],
+            "all_to_all": [rank, 10 + rank],
+            "broadcast": [1],
+            "compiled": [3, 3],
+        }
+
+
+def test_a_callback_may_wait_for_a_call_that_fails(outcomes: dict[str, list[Outcome]]) -> None:
+    for outcome in outcomes["chained"]:
+        assert "rank 1 on" in outcome["result"]["error"]

@@ -251,7 +251,11 @@ class Peers:
 
     def fault(self, fault: RankFault) -> None:
         """Ends the session."""
-        self.later(lambda: self._attendance.fault(fault))
+        # On a thread of its own: what is called later may wait for the very call that failed.
+        faulting = threading.Thread(
+            target=self._attendance.fault, args=(fault,), name="andon-peer-fault", daemon=True
+        )
+        faulting.start()
 
     def later(self, act: Callable[[], None]) -> None:
         """Has something called on a thread that carries no collective."""
