@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from c10d import WARM_UP, RankSpec
+from c10d_calls import WARM_UP, RankSpec
 from torch import Tensor
 
 
