@@ -23,6 +23,7 @@ from andon_trainer.errors import CallTimedOut, SessionEnded
 from andon_trainer.peers.collective import OpenCall, PeerGroup
 from andon_trainer.peers.session import Peers
 from andon_trainer.peers.testing import FakeSession, Ranks, RankSeat, formed_for, sessions
+from unit.andon.certificates import certify
 from unit.andon_trainer.call_cases import COLLECTIVES, collective, reduce_floats
 
 pytestmark = pytest.mark.integration
@@ -193,6 +194,18 @@ def test_groups_may_be_used_in_different_order_and_made_at_different_times() -> 
             call.wait(PATIENCE_S)
 
         for case in cases.values():
+            case.check(0)
+            case.check(1)
+
+
+def test_lanes_are_encrypted_where_there_are_certificates(tmp_path: Path) -> None:
+    tls = certify(tmp_path / "ca", tmp_path / "rank", "127.0.0.1")
+    with sessions(2, tls=tls) as ranks:
+        groups = groups_of(ranks)
+        for counts in ([5], [400_000, 3]):
+            case = collective(CallKind.ALL_REDUCE, alone(2), counts)
+            for call in [g.begin(w) for g, w in zip(groups, case.works, strict=True)]:
+                call.wait(PATIENCE_S)
             case.check(0)
             case.check(1)
 

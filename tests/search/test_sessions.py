@@ -7,6 +7,7 @@ import pytest
 from andon.protocol.records import Key
 from andon_coordinator.core.chain import Keys
 from andon_coordinator.core.events import SessionSaved
+from andon_coordinator.core.session_ends import Ending
 from andon_coordinator.core.session_roster import Attended, Session
 from andon_coordinator.core.sessions import SessionsCore
 from search.sessions import Forbidden, MakeCore, World, search
@@ -38,19 +39,19 @@ class FormsAtOnce(SessionsCore):
 class EndsTwice(SessionsCore):
     """Goes on with a session that is over."""
 
-    def _end(self, session: Session, *args: object, **kwargs: object) -> None:
+    def _end(self, session: Session, ending: Ending) -> None:
         streams = dict(self._streams)
-        super()._end(session, *args, **kwargs)  # type: ignore[arg-type]
+        super()._end(session, ending)
         self.live, self._streams = session, streams
 
 
 class ForgetsTheOthers(SessionsCore):
     """Tells only the first rank of the end."""
 
-    def _end(self, session: Session, *args: object, **kwargs: object) -> None:
+    def _end(self, session: Session, ending: Ending) -> None:
         for rank in list(session.present)[1:]:
             self._streams.pop(rank.stream, None)
-        super()._end(session, *args, **kwargs)  # type: ignore[arg-type]
+        super()._end(session, ending)
 
 
 class KeepsTheDead(SessionsCore):

@@ -26,34 +26,17 @@ from torch.distributed import ReduceOp, Work
 from andon.protocol.peer_calls import Call, CallKind
 from andon_torch import requests
 from andon_torch.autoload import BACKEND
+from andon_torch.identity import Caller, GroupIdentity
 from andon_torch.own_sends import OwnSends
 from andon_torch.reductions import TorchReduce, reduction_of
 from andon_torch.requests import Request, listed, nested, only, root_of
 from andon_torch.tensors import Staging, check_tensor, name_of
 from andon_torch.tracing import untraced
-from andon_torch.works import CallWork, DoneWork, SeveralWorks, Waitable
+from andon_torch.works import CallWork, DoneWork, SeveralWorks
 from andon_trainer.core import peer_work
 from andon_trainer.core.peer_work import Gate, Part
 
 __all__ = ["AndonProcessGroup", "Caller", "Watch"]
-
-_Base: Any = dist.ProcessGroup
-"""Its methods are overloaded; ours take what all the overloads do."""
-
-
-class Caller(Protocol):
-    """Begins calls of one group; see `andon_trainer.peers`."""
-
-    @property
-    def rank(self) -> int:
-        """This rank's place in the group."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The group's ranks of the session."""
-
-    def begin(self, work: peer_work.Work, *, awaited: bool = False) -> Waitable:
-        """Begins a call; never blocks. `awaited`: the caller waits for it at once."""
 
 
 class Watch(Protocol):
@@ -64,7 +47,7 @@ class Watch(Protocol):
 
 
 @untraced
-class AndonProcessGroup(_Base):  # type: ignore[misc]  # see _Base
+class AndonProcessGroup(GroupIdentity):
     """A group of ranks whose collectives are andon's."""
 
     def __init__(
@@ -84,48 +67,11 @@ class AndonProcessGroup(_Base):  # type: ignore[misc]  # see _Base
             watch: decides about gates.
             on_shutdown: called once, when the group ends.
         """
-        super().__init__(caller.rank, len(caller.ranks))
-        self._caller = caller
-        self._name = name
-        self._timeout = timeout
+        super().__init__(caller, name, timeout, on_shutdown)
         self._watch = watch
-        self._on_shutdown: Callable[[], None] | None = on_shutdown
         self._own_sends = OwnSends()
-        self._begun = 0
         # Works since `_start_coalescing`; by thread, for DDP begins calls in those of autograd.
         self._coalescing = threading.local()
-
-    # What the group is.
-
-    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
-        """The backend's name."""
-        return BACKEND
-
-    @property
-    def group_name(self) -> str:
-        """The group's name; PyTorch's own getter asks a C++ backend."""
-        return self._name
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """How long a call may take from now on."""
-        self._timeout = timeout
-
-    _set_default_timeout = set_timeout
-
-    def shutdown(self) -> None:
-        """Ends the group, and the session with its last group."""
-        ending, self._on_shutdown = self._on_shutdown, None
-        if ending is not None:
-            ending()
-
-    abort = shutdown
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Calls are counted from 0."""
-
-    def _get_sequence_number_for_group(self) -> int:
-        """How many calls this rank has begun."""
-        return self._begun
 
     def _start_coalescing(self, device: torch.device) -> None:
         """What follows is waited for together."""

@@ -8,7 +8,7 @@ from andon_cli.drawing.texts import aligned, waiting_line
 __all__ = ["session_lines"]
 
 _HEADINGS = (
-    "rank", "host", "device", "state", "steps", "exchange", "sent", "calls", "pending call",
+    "rank", "host", "device", "state", "steps", "exchange", "input", "calls", "pending call",
 )  # fmt: skip
 _SILENT_S = 2.0
 """A rank that was not heard for so long is marked; it reports about every second."""

@@ -26,16 +26,18 @@ def with_session(line: LineSnapshot, session: SessionSnapshot | None) -> LineSna
         return line
     goes_on = session.key is not None
     workers = tuple(_worker(each) for each in session.ranks)
+    state = _state(session)
+    waits = session.waiting_for or "ranks to attend"
     live = sum(each.live for each in workers)
     return replace(
         line,
-        state=_state(session),
+        state=state,
         step=session.steps,
         live=live,
         participating=live if goes_on else 0,
         workers=workers,
         expect_workers=session.world_size or line.expect_workers,
-        waiting_for="" if goes_on else session.waiting_for or "ranks to attend",
+        waiting_for=waits if state is LineState.FORMING else "",
         halt=None,
         session=session,
     )

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import Any
 
 from andon.protocol.halts import HaltEvidence
-from andon.protocol.peer_calls import CallKind
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Liveness
@@ -44,6 +43,7 @@ from andon_coordinator.core.events import (
     TimePassed,
 )
 from andon_coordinator.core.session_checks import refusal_of
+from andon_coordinator.core.session_ends import Ending, difference, evidence_of, over_of
 from andon_coordinator.core.session_events import (
     AttendRequest,
     CloseAttendance,
@@ -63,7 +63,6 @@ from andon_coordinator.core.session_events import (
     SessionEvent,
 )
 from andon_coordinator.core.session_roster import Attended, Session
-from andon_coordinator.core.session_words import HALT_REASONS, message_of
 
 __all__ = ["SessionsCore"]
 
@@ -171,7 +170,7 @@ class SessionsCore:
             return
         where = f" on {request.node_id}" if request.node_id else ""
         text = f"was replaced: another process{where} attends with its rank"
-        self._end(self.live, SessionEnd.REPLACED, culprit=present, what=text)
+        self._end(self.live, Ending(SessionEnd.REPLACED, culprit=present, what=text))
 
     def _form(self) -> None:
         """Has a session saved once all its ranks wait."""
@@ -256,30 +255,10 @@ class SessionsCore:
             self._emit(SaveScalars(rank.request.rank, scalars))
 
     def _compare_calls(self, session: Session, rank: Attended) -> None:
-        """Ends the session if another rank is in the same call, and made it differently.
-
-        A call's place never gets another call, so a report may be old and still tell the truth.
-        SENDs are counted by pair and tag, and only their two ranks can compare them.
-        """
-        mine = rank.report.pending
-        if mine is None or mine.call.kind is CallKind.SEND:
-            return
-        for other in session.present:
-            theirs = other.report.pending
-            if other is rank or theirs is None or theirs.call.kind is CallKind.SEND:
-                continue
-            same_place = (theirs.group, theirs.sequence) == (mine.group, mine.sequence)
-            if same_place and theirs.call != mine.call:
-                text = f"{rank.name} makes {mine}, and {other.name} makes {theirs.call}"
-                fault = RankFault(
-                    end=SessionEnd.CALLS_DIFFER,
-                    culprit=None,
-                    message=text,
-                    call=mine,
-                    other_call=theirs,
-                )
-                self._end(session, SessionEnd.CALLS_DIFFER, what=text, fault=fault)
-                return
+        """Ends the session if another rank is in the same call, and made it differently."""
+        fault = difference(session, rank)
+        if fault is not None:
+            self._end(session, Ending(SessionEnd.CALLS_DIFFER, what=fault.message, fault=fault))
 
     def _faulted(self, event: RankFaulted) -> None:
         found = self._heard(event.stream, event.key)
@@ -301,7 +280,7 @@ class SessionsCore:
 
     def _end_by(self, session: Session, fault: RankFault, reporter: Attended) -> None:
         culprit = None if fault.culprit is None else session.ranks[fault.culprit]
-        self._end(session, fault.end, culprit=culprit, fault=fault, reporter=reporter)
+        self._end(session, Ending(fault.end, culprit=culprit, fault=fault, reporter=reporter))
 
     def _left(self, event: RankLeft) -> None:
         rank = self._streams.get(event.stream)
@@ -345,7 +324,7 @@ class SessionsCore:
     def _lose(self, rank: Attended, what: str) -> None:
         session = self._session_of(rank)
         assert session is not None
-        self._end(session, SessionEnd.RANK_LOST, culprit=rank, what=what)
+        self._end(session, Ending(SessionEnd.RANK_LOST, culprit=rank, what=what))
 
     def _break_off(self, rank: Attended, why: str) -> None:
         """Ends the stream of a rank that breaks a MUST, and with it its session."""
@@ -354,69 +333,29 @@ class SessionsCore:
         # Before the end, which tells all whose streams are open and closes them.
         self._forget(rank)
         self._emit(CloseAttendance(rank.stream, Reason.INVALID_MESSAGE, why))
-        self._end(session, SessionEnd.RANK_LOST, culprit=rank, what=f"broke the protocol: {why}")
+        what = f"broke the protocol: {why}"
+        self._end(session, Ending(SessionEnd.RANK_LOST, culprit=rank, what=what))
 
-    def _end(
-        self,
-        session: Session,
-        end: SessionEnd,
-        *,
-        culprit: Attended | None = None,
-        what: str = "",
-        fault: RankFault | None = None,
-        reporter: Attended | None = None,
-    ) -> None:
+    def _end(self, session: Session, ending: Ending) -> None:
         """Ends the live session for all its ranks."""
         assert self.live is session, "a session has one end"
         self.live, self.last = None, session
         halt_id = 0
-        if end.is_halt:
+        if ending.end.is_halt:
             halt_id, self._next_halt_id = self._next_halt_id, self._next_halt_id + 1
-        said = None if fault is None or reporter is None else fault
-        self.over = over = SessionOver(
-            key=session.key,
-            end=end,
-            culprit=None if culprit is None else culprit.request.rank,
-            culprit_node="" if culprit is None else culprit.request.node_id,
-            message=message_of(
-                end,
-                "" if culprit is None else culprit.name,
-                what,
-                said,
-                "" if reporter is None else reporter.name,
-            ),
-            fault=fault,
-            reported_by=None if reporter is None else reporter.request.rank,
-            halt_id=halt_id,
-        )
+        self.over = over = over_of(session, ending, halt_id)
         # Before the journal: no weight depends on it, and the ranks wait.
         for each in session.present:
             if self._streams.get(each.stream) is each:
                 self._emit(SendOver(each.stream, over))
-                replaced = end is SessionEnd.REPLACED and each is culprit
+                replaced = over.end is SessionEnd.REPLACED and each is ending.culprit
                 reason = Reason.REJOIN_NEEDED if replaced else None
                 self._emit(CloseAttendance(each.stream, reason, over.message if replaced else ""))
                 self._forget(each)
         self._emit(SaveSessionEnd(session.key, over, session.steps))
         if halt_id:
-            self.halt = self._evidence(session, over)
+            self.halt = evidence_of(session, over, self._wall)
             self._emit(SaveHalt(self.halt))
-
-    def _evidence(self, session: Session, over: SessionOver) -> HaltEvidence:
-        fault = over.fault
-        return HaltEvidence(
-            id=over.halt_id,
-            reason=HALT_REASONS[over.end],
-            step=session.steps,
-            key=session.key,
-            worker=over.culprit,
-            parameter="" if fault is None else fault.parameter,
-            element=() if fault is None else fault.element,
-            value="" if fault is None else fault.value,
-            message=over.message,
-            at_unix_s=self._wall,
-            reported_by=over.reported_by,
-        )
 
     def _look_at_clock(self) -> None:
         session = self.live
@@ -438,11 +377,12 @@ class SessionsCore:
             return
         why = f": {event.reason}" if event.reason else ""
         text = f"{event.operator or 'an operator'} pulled the cord{why}"
-        self._end(self.live, SessionEnd.OPERATOR, what=text)
+        self._end(self.live, Ending(SessionEnd.OPERATOR, what=text))
 
     def _service_leaving(self, _: ServiceLeaving) -> None:
         if self.live is not None:
-            self._end(self.live, SessionEnd.SERVICE_LEAVING, what="the service goes away")
+            what = "the service goes away"
+            self._end(self.live, Ending(SessionEnd.SERVICE_LEAVING, what=what))
         self._forming = None
         self._dismiss(Reason.SERVICE_LEAVING, _LEAVING)
 

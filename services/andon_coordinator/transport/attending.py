@@ -28,14 +28,14 @@ from andon_coordinator.transport.session_messages import (
 from andon_coordinator.transport.session_task import RankStream
 from andon_coordinator.transport.task import LineTask
 
-__all__ = ["Attendance"]
+__all__ = ["RankAttendance"]
 
 log = logging.getLogger(__name__)
 
 Context = Any  # grpc.aio's context; the stubs of the generated servicer know the sync one, too.
 
 
-class Attendance:
+class RankAttendance:
     """Serves Attend: admits ranks to the sessions of a run."""
 
     def __init__(

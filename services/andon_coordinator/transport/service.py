@@ -35,7 +35,7 @@ from andon.v1 import session_pb2
 from andon.wire import conversion
 from andon_coordinator.core import events
 from andon_coordinator.transport.access_control import AccessControl
-from andon_coordinator.transport.attending import Attendance
+from andon_coordinator.transport.attending import RankAttendance
 from andon_coordinator.transport.encoding import serialized
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import (
@@ -107,7 +107,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """
         self._task = task
         self._registration = registration
-        self._attendance = Attendance(
+        self._attendance = RankAttendance(
             task, access=access, tokens=task.session_tokens, attend_s=join_s
         )
         self._access = access

@@ -68,6 +68,11 @@ class SessionTask:
         """Whether the run is one of sessions."""
         return self._core.in_use
 
+    @property
+    def streams(self) -> int:
+        """How many ranks have an open stream."""
+        return len(self._streams)
+
     def status(self, now: float) -> SessionSnapshot | None:
         """What the sessions are doing; None: the run has none."""
         return session_snapshot(self._core, now)

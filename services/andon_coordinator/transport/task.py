@@ -233,7 +233,7 @@ class LineTask:
     @property
     def look_s(self) -> float:
         """How long to wait from one look at all workers to the next."""
-        return self._settings.look_s * self._line.live
+        return self._settings.look_s * max(self._line.live, self._sessions.streams)
 
     @property
     def next_change(self) -> asyncio.Event:

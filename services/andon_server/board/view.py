@@ -69,7 +69,8 @@ def state_view(
         "run_id": line.run_id,
         "host": facts.host,
         "script": facts.script,
-        "encoding": facts.encoding,
+        # Ranks of a session send what their script gives, between each other.
+        "encoding": facts.encoding if line.session is None else "",
         "keeps_output": facts.keeps_output,
         "paths": list(paths),
         "state": line.state.name,

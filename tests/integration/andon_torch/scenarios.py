@@ -68,6 +68,46 @@ def losses(kind: str, spoil_at: int | None = None, hook: bool = False) -> dict[s
     return {"losses": found, "weights": moved[-1]}
 
 
+def scaled() -> dict[str, Any]:
+    """Three steps whose gradients overflow under a gradient scaler."""
+    from andon_torch.session import living
+
+    wrapped = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    before = _weights(wrapped.module)
+    for _ in range(3):
+        loss = 100 * wrapped(torch.ones(4, 20)).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    (session,) = living()
+    report = session.report()
+    return {
+        "halved": scaler.get_scale() == 2.0**124,
+        "moved": before != _weights(wrapped.module),
+        "overflows": report.overflows,
+        "steps": report.steps,
+    }
+
+
+def functional() -> dict[str, Any]:
+    """Collectives that C++ calls: those of torch.compile and of distributed tensors."""
+    from torch.distributed import _functional_collectives as functions
+
+    rank, world = dist.get_rank(), dist.group.WORLD
+    assert world is not None
+    found = {
+        "all_reduce": functions.all_reduce(torch.ones(2) * (rank + 1), "sum", world),
+        "all_gather": functions.all_gather_tensor(torch.ones(1) * rank, 0, world),
+        "reduce_scatter": functions.reduce_scatter_tensor(torch.arange(2.0), "sum", 0, world),
+        "all_to_all": functions.all_to_all_single(torch.arange(2.0) + 10 * rank, None, None, world),
+        "broadcast": functions.broadcast(torch.ones(1) * rank, 1, world),
+    }
+    return {name: value.tolist() for name, value in found.items()}
+
+
 def _spoil(module: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Any:
     """Spoils what flows on to the first layer, of which one row then has a bad gradient."""
     (gradient,) = inputs

@@ -34,6 +34,8 @@ RUNS = {
     "spoilt, watched": training("gloo", "ddp", spoil_at=2, hook=True),
     "watched": training("gloo", "ddp", hook=True),
     "spoilt, open": training("andon", "ddp", spoil_at=2, open=True),
+    "scaled": {"scenario": "scaled", "ranks": 2, "backend": "andon"},
+    "functional": {"scenario": "functional", "ranks": 2, "backend": "andon"},
 }
 
 
@@ -79,3 +81,22 @@ def test_a_watched_model_of_gloo_trains_as_before(outcomes: dict[str, list[Outco
 
 def test_an_open_gate_lets_a_nan_through_as_gloo_does(outcomes: dict[str, list[Outcome]]) -> None:
     assert all("nan" in each["result"]["weights"] for each in outcomes["spoilt, open"])
+
+
+def test_overflows_under_a_gradient_scaler_are_counted_and_stop_nothing(
+    outcomes: dict[str, list[Outcome]],
+) -> None:
+    expected = {"halved": True, "moved": False, "overflows": 3, "steps": 3}
+
+    assert [each["result"] for each in outcomes["scaled"]] == [expected, expected]
+
+
+def test_cpp_calls_the_same_collectives(outcomes: dict[str, list[Outcome]]) -> None:
+    for rank, outcome in enumerate(outcomes["functional"]):
+        assert outcome["result"] == {
+            "all_reduce": [3, 3],
+            "all_gather": [0, 1],
+            "reduce_scatter": [2 * rank],
+            "all_to_all": [rank, 10 + rank],
+            "broadcast": [1],
+        }

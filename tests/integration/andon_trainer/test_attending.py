@@ -6,28 +6,37 @@ import asyncio
 import signal
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import grpc
 import pytest
 
+from andon.host.worker_tokens import make_worker_token
 from andon.protocol.peer_calls import Call, CallKind, PendingCall
+from andon.protocol.records import Key
 from andon.protocol.sessions import RankFault, RankReport, SessionEnd
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import session_pb2
 from andon_cli.client import LineClient
 from andon_cli.commands.status import status_lines
 from andon_coordinator.transport.reader import JournalReader
+from andon_trainer.config import LineConfig
 from andon_trainer.errors import AndonError, CallTimedOut, JoinRefused, SessionEnded
+from andon_trainer.launchers import LaunchStore
 from andon_trainer.peers.attending import Attending, AttendSettings, attend
+from andon_trainer.peers.serving import end_services, locate_session
 from integration.harness import SCRIPTS, Service, clean_environment
 from integration.nursery import Child, nursery
 from integration.served import Served, config_in, refused, run, serving, until
+from unit.andon.certificates import certify
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-TOKEN = b"a token of the tests"
+TOKEN = b"a-token-of-the-tests"
 
 
 def settings(served: Served, rank: int, size: int, **fields: Any) -> AttendSettings:
@@ -188,7 +197,7 @@ def test_who_did_not_attend_is_named(tmp_path: Path) -> None:
     ("field", "reason"),
     [
         ({"world_size": 3}, "world_differs"),
-        ({"token": b"another token of the tests"}, "token"),
+        ({"token": b"another-token-of-the-tests"}, "token"),
         ({"run_id": "99aa"}, "wrong_run"),
         ({"rank": 5}, "invalid_message"),
     ],
@@ -251,17 +260,73 @@ def test_a_run_is_for_lines_or_for_sessions(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_rank_attends_over_tls_with_a_token_of_its_own(tmp_path: Path) -> None:
+    certs = certify(tmp_path / "ca", tmp_path / "host", "127.0.0.1")
+    token = tmp_path / "token"
+    token.write_bytes(TOKEN)
+    token.chmod(0o600)
+    own = make_worker_token(TOKEN, "alpha")
+
+    with Service(tmp_path / "run", 1, "--token-file", str(token), certs=certs) as service:
+        given = AttendSettings(
+            address=service.address, rank=0, world_size=1, tls=certs, token=own, watch_exit=False
+        )
+        attend(given).leave(done=True)
+        with pytest.raises(JoinRefused) as caught:
+            attend(replace(given, tls=None))
+        assert caught.value.reason == "tls"
+        with pytest.raises(JoinRefused) as caught:
+            attend(replace(given, token=b""))
+        assert caught.value.reason == "token"
+    with pytest.raises(JoinRefused) as caught:
+        attend(AttendSettings(address="10.0.0.9:7070", rank=0, world_size=1))
+    assert caught.value.reason == "insecure"
+
+
+def test_rank_0_serves_where_there_is_no_address(tmp_path: Path) -> None:
+    published: Queue[str] = Queue()
+
+    def take_part(rank: int) -> Key:
+        launch = LaunchStore(
+            host="", port=0, rank=rank, world_size=2, hosted_by_agent=False, one_host=True
+        )
+        config = LineConfig(run_dir=tmp_path / "run")
+        located = locate_session(config, launch, publish=published.put, look_up=published.get)
+        attending = attend(
+            AttendSettings(
+                address=located.address,
+                run_id=located.run_id,
+                rank=rank,
+                world_size=2,
+                watch_exit=False,
+            )
+        )
+        attending.leave(done=True)
+        return attending.formed.key
+
+    with ThreadPoolExecutor(2) as pool:
+        first = list(pool.map(take_part, range(2)))
+        # The groups of a script that is not done yet find the same service.
+        second = list(pool.map(take_part, range(2)))
+    end_services()
+
+    assert first[0] == first[1] < second[0] == second[1]
+    assert first[0].term == second[0].term
+
+
 # Real processes
 
 
-def ranks_of(service: Service, folder: Path, modes: Sequence[str]) -> list[Child]:
+def ranks_of(
+    service: Service, folder: Path, modes: Sequence[str], *, number: int = 1
+) -> list[Child]:
     size, environment = str(len(modes)), clean_environment()
     children = []
     for rank, mode in enumerate(modes):
         command = [str(SCRIPTS / "rank.py"), service.address, str(rank), size, mode]
         output = folder / f"rank-{rank}-{len(list(folder.iterdir()))}.out"
         children.append(nursery("service").start(command, environment, output, output))
-    service.await_status(lambda status: bool(status.session.key.term))
+    service.await_status(lambda status: status.session.formed == number)
     return children
 
 
@@ -281,7 +346,7 @@ def test_a_killed_a_frozen_and_a_failed_rank_are_named(tmp_path: Path) -> None:
         assert {code for code, _ in found} == {5}
         assert all("rank 0" in said and "is gone" in said for _, said in found)
 
-        first, frozen = ranks_of(service, tmp_path, ("wait",) * 2)
+        first, frozen = ranks_of(service, tmp_path, ("wait",) * 2, number=2)
         frozen.send_signal(signal.SIGSTOP)
         code, said = ended(first)
         frozen.send_signal(signal.SIGCONT)
@@ -291,7 +356,7 @@ def test_a_killed_a_frozen_and_a_failed_rank_are_named(tmp_path: Path) -> None:
         # It hears of its own loss, or finds its connection closed.
         assert frozen.wait(20.0) == 5
 
-        first, failed = ranks_of(service, tmp_path, ("wait", "fail"))
+        first, failed = ranks_of(service, tmp_path, ("wait", "fail"), number=3)
         code, said = ended(first)
         assert (code, failed.wait(20.0)) == (5, 1)
         assert "rank 1" in said

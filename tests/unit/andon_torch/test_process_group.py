@@ -326,6 +326,11 @@ def test_a_group_is_what_pytorch_asks_for() -> None:
     group = TorchRanks(2).groups[1]
 
     assert (group.rank(), group.size(), group.name(), group.group_name) == (1, 2, "andon", "0")
+    # `init_process_group(device_id=...)` asks for this.
+    assert not group._get_backend(torch.device("cuda:0")).supports_splitting
+    assert torch.device("cpu") in group._device_types
+    with pytest.raises(RuntimeError, match="no tensors of mps"):
+        group._get_backend(torch.device("mps"))
     # PyTorch would send it the groups of other backends.
     assert not hasattr(group, "new_group")
     # C++ calls both names.

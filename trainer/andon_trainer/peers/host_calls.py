@@ -192,23 +192,31 @@ class HostCalls:
             self._broken = error
             call.end(error)
             return True
-        except NotFinite as bad:
-            self._group.faulty(call, _not_finite_fault(call.work, self._rank, bad))
-        except CallDiffers as differs:
-            self._group.faulty(call, differing_fault(self._group, call.work, differs))
-        except NeighbourLeft as left:
-            self._group.faulty(call, left_fault(call.work, left))
         except Exception as error:
-            fault = RankFault(
-                end=SessionEnd.SCRIPT_FAILED,
-                culprit=self._rank,
-                message=f"rank {self._rank}: {call.work.call} failed: {error!r}",
-            )
-            self._group.faulty(call, fault)
+            self._group.faulty(call, self._fault_of(call.work, error))
+        except BaseException as error:
+            # Somebody wants the script to end. The call is half made, and none can follow it.
+            self._broken = error
+            call.end(error)
+            raise
         else:
             self._group.ended(call)
             return True
         return False
+
+    def _fault_of(self, work: Work, error: Exception) -> RankFault:
+        """The fault that a call's error is."""
+        if isinstance(error, NotFinite):
+            return _not_finite_fault(work, self._rank, error)
+        if isinstance(error, CallDiffers):
+            return differing_fault(self._group, work, error)
+        if isinstance(error, NeighbourLeft):
+            return left_fault(work, error)
+        return RankFault(
+            end=SessionEnd.SCRIPT_FAILED,
+            culprit=self._rank,
+            message=f"rank {self._rank}: {work.call} failed: {error!r}",
+        )
 
 
 def _not_finite_fault(work: Work, rank: int, bad: NotFinite) -> RankFault:

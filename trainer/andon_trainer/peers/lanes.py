@@ -49,6 +49,9 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.01, 0.2
 _GRACE_S = 0.25
 """How long a peer whose process closed a lane may take to say that it left in order."""
 
+_CLOSED = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""What `poll` says of a connection whose other end was closed. Only Linux says it at once."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -364,7 +367,7 @@ class Lanes:
                 connection.close()
                 raise TcpUnavailable("the session is over")
             self._watched[connection.descriptor] = _Watched(peer, connection)
-            self._poll.register(connection.descriptor, select.POLLRDHUP)
+            self._poll.register(connection.descriptor, _CLOSED)
         self._wake()
         return connection
 

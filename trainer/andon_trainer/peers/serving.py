@@ -30,7 +30,7 @@ from andon_trainer.exchange.channels import open_channel
 from andon_trainer.launchers import LaunchStore
 from andon_trainer.process.launched_service import Served, serve, served_before
 
-__all__ = ["Located", "locate_session"]
+__all__ = ["Located", "end_services", "locate_session"]
 
 log = logging.getLogger(__name__)
 
@@ -56,19 +56,22 @@ class _Service:
         self._process = process
         self._config = config
         # What makes a rank leave its session is registered later, and so called before.
-        atexit.register(self._end)
+        atexit.register(self.end)
 
     @property
     def lives(self) -> bool:
         return self._process.poll() is None
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Ends it once no rank needs it any more."""
+        atexit.unregister(self.end)
         if self.lives:
             with suppress(grpc.RpcError, TlsError):
                 self._await_ranks()
             self._process.terminate()
         self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
     def _await_ranks(self) -> None:
         deadline = time.monotonic() + _END_TIMEOUT_S
@@ -89,6 +92,12 @@ class _Service:
 
 _services: list[_Service] = []
 """Those that this process started: a script may make its groups anew, and finds the same one."""
+
+
+def end_services() -> None:
+    """Ends what this process serves, once no rank needs it; Python's exit does so, too."""
+    while _services:
+        _services.pop().end()
 
 
 def locate_session(

@@ -18,8 +18,10 @@ const KINDS = {
   checkpoint_missed: ["amber", "No checkpoint"],
   went_back: ["amber", "Went back"],
   complete: ["blue", "Complete"],
+  session: ["green", "Session"],
+  session_over: ["amber", "Session over"],
 };
-const MARKED = { halted: "--red", lost: "--amber", dropped: "--amber", went_back: "--amber" };
+const MARKED = { halted: "--red", lost: "--amber", dropped: "--amber", went_back: "--amber", session_over: "--amber" };
 const MOST = 200;
 
 /** A run's events by id, so that one that comes twice is kept once. */
