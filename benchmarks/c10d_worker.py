@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from c10d_calls import WARM_UP, RankSpec
 from torch import Tensor
-
-from c10d import WARM_UP, RankSpec
 
 
 @dataclass(slots=True)

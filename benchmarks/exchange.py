@@ -11,7 +11,7 @@ Theirs is always float32, whatever encoding ours has. Plain copies show the spee
 comparison.
 
 The path `c10d` is another one: there a process group of Andon and one of Gloo make the same calls
-(`c10d.py`).
+(`c10d_calls.py`).
 
     python benchmarks/exchange.py --paths shared-memory,tcp,ring --json exchange.json
     python benchmarks/exchange.py --kib 4,64,1024 --mib 256 --encodings float32,bfloat16
@@ -34,12 +34,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from c10d_calls import CALLS, CallCase, line_of
+from c10d_calls import measure as measure_calls
 from machine import describe_machine
 from paths import PATHS
 from service import serving
-
-from c10d import CALLS, CallCase, line_of
-from c10d import measure as measure_calls
 
 __all__ = ["WARM_UP", "WorkerSpec"]
 

@@ -40,6 +40,17 @@ class AndonError(Exception):
 
     exit_code = 1
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Launchers send errors to other processes. Python would make one anew from its text alone,
+        # and most need more than that.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[AndonError], args: tuple[object, ...], state: dict[str, object]) -> object:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
 
 class LineHalted(AndonError):
     """The line stopped, and no worker's weights moved.
