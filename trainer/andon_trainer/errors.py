@@ -41,8 +41,7 @@ class AndonError(Exception):
     exit_code = 1
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Launchers send errors to other processes. Python would make one anew from its text alone,
-        # and most need more than that.
+        """How another process gets it: from its text alone, as Python does, most can't be made."""
         return _restored, (type(self), self.args, self.__dict__)
 
 
