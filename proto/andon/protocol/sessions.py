@@ -14,6 +14,7 @@ from andon.protocol.records import Key
 __all__ = [
     "ACCUSATIONS",
     "GRACE_S",
+    "SILENT_LEASES",
     "Peer",
     "RankFault",
     "RankReport",
@@ -24,6 +25,13 @@ __all__ = [
 
 GRACE_S = 0.5
 """An accusation waits so long for the end of the accused's stream, which would explain it."""
+
+SILENT_LEASES = 10
+"""A rank that sends no report for so many leases is lost.
+
+A frozen process, and one that is cut off, lose their stream by HTTP/2 pings within one. Here a
+process is left whose interpreter's lock is held: compiling or pickling may take seconds.
+"""
 
 
 class SessionEnd(enum.Enum):

@@ -30,6 +30,7 @@ from andon.protocol.scalars import Scalar, ScalarNames
 from andon.protocol.sessions import (
     ACCUSATIONS,
     GRACE_S,
+    SILENT_LEASES,
     RankFault,
     SessionEnd,
     SessionOver,
@@ -67,6 +68,7 @@ from andon_coordinator.core.session_roster import Attended, Session
 __all__ = ["SessionsCore"]
 
 _SILENT = "was not heard for {:.1f} s: it is frozen, or cut off"
+_HELD = "has not reported for {:.1f} s, though its process answers: something holds its interpreter"
 _LEAVING = "the coordinator is going away: attend again"
 
 
@@ -86,7 +88,7 @@ class SessionsCore:
 
         Args:
             keys: draws keys of a term that is durable.
-            lease_s: a rank that is silent for so long is lost.
+            lease_s: a rank whose process answers no ping for so long loses its stream.
             next_halt_id: of the first halt.
             formed: how many sessions the journal has.
             scalar_names: names of numbers that scripts logged before.
@@ -359,11 +361,11 @@ class SessionsCore:
         session = self.live
         if session is None:
             return
-        # Leases first: if the accused is silent, that is why.
+        # Silence first: if the accused is silent, that is why.
         silent = min(session.present, key=lambda each: (each.heard_at, each.request.rank))
         silent_s = self._now - silent.heard_at
-        if silent_s > session.lease_s:
-            self._lose(silent, _SILENT.format(silent_s))
+        if silent_s > SILENT_LEASES * session.lease_s:
+            self._lose(silent, _HELD.format(silent_s))
         elif session.accusation is not None and self._now >= session.accusation[2]:
             fault, reporter, _ = session.accusation
             self._end_by(session, fault, session.ranks[reporter])

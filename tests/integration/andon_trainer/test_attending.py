@@ -394,6 +394,18 @@ def test_a_killed_a_frozen_and_a_failed_rank_are_named(tmp_path: Path) -> None:
         assert "ValueError: no such file: data.bin" in said
 
 
+def test_a_rank_that_holds_the_interpreters_lock_for_longer_than_a_lease_is_not_lost(
+    tmp_path: Path,
+) -> None:
+    with Service(tmp_path / "run", 2, "--liveness", "1") as service:
+        held, other = ranks_of(service, tmp_path, ("hold", "wait"))
+
+        assert held.wait(20.0) == 0
+        assert "left None" in held.output.read_text()
+        assert "over: " not in other.output.read_text()
+        other.send_signal(signal.SIGKILL)
+
+
 def test_a_killed_coordinator_is_named(tmp_path: Path) -> None:
     with Service(tmp_path / "run", 2) as service:
         ranks = ranks_of(service, tmp_path, ("wait",) * 2)

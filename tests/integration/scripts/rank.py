@@ -1,11 +1,13 @@
 """One rank of a session: usage `rank.py ADDRESS RANK WORLD_SIZE MODE`.
 
 It says `formed`, and at the end `over: ...`. MODE: `wait` waits for the end of the session, `leave`
-leaves at once, `fail` raises, `call` is in a call that does not end.
+leaves at once, `hold` after it has held the interpreter's lock for three seconds, `fail` raises,
+`call` is in a call that does not end.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import time
@@ -41,7 +43,9 @@ def main() -> None:
     say(f"formed {attending.formed.key}")
     if mode == "fail":
         raise ValueError("no such file: data.bin")
-    if mode == "leave":
+    if mode == "hold":
+        ctypes.PyDLL(None).sleep(3)  # Unlike CDLL, it keeps the lock.
+    if mode in ("leave", "hold"):
         attending.leave(done=True)
         say(f"left {attending.over}")
         return
