@@ -134,7 +134,7 @@ class PendingCall:
     group: int
     """The group's number; see `group_number`."""
     sequence: int
-    """The call's number in its group; of a SEND, in its pair of ranks, direction and tag."""
+    """The call's number in its group; of a SEND, among those of its sender to its receiver."""
     call: Call
     open_s: float
     """For how long it has been open, in seconds."""
