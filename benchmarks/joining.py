@@ -132,6 +132,12 @@ def kill(run: Run, chance: random.Random, options: argparse.Namespace) -> dict[s
     first_back = next(at for at, size in commits if at > joined_at and size == _WORKERS)
     # The newcomer may be there before the others have made the step that the death cost.
     died_at, death_s = next((at, wait) for at, wait in waits if at > struck_at)
+    pause_s = max(wait for at, wait in waits if at > max(died_at, joined_at)) - usual
+    print(
+        f"  back after {first_back - joined_at:.1f} s, a pause of {pause_s:.3f} s over steps of "
+        f"{usual:.2f} s; now the control takes {taken_s:.1f} s of a processor",
+        flush=True,
+    )
     burning_at = time.time()
     subprocess.run([sys.executable, "-c", _BURN, str(taken_s)], check=True)
     burnt_at = time.time()
@@ -140,8 +146,7 @@ def kill(run: Run, chance: random.Random, options: argparse.Namespace) -> dict[s
     return {
         "usual_step_s": usual,
         "pause_of_death_s": death_s - usual,
-        "pause_of_return_s": max(wait for at, wait in waits if at > max(died_at, joined_at))
-        - usual,
+        "pause_of_return_s": pause_s,
         "pause_of_control_s": max(slow) - usual,
         "line_waited_s": _line_waited_s(run, joined_at),
         "newcomer_processor_s": taken_s,
