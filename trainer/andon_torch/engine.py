@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,10 @@ from andon.host.arena import SharedMemoryUnavailable, folder_identity
 from andon.host.tls import ServerIdentity, TlsError, address_of
 from andon.tcp.listening import TcpListener
 from andon.wire.checksums import CAPABILITY as CHECKSUMS
+from andon_torch.gate import GradientWatch
 from andon_torch.places import Meeting
 from andon_torch.process_group import Caller
+from andon_torch.recording import RecordedCaller, Recording
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.channels import close_in_children
@@ -22,6 +25,7 @@ from andon_trainer.peers.attending import Attending, AttendSettings, attend
 from andon_trainer.peers.memory import MEMORY_CAPABILITY, can_share
 from andon_trainer.peers.serving import Located
 from andon_trainer.peers.session import Peers
+from andon_trainer.timeline import Timeline
 
 __all__ = ["Engine", "open_engine"]
 
@@ -34,10 +38,15 @@ class Engine:
 
     attending: Attending
     peers: Peers
+    recording: Recording | None = None
+    """Its trace; None: nothing is recorded."""
 
-    def group(self, name: str, places: Sequence[int]) -> Caller:
-        """The group of these ranks of the session, this one among them."""
-        return self.peers.group(name, places)
+    def group(self, name: str, places: Sequence[int], watch: GradientWatch) -> Caller:
+        """The group of these ranks of the session, this one among them; `watch` counts steps."""
+        group = self.peers.group(name, places)
+        if self.recording is None:
+            return group
+        return RecordedCaller(self.recording, group, watch)
 
     def report(self) -> RankReport:
         """What this rank did, and does."""
@@ -59,6 +68,7 @@ def open_engine(
         JoinRefused: this process can't be that rank.
         LineLost: no coordinator answers.
         CallTimedOut: ranks are missing.
+        ValueError: ANDON_TRACE can't be written.
     """
     if exposed := replace(config, address=located.address).heard_by_others:
         raise JoinRefused.in_the_clear(exposed)
@@ -69,6 +79,7 @@ def open_engine(
     except TlsError as error:
         raise JoinRefused("tls", str(error)) from error
     memory, shared_folder = _memory(config.shared_dir)
+    recording, began = _recording(config, located.run_id), time.perf_counter()
     listener = TcpListener(place.bind, place.port, identity=identity)
     try:
         settings = AttendSettings(
@@ -89,6 +100,8 @@ def open_engine(
         attending = attend(settings)
     except BaseException:
         listener.close()
+        if recording is not None:
+            recording.close()
         raise
     close_in_children(address_of(place.bind, listener.port))
     peers = Peers(attending, listener, tls=config.tls, shared_dir=memory)
@@ -96,9 +109,20 @@ def open_engine(
     def close() -> None:
         peers.close()
         listener.close()
+        if recording is not None:
+            recording.close()  # Last: it has the ends of calls.
 
     attending.before_leaving(close)
-    return Engine(attending, peers)
+    if recording is not None:
+        recording.formed(meeting.rank, began)
+        attending.watch(recording.session_over)
+    return Engine(attending, peers, recording)
+
+
+def _recording(config: LineConfig, run_id: str) -> Recording | None:
+    if config.trace is None:
+        return None
+    return Recording(Timeline(config.trace, run_id=run_id, called="rank"))
 
 
 def _memory(folder: Path | None) -> tuple[Path | None, bytes]:

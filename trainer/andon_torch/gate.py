@@ -151,6 +151,11 @@ class GradientWatch:
                 self._counts.steps += 1
                 self._counts.last_step = backward
 
+    def step_in(self, backward: int | None) -> int:
+        """The step of what begins in a backward pass; outside of one, the steps so far."""
+        counts = self._counts
+        return counts.steps + (backward is not None and backward != counts.last_step)
+
     def _scales(self) -> bool:
         known = self._scaler() if self._scaler is not None else None
         if known is not None and _in_use(known):

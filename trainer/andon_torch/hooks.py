@@ -87,6 +87,8 @@ class _GroupWatch:
         backward = backward_pass()
         if backward is not None:
             watch.note_step(backward)
+            if self._session.recording is not None:
+                self._session.recording.in_backward(backward, watch.steps)
         values = bucket.buffer()
         exchange = _Exchange([values.device] if values.is_cuda else [])
         with self._lock:

@@ -26,6 +26,7 @@ from andon_torch.engine import Engine, open_engine
 from andon_torch.gate import GradientWatch, gate_mode
 from andon_torch.places import Meeting, configuration, located
 from andon_torch.process_group import AndonProcessGroup
+from andon_torch.recording import Recording
 from andon_trainer.errors import JoinRefused
 from andon_trainer.peers.attending import Attending
 
@@ -76,13 +77,18 @@ class TorchSession:
         """Its control stream."""
         return self._engine.attending
 
+    @property
+    def recording(self) -> Recording | None:
+        """Its trace; None: nothing is recorded."""
+        return self._engine.recording
+
     def group(self, name: str, wanted: NewGroup) -> AndonProcessGroup:
         """A group of some of the session's ranks; `name` was never used before."""
         places = [self.ranks.index(rank) for rank in wanted.ranks]
         with self._lock:
             self._groups += 1
         return AndonProcessGroup(
-            self._engine.group(name, places),
+            self._engine.group(name, places, self.watch),
             wanted.name,
             wanted.timeout,
             self.watch,

@@ -45,8 +45,9 @@ class FakeEngine:
 
     attending: FakeAttending = field(default_factory=FakeAttending)
     made: list[tuple[str, list[int]]] = field(default_factory=list)
+    recording: None = None
 
-    def group(self, name: str, places: Sequence[int]) -> FakeCaller:
+    def group(self, name: str, places: Sequence[int], watch: GradientWatch) -> FakeCaller:
         self.made.append((name, list(places)))
         return FakeRanks(len(places)).caller(0)
 
