@@ -26,6 +26,7 @@ from andon_coordinator.transport.session_messages import (
     session_event_from,
 )
 from andon_coordinator.transport.session_task import RankStream
+from andon_coordinator.transport.streams import see_end
 from andon_coordinator.transport.task import LineTask
 
 __all__ = ["RankAttendance"]
@@ -57,6 +58,7 @@ class RankAttendance:
         host = host_of_peer(context.peer())
         reader = asyncio.create_task(self._read(stream, requests, host))
         writer = asyncio.create_task(self._write(stream, context))
+        writer.add_done_callback(see_end)
         stream.cut = writer.cancel
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
@@ -70,8 +72,6 @@ class RankAttendance:
                 writer.cancel()
         # What the core sent before the end is still written, for a while.
         await asyncio.wait({writer})
-        if not writer.cancelled():
-            writer.exception()  # It broke with the connection: nobody is left to be told.
         if stream.error is not None:
             why = clipped(str(stream.error))
             log.info(LogEvent("attendance_ended", stream=stream.number, why=why))

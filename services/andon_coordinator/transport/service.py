@@ -46,7 +46,7 @@ from andon_coordinator.transport.incoming import (
 )
 from andon_coordinator.transport.outgoing import ServicePlaces, same_for_people, status_to
 from andon_coordinator.transport.registration import ReducerRegistration
-from andon_coordinator.transport.streams import WorkerStream
+from andon_coordinator.transport.streams import WorkerStream, see_end
 from andon_coordinator.transport.task import LineTask
 
 __all__ = ["SERVICE_NAME", "CoordinatorService", "server_options"]
@@ -130,6 +130,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         stream = await self._open(context)
         reader = asyncio.create_task(self._read(stream, request_iterator))
         writer = asyncio.create_task(self._write(stream, context))
+        writer.add_done_callback(see_end)
         # No await lies between the stream's opening and this, so the core can't cut it in vain.
         stream.cut = writer.cancel
         # True until proven otherwise: gRPC cancels this handler when the peer resets the stream,

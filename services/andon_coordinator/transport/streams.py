@@ -19,7 +19,7 @@ from andon.protocol.reducers import MAX_REDUCERS
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.errors import LineError
 
-__all__ = ["CAPACITY", "CallStream", "ReducerStream", "Streams", "WorkerStream"]
+__all__ = ["CAPACITY", "CallStream", "ReducerStream", "Streams", "WorkerStream", "see_end"]
 
 CAPACITY = 256
 """How many messages may wait for a worker to read; with more its stream is ended."""
@@ -108,6 +108,16 @@ class CallStream(Generic[Sent]):
             # Nothing is awaited between the checks above and `clear`, so no change gets lost.
             self._changed.clear()
             await self._changed.wait()
+
+
+def see_end(writer: asyncio.Task[None]) -> None:
+    """Sees how the task that writes a call ended, or asyncio logs its error as one that nobody saw.
+
+    It broke with the connection, so nobody is left to be told. What serves the call can't be relied
+    on to look: gRPC cancels it then.
+    """
+    if not writer.cancelled():
+        writer.exception()
 
 
 class WorkerStream(CallStream[pb.TrainResponse | bytes]):
