@@ -10,18 +10,13 @@ output of all_gather.
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from beside_gloo import outputs_of
 from service import serving
 
 __all__ = ["CALLS", "WARM_UP", "CallCase", "RankSpec", "line_of", "measure"]
@@ -29,7 +24,6 @@ __all__ = ["CALLS", "WARM_UP", "CallCase", "RankSpec", "line_of", "measure"]
 CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 WARM_UP = 2
 """Pairs that don't count: they open connections, and touch memory for the first time."""
-_PATIENCE_S = 600
 _AT_ONCE_KIB = 4096
 """How much of small calls is timed at once."""
 _MOST_AT_ONCE = 200
@@ -75,8 +69,12 @@ def measure(case: CallCase, pairs: int) -> dict[str, Any]:
             RankSpec(**asdict(case), pairs=pairs, rank=rank, rendezvous=str(Path(folder) / "gloo"))
             for rank in range(case.ranks)
         ]
-        with _started(specs, service.address) as processes:
-            seen = [_output(process) for process in processes]
+        seen = outputs_of(
+            "c10d_worker.py",
+            [asdict(spec) for spec in specs],
+            ANDON_ADDRESS=service.address,
+            ANDON_GATE=case.gate,
+        )
     ours, gloo = (
         [max(times) / case.at_once for times in zip(*(each[side] for each in seen), strict=True)]
         for side in ("ours_s", "gloo_s")
@@ -109,39 +107,3 @@ def line_of(row: dict[str, Any]) -> str:
         f"  {low:.2f} to {high:.2f}{'':11}"
         f"{row['ours_cpu_s'] * 1e3:14.3f} ms{row['gloo_cpu_s'] * 1e3:9.3f} ms"
     )
-
-
-@contextmanager
-def _started(specs: list[RankSpec], address: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """The processes; any that still runs at the end is killed."""
-    script = str(Path(__file__).with_name("c10d_worker.py"))
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "ANDON_ADDRESS": address,
-        "ANDON_GATE": specs[0].gate,
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, json.dumps(asdict(spec))],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for spec in specs
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-def _output(process: subprocess.Popen[str]) -> dict[str, list[float]]:
-    output, _ = process.communicate(timeout=_PATIENCE_S)
-    if process.returncode:
-        raise RuntimeError(f"a rank exited with code {process.returncode}: see its output")
-    times: dict[str, list[float]] = json.loads(output)
-    return times

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from beside_gloo import outputs_of
 from machine import describe_machine
 from service import serving
 
@@ -30,7 +28,6 @@ __all__ = ["SIDES", "WARM_UP", "StepSpec", "measure"]
 SIDES = ("ours_s", "gloo_s", "solo_s")
 WARM_UP = 3
 """Steps of each side that don't count: they open connections and make the optimizer's state."""
-_PATIENCE_S = 1800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +76,9 @@ def measure(spec: StepSpec) -> dict[str, Any]:
     with TemporaryDirectory() as folder, serving(Path(folder), spec.ranks) as service:
         rendezvous = str(Path(folder) / "gloo")
         each = [
-            json.dumps({**asdict(spec), "rank": rank, "rendezvous": rendezvous})
-            for rank in range(spec.ranks)
+            {**asdict(spec), "rank": rank, "rendezvous": rendezvous} for rank in range(spec.ranks)
         ]
-        seen = _run(each, service.address)
+        seen = outputs_of("ddp_step_worker.py", each, ANDON_ADDRESS=service.address)
     times = {side: [max(of) for of in zip(*(one[side] for one in seen), strict=True)]
              for side in SIDES}  # fmt: skip
     medians = {side: statistics.median(of) for side, of in times.items()}
@@ -100,32 +96,6 @@ def measure(spec: StepSpec) -> dict[str, Any]:
 
 
 _OF_A_RANK = ("rank", "rendezvous")
-
-
-def _run(specs: list[str], address: str) -> list[dict[str, Any]]:
-    """Runs a process for each spec; returns their output. At an error, all of them are killed."""
-    script = str(Path(__file__).with_name("ddp_step_worker.py"))
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "ANDON_ADDRESS": address,
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, spec], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        for spec in specs
-    ]
-    try:
-        outputs = [process.communicate(timeout=_PATIENCE_S)[0] for process in processes]
-        if any(process.returncode for process in processes):
-            raise RuntimeError("a rank failed: see its output")
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    return [json.loads(output) for output in outputs]
 
 
 def _circumstances(spec: StepSpec) -> dict[str, object]:

@@ -25,15 +25,13 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from beside_gloo import outputs_of
 from c10d_calls import CALLS, CallCase, line_of
 from c10d_calls import measure as measure_calls
 from machine import describe_machine
@@ -45,7 +43,6 @@ __all__ = ["WARM_UP", "WorkerSpec"]
 ENCODINGS = ("float32", "bfloat16", "float16", "int8", "int4")
 WARM_UP = 2
 """Pairs that don't count: they set up connections and buffers, and bootstrap the run."""
-_PATIENCE_S = 600
 _C10D = "c10d"
 
 
@@ -131,8 +128,7 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
             )
             for rank in range(case.workers)
         ]
-        with _started(specs) as processes:
-            seen = [_output(process) for process in processes]
+        seen = outputs_of("exchange_worker.py", [asdict(spec) for spec in specs])
     ours, gloo, memory = (
         [max(times) for times in zip(*(each[side] for each in seen), strict=True)]
         for side in ("ours_s", "gloo_s", "memory_s")
@@ -153,36 +149,6 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
         "workers_cpu_s": round(workers_cpu, 6),
         "gloo_cpu_s": round(sum(statistics.mean(each["gloo_cpu_s"]) for each in seen), 6),
     }
-
-
-@contextmanager
-def _started(specs: list[WorkerSpec]) -> Iterator[list[subprocess.Popen[str]]]:
-    """The worker processes; any that still run at the end are killed."""
-    script = str(Path(__file__).with_name("exchange_worker.py"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, json.dumps(asdict(spec))],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for spec in specs
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-def _output(process: subprocess.Popen[str]) -> dict[str, list[float]]:
-    output, _ = process.communicate(timeout=_PATIENCE_S)
-    if process.returncode:
-        raise RuntimeError(f"a worker exited with code {process.returncode}: see its output")
-    times: dict[str, list[float]] = json.loads(output)
-    return times
 
 
 def _circumstances(options: argparse.Namespace) -> dict[str, object]:
