@@ -92,7 +92,7 @@ def _rank(spec: dict[str, Any], rank: int, address: str, store: Path, pipe: Any)
     os.environ |= {"ANDON_ADDRESS": address, **spec.get("env", {})}
     import torch.distributed as dist
 
-    import scenarios
+    import rank_scripts
 
     try:
         dist.init_process_group(
@@ -103,7 +103,7 @@ def _rank(spec: dict[str, Any], rank: int, address: str, store: Path, pipe: Any)
             timeout=timedelta(seconds=PATIENCE_S),
         )
         try:
-            result = getattr(scenarios, spec["scenario"])(**spec.get("arguments", {}))
+            result = getattr(rank_scripts, spec["scenario"])(**spec.get("arguments", {}))
         finally:
             dist.destroy_process_group()
         pipe.send({"result": result})
