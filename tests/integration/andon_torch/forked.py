@@ -90,9 +90,8 @@ def _stopped(ranks: list[Any]) -> set[int]:
 def _rank(spec: dict[str, Any], rank: int, address: str, store: Path, pipe: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ |= {"ANDON_ADDRESS": address, **spec.get("env", {})}
-    import torch.distributed as dist
-
     import rank_scripts
+    import torch.distributed as dist
 
     try:
         dist.init_process_group(
