@@ -90,9 +90,8 @@ def _stopped(ranks: list[Any]) -> set[int]:
 def _rank(spec: dict[str, Any], rank: int, address: str, store: Path, pipe: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ |= {"ANDON_ADDRESS": address, **spec.get("env", {})}
+    import rank_scripts
     import torch.distributed as dist
-
-    import scenarios
 
     try:
         dist.init_process_group(
@@ -103,7 +102,7 @@ def _rank(spec: dict[str, Any], rank: int, address: str, store: Path, pipe: Any)
             timeout=timedelta(seconds=PATIENCE_S),
         )
         try:
-            result = getattr(scenarios, spec["scenario"])(**spec.get("arguments", {}))
+            result = getattr(rank_scripts, spec["scenario"])(**spec.get("arguments", {}))
         finally:
             dist.destroy_process_group()
         pipe.send({"result": result})
