@@ -94,5 +94,13 @@ def test_a_session_is_shown_from_its_forming_to_its_end_with_its_ranks_calls_and
         assert page.title().startswith("OVER at step 4")
         page.locator("#feed li[data-kind=session_over]", has_text="rank 1").wait_for()
         page.locator("#feed li[data-kind=joined]", has_text=re.compile("rank 0")).wait_for()
+        # Its page among the runs has no more of a line than that.
+        page.goto(f"{service.board_url}#/runs/7f3a")
+        page.locator("#view-run .past li", has_text="it ended the session").wait_for()
+        page.locator("#view-run h3", has_text="lr").wait_for()
+        assert page.locator("#view-run h3:visible").all_inner_texts() == ["Loss", "lr"]
         for rank in ranks:
             rank.leave(done=False)
+        page.goto(service.board_url)
+        see(sight, "Over")
+        assert sight.barriers() == []
