@@ -90,7 +90,7 @@ def _stopped(ranks: list[Any]) -> set[int]:
 def _rank(spec: dict[str, Any], rank: int, address: str, store: Path, pipe: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ |= {"ANDON_ADDRESS": address, **spec.get("env", {})}
-    import rank_scripts
+    import rank_scripts  # type: ignore[import-not-found]  # beside this script
     import torch.distributed as dist
 
     try:
