@@ -318,7 +318,7 @@ def test_a_nan_ends_the_session_and_names_rank_parameter_and_element(
         # Nobody has a result of it.
         over, _ = (over_of(each).over for each in calls)
 
-        assert (over.end, over.culprit) == (SessionEnd.NON_FINITE, 1)
+        assert (over.end, over.culprit) == (SessionEnd.NON_FINITE, 1), over.message
         assert over.fault is not None
         assert (over.fault.parameter, over.fault.element) == ("weight1", (count - 3,))
         assert over.fault.value == "nan"

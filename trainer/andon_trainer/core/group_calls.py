@@ -122,6 +122,8 @@ class GroupCalls(Calls):
         Raises:
             PeerViolation: it breaks the protocol.
         """
+        if self.failed:
+            return None  # Its Begin was not taken any more: nothing becomes of the bytes.
         call = self._open
         if call is not None and call.number == piece.sequence and peer in call.begun:
             assert call.flow is not None, "an open call has a flow"

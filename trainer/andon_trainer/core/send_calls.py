@@ -117,6 +117,8 @@ class SendCalls(Calls):
         Raises:
             PeerViolation: it breaks the protocol.
         """
+        if self.failed:
+            return None  # Its Begin was not taken any more: nothing becomes of the bytes.
         call = self._receiving.get((peer, piece.sequence))
         if call is not None:
             assert call.flow is not None, "what is received has a flow"

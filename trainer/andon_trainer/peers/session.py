@@ -11,40 +11,33 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from andon.protocol.peer_calls import (
     EAGER_BYTES,
     MAX_AHEAD,
-    MAX_PIECE_BYTES,
     group_number,
 )
 from andon.protocol.peer_frames import Begin, LaneEnd, Piece
 from andon.protocol.sessions import RankFault, RankReport, SessionEnd, SessionOver
 from andon.tcp.listening import TcpListener
-from andon.tcp.receiving import FrameReader
 from andon.wire.checksums import CAPABILITY as CHECKSUMS
-from andon.wire.checksums import extended
-from andon.wire.fields import FrameError
-from andon.wire.peer_frames import PeerHead, crc32c_of, parse_head, peer_head
+from andon.wire.peer_frames import peer_head
 from andon_trainer.core.collectives import places_of
-from andon_trainer.core.group_calls import GroupCalls
 from andon_trainer.core.peer_flow import PeerViolation
 from andon_trainer.core.peer_plan import Places
-from andon_trainer.core.send_calls import SendCalls
 from andon_trainer.errors import SessionEnded
 from andon_trainer.peers.attendance import Attendance
 from andon_trainer.peers.collective import OpenCall, PeerGroup
-from andon_trainer.peers.lane_calls import Landing
 from andon_trainer.peers.lanes import HeadOut, Lanes, Outgoing, PeerFrames
 from andon_trainer.peers.memory import MEMORY_CAPABILITY, Neighbour, NeighbourMemory
+from andon_trainer.peers.receiving import Core, rank_in, reader_of
 
 __all__ = ["Peers"]
 
-_SOME_BYTES = 2**18
-"""What is received before it is worked on: so much stays in a core's cache."""
 _MAX_STRANGE_GROUPS = 1024
 """Groups that others have made and this rank has not."""
 _MAX_STRANGE_BYTES = 2**25
@@ -53,8 +46,6 @@ _FINISH_S = 2.0
 """How long a rank that leaves waits until its last frames are sent."""
 
 _log = logging.getLogger(__name__)
-
-_Core = GroupCalls | SendCalls
 
 
 @dataclass(slots=True)
@@ -106,7 +97,7 @@ class Peers:
         self.checksums = CHECKSUMS in formed.capabilities
         self._lock = threading.RLock()
         """Guards what follows. Taken before the lock of a group, never while that is held."""
-        self._groups: dict[int, tuple[PeerGroup, _Core]] = {}
+        self._groups: dict[int, tuple[PeerGroup, Core]] = {}
         """By the number that frames have."""
         self._strangers: dict[int, defaultdict[int, _Stranger]] = {}
         """By number and peer: what came for groups that are not made."""
@@ -125,7 +116,7 @@ class Peers:
             self.rank,
             formed.peers,
             listener,
-            PeerFrames(self._reader, self._lost, self._deaf, self._broke),
+            PeerFrames(partial(reader_of, self), self._lost, self._deaf, self._broke),
             tls,
         )
         attendance.watch(self._end)
@@ -179,7 +170,7 @@ class Peers:
             self._shared_dir, formed.key, group_number(name, ranks), neighbours, self.rank
         )
 
-    def _admit(self, number: int, group: PeerGroup, core: _Core) -> None:
+    def _admit(self, number: int, group: PeerGroup, core: Core) -> None:
         for peer, stranger in self._strangers.pop(number, {}).items():
             for frame, kept in stranger.frames:
                 self._strange_bytes -= 0 if kept is None else kept.nbytes
@@ -271,17 +262,7 @@ class Peers:
 
     # ------------------------------------------------------------------ frames
 
-    def _reader(self, peer: int) -> FrameReader[PeerHead]:
-        reading = _Reading(self, peer)
-        return FrameReader(
-            parse=reading.parse,
-            place=reading.place,
-            received=reading.received,
-            ended=lambda error: None,
-            max_payload_bytes=MAX_PIECE_BYTES,
-        )
-
-    def found(self, number: int) -> tuple[PeerGroup, _Core] | None:
+    def found(self, number: int) -> tuple[PeerGroup, Core] | None:
         """The group whose frames have a number."""
         return self._groups.get(number)
 
@@ -325,7 +306,7 @@ class Peers:
     def _replay(
         self,
         group: PeerGroup,
-        core: _Core,
+        core: Core,
         peer: int,
         frame: Begin | Piece,
         kept: memoryview | None,
@@ -392,127 +373,8 @@ class Peers:
             del act
 
 
-def rank_in(group: PeerGroup, peer: int) -> int:
-    """The rank in a group of a rank of the session.
-
-    Raises:
-        PeerViolation: it is not one of it.
-    """
-    if peer not in group.ranks:
-        raise PeerViolation(f"rank {peer} is not one of group {group.name}")
-    return group.ranks.index(peer)
-
-
 def _spread(views: Sequence[memoryview], data: memoryview) -> None:
     at = 0
     for view in views:
         view[:] = data[at : at + view.nbytes]
         at += view.nbytes
-
-
-class _Reading:
-    """What is done with one peer's frames, on the thread that reads its lane."""
-
-    def __init__(self, peers: Peers, peer: int) -> None:
-        self._peers, self._peer = peers, peer
-        self._landed: Landing | memoryview | None = None
-        """Where the payload of the present frame goes, or all of it, if it came too early."""
-        self._crc32c: int | None = None
-        """Of the present frame, as far as it came."""
-        self._room: memoryview | None = None
-        """For what is reduced on its way."""
-        self._strange = False
-        """Whether it is of a group that is not made."""
-
-    def parse(self, head: memoryview, payload_bytes: int) -> PeerHead:
-        return parse_head(head, payload_bytes, checksums=self._peers.checksums)
-
-    def place(self, head: PeerHead, size: int) -> memoryview | Iterable[memoryview]:
-        piece = head.frame
-        assert isinstance(piece, Piece), "only a Piece has a payload"
-        landing = None
-        try:
-            found = self._found(piece)
-            if found is not None:
-                group, core = found
-                landing = group.lanes.landing(core, rank_in(group, self._peer), piece)
-        except PeerViolation as violation:
-            raise FrameError(str(violation)) from None
-        self._strange = found is None
-        self._crc32c = None if head.crc32c is None else crc32c_of(piece)
-        if landing is None:
-            self._landed = kept = memoryview(bytearray(size))
-            return self._whole([kept])
-        self._landed = landing
-        if landing.some is None:
-            return self._whole(landing.views)
-        assert found is not None
-        return self._added(found, landing, size)
-
-    def _whole(self, views: Sequence[memoryview]) -> Iterator[memoryview]:
-        for view in views:
-            for start in range(0, view.nbytes, _SOME_BYTES):
-                some = view[start : start + _SOME_BYTES]
-                yield some
-                # Whoever receives asks for the next one, or for the end, once this one is full.
-                if self._crc32c is not None:
-                    self._crc32c = extended(self._crc32c, some)
-
-    def _added(
-        self, found: tuple[PeerGroup, _Core], landing: Landing, size: int
-    ) -> Iterator[memoryview]:
-        group, core = found
-        if self._room is None:
-            self._room = memoryview(bytearray(_SOME_BYTES))
-        for start in range(0, size, _SOME_BYTES):
-            some = self._room[: min(_SOME_BYTES, size - start)]
-            yield some
-            if self._crc32c is not None:
-                self._crc32c = extended(self._crc32c, some)
-            # The room is used again for the next ones.
-            group.lanes.add(core, landing, some)
-
-    def received(self, head: PeerHead, payload: memoryview, size: int) -> None:
-        del payload, size
-        landed, self._landed = self._landed, None
-        frame = head.frame
-        if isinstance(frame, LaneEnd):
-            self._peers.end_of(self._peer)
-            return
-        try:
-            found = None
-            if isinstance(frame, Begin):
-                found = self._found(frame)
-            else:
-                if self._crc32c != head.crc32c:
-                    raise FrameError(
-                        f"a piece of {frame.length} bytes does not match its checksum: the "
-                        "network, or a machine's memory, changed it on its way"
-                    )
-                if not self._strange:
-                    found = self._peers.found(frame.group)
-            if found is None:
-                self._peers.keep(
-                    self._peer, frame, landed if isinstance(landed, memoryview) else None
-                )
-                return
-            group, core = found
-            place = rank_in(group, self._peer)
-            if isinstance(frame, Begin):
-                group.lanes.begun(core, place, frame)
-            else:
-                assert landed is not None, "a piece lies somewhere"
-                group.lanes.landed(core, place, frame, landed)
-        except PeerViolation as violation:
-            raise FrameError(str(violation)) from None
-
-    def _found(self, frame: Begin | Piece) -> tuple[PeerGroup, _Core] | None:
-        """The group of a frame; None: it is not made yet, and there is room for the frame.
-
-        Raises:
-            PeerViolation: it may not come yet.
-        """
-        found = self._peers.found(frame.group)
-        if found is None and not self._peers.claim(self._peer, frame):
-            found = self._peers.found(frame.group)
-        return found
