@@ -10,7 +10,6 @@ from andon.protocol.peer_calls import Call, CallKind
 from andon.protocol.peer_frames import Begin, Piece
 from andon_trainer.core.collectives import Places
 from andon_trainer.core.group_calls import GroupCalls
-from andon_trainer.core.peer_effects import Calls
 from andon_trainer.core.peer_work import Part, Work
 from andon_trainer.core.send_calls import SendCalls
 
@@ -24,19 +23,19 @@ def room() -> memoryview:
     return memoryview(bytearray(BYTES))
 
 
-def gathering() -> tuple[Calls, Work]:
+def gathering() -> tuple[GroupCalls | SendCalls, Work]:
     work = Work(call=GATHER, itemsize=4, parts=(Part((room(),), (room(), room())),))
     return GroupCalls(group=GROUP, places=APART, rank=1), work
 
 
-def receiving() -> tuple[Calls, Work]:
+def receiving() -> tuple[GroupCalls | SendCalls, Work]:
     work = Work(call=SEND, itemsize=4, parts=(Part((), (room(),)),), peer=0, receives=True)
     return SendCalls(group=GROUP, places=APART, rank=1), work
 
 
 @pytest.mark.parametrize("made", [gathering, receiving], ids=["collective", "send"])
 def test_a_peer_whose_frames_come_after_a_fault_has_broken_no_rule(
-    made: Callable[[], tuple[Calls, Work]],
+    made: Callable[[], tuple[GroupCalls | SendCalls, Work]],
 ) -> None:
     core, work = made()
     core.begin(work)
