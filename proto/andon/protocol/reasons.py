@@ -86,6 +86,16 @@ class Reason(enum.StrEnum):
         "FAILED_PRECONDITION",
         "ask an operator; a new process may join, with a token that is not the dropped worker's",
     )
+    OTHER_USE = (
+        "OTHER_USE",
+        "FAILED_PRECONDITION",
+        "serve another run: one run is for workers of lines or for ranks of sessions",
+    )
+    WORLD_DIFFERS = (
+        "WORLD_DIFFERS",
+        "FAILED_PRECONDITION",
+        "start all ranks with the same number of ranks",
+    )
     TOKEN = (
         "TOKEN",
         "UNAUTHENTICATED",
