@@ -301,7 +301,7 @@ def test_a_worker_gives_its_state_to_no_more_than_two_at_once(reducer: Reducer) 
     assert report.transfer_id == 3
     assert "others already" in report.failure
     wait_until(lambda: len(donor.acts) == 2)
-    for act in donor.acts:
+    for act in donor.acts[:2]:  # What ends adds another one.
         assert act is not None
         act()
     donor.giver.close(PATIENCE_S)

@@ -85,7 +85,7 @@ def test_a_time_has_its_step_as_an_exemplar_for_those_who_ask_for_openmetrics() 
     observe(histogram, 7.0, None)
 
     assert exemplars(registry) == ['{step="118"']
-    assert b"118" not in generate_latest(registry)
+    assert b'step="118"' not in generate_latest(registry)
 
 
 def test_an_exchange_leads_to_its_step_if_the_coordinator_named_the_round() -> None:
