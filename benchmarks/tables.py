@@ -24,7 +24,9 @@ __all__ = ["TABLES", "rewritten"]
 _HERE = Path(__file__).parent
 _DOCS = _HERE.parent / "docs"
 _DOCUMENTS = (_HERE / "README.md", _DOCS / "performance.md", _DOCS / "kill-table.md")
-_FIGURES = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n)(.*?)(<!-- end of figures -->)", re.DOTALL)
+_FIGURES = re.compile(
+    r"(<!-- figures: ([a-z0-9-]+) -->\n)(.*?)(<!-- end of figures -->)", re.DOTALL
+)
 
 Row = Mapping[str, Any]
 
