@@ -26,7 +26,7 @@ from andon_coordinator.transport.session_messages import (
     session_event_from,
 )
 from andon_coordinator.transport.session_task import RankStream
-from andon_coordinator.transport.streams import see_end
+from andon_coordinator.transport.streams import next_of, see_end
 from andon_coordinator.transport.task import LineTask
 
 __all__ = ["RankAttendance"]
@@ -82,7 +82,7 @@ class RankAttendance:
     ) -> None:
         try:
             messages = aiter(requests)
-            first = await self._first(messages)
+            first = await next_of(messages, "attend", self._attend_s)
             # Before anything else is said: who does not know the token learns nothing of the run.
             self._access.check_rank(first.attend.token, first.attend.run_id)
             self._task.attend(stream, attend_from(first, host))
@@ -96,16 +96,6 @@ class RankAttendance:
         except Exception:  # the boundary of this task: the stream ends, the others go on
             log.exception(LogEvent("stream_failed", stream=stream.number))
             stream.end(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
-
-    async def _first(self, messages: AsyncIterator[pb.AttendRequest]) -> pb.AttendRequest:
-        """A stream's first message. Without one, a peer must not keep its place on the server."""
-        try:
-            return await asyncio.wait_for(anext(messages), self._attend_s)
-        except StopAsyncIteration:
-            raise LineError(Reason.INVALID_MESSAGE, "the stream ended before attend") from None
-        except TimeoutError:
-            text = f"no attend came within {self._attend_s:g} s"
-            raise LineError(Reason.INVALID_MESSAGE, text) from None
 
     async def _write(self, stream: RankStream, context: Context) -> None:
         # Made into messages here, one after the other: a rank of many needs as many tokens.

@@ -19,7 +19,7 @@ from andon.protocol.reasons import Reason
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire.announcements import announcement_to
 from andon_coordinator.transport.errors import LineError
-from andon_coordinator.transport.streams import ReducerStream
+from andon_coordinator.transport.streams import ReducerStream, next_of
 from andon_coordinator.transport.task import LineTask
 
 __all__ = ["ReducerRegistration"]
@@ -123,12 +123,7 @@ class ReducerRegistration:
     async def _next(
         self, messages: AsyncIterator[pb.RegisterReducerRequest], case: str
     ) -> pb.RegisterReducerRequest:
-        try:
-            message = await asyncio.wait_for(anext(messages), self._join_s)
-        except StopAsyncIteration:
-            raise _invalid(f"the stream ended before {case}") from None
-        except TimeoutError:
-            raise _invalid(f"no {case} came within {self._join_s:g} s") from None
+        message = await next_of(messages, case, self._join_s)
         if message.WhichOneof("message") != case:
             raise _invalid(f"the next message must be {case}")
         return message

@@ -46,7 +46,7 @@ from andon_coordinator.transport.incoming import (
 )
 from andon_coordinator.transport.outgoing import ServicePlaces, same_for_people, status_to
 from andon_coordinator.transport.registration import ReducerRegistration
-from andon_coordinator.transport.streams import WorkerStream, see_end
+from andon_coordinator.transport.streams import WorkerStream, next_of, see_end
 from andon_coordinator.transport.task import LineTask
 
 __all__ = ["SERVICE_NAME", "CoordinatorService", "server_options"]
@@ -240,7 +240,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _read(self, stream: WorkerStream, requests: AsyncIterator[pb.TrainRequest]) -> None:
         try:
             messages = aiter(requests)
-            first = await self._first(messages)
+            first = await next_of(messages, "join", self._join_s)
             stream.process = process_of(first)
             self._task.join(stream, await self._joining(first))
             async for request in messages:
@@ -262,16 +262,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         # event loop, and with it the workers that train.
         async with self._reading:
             return self._access.admitted(await asyncio.to_thread(join_from, message))
-
-    async def _first(self, messages: AsyncIterator[pb.TrainRequest]) -> pb.TrainRequest:
-        """A stream's first message. Without one, a peer must not keep its place on the server."""
-        try:
-            return await asyncio.wait_for(anext(messages), self._join_s)
-        except StopAsyncIteration:
-            raise LineError(Reason.INVALID_MESSAGE, "the stream ended before join") from None
-        except TimeoutError:
-            text = f"no join came within {self._join_s:g} s"
-            raise LineError(Reason.INVALID_MESSAGE, text) from None
 
     async def _write(self, stream: WorkerStream, context: Context) -> None:
         async for message in stream.messages():

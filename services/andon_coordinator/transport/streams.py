@@ -19,7 +19,15 @@ from andon.protocol.reducers import MAX_REDUCERS
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.errors import LineError
 
-__all__ = ["CAPACITY", "CallStream", "ReducerStream", "Streams", "WorkerStream", "see_end"]
+__all__ = [
+    "CAPACITY",
+    "CallStream",
+    "ReducerStream",
+    "Streams",
+    "WorkerStream",
+    "next_of",
+    "see_end",
+]
 
 CAPACITY = 256
 """How many messages may wait for a worker to read; with more its stream is ended."""
@@ -31,6 +39,7 @@ _LEAVING = "the coordinator is going away: {} again"
 
 
 Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 
 class CallStream(Generic[Sent]):
@@ -108,6 +117,24 @@ class CallStream(Generic[Sent]):
             # Nothing is awaited between the checks above and `clear`, so no change gets lost.
             self._changed.clear()
             await self._changed.wait()
+
+
+async def next_of(messages: AsyncIterator[Received], name: str, within_s: float) -> Received:
+    """The message that a peer owes on its stream, called `name`.
+
+    Without it, the peer must not keep its place on the server.
+
+    Raises:
+        LineError: none came in time, or the stream ended.
+    """
+    try:
+        return await asyncio.wait_for(anext(messages), within_s)
+    except StopAsyncIteration:
+        text = f"the stream ended before {name}"
+        raise LineError(Reason.INVALID_MESSAGE, text) from None
+    except TimeoutError:
+        text = f"no {name} came within {within_s:g} s"
+        raise LineError(Reason.INVALID_MESSAGE, text) from None
 
 
 def see_end(writer: asyncio.Task[None]) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from andon.protocol.peer_calls import Call, CallKind
-from andon_trainer.core.collectives import Places
+from andon_trainer.core.peer_plan import Places
 from andon_trainer.core.peer_work import Gate, Part, Work
 
 __all__ = ["CASES", "PLACES", "Case", "collective", "reduce_floats", "sending"]

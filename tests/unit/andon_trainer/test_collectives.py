@@ -9,16 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from andon.protocol.peer_calls import EAGER_BYTES, Call, CallKind
-from andon_trainer.core.collectives import (
-    Buffer,
-    Places,
-    Plan,
-    Sizes,
-    Source,
-    Span,
-    places_of,
-    plan_of,
-)
+from andon_trainer.core.collectives import plan_of
+from andon_trainer.core.peer_plan import Buffer, Places, Plan, Sizes, Source, Span, places_of
 from andon_trainer.core.peer_work import Work
 from unit.andon_trainer.call_cases import CASES, Case, collective
 

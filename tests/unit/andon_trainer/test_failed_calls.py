@@ -8,8 +8,8 @@ import pytest
 
 from andon.protocol.peer_calls import Call, CallKind
 from andon.protocol.peer_frames import Begin, Piece
-from andon_trainer.core.collectives import Places
 from andon_trainer.core.group_calls import GroupCalls
+from andon_trainer.core.peer_plan import Places
 from andon_trainer.core.peer_work import Part, Work
 from andon_trainer.core.send_calls import SendCalls
 

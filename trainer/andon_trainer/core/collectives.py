@@ -26,26 +26,12 @@ from andon_trainer.core.peer_plan import (
     Places,
     Plan,
     Sizes,
-    Source,
     Span,
     Stage,
     Transfer,
-    places_of,
 )
 
-__all__ = [
-    "Buffer",
-    "Make",
-    "Places",
-    "Plan",
-    "Sizes",
-    "Source",
-    "Span",
-    "Stage",
-    "Transfer",
-    "places_of",
-    "plan_of",
-]
+__all__ = ["plan_of"]
 
 _SCRATCH_MULTIPLE = 64
 """Spans of scratch memory start at a multiple of so many bytes: a line of the caches."""

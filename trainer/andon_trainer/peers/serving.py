@@ -21,14 +21,20 @@ from typing import Any
 import grpc
 
 from andon.host.run_token import bearer_metadata
-from andon.host.tls import TlsError, address_of
+from andon.host.tls import TlsError
 from andon.v1 import coordinator_pb2
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import AndonError, JoinRefused, LineLost
 from andon_trainer.exchange.channels import open_channel
 from andon_trainer.launchers import LaunchStore
-from andon_trainer.process.launched_service import Served, serve, served_before
+from andon_trainer.process.launched_service import (
+    Served,
+    in_the_clear,
+    serve,
+    served_before,
+    service_address,
+)
 
 __all__ = ["Located", "end_services", "locate_session"]
 
@@ -37,6 +43,7 @@ log = logging.getLogger(__name__)
 _END_TIMEOUT_S = 15.0
 """How long rank 0 waits, at its end, for the other ranks to leave."""
 _POLL_S = 0.05
+_SEVERAL_HOSTS = "the ranks are on several hosts, and rank 0 serves their run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +128,7 @@ def locate_session(
     """
     if config.address:
         return Located(address=config.address, run_id=config.run_id, run_dir=config.run_dir)
-    refusal = _in_the_clear(config, launch)
+    refusal = in_the_clear(config, launch, _SEVERAL_HOSTS)
     if launch.rank:
         if refusal is not None:
             raise refusal
@@ -148,17 +155,8 @@ def _serve(config: LineConfig, launch: LaunchStore) -> Served:
 
 
 def _located(served: Served, launch: LaunchStore) -> Located:
-    host = "127.0.0.1" if launch.one_host else launch.host
-    address = address_of(host, served.port)
+    address = service_address(launch, served.port)
     return Located(address=address, run_id=served.run_id, run_dir=Path(served.run_dir))
-
-
-def _in_the_clear(config: LineConfig, launch: LaunchStore) -> JoinRefused | None:
-    if launch.one_host or config.tls is not None or config.insecure:
-        return None
-    return JoinRefused.in_the_clear(
-        f"the ranks are on several hosts, and rank 0 serves their run at {launch.host}"
-    )
 
 
 def _answered(answer: dict[str, Any], launch: LaunchStore) -> Served:

@@ -26,9 +26,8 @@ from andon.protocol.sessions import RankFault, RankReport, SessionEnd, SessionOv
 from andon.tcp.listening import TcpListener
 from andon.wire.checksums import CAPABILITY as CHECKSUMS
 from andon.wire.peer_frames import peer_head
-from andon_trainer.core.collectives import places_of
 from andon_trainer.core.peer_flow import PeerViolation
-from andon_trainer.core.peer_plan import Places
+from andon_trainer.core.peer_plan import Places, places_of
 from andon_trainer.errors import SessionEnded
 from andon_trainer.peers.attendance import Attendance
 from andon_trainer.peers.collective import OpenCall, PeerGroup

@@ -26,11 +26,17 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it by a star
 
 from andon.host.manifest import newest_whole
-from andon.host.tls import address_of
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import AndonError, JoinRefused, LineLost
 from andon_trainer.launchers import LaunchStore
-from andon_trainer.process.launched_service import Served, over, serve, to_go_on_with
+from andon_trainer.process.launched_service import (
+    Served,
+    in_the_clear,
+    over,
+    serve,
+    service_address,
+    to_go_on_with,
+)
 from andon_trainer.process.tickets import Answering, Store, ask, tell_late
 
 __all__ = ["WorkerLaunch", "open_store"]
@@ -44,6 +50,8 @@ _END_TIMEOUT_S = 15
 
 That stays for seconds to tell workers that are late, and takes seconds more to close.
 """
+
+_SPANS_HOSTS = "this launch spans several hosts, and rank 0 serves its line"
 
 _lines = itertools.count(1)
 """Lines of this process: a script may open several in turn, and all processes open the same."""
@@ -134,7 +142,7 @@ class WorkerLaunch:
             log.info("run %s goes on from %s", served.run_id, resume)
         return replace(
             config,
-            address=_address(launch, served.port),
+            address=service_address(launch, served.port),
             run_id=served.run_id,
             run_dir=run_dir,
             resume=resume,
@@ -169,12 +177,12 @@ class WorkerLaunch:
     def _served(self, config: LineConfig, launch: LaunchStore, prefix: str) -> Served:
         """Where the line is: rank 0 serves it, and the others ask."""
         if launch.rank:
-            if refusal := _in_the_clear(config, launch):
+            if refusal := in_the_clear(config, launch, _SPANS_HOSTS):
                 raise refusal
             return _answered(ask(self._open_store(launch), prefix, _PATIENCE_S), launch)
         store = self._open_store(launch)
         try:
-            if refusal := _in_the_clear(config, launch):
+            if refusal := in_the_clear(config, launch, _SPANS_HOSTS):
                 raise refusal
             before = to_go_on_with(_left_in(store, prefix), config, launch)
             served, self._service = serve(config, launch, before)
@@ -200,22 +208,6 @@ def _nothing() -> None:
 def _refusal(reason: str, text: str) -> dict[str, Any]:
     """Rank 0's answer if it serves no line; `reason` is that of JoinRefused, or empty."""
     return {"refused": text, "reason": reason}
-
-
-def _address(launch: LaunchStore, port: int) -> str:
-    """Where this process reaches the service: at the host where it reached the store."""
-    if launch.one_host:
-        return f"127.0.0.1:{port}"
-    return address_of(launch.host, port)
-
-
-def _in_the_clear(config: LineConfig, launch: LaunchStore) -> JoinRefused | None:
-    """The refusal to serve a line beyond this host that nobody wants to be encrypted or not."""
-    if launch.one_host or config.tls is not None or config.insecure:
-        return None
-    return JoinRefused.in_the_clear(
-        f"this launch spans several hosts, and rank 0 serves its line at {launch.host}"
-    )
 
 
 def _answered(answer: dict[str, Any], launch: LaunchStore) -> Served:

@@ -14,11 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from andon.host.manifest import newest_whole
+from andon.host.tls import address_of
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import JoinRefused, LineLost
 from andon_trainer.launchers import LaunchStore
 
-__all__ = ["Served", "command_of", "over", "serve", "served_before", "to_go_on_with"]
+__all__ = [
+    "Served",
+    "command_of",
+    "in_the_clear",
+    "over",
+    "serve",
+    "served_before",
+    "service_address",
+    "to_go_on_with",
+]
 
 _FREED_TIMEOUT_S = 30
 """How long the service of an earlier start may take to end."""
@@ -196,3 +206,20 @@ def serve(
         run_dir=str(Path(announced["journal"]).resolve().parent),
     )
     return served, service
+
+
+def service_address(launch: LaunchStore, port: int) -> str:
+    """Where this process reaches the service: at the host where it reached the store."""
+    if launch.one_host:
+        return f"127.0.0.1:{port}"
+    return address_of(launch.host, port)
+
+
+def in_the_clear(config: LineConfig, launch: LaunchStore, what: str) -> JoinRefused | None:
+    """The refusal to serve beyond this host what nobody wants to be encrypted or not.
+
+    `what` says what spans several hosts, and what rank 0 serves.
+    """
+    if launch.one_host or config.tls is not None or config.insecure:
+        return None
+    return JoinRefused.in_the_clear(f"{what} at {launch.host}")
