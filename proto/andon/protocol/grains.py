@@ -8,7 +8,7 @@ not depend on who computed which grain: a worker adds up the nodes that lie in i
 whoever has the rest adds those to the same root.
 
 Dividing by m keeps a full grain's factor at exactly 1, and a mean that is finite does not overflow
-on the way to it.
+on the way to it. A batch of one grain is neither multiplied nor divided: its mean is its gradient.
 
 An absent gradient is -0.0, the identity of addition: x + -0.0 has the bits of x, for every x.
 """
@@ -29,9 +29,11 @@ __all__ = [
     "TREE_VERSION",
     "Grains",
     "Node",
+    "NodeLoss",
     "children",
     "cover",
     "fold",
+    "is_node",
     "leaf_factor",
     "root_divisor",
 ]
@@ -74,6 +76,27 @@ def children(node: Node) -> tuple[Node, Node] | None:
         return None
     middle = node.first + (1 << ((len(node) - 1).bit_length() - 1))
     return Node(node.first, middle), Node(middle, node.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoss:
+    """What a node adds to a step's loss: sums over its grains, in float64, along the tree."""
+
+    node: Node
+    weight: float
+    loss_sum: float
+    """Of weight times loss."""
+
+
+def is_node(node: Node, count: int) -> bool:
+    """Whether the tree over `count` grains has this node."""
+    at = Node(0, count)
+    while at != node:
+        below = children(at)
+        if below is None:
+            return False
+        at = below[node.first >= below[1].first]
+    return True
 
 
 def cover(grains: Iterable[PositionRange], count: int) -> tuple[Node, ...]:
@@ -125,14 +148,17 @@ def fold(values: Mapping[Node, Value], root: Node, add: Callable[[Value, Value],
     return of(root)
 
 
-def leaf_factor(weight: float, micro_batch: int) -> np.float32:
-    """What a grain's mean gradient is multiplied with; 1 for a full grain that counts samples."""
-    return np.float32(weight / micro_batch)
+def leaf_factor(weight: float, micro_batch: int, count: int) -> np.float32:
+    """What a grain's mean gradient is multiplied with; 1 for a full grain that counts samples.
+
+    A grain of weight 0 is absent, and multiplied with nothing; `count` are the batch's grains.
+    """
+    return np.float32(1 if count == 1 else weight / micro_batch)
 
 
-def root_divisor(total_weight: float, micro_batch: int) -> np.float32:
-    """What the root's value is divided by to be the mean."""
-    return np.float32(total_weight / micro_batch)
+def root_divisor(total_weight: float, micro_batch: int, count: int) -> np.float32:
+    """What the root's value is divided by to be the mean; the total weight is not 0."""
+    return np.float32(1 if count == 1 else total_weight / micro_batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,17 +26,17 @@ from andon.v1 import layout_pb2 as andon_dot_v1_dot_layout__pb2
 from andon.v1 import record_pb2 as andon_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61ndon/v1/reducer.proto\x12\x08\x61ndon.v1\x1a\x15\x61ndon/v1/layout.proto\x1a\x15\x61ndon/v1/record.proto\"\xd9\x02\n\rReduceRequest\x12)\n\nopen_round\x18\x01 \x01(\x0b\x32\x13.andon.v1.OpenRoundH\x00\x12\x31\n\x0e\x62lock_gradient\x18\x02 \x01(\x0b\x32\x17.andon.v1.BlockGradientH\x00\x12$\n\x07\x61\x62stain\x18\x03 \x01(\x0b\x32\x11.andon.v1.AbstainH\x00\x12<\n\x14shared_memory_mapped\x18\x04 \x01(\x0b\x32\x1c.andon.v1.SharedMemoryMappedH\x00\x12-\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x1c.andon.v1.ReduceRequestBatchH\x00\x12\x1a\n\rheader_crc32c\x18\x0e \x01(\x07H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0f \x01(\x07H\x02\x88\x01\x01\x42\t\n\x07messageB\x10\n\x0e_header_crc32cB\t\n\x07_crc32c\"?\n\x12ReduceRequestBatch\x12)\n\x08requests\x18\x01 \x03(\x0b\x32\x17.andon.v1.ReduceRequest\"\x86\x03\n\x0eReduceResponse\x12-\n\x0cround_opened\x18\x01 \x01(\x0b\x32\x15.andon.v1.RoundOpenedH\x00\x12\x31\n\x0e\x61veraged_block\x18\x02 \x01(\x0b\x32\x17.andon.v1.AveragedBlockH\x00\x12+\n\x0b\x62lock_fault\x18\x03 \x01(\x0b\x32\x14.andon.v1.BlockFaultH\x00\x12+\n\x0bstale_round\x18\x04 \x01(\x0b\x32\x14.andon.v1.StaleRoundH\x00\x12/\n\rround_aborted\x18\x05 \x01(\x0b\x32\x16.andon.v1.RoundAbortedH\x00\x12.\n\x05\x62\x61tch\x18\x06 \x01(\x0b\x32\x1d.andon.v1.ReduceResponseBatchH\x00\x12\x1a\n\rheader_crc32c\x18\x0e \x01(\x07H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0f \x01(\x07H\x02\x88\x01\x01\x42\t\n\x07messageB\x10\n\x0e_header_crc32cB\t\n\x07_crc32c\"B\n\x13ReduceResponseBatch\x12+\n\tresponses\x18\x01 \x03(\x0b\x32\x18.andon.v1.ReduceResponse\"\x98\x01\n\tOpenRound\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63\x61pabilities\x18\x04 \x03(\t\x12\x16\n\x0e\x62lock_elements\x18\x05 \x03(\x04\x12\x15\n\rshared_folder\x18\x06 \x01(\x0c\x12\x0f\n\x07listens\x18\x07 \x01(\x08\"\xe1\x01\n\x0bRoundOpened\x12\x14\n\x0c\x63\x61pabilities\x18\x01 \x03(\t\x12\x19\n\x11max_payload_bytes\x18\x02 \x01(\r\x12\x32\n\rcontributions\x18\x03 \x01(\x0b\x32\x1b.andon.v1.SharedMemoryOffer\x12-\n\x08\x61verages\x18\x04 \x01(\x0b\x32\x1b.andon.v1.SharedMemoryOffer\x12\x1d\n\x15shared_memory_refused\x18\x05 \x01(\t\x12\x1f\n\x03tcp\x18\x06 \x01(\x0b\x32\x12.andon.v1.TcpOffer\"8\n\x08TcpOffer\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x0f\n\x07reports\x18\x03 \x01(\x08\"#\n\x12ReportLanesRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"R\n\x13ReportLanesResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07reading\x18\x02 \x01(\x08\x12\x12\n\nsent_bytes\x18\x03 \x01(\x04\"K\n\x11SharedMemoryOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cnonce_offset\x18\x03 \x01(\x04\"I\n\x12SharedMemoryMapped\x12\x1b\n\x13\x63ontributions_nonce\x18\x01 \x01(\x0c\x12\x16\n\x0e\x61verages_nonce\x18\x02 \x01(\x0c\"G\n\x11SharedMemorySlice\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\x94\x03\n\rBlockGradient\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\toperation\x18\x04 \x01(\x0e\x32\x13.andon.v1.Operation\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x62lock\x18\x07 \x01(\r\x12\x16\n\x0e\x65lement_offset\x18\x08 \x01(\x04\x12\x15\n\relement_count\x18\t \x01(\x04\x12\x0e\n\x06weight\x18\n \x01(\x01\x12$\n\x08\x65ncoding\x18\x0b \x01(\x0e\x32\x12.andon.v1.Encoding\x12+\n\x0f\x61nswer_encoding\x18\x0c \x01(\x0e\x32\x12.andon.v1.Encoding\x12\x0f\n\x07padding\x18\r \x01(\x0c\x12,\n\x05slice\x18\x0e \x01(\x0b\x32\x1b.andon.v1.SharedMemorySliceH\x00\x12\x11\n\x07payload\x18\x0f \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"h\n\x07\x41\x62stain\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\"\xf5\x02\n\rAveragedBlock\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\toperation\x18\x04 \x01(\x0e\x32\x13.andon.v1.Operation\x12\x14\n\x0c\x63ontributors\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x62lock\x18\x07 \x01(\r\x12\x16\n\x0e\x65lement_offset\x18\x08 \x01(\x04\x12\x15\n\relement_count\x18\t \x01(\x04\x12\x14\n\x0ctotal_weight\x18\n \x01(\x01\x12$\n\x08\x65ncoding\x18\x0b \x01(\x0e\x32\x12.andon.v1.Encoding\x12\x0f\n\x07padding\x18\r \x01(\x0c\x12,\n\x05slice\x18\x0e \x01(\x0b\x32\x1b.andon.v1.SharedMemorySliceH\x00\x12\x11\n\x07payload\x18\x0f \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\xcd\x01\n\nBlockFault\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\x04kind\x18\x04 \x01(\x0e\x32\x18.andon.v1.BlockFaultKind\x12\x11\n\x04rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x62lock\x18\x06 \x01(\r\x12\x0f\n\x07\x65lement\x18\x07 \x01(\x04\x12\r\n\x05value\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\tB\x07\n\x05_rank\"I\n\nStaleRound\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x1f\n\x08greatest\x18\x02 \x01(\x0b\x32\r.andon.v1.Key\"d\n\x0cRoundAborted\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\'\n\x07\x63orrupt\x18\x03 \x01(\x0b\x32\x16.andon.v1.CorruptChunk\"<\n\x0c\x43orruptChunk\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05\x62lock\x18\x02 \x01(\r\x12\x0f\n\x07\x65lement\x18\x03 \x01(\x04\"\xd8\x01\n\x0fPutStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x13\n\x0btransfer_id\x18\x04 \x01(\x04\x12\x1b\n\x04head\x18\x05 \x01(\x0b\x32\r.andon.v1.Key\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\x12\x12\n\nbase_bytes\x18\x08 \x01(\x04\x12\x13\n\x0b\x62\x61se_sha256\x18\t \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"6\n\x10PutStateResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x12\n\nbase_bytes\x18\x02 \x01(\x04\"\xaf\x01\n\x0fGetStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x13\n\x0btransfer_id\x18\x04 \x01(\x04\x12\x1b\n\x04head\x18\x05 \x01(\x0b\x32\r.andon.v1.Key\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\x12\x13\n\x0b\x62\x61se_sha256\x18\x08 \x01(\x0c\"k\n\x10GetStateResponse\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x12\n\nbase_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c*\xe7\x01\n\tOperation\x12\x19\n\x15OPERATION_UNSPECIFIED\x10\x00\x12\x1b\n\x17OPERATION_WEIGHTED_MEAN\x10\x01\x12\x11\n\rOPERATION_SUM\x10\x02\x12\x11\n\rOPERATION_MIN\x10\x03\x12\x11\n\rOPERATION_MAX\x10\x04\x12\x15\n\x11OPERATION_PRODUCT\x10\x05\x12\x17\n\x13OPERATION_BROADCAST\x10\x06\x12\x12\n\x0eOPERATION_BAND\x10\x07\x12\x11\n\rOPERATION_BOR\x10\x08\x12\x12\n\x0eOPERATION_BXOR\x10\t*\xc7\x01\n\x0e\x42lockFaultKind\x12 \n\x1c\x42LOCK_FAULT_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x42LOCK_FAULT_KIND_NON_FINITE\x10\x01\x12\'\n#BLOCK_FAULT_KIND_NON_FINITE_AVERAGE\x10\x02\x12&\n\"BLOCK_FAULT_KIND_ENCODING_OVERFLOW\x10\x03\x12!\n\x1d\x42LOCK_FAULT_KIND_INCONSISTENT\x10\x04\x32\xa2\x02\n\x07Reducer\x12?\n\x06Reduce\x12\x17.andon.v1.ReduceRequest\x1a\x18.andon.v1.ReduceResponse(\x01\x30\x01\x12\x45\n\x08PutState\x12\x19.andon.v1.PutStateRequest\x1a\x1a.andon.v1.PutStateResponse(\x01\x30\x01\x12\x43\n\x08GetState\x12\x19.andon.v1.GetStateRequest\x1a\x1a.andon.v1.GetStateResponse0\x01\x12J\n\x0bReportLanes\x12\x1c.andon.v1.ReportLanesRequest\x1a\x1d.andon.v1.ReportLanesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61ndon/v1/reducer.proto\x12\x08\x61ndon.v1\x1a\x15\x61ndon/v1/layout.proto\x1a\x15\x61ndon/v1/record.proto\"\xd9\x02\n\rReduceRequest\x12)\n\nopen_round\x18\x01 \x01(\x0b\x32\x13.andon.v1.OpenRoundH\x00\x12\x31\n\x0e\x62lock_gradient\x18\x02 \x01(\x0b\x32\x17.andon.v1.BlockGradientH\x00\x12$\n\x07\x61\x62stain\x18\x03 \x01(\x0b\x32\x11.andon.v1.AbstainH\x00\x12<\n\x14shared_memory_mapped\x18\x04 \x01(\x0b\x32\x1c.andon.v1.SharedMemoryMappedH\x00\x12-\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x1c.andon.v1.ReduceRequestBatchH\x00\x12\x1a\n\rheader_crc32c\x18\x0e \x01(\x07H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0f \x01(\x07H\x02\x88\x01\x01\x42\t\n\x07messageB\x10\n\x0e_header_crc32cB\t\n\x07_crc32c\"?\n\x12ReduceRequestBatch\x12)\n\x08requests\x18\x01 \x03(\x0b\x32\x17.andon.v1.ReduceRequest\"\x86\x03\n\x0eReduceResponse\x12-\n\x0cround_opened\x18\x01 \x01(\x0b\x32\x15.andon.v1.RoundOpenedH\x00\x12\x31\n\x0e\x61veraged_block\x18\x02 \x01(\x0b\x32\x17.andon.v1.AveragedBlockH\x00\x12+\n\x0b\x62lock_fault\x18\x03 \x01(\x0b\x32\x14.andon.v1.BlockFaultH\x00\x12+\n\x0bstale_round\x18\x04 \x01(\x0b\x32\x14.andon.v1.StaleRoundH\x00\x12/\n\rround_aborted\x18\x05 \x01(\x0b\x32\x16.andon.v1.RoundAbortedH\x00\x12.\n\x05\x62\x61tch\x18\x06 \x01(\x0b\x32\x1d.andon.v1.ReduceResponseBatchH\x00\x12\x1a\n\rheader_crc32c\x18\x0e \x01(\x07H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0f \x01(\x07H\x02\x88\x01\x01\x42\t\n\x07messageB\x10\n\x0e_header_crc32cB\t\n\x07_crc32c\"B\n\x13ReduceResponseBatch\x12+\n\tresponses\x18\x01 \x03(\x0b\x32\x18.andon.v1.ReduceResponse\"\xb4\x01\n\tOpenRound\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63\x61pabilities\x18\x04 \x03(\t\x12\x16\n\x0e\x62lock_elements\x18\x05 \x03(\x04\x12\x15\n\rshared_folder\x18\x06 \x01(\x0c\x12\x0f\n\x07listens\x18\x07 \x01(\x08\x12\x1a\n\x12\x63ontribution_areas\x18\x08 \x01(\r\"\xe1\x01\n\x0bRoundOpened\x12\x14\n\x0c\x63\x61pabilities\x18\x01 \x03(\t\x12\x19\n\x11max_payload_bytes\x18\x02 \x01(\r\x12\x32\n\rcontributions\x18\x03 \x01(\x0b\x32\x1b.andon.v1.SharedMemoryOffer\x12-\n\x08\x61verages\x18\x04 \x01(\x0b\x32\x1b.andon.v1.SharedMemoryOffer\x12\x1d\n\x15shared_memory_refused\x18\x05 \x01(\t\x12\x1f\n\x03tcp\x18\x06 \x01(\x0b\x32\x12.andon.v1.TcpOffer\"8\n\x08TcpOffer\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x0f\n\x07reports\x18\x03 \x01(\x08\"#\n\x12ReportLanesRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"R\n\x13ReportLanesResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07reading\x18\x02 \x01(\x08\x12\x12\n\nsent_bytes\x18\x03 \x01(\x04\"K\n\x11SharedMemoryOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cnonce_offset\x18\x03 \x01(\x04\"I\n\x12SharedMemoryMapped\x12\x1b\n\x13\x63ontributions_nonce\x18\x01 \x01(\x0c\x12\x16\n\x0e\x61verages_nonce\x18\x02 \x01(\x0c\"G\n\x11SharedMemorySlice\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"N\n\x08TreeNode\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0e\n\x06grains\x18\x02 \x01(\r\x12\x14\n\x0c\x62\x61tch_grains\x18\x03 \x01(\r\x12\r\n\x05grain\x18\x04 \x01(\r\"\xb6\x03\n\rBlockGradient\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\toperation\x18\x04 \x01(\x0e\x32\x13.andon.v1.Operation\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x62lock\x18\x07 \x01(\r\x12\x16\n\x0e\x65lement_offset\x18\x08 \x01(\x04\x12\x15\n\relement_count\x18\t \x01(\x04\x12\x0e\n\x06weight\x18\n \x01(\x01\x12$\n\x08\x65ncoding\x18\x0b \x01(\x0e\x32\x12.andon.v1.Encoding\x12+\n\x0f\x61nswer_encoding\x18\x0c \x01(\x0e\x32\x12.andon.v1.Encoding\x12\x0f\n\x07padding\x18\r \x01(\x0c\x12,\n\x05slice\x18\x0e \x01(\x0b\x32\x1b.andon.v1.SharedMemorySliceH\x00\x12\x11\n\x07payload\x18\x0f \x01(\x0cH\x00\x12 \n\x04node\x18\x10 \x01(\x0b\x32\x12.andon.v1.TreeNodeB\t\n\x07\x63ontent\"h\n\x07\x41\x62stain\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\"\xf5\x02\n\rAveragedBlock\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\toperation\x18\x04 \x01(\x0e\x32\x13.andon.v1.Operation\x12\x14\n\x0c\x63ontributors\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x62lock\x18\x07 \x01(\r\x12\x16\n\x0e\x65lement_offset\x18\x08 \x01(\x04\x12\x15\n\relement_count\x18\t \x01(\x04\x12\x14\n\x0ctotal_weight\x18\n \x01(\x01\x12$\n\x08\x65ncoding\x18\x0b \x01(\x0e\x32\x12.andon.v1.Encoding\x12\x0f\n\x07padding\x18\r \x01(\x0c\x12,\n\x05slice\x18\x0e \x01(\x0b\x32\x1b.andon.v1.SharedMemorySliceH\x00\x12\x11\n\x07payload\x18\x0f \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\xcd\x01\n\nBlockFault\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\r\n\x05group\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12&\n\x04kind\x18\x04 \x01(\x0e\x32\x18.andon.v1.BlockFaultKind\x12\x11\n\x04rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x62lock\x18\x06 \x01(\r\x12\x0f\n\x07\x65lement\x18\x07 \x01(\x04\x12\r\n\x05value\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\tB\x07\n\x05_rank\"I\n\nStaleRound\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x1f\n\x08greatest\x18\x02 \x01(\x0b\x32\r.andon.v1.Key\"d\n\x0cRoundAborted\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\'\n\x07\x63orrupt\x18\x03 \x01(\x0b\x32\x16.andon.v1.CorruptChunk\"<\n\x0c\x43orruptChunk\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05\x62lock\x18\x02 \x01(\r\x12\x0f\n\x07\x65lement\x18\x03 \x01(\x04\"\xd8\x01\n\x0fPutStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x13\n\x0btransfer_id\x18\x04 \x01(\x04\x12\x1b\n\x04head\x18\x05 \x01(\x0b\x32\r.andon.v1.Key\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\x12\x12\n\nbase_bytes\x18\x08 \x01(\x04\x12\x13\n\x0b\x62\x61se_sha256\x18\t \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"6\n\x10PutStateResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x12\n\nbase_bytes\x18\x02 \x01(\x04\"\xaf\x01\n\x0fGetStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x15\n\rsession_token\x18\x03 \x01(\x0c\x12\x13\n\x0btransfer_id\x18\x04 \x01(\x04\x12\x1b\n\x04head\x18\x05 \x01(\x0b\x32\r.andon.v1.Key\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\x12\x13\n\x0b\x62\x61se_sha256\x18\x08 \x01(\x0c\"k\n\x10GetStateResponse\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x12\n\nbase_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c*\xe7\x01\n\tOperation\x12\x19\n\x15OPERATION_UNSPECIFIED\x10\x00\x12\x1b\n\x17OPERATION_WEIGHTED_MEAN\x10\x01\x12\x11\n\rOPERATION_SUM\x10\x02\x12\x11\n\rOPERATION_MIN\x10\x03\x12\x11\n\rOPERATION_MAX\x10\x04\x12\x15\n\x11OPERATION_PRODUCT\x10\x05\x12\x17\n\x13OPERATION_BROADCAST\x10\x06\x12\x12\n\x0eOPERATION_BAND\x10\x07\x12\x11\n\rOPERATION_BOR\x10\x08\x12\x12\n\x0eOPERATION_BXOR\x10\t*\xc7\x01\n\x0e\x42lockFaultKind\x12 \n\x1c\x42LOCK_FAULT_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x42LOCK_FAULT_KIND_NON_FINITE\x10\x01\x12\'\n#BLOCK_FAULT_KIND_NON_FINITE_AVERAGE\x10\x02\x12&\n\"BLOCK_FAULT_KIND_ENCODING_OVERFLOW\x10\x03\x12!\n\x1d\x42LOCK_FAULT_KIND_INCONSISTENT\x10\x04\x32\xa2\x02\n\x07Reducer\x12?\n\x06Reduce\x12\x17.andon.v1.ReduceRequest\x1a\x18.andon.v1.ReduceResponse(\x01\x30\x01\x12\x45\n\x08PutState\x12\x19.andon.v1.PutStateRequest\x1a\x1a.andon.v1.PutStateResponse(\x01\x30\x01\x12\x43\n\x08GetState\x12\x19.andon.v1.GetStateRequest\x1a\x1a.andon.v1.GetStateResponse0\x01\x12J\n\x0bReportLanes\x12\x1c.andon.v1.ReportLanesRequest\x1a\x1d.andon.v1.ReportLanesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'andon.v1.reducer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPERATION']._serialized_start=3642
-  _globals['_OPERATION']._serialized_end=3873
-  _globals['_BLOCKFAULTKIND']._serialized_start=3876
-  _globals['_BLOCKFAULTKIND']._serialized_end=4075
+  _globals['_OPERATION']._serialized_start=3784
+  _globals['_OPERATION']._serialized_end=4015
+  _globals['_BLOCKFAULTKIND']._serialized_start=4018
+  _globals['_BLOCKFAULTKIND']._serialized_end=4217
   _globals['_REDUCEREQUEST']._serialized_start=83
   _globals['_REDUCEREQUEST']._serialized_end=428
   _globals['_REDUCEREQUESTBATCH']._serialized_start=430
@@ -46,43 +46,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REDUCERESPONSEBATCH']._serialized_start=888
   _globals['_REDUCERESPONSEBATCH']._serialized_end=954
   _globals['_OPENROUND']._serialized_start=957
-  _globals['_OPENROUND']._serialized_end=1109
-  _globals['_ROUNDOPENED']._serialized_start=1112
-  _globals['_ROUNDOPENED']._serialized_end=1337
-  _globals['_TCPOFFER']._serialized_start=1339
-  _globals['_TCPOFFER']._serialized_end=1395
-  _globals['_REPORTLANESREQUEST']._serialized_start=1397
-  _globals['_REPORTLANESREQUEST']._serialized_end=1432
-  _globals['_REPORTLANESRESPONSE']._serialized_start=1434
-  _globals['_REPORTLANESRESPONSE']._serialized_end=1516
-  _globals['_SHAREDMEMORYOFFER']._serialized_start=1518
-  _globals['_SHAREDMEMORYOFFER']._serialized_end=1593
-  _globals['_SHAREDMEMORYMAPPED']._serialized_start=1595
-  _globals['_SHAREDMEMORYMAPPED']._serialized_end=1668
-  _globals['_SHAREDMEMORYSLICE']._serialized_start=1670
-  _globals['_SHAREDMEMORYSLICE']._serialized_end=1741
-  _globals['_BLOCKGRADIENT']._serialized_start=1744
-  _globals['_BLOCKGRADIENT']._serialized_end=2148
-  _globals['_ABSTAIN']._serialized_start=2150
-  _globals['_ABSTAIN']._serialized_end=2254
-  _globals['_AVERAGEDBLOCK']._serialized_start=2257
-  _globals['_AVERAGEDBLOCK']._serialized_end=2630
-  _globals['_BLOCKFAULT']._serialized_start=2633
-  _globals['_BLOCKFAULT']._serialized_end=2838
-  _globals['_STALEROUND']._serialized_start=2840
-  _globals['_STALEROUND']._serialized_end=2913
-  _globals['_ROUNDABORTED']._serialized_start=2915
-  _globals['_ROUNDABORTED']._serialized_end=3015
-  _globals['_CORRUPTCHUNK']._serialized_start=3017
-  _globals['_CORRUPTCHUNK']._serialized_end=3077
-  _globals['_PUTSTATEREQUEST']._serialized_start=3080
-  _globals['_PUTSTATEREQUEST']._serialized_end=3296
-  _globals['_PUTSTATERESPONSE']._serialized_start=3298
-  _globals['_PUTSTATERESPONSE']._serialized_end=3352
-  _globals['_GETSTATEREQUEST']._serialized_start=3355
-  _globals['_GETSTATEREQUEST']._serialized_end=3530
-  _globals['_GETSTATERESPONSE']._serialized_start=3532
-  _globals['_GETSTATERESPONSE']._serialized_end=3639
-  _globals['_REDUCER']._serialized_start=4078
-  _globals['_REDUCER']._serialized_end=4368
+  _globals['_OPENROUND']._serialized_end=1137
+  _globals['_ROUNDOPENED']._serialized_start=1140
+  _globals['_ROUNDOPENED']._serialized_end=1365
+  _globals['_TCPOFFER']._serialized_start=1367
+  _globals['_TCPOFFER']._serialized_end=1423
+  _globals['_REPORTLANESREQUEST']._serialized_start=1425
+  _globals['_REPORTLANESREQUEST']._serialized_end=1460
+  _globals['_REPORTLANESRESPONSE']._serialized_start=1462
+  _globals['_REPORTLANESRESPONSE']._serialized_end=1544
+  _globals['_SHAREDMEMORYOFFER']._serialized_start=1546
+  _globals['_SHAREDMEMORYOFFER']._serialized_end=1621
+  _globals['_SHAREDMEMORYMAPPED']._serialized_start=1623
+  _globals['_SHAREDMEMORYMAPPED']._serialized_end=1696
+  _globals['_SHAREDMEMORYSLICE']._serialized_start=1698
+  _globals['_SHAREDMEMORYSLICE']._serialized_end=1769
+  _globals['_TREENODE']._serialized_start=1771
+  _globals['_TREENODE']._serialized_end=1849
+  _globals['_BLOCKGRADIENT']._serialized_start=1852
+  _globals['_BLOCKGRADIENT']._serialized_end=2290
+  _globals['_ABSTAIN']._serialized_start=2292
+  _globals['_ABSTAIN']._serialized_end=2396
+  _globals['_AVERAGEDBLOCK']._serialized_start=2399
+  _globals['_AVERAGEDBLOCK']._serialized_end=2772
+  _globals['_BLOCKFAULT']._serialized_start=2775
+  _globals['_BLOCKFAULT']._serialized_end=2980
+  _globals['_STALEROUND']._serialized_start=2982
+  _globals['_STALEROUND']._serialized_end=3055
+  _globals['_ROUNDABORTED']._serialized_start=3057
+  _globals['_ROUNDABORTED']._serialized_end=3157
+  _globals['_CORRUPTCHUNK']._serialized_start=3159
+  _globals['_CORRUPTCHUNK']._serialized_end=3219
+  _globals['_PUTSTATEREQUEST']._serialized_start=3222
+  _globals['_PUTSTATEREQUEST']._serialized_end=3438
+  _globals['_PUTSTATERESPONSE']._serialized_start=3440
+  _globals['_PUTSTATERESPONSE']._serialized_end=3494
+  _globals['_GETSTATEREQUEST']._serialized_start=3497
+  _globals['_GETSTATEREQUEST']._serialized_end=3672
+  _globals['_GETSTATERESPONSE']._serialized_start=3674
+  _globals['_GETSTATERESPONSE']._serialized_end=3781
+  _globals['_REDUCER']._serialized_start=4220
+  _globals['_REDUCER']._serialized_end=4510
 # @@protoc_insertion_point(module_scope)

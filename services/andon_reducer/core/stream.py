@@ -81,6 +81,7 @@ class StreamState:
             return None
         return (
             _not_offered(message)
+            or _not_by_node(message)
             or _wrong_size(message, limits.max_payload_bytes)
             or _not_for_memory(message)
             or _off_grid(message, limits.chunk_elements)
@@ -113,6 +114,18 @@ def _not_offered(gradient: BlockGradient) -> CallRefusal | None:
             text = f"means of {encoding.label} are not offered by this reducer"
             return CallRefusal(Reason.NOT_OFFERED, text)
     return None
+
+
+def _not_by_node(gradient: BlockGradient) -> CallRefusal | None:
+    """Refuses a node of what is not added along the tree."""
+    if gradient.node is None or (
+        gradient.operation is Operation.WEIGHTED_MEAN
+        and gradient.group == 0
+        and gradient.encoding is Encoding.FLOAT32
+    ):
+        return None
+    text = "nodes are sums of float32, of the weighted mean of the whole roster"
+    return CallRefusal(Reason.NOT_OFFERED, text)
 
 
 def _wrong_size(gradient: BlockGradient, max_payload_bytes: int) -> CallRefusal | None:

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.protocol.grains import Grains, Node, children, cover, fold, leaf_factor, root_divisor
+from andon.protocol.grains import (
+    Grains,
+    Node,
+    children,
+    cover,
+    fold,
+    is_node,
+    leaf_factor,
+    root_divisor,
+)
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Split
 from unit.andon.strategies import BOUNDED
@@ -95,6 +104,16 @@ def test_a_cover_has_the_maximal_nodes_and_nothing_else(count: int, start: int, 
     }
 
 
+@BOUNDED
+@given(st.integers(1, 40))
+def test_a_tree_has_its_nodes_and_no_others(count: int) -> None:
+    nodes = set(tree(Node(0, count)))
+
+    for first in range(count):
+        for stop in range(first + 1, count + 2):
+            assert is_node(Node(first, stop), count) == (Node(first, stop) in nodes)
+
+
 def test_equal_shares_of_a_power_of_two_are_one_node_each() -> None:
     grains = Grains(PositionRange(0, 64), 4)
 
@@ -157,13 +176,13 @@ def test_nodes_that_overlap_or_are_missing_have_no_root() -> None:
 
 
 def test_a_full_grain_is_added_as_it_is_and_one_grain_is_its_own_mean() -> None:
-    assert leaf_factor(8.0, 8) == 1.0
     gradient = np.float32(0.1)
 
-    mean = leaf_factor(3.0, 8) * gradient / root_divisor(3.0, 8)
+    mean = leaf_factor(3.0, 8, 1) * gradient / root_divisor(3.0, 8, 1)
 
-    assert root_divisor(8.0, 8) == 1.0
-    assert abs(mean - gradient) <= np.spacing(gradient)
+    assert leaf_factor(8.0, 8, 2) == 1.0
+    assert leaf_factor(3.0, 8, 2) == root_divisor(3.0, 8, 2) == 0.375
+    assert mean.tobytes() == gradient.tobytes()
 
 
 def test_an_absent_gradient_leaves_every_bit() -> None:
