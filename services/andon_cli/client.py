@@ -140,6 +140,8 @@ class LineStatus:
     schedule: str = ""
     schedule_note: str = ""
     """Why the schedule is that one, if the line chose it."""
+    grain: int = 0
+    """Positions of a grain, if bits are the same on any number of workers; else 0."""
     tcp_port: int = 0
     """The port of the TCP lanes of the coordinator's own reducer; 0: it offers none."""
 
@@ -357,6 +359,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         checkpoints=_checkpoints(message.checkpoints) if message.HasField("checkpoints") else None,
         schedule=message.schedule,
         schedule_note=message.schedule_note,
+        grain=message.grain,
         tcp_port=message.tcp_port,
     )
 

@@ -90,6 +90,8 @@ class LineSnapshot:
     checkpoints_elsewhere: bool
     schedule: str
     schedule_note: str
+    grain: int
+    """Positions of a grain, if bits are the same on any number of workers; else 0."""
 
 
 def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
@@ -131,6 +133,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         checkpoints_elsewhere=checkpoints.elsewhere,
         schedule=core.pacing.schedule.value,
         schedule_note=core.pacing.note,
+        grain=core.plan.grain if core.plan is not None else 0,
     )
 
 
