@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from andon.protocol.capabilities import SAME_BITS
 from andon.protocol.grains import Grains, NodeLoss, cover
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Block, BlockKind, Component, Layout
@@ -259,6 +260,7 @@ class Bench:
             layout=LAYOUT,
             plan=self.plan,
             launch_slot=slot,
+            capabilities=frozenset({SAME_BITS} if self.plan.grain else ()),
         )
 
     def rejoin(self, stream: int, slot: int, incarnation: int) -> on.JoinRequest:
