@@ -426,21 +426,21 @@ class Worker:
         positions = tuple((at, at + 1) for at in local.send())
         samples = sum(map(len, assigned.positions))
         given = Contribution(assigned.key, self.slot, self.weights, positions, samples)
-        parts = self._nodes(assigned, given) or [(None, given)]
         for offset in range(self.chunks if samples else 1):
-            for node, part in parts:
+            for node, part in self._parts(assigned, given):
                 out.append(Chunk(assigned.rank, assigned.world_size, offset, part, node))
         if not self.local_steps:
             local.forget()  # It sends a gradient, which moves no weights.
         return assigned
 
-    def _nodes(
+    def _parts(
         self, assigned: Assigned, given: Contribution
-    ) -> list[tuple[TreeNode, Contribution]]:
-        """The nodes of a share, each with its part of what is given; none without grains."""
-        if not self.plan.grain:
-            return []
-        grains, found = Grains(assigned.batch, self.plan.grain), []
+    ) -> list[tuple[TreeNode | None, Contribution]]:
+        """What is given, in one part, or with grains in one for each node of the share."""
+        if not (self.plan.grain and given.samples):
+            return [(None, given)]
+        found: list[tuple[TreeNode | None, Contribution]] = []
+        grains = Grains(assigned.batch, self.plan.grain)
         for node in cover(grains.of(assigned.positions), grains.count):
             own = self._counted(grains.ranges([PositionRange(node.first, node.stop)]))
             positions = tuple(each for each in given.positions if each[0] in own)
