@@ -186,6 +186,8 @@ class Peer:
     assignment: do.Assignment | None = None
     transfer: do.SendTransfer | None = None
     pacing: bytes = b""
+    voided: Key | None = None
+    """The last round that it was told to be void."""
 
     def hear(self, effect: do.Effect) -> None:
         """Takes in what was sent on its stream."""
@@ -197,6 +199,8 @@ class Peer:
                 self.pacing = effect.pacing or self.pacing
             case do.SendTransfer():
                 self.transfer = effect
+            case do.SendVoided(_, key) | do.SendHalt(_, HaltEvidence(key=Key() as key)):
+                self.voided = key
             case _:
                 pass
 

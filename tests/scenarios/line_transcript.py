@@ -180,14 +180,21 @@ class _Commands:
 
     def ask(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
-        head = _key(options["head"]) if "head" in options else self.bench.peers[stream].head
+        peer = self.bench.peers[stream]
+        head = _key(options["head"]) if "head" in options else peer.head
         left = "leaves" in words
         wrote = _number(options.get("wrote", ""))
         last = on.Checkpoint(wrote, f"/runs/step-{wrote}") if wrote is not None else None
         place = options.get("at", "")
         begun = int(options.get("writes", "0"))
         asked = on.WorkRequested(
-            stream, head, place, leaves_epoch=left, checkpoint=last, checkpoint_begun=begun
+            stream,
+            head,
+            place,
+            leaves_epoch=left,
+            checkpoint=last,
+            checkpoint_begun=begun,
+            voided=_key(options["voided"]) if "voided" in options else peer.voided,
         )
         return self.bench.send(asked)
 

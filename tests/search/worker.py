@@ -587,8 +587,8 @@ class Worker:
 def _said(effect: Effect, stream: Stream) -> Out:
     """An effect that is one message to the coordinator."""
     match effect:
-        case RequestWork(head, leaves_epoch):
-            return on.WorkRequested(stream, head, leaves_epoch=leaves_epoch)
+        case RequestWork(head, leaves_epoch, voided):
+            return on.WorkRequested(stream, head, leaves_epoch=leaves_epoch, voided=voided)
         case ReportState(transfer_id, head, failure):
             return on.StateReported(stream, transfer_id, head, failure)
         case SendNumber(head, sequence, value, weight):

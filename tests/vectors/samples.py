@@ -195,6 +195,7 @@ def _control_up() -> list[Message]:
             leaves_epoch=True,
             checkpoint=_LAST,
             checkpoint_begun=200,
+            voided=KEY,
         ),
         ready,
         fault,

@@ -429,18 +429,20 @@ class JoinAccepted(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., liveness: _Optional[_Union[Liveness, _Mapping]] = ..., join_status: _Optional[_Union[JoinStatus, str]] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., step: _Optional[int] = ..., term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., run_id: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RequestWork(_message.Message):
-    __slots__ = ("head", "ring_address", "leaves_epoch", "checkpoint", "checkpoint_begun")
+    __slots__ = ("head", "ring_address", "leaves_epoch", "checkpoint", "checkpoint_begun", "voided")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     RING_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LEAVES_EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_FIELD_NUMBER: _ClassVar[int]
     head: _record_pb2.Key
     ring_address: str
     leaves_epoch: bool
     checkpoint: Checkpoint
     checkpoint_begun: int
-    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., ring_address: _Optional[str] = ..., leaves_epoch: bool = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_begun: _Optional[int] = ...) -> None: ...
+    voided: _record_pb2.Key
+    def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., ring_address: _Optional[str] = ..., leaves_epoch: bool = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_begun: _Optional[int] = ..., voided: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
 class ShardAssignment(_message.Message):
     __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step", "targets", "interleaved", "window", "learning_rate_scale", "ahead", "ahead_batch", "ahead_micro_batches", "copies_buffers", "wants_digest", "attends", "attended")

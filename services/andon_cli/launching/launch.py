@@ -1,7 +1,7 @@
 """One launch: a service and its workers, from their start until none is left.
 
-Theory of operation. A worker that dies is started again. If no other process has the line's state
-any more, it brings the newest whole checkpoint of the run, and the line goes on from there.
+Theory of operation. A worker that dies is started again (`restarts`), and so is a service that this
+launch started (`own_service`).
 
 The first thing to go wrong decides the verdict: a worker that fails, a service that can't be
 brought back, or a person who interrupts. The line tells the other workers, so they have some
@@ -15,38 +15,35 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from andon.host.errors import CommandError, ExitCode, ResumeRefused
+from andon.host.errors import CommandError, ExitCode
 from andon.host.manifest import checkpoints_in, step_of
 from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
 from andon_cli.drawing.screen import Screen
 from andon_cli.launching.follower import Follower
 from andon_cli.launching.output import OutputLog
+from andon_cli.launching.own_service import STANDBY_AFTER_S, OwnService
 from andon_cli.launching.processes import (
     Child,
-    Restarts,
-    Standby,
     ended_how,
     exit_code_of,
     free_port,
     line_slot,
-    start_service,
     start_worker,
     worker_environment,
 )
+from andon_cli.launching.restarts import Restarts, Returns
 from andon_cli.launching.template import TemplateGone
 from andon_cli.launching.warm import WarmStarts
 from andon_server.book import dropped_workers
 from andon_server.process import Interrupts
-from andon_server.resuming import checkpoints_written, search_history
+from andon_server.resuming import checkpoints_written
 from andon_server.runs import (
     JOURNAL,
     RUNS,
@@ -55,7 +52,6 @@ from andon_server.runs import (
     service_of,
     worker_log,
 )
-from andon_server.settings import ServeConfig
 
 __all__ = ["Launch"]
 
@@ -68,11 +64,6 @@ _CHECKPOINT_S = 20.0
 _ASK_EVERY_S = 0.1
 _KILL_AFTER_S = 3.0
 """How long a process may take to end after SIGTERM."""
-_STANDBY_AFTER_S = 5.0
-"""How long a line takes steps before a standby and a template are started: most short runs need
-none."""
-_REVIVALS = 4
-"""How often in a row a service that died is started again while the line takes no step."""
 _NO_TORCH = (
     f"PyTorch is not installed for {sys.executable}: pip install 'andon[trainer]', about 190 MB as "
     "a CPU build (--extra-index-url https://download.pytorch.org/whl/cpu) and gigabytes with CUDA"
@@ -89,11 +80,7 @@ class Launch:
         self._config = config
         self._screen = screen
         self._interrupts = interrupts
-        self._service: Child | None = None
-        self._standby: Standby | None = None
-        """Takes the service's place when it dies."""
-        self._standing_by: asyncio.Task[None] | None = None
-        """Starts a standby."""
+        self._service = self._make_service()
         self._warm: WarmStarts | None = None
         """Starts workers again, sooner than a new interpreter would."""
         self._warming: asyncio.Task[None] | None = None
@@ -101,13 +88,7 @@ class Launch:
         self._follower: Follower | None = None
         self._verdict = ExitCode.COMPLETE
         self._restarts = Restarts(config.settings.restarts)
-        self._revivals = Restarts(_REVIVALS)
-        self._step_of_revival = 0
-        """The line's step when its service was last started again."""
-        self._restarted_at: dict[int, float] = {}
-        """When the worker in a slot was last started again: a monotonic time in seconds."""
-        self._step_of_restart: dict[int, int] = {}
-        """The line's step then."""
+        self._returns: Returns | None = None
         self._late: list[Child] = []
         """Workers that came back after the run was over."""
         self._checkpointing: asyncio.Task[None] | None = None
@@ -136,12 +117,14 @@ class Launch:
             return self._interrupted
         self.line = line
         self._follower = Follower(self._config, line, self._screen)
+        self._returns = Returns(self._config, self._follower, self._workers)
         # Before the first worker starts: SIGUSR1 ends a process that does not handle it.
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_for_checkpoint)
         settings = self._config.settings
         for slot in range(settings.workers + settings.spares):
             self._workers.append(await self._start_worker(line, slot))
-        self._have_standby()
+        if self._service is not None:
+            self._service.stand_by(self._follower)
         if settings.restarts:
             self._warming = asyncio.create_task(self._warm_up(line), name="template")
         await self._until_workers_end()
@@ -150,30 +133,37 @@ class Launch:
     async def end(self) -> None:
         """Ends what is still running, the service last."""
         self._stop_checkpointing()
-        for starting in (self._standing_by, self._warming):
-            if starting is not None:
-                starting.cancel()
-                await asyncio.gather(starting, return_exceptions=True)
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.gather(self._warming, return_exceptions=True)
         if self._warm is not None:
             self._warm.end()
-        if self._standby is not None:
-            await self._standby.end(grace_s=_KILL_AFTER_S)
+        if self._service is not None:
+            await self._service.end_standby(grace_s=_KILL_AFTER_S)
         workers = [worker.end(grace_s=_KILL_AFTER_S) for worker in self._workers]
         await asyncio.gather(*workers, return_exceptions=True)
-        if self._service is not None:
+        service = None if self._service is None else self._service.child
+        if service is not None:
             if self._verdict is ExitCode.COMPLETE and self.joined:
                 # The service of a complete line ends by itself once its streams are closed. Give it
                 # time for that: terminated earlier, it could not write its last record.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._service.process.wait(), _GRACE_S)
-            await self._service.end(grace_s=_KILL_AFTER_S)
+                    await asyncio.wait_for(service.process.wait(), _GRACE_S)
+            await service.end(grace_s=_KILL_AFTER_S)
         if self._follower is not None:
             await self._follower.close()
 
     async def _find_line(self) -> ServiceAddress | None:
         """Where the line is served; None if a person interrupted."""
-        if self._config.service is not None:
-            return await self._serve_line()
+        if self._service is not None:
+            try:
+                line = await self._service.start(self._interrupts.first)
+            except CommandError:
+                self._verdict = ExitCode.FAILED
+                raise
+            if line is None:
+                self._verdict = self._interrupted
+            return line
         async with LineClient(
             self._config.settings.join, access=self._config.settings.access
         ) as client:
@@ -186,26 +176,13 @@ class Launch:
             pid=0,
         )
 
-    async def _serve_line(self) -> ServiceAddress | None:
-        assert self._config.service is not None
-        self._service, announced = await start_service(self._config.service, self._say_of_service)
-        reading = asyncio.create_task(announced.readline())
-        stopping = asyncio.create_task(self._interrupts.first.wait())
-        # The service may hang, for example on a journal that is locked: Ctrl-C must work here, too.
-        done, pending = await asyncio.wait({reading, stopping}, return_when="FIRST_COMPLETED")
-        for task in pending:
-            task.cancel()
-        if reading not in done:
-            self._verdict = self._interrupted
+    def _make_service(self) -> OwnService | None:
+        """The service to start; None: the line is served elsewhere."""
+        config, checkpoint = self._config.service, self._config.checkpoint
+        if config is None:
             return None
-        try:
-            return ServiceAddress.from_json(reading.result().decode())
-        except ValueError:
-            self._verdict = ExitCode.FAILED
-            code = await self._service.wait()
-            raise CommandError(
-                f"the service ended with exit code {code} before it served: its output is above"
-            ) from None
+        begun_at = 0 if checkpoint is None else step_of(checkpoint)
+        return OwnService(config, begun_at=begun_at, say=self._say_of_service)
 
     async def _start_worker(
         self, line: ServiceAddress, slot: int, checkpoint: Path | None = None
@@ -292,9 +269,8 @@ class Launch:
         ]
         watchers.append(asyncio.create_task(_watch(events, self._interrupts.first.wait())))
         watchers.append(asyncio.create_task(_watch(events, self._interrupts.again.wait())))
-        if self._service is not None:
-            ending = self._service.process.wait()
-            watchers.append(asyncio.create_task(_watch(events, ending, self._service)))
+        if self._service is not None and (service := self._service.child) is not None:
+            watchers.append(asyncio.create_task(_watch(events, service.process.wait(), service)))
         running, deadline = len(self._workers), None
         try:
             while running:
@@ -331,18 +307,17 @@ class Launch:
         child, code = event.child, event.code
         if child is None or child not in self._workers or self._was_dropped(child):
             return None
-        follower = self._follower
+        follower, returns = self._follower, self._returns
         assert follower is not None
-        over = self._verdict is not ExitCode.COMPLETE or self._interrupts.first.is_set()
-        if over or self._is_over:
+        assert returns is not None
+        if self._is_ending or self._is_over:
             return None
-        checkpoint = None if self._has_holder(child) else await self._newest_checkpoint()
-        if checkpoint is None and not self._has_others(child):
+        checkpoint = await returns.checkpoint_for(child, self._screen.say)
+        if checkpoint is None and not returns.has_others(child):
             return None
         slot = self._workers.index(child)
-        recovered = slot in self._step_of_restart and self._took_part(slot)
         wait_s = self._restarts.spend(
-            code, trained=follower.trained, slot=slot, recovered=recovered
+            code, trained=follower.trained, slot=slot, recovered=returns.has_recovered(slot)
         )
         if wait_s is None:
             return None
@@ -359,6 +334,11 @@ class Launch:
         return asyncio.create_task(self._start_again(child, wait_s, events, checkpoint))
 
     @property
+    def _is_ending(self) -> bool:
+        """Whether something went wrong, or a person interrupted: nothing is started any more."""
+        return self._verdict is not ExitCode.COMPLETE or self._interrupts.first.is_set()
+
+    @property
     def _is_over(self) -> bool:
         """Whether the run is complete: by the last status, or by what its service left."""
         if self._follower is not None and self._follower.complete:
@@ -370,55 +350,16 @@ class Launch:
 
     def _is_late(self, child: Child) -> bool:
         """Whether a worker was started again and did not reach the line before the run was over."""
-        slot = self._workers.index(child)
-        restarted_at, follower = self._restarted_at.get(slot), self._follower
-        if restarted_at is None or follower is None or not self._is_over:
+        returns = self._returns
+        if returns is None or not self._is_over:
             return False
-        return not follower.was_live_since(line_slot(self._config, slot), restarted_at)
+        return returns.is_missing(self._workers.index(child))
 
     def _end_late(self) -> None:
         """Ends workers that are looking for a line that is gone."""
         self._late = [each for each in self._workers if not each.ended and self._is_late(each)]
         for worker in self._late:
             worker.send(signal.SIGTERM)
-
-    def _has_others(self, child: Child) -> bool:
-        """Whether another worker may still be on the line, or is about to come back to it."""
-        return self._has_elsewhere or any(
-            each is not child and not each.ended for each in self._workers
-        )
-
-    def _has_holder(self, child: Child) -> bool:
-        """Whether another worker may still have the state that this one needs after a restart."""
-        return self._has_elsewhere or any(
-            each is not child and not each.ended and self._took_part(slot)
-            for slot, each in enumerate(self._workers)
-        )
-
-    @property
-    def _has_elsewhere(self) -> bool:
-        """Whether workers are expected that this launch did not start."""
-        service = self._config.service
-        return service is None or service.workers > self._config.settings.workers
-
-    def _took_part(self, slot: int) -> bool:
-        """Whether the process in a slot has had the line's state, as far as is known here."""
-        since, follower = self._step_of_restart.get(slot), self._follower
-        assert follower is not None
-        return since is None or follower.step_of(slot) > since
-
-    async def _newest_checkpoint(self) -> Path | None:
-        """The newest whole checkpoint in the run's history; None: there is none."""
-        service = self._config.service
-        if service is None or not checkpoints_in(service.folder):
-            return None
-        try:
-            # On a thread: it reads all of it, and Ctrl-C must work meanwhile.
-            found = (await asyncio.to_thread(search_history, service.folder)).newest
-        except ResumeRefused as error:
-            self._screen.say(f"no checkpoint can be looked for: {error}")
-            return None
-        return None if found is None else found[0].absolute()
 
     async def _start_again(
         self,
@@ -430,11 +371,7 @@ class Launch:
         assert self.line is not None
         with suppress(TimeoutError):
             await asyncio.wait_for(self._interrupts.first.wait(), wait_s)
-        if (
-            self._verdict is not ExitCode.COMPLETE
-            or self._interrupts.first.is_set()
-            or self._is_over
-        ):
+        if self._is_ending or self._is_over:
             # While we waited, the run ended some other way: the worker counts as done.
             events.put_nowait(_ProcessEvent(child, ExitCode.COMPLETE))
             return
@@ -443,9 +380,8 @@ class Launch:
             # The new process takes the slot, so that the line knows it as the same worker.
             worker = await self._start_worker(self.line, slot, checkpoint)
             self._workers[slot] = worker
-            self._restarted_at[slot] = time.monotonic()
-            assert self._follower is not None
-            self._step_of_restart[slot] = self._follower.step
+            assert self._returns is not None
+            self._returns.started(slot)
         except (OSError, CommandError) as error:
             self._screen.say(f"{child.name} could not be started again: {error}")
             events.put_nowait(_ProcessEvent(child, ExitCode.FAILED))
@@ -456,82 +392,39 @@ class Launch:
         self, event: _ProcessEvent, events: asyncio.Queue[_ProcessEvent]
     ) -> asyncio.Task[None] | None:
         """Starts the service again on its journal if it died; the workers wait for it."""
-        child, follower = event.child, self._follower
-        if child is None or child is not self._service or follower is None:
+        service = self._service
+        if service is None or event.child is not service.child or self._follower is None:
             return None
-        over = self._verdict is not ExitCode.COMPLETE or self._interrupts.first.is_set()
-        if over or self._is_over:
+        if self._is_ending or self._is_over:
             return None
-        if follower.step > self._step_of_revival:
-            # The one before did its work: this is another accident, and not the same again.
-            self._revivals = Restarts(_REVIVALS)
-        self._step_of_revival = follower.step
-        wait_s = self._revivals.spend(event.code, trained=follower.trained)
+        wait_s = service.spend_restart(event.code)
         if wait_s is None:
             return None
         self._screen.say(
             f"the service {ended_how(event.code)}: it starts again on its journal {_when(wait_s)} "
-            f"({self._revivals.used} of {self._revivals.most})"
+            f"({service.tries})"
         )
-        return asyncio.create_task(self._serve_again(wait_s, events))
+        return asyncio.create_task(self._serve_again(service, wait_s, events))
 
-    async def _serve_again(self, wait_s: float, events: asyncio.Queue[_ProcessEvent]) -> None:
+    async def _serve_again(
+        self, service: OwnService, wait_s: float, events: asyncio.Queue[_ProcessEvent]
+    ) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._interrupts.first.wait(), wait_s)
             return
-        standby, self._standby = self._standby, None
-        served = None if standby is None else standby.serve()
         try:
-            served = served or await start_service(self._service_again(), self._say_of_service)
+            child = await service.serve_again()
         except OSError as error:
             self._screen.say(f"the service could not be started again: {error}")
-            events.put_nowait(_ProcessEvent(self._service, ExitCode.FAILED))
+            events.put_nowait(_ProcessEvent(service.child, ExitCode.FAILED))
             return
-        self._service, _ = served
-        self._have_standby()
-        await _watch(events, self._service.process.wait(), self._service)
-
-    def _service_again(self) -> ServeConfig:
-        """What a service that takes the first one's place serves."""
-        config, line, follower = self._config.service, self.line, self._follower
-        assert config is not None
-        assert line is not None
-        assert follower is not None
-        # At the same places: the workers and whoever reads the metrics know no others.
-        config = replace(
-            config,
-            port=urlsplit(f"//{line.address}").port,
-            metrics_port=urlsplit(line.metrics_url).port,
-        )
-        if follower.step > self._begun_at:
-            # The journal goes on from there by now: rolled back again, it would lose these steps.
-            config = replace(config, resume_from=None)
-        return config
-
-    @property
-    def _begun_at(self) -> int:
-        """The step of the checkpoint that the run was begun from; 0: from none."""
-        return 0 if self._config.checkpoint is None else step_of(self._config.checkpoint)
-
-    def _have_standby(self) -> None:
-        """Starts a standby, unless the service is somebody else's."""
-        if self._config.service is not None:
-            self._standing_by = asyncio.create_task(self._stand_by(), name="standby")
-
-    async def _stand_by(self) -> None:
-        # Not before the line has made a step that it had not when it began: then it is known from
-        # where a service goes on, and starting workers are not held up.
-        assert self._follower is not None
-        await self._follower.is_beyond(max(self._begun_at, self._follower.step))
-        await asyncio.sleep(_STANDBY_AFTER_S)
-        with suppress(OSError):  # Without one, the service starts as slowly as the first.
-            self._standby = await Standby.start(self._service_again(), self._say_of_service)
+        await _watch(events, child.process.wait(), child)
 
     async def _warm_up(self, line: ServiceAddress) -> None:
         # Not while workers start: they need the processor, and most mistakes of a script show then.
         assert self._follower is not None
         await self._follower.is_beyond(self._follower.step)
-        await asyncio.sleep(_STANDBY_AFTER_S)
+        await asyncio.sleep(STANDBY_AFTER_S)
         if self._restarts.used == self._restarts.most:
             return
         with suppress(OSError, TemplateGone):  # Without one, workers start as the first time.
@@ -545,7 +438,7 @@ class Launch:
         child, code = event.child, event.code
         if child is None:
             verdict = self._pass_on()
-        elif child is self._service:
+        elif self._service is not None and child is self._service.child:
             verdict = self._judge_service(code)
         else:
             verdict = self._judge_worker(child, code)

@@ -30,7 +30,6 @@ from andon_server.settings import ServeConfig, ServiceSettings
 __all__ = [
     "Child",
     "ChildProcess",
-    "Restarts",
     "Standby",
     "ended_how",
     "exit_code_of",
@@ -317,55 +316,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-# What ended on purpose stays ended.
-_FINAL = frozenset(
-    {
-        ExitCode.COMPLETE,
-        ExitCode.HALTED,
-        ExitCode.REFUSED,
-        ExitCode.LOST,
-        ExitCode.INTERRUPTED,
-        ExitCode.TERMINATED,
-        -signal.SIGINT,
-    }
-)
-_FIRST_WAIT_S = 0.5
-_LONGEST_WAIT_S = 10.0
-
-
-class Restarts:
-    """Which workers that died are started again, and when.
-
-    A worker that was killed, or that failed in a way that another try may fix, comes back into its
-    slot. A script that fails before the line has committed anything does not: that is a mistake in
-    the script, not an accident. One that fails at the same step again and again is stopped by the
-    line itself.
-    """
-
-    def __init__(self, most: int) -> None:
-        """Allows `most` restarts in all, for all workers together."""
-        self.most = most
-        self.used = 0
-        self._in_a_row: dict[int, int] = {}
-        """Restarts of each slot since its process last did its work."""
-
-    def spend(
-        self, code: int, *, trained: bool, slot: int = 0, recovered: bool = False
-    ) -> float | None:
-        """Seconds to wait before a worker that ended with `code` starts again; None: it does not.
-
-        Args:
-            code: its exit code; negative: the signal that killed it.
-            trained: whether the line has committed a step.
-            slot: whose process it was.
-            recovered: whether the process that was started again last did its work.
-        """
-        if self.used >= self.most or code in _FINAL or not (trained or code < 0):
-            return None
-        row = 0 if recovered else self._in_a_row.get(slot, 0)
-        self._in_a_row[slot] = row + 1
-        self.used += 1
-        # At once after an accident; a second one in a row may have a cause that takes time to pass.
-        return min(_FIRST_WAIT_S * 2.0 ** (row - 1), _LONGEST_WAIT_S) if row else 0.0

@@ -185,6 +185,8 @@ class WorkRequested:
     """The last one that it wrote, or resumed from."""
     checkpoint_begun: int = 0
     """The step of one that it writes beside its steps; 0: none."""
+    voided: Key | None = None
+    """The last round that it has heard to be void, if it learns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

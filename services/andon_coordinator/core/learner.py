@@ -34,6 +34,10 @@ class Learning:
     """Records after its head, as far as it has told."""
     gained_at: int = 0
     """The line's step when it was as near as never before."""
+    voided: Key | None = None
+    """A round on the line's head that it was assigned and told to be void."""
+    heard_void: Key | None = None
+    """The last such round that it had heard of when it asked for work."""
     next: StandingRequest | None = None
     """What it asks for once the round is committed that it holds the averages of."""
     patience_until: float | None = None
@@ -58,12 +62,17 @@ class Learning:
         steps = len(self.behind)
         return f"learning: {steps} step{'' if steps == 1 else 's'} behind"
 
+    @property
+    def in_void_round(self) -> bool:
+        """Whether its script may still work on a void round, for which it has asked before."""
+        return self.voided is not None and self.heard_void != self.voided
+
     def follow(self, step: int) -> None:
         """It is sent the state at `step`, and what follows."""
         self.follows, self.installed = True, False
         self.first_step = self.gained_at = step
         self.behind.clear()
-        self._nearest = None
+        self.voided = self._nearest = None
 
     def stop_following(self) -> None:
         """The state did not reach it."""

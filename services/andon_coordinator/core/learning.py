@@ -15,9 +15,11 @@ for it: it is on no roster, and `Members` counts it neither as in sync nor as be
 
 It arrives in one of two ways. If it holds the averages of the open round when that is committed,
 and has asked for the step after it, it is on the next roster as everybody else (`arrive`). Or it
-asks for work at the line's head when no round is open (`admit`). A learner that is one step behind
-gets one chance for that: the next round opens a little later (`Learning.give_chance`), and the wait
-for each further chance is twice as many steps.
+asks for work at the line's head when no round is open (`admit`). If a round that it attends becomes
+void, it asks again: its script may stand anywhere in that round, and nobody waits for that, unless
+the others are too few to go on. A learner that is one step behind gets one chance for that: the
+next round opens a little later (`Learning.give_chance`), and the wait for each further chance is
+twice as many steps.
 
 A spare goes on learning after it has caught up, as long as the line has all its workers: `spares`.
 
@@ -238,6 +240,7 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
         return
     member.head, member.held = event.head, None
     member.wants_work = event.head in chain.request_heads
+    learning.heard_void = event.voided
     learning.reached(event.head, chain.step)
 
 
@@ -305,6 +308,10 @@ def admit(core: CoreState) -> None:
     for member in core.members.learners():
         assert member.learning is not None
         here = member.learning.installed and member.head == head and member.wants_work
+        # Its request led to a round that is void now. Its script may stand anywhere in it, so it
+        # asks again, and meanwhile the others go on, if they are enough.
+        if member.learning.in_void_round and core.members.in_sync_count(head) >= core.needed:
+            continue
         if here and (not member.spare or spares.takes_place(core)):
             _let_in(core, member)
     spares.call_in(core)
@@ -340,6 +347,7 @@ def record_announced(core: CoreState, pending: PendingRecord, able: Iterable[int
         assert learning is not None
         assert member.stream is not None
         learning.behind.append(record.key)
+        learning.voided = None  # Whoever comes to the new head has heard of what was void before.
         if member.worker in done:
             learning.reached(record.key, core.chain.step)
             if member.spare:

@@ -452,6 +452,8 @@ class CoreState:
             if member.held == key:
                 # Averages of a void key must not be applied to any record.
                 member.held = None
+            if member.learning is not None and member.learning.follows:
+                member.learning.voided = key
 
     def _evidence(
         self, defect: LineDefect, step: int, key: Key | None, round_: StepRound | None

@@ -150,6 +150,7 @@ def _work_requested(stream: int, message: pb.TrainRequest) -> events.Event:
         leaves_epoch=work.leaves_epoch,
         checkpoint=_checkpoint(work),
         checkpoint_begun=_count("checkpoint_begun", work.checkpoint_begun),
+        voided=conversion.optional_key_from_proto(work.voided),
     )
 
 

@@ -445,6 +445,34 @@ def test_a_halt_comes_to_the_script_where_it_came_to_the_others() -> None:
     assert conversation.state.assigned == attended(FOURTH, KEY)
 
 
+def test_after_a_void_round_it_asks_again_and_says_of_which_it_has_heard() -> None:
+    conversation = installed(attended())
+    assert next_round(conversation) == [RequestWork(HEAD)]
+    assert conversation.begin()
+
+    conversation.receive(Voided(KEY, "lost"))
+    assert wait_for(conversation, Wait.AVERAGES) == [EndExchange("lost")]
+    for event in (attended(NEXT), Voided(NEXT, "lost"), attended(FOURTH)):
+        conversation.receive(event)  # It has not come to that round before it is void.
+
+    assert next_round(conversation) == [RequestWork(HEAD, voided=NEXT)]
+
+
+def test_after_a_halt_it_asks_again_and_says_which_round_was_halted() -> None:
+    conversation = installed(attended())
+    next_round(conversation)
+    assert conversation.begin()
+    halt = replace(HALT, key=KEY)
+
+    for event in (Halted(halt), Resumed(1), attended(NEXT)):
+        conversation.receive(event)
+    wait_for(conversation, Wait.AVERAGES)
+
+    again = next_round(conversation)
+    assert RequestWork(HEAD, voided=KEY) in again
+    assert conversation.state.assigned == attended(NEXT)
+
+
 def test_a_lost_stream_takes_with_it_what_was_kept() -> None:
     conversation = installed(attended(), committed())
     next_round(conversation)

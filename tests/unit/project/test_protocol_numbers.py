@@ -13,7 +13,7 @@ from andon.protocol.messages import BlockFaultKind
 from andon.protocol.run_settings import SILENCE_LEASES, Liveness
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire.statuses import FINAL_CODES
-from andon_cli.launching.processes import Restarts
+from andon_cli.launching.restarts import Restarts
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core import state, transfers
 from andon_coordinator.core.effects import LineState

@@ -56,6 +56,8 @@ class Attending:
     """Whether an assignment was given out that has this worker on its roster."""
     ends_run: bool = False
     """Whether this worker was told of the run's last step, so that it lacks nothing."""
+    voided: Key | None = None
+    """The last round that this worker has heard to be void."""
     dismissed: Dismissed | None = None
     """That the run is over for everybody; it has its turn when nothing is left to make up."""
     _queue: deque[_OfLine] = field(default_factory=deque)
@@ -72,7 +74,7 @@ class Attending:
     def end(self) -> None:
         """This worker learns no more; what waits is dropped."""
         self.learning = self._installed = self._arrived = self.ends_run = False
-        self.dismissed = None
+        self.dismissed = self.voided = None
         self._queue.clear()
 
     @property
@@ -87,6 +89,7 @@ class Attending:
             return True
         if not self.learning or not isinstance(event, _OfLine):
             return False
+        self.voided = _void_by(event) or self.voided
         # Before the state is here, the script waits for weights or for work. A halt pauses that,
         # and a number can only be one that the script gave before.
         if not self._installed and isinstance(event, ScalarAllReduceDone | Halted | Resumed):
@@ -205,6 +208,16 @@ def _is_old(event: _OfLine, head: Key | None) -> bool:
 
 def _is_step(event: _OfLine) -> bool:
     return isinstance(event, Committed) and event.record.kind is RecordKind.STEP
+
+
+def _void_by(event: _OfLine) -> Key | None:
+    """The round that is void since the line sent `event`, if one is."""
+    match event:
+        case Voided(key=key):
+            return key
+        case Halted(evidence=evidence):
+            return evidence.key
+    return None
 
 
 def _assigns(event: _OfLine, key: Key) -> bool:

@@ -286,13 +286,19 @@ class Conversation:
     def _request(self, *, leaves_epoch: bool) -> list[Effect]:
         if not self.state.must_ask(self.stream):
             return []
-        return [RequestWork(self.state.head, leaves_epoch)]
+        return [RequestWork(self.state.head, leaves_epoch, self.attending.voided)]
 
     # ------------------------------------------------------------------ what is received
 
     def receive(self, event: Event) -> list[Effect]:
         """Takes the next event of the inbox."""
-        return [] if self.attending.keeps(event) else self._take(event)
+        attending = self.attending
+        voided = attending.voided
+        kept = attending.keeps(event)
+        if attending.voided != voided:
+            # What was asked before may have been answered by that round.
+            self.state.ask_again()
+        return [] if kept else self._take(event)
 
     def _say_where(self) -> list[Effect]:
         """A worker that learns asks for work at each head, so that the line sees how far it is."""

@@ -74,6 +74,8 @@ class RequestWork:
 
     head: Key | None
     leaves_epoch: bool = False
+    voided: Key | None = None
+    """The last round that a worker which learns has heard to be void."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,10 @@ class WorkerState:
         self._asked = (stream, self.head)
         return True
 
+    def ask_again(self) -> None:
+        """Work is to be requested once more at this head: the round that it led to is void."""
+        self._asked = None
+
     def forget_round(self) -> Assigned | None:
         """Ends the last round; if the script never began it, returns it to be worked on."""
         if self.phase is RoundPhase.OPEN and not self.begun:

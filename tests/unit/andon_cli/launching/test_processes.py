@@ -9,7 +9,8 @@ import pytest
 
 from andon.host.errors import ExitCode
 from andon_cli.config import RunConfig, RunSettings
-from andon_cli.launching.processes import Restarts, ended_how, exit_code_of, worker_environment
+from andon_cli.launching.processes import ended_how, exit_code_of, worker_environment
+from andon_cli.launching.restarts import Restarts
 from andon_coordinator.config import LineOptions
 from andon_server.settings import ServeConfig
 

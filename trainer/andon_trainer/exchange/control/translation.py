@@ -235,6 +235,7 @@ def work_to(
         leaves_epoch=effect.leaves_epoch,
         checkpoint=None if checkpoint is None else _checkpoint(checkpoint),
         checkpoint_begun=checkpoint_begun,
+        voided=conversion.key_to_proto(effect.voided),
     )
     return pb.TrainRequest(request_work=message)
 
