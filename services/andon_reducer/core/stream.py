@@ -141,8 +141,8 @@ def _not_by_node(gradient: BlockGradient) -> CallRefusal | None:
         and gradient.encoding is Encoding.FLOAT32
     ):
         return None
-    text = "nodes are sums of float32, of the weighted mean of the whole roster"
-    return CallRefusal(Reason.NOT_OFFERED, text)
+    text = "a node is a sum of float32, for the weighted mean of the whole roster"
+    return CallRefusal(Reason.INVALID_MESSAGE, text)
 
 
 def _wrong_size(gradient: BlockGradient, max_payload_bytes: int) -> CallRefusal | None:
