@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from andon.protocol.grains import Grains
 from andon.protocol.order import Order
 from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.shards import Ranges, cursor_after, divide, next_batch, shard_of
@@ -46,6 +47,8 @@ class Share:
     """Equal parts that it is divided into first; no micro-batch belongs to two of them."""
     batch: PositionRange | None = field(default=None, compare=False)
     """The step's batch, if it is known: what other ranks have of it may become this one's."""
+    grain: int = 0
+    """Positions of a grain, of which a micro-batch is one exactly; 0: the line has no grains."""
 
     def __len__(self) -> int:
         """Number of positions."""
@@ -57,6 +60,9 @@ class Share:
         They are as few as possible, and as even as possible. A micro-batch may consist of several
         ranges: a share has many if it was interleaved, or assigned after a worker was lost.
         """
+        if self.grain:
+            yield from self._grains()
+            return
         for part in divide(self.ranges, self.parts):
             total = sum(map(len, part))
             if not total:
@@ -64,6 +70,13 @@ class Share:
             size = min(micro_batch_size or total, self.limit or total)
             # Even, not full pieces and a rest: BatchNorm refuses a rest of one sample.
             yield from divide(part, -(-total // size))
+
+    def _grains(self) -> Iterator[Ranges]:
+        assert self.batch is not None, "grains are counted from a batch's first position"
+        grains = Grains(self.batch, self.grain)
+        for part in grains.of(self.ranges):
+            for grain in range(part.start, part.stop):
+                yield (grains.positions(grain),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,8 @@ class MicroBatch:
     """Number of positions of the share that are done with it."""
     samples: int
     """Number of samples in it, from 1: the weight of its loss if the script gives none."""
+    start: int = 0
+    """Its first position."""
 
 
 class Feeder(Protocol):
@@ -259,7 +274,7 @@ class ShardFeeder:
         """The share's indices, one `Shard` for each micro-batch."""
         for piece in share.pieces(self._micro_batch_size):
             samples = sum(map(len, piece))
-            yield MicroBatch(self._shard(share.epoch, piece), samples, samples)
+            yield MicroBatch(self._shard(share.epoch, piece), samples, samples, piece[0].start)
 
     def samples_of(self, epoch: int, positions: Ranges) -> int:
         """One at each position."""

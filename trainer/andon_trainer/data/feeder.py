@@ -83,7 +83,11 @@ class LoaderFeeder:
 
     @classmethod
     def from_loader(
-        cls, loader: DataLoader[Any], seed: int, micro_batch_size: int | None = None
+        cls,
+        loader: DataLoader[Any],
+        seed: int,
+        micro_batch_size: int | None = None,
+        grain: int = 0,
     ) -> LoaderFeeder:
         """Takes over a script's DataLoader: its dataset, its order and its way of loading.
 
@@ -99,11 +103,13 @@ class LoaderFeeder:
         """
         if micro_batch_size is not None and micro_batch_size < 1:
             raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
-        return cls(loader, seed, micro_batch_size)
+        return cls(loader, seed, micro_batch_size, grain)
 
-    def __init__(self, loader: DataLoader[Any], seed: int, micro_batch_size: int | None) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], seed: int, micro_batch_size: int | None, grain: int
+    ) -> None:
         """Starts no process yet; see `from_loader`, which checks the arguments."""
-        orders, drop_last = orders_of(loader, seed)
+        orders, drop_last = orders_of(loader, seed, spread=not grain)
         self._orders: Orders = orders
         self.dataset_size = orders.size
         """Number of positions in an epoch, with those that `drop_last` leaves out."""
@@ -272,7 +278,7 @@ class LoaderFeeder:
         if not self._parallel:
             for piece in pieces:
                 batch = self._pinned(self._load(self._indices(share.epoch, piece)))
-                yield MicroBatch(batch, piece.positions, len(piece.indices))
+                yield MicroBatch(batch, piece.positions, len(piece.indices), piece.start)
             return
         stream = self._stream_at(share, upcoming)
         # A loop may leave this generator at any `yield`. Until the last batch is out, the stream
@@ -283,7 +289,7 @@ class LoaderFeeder:
             if number == len(pieces):
                 self._sampler.taken.popleft()
                 self._midway = False
-            yield MicroBatch(batch, piece.positions, len(piece.indices))
+            yield MicroBatch(batch, piece.positions, len(piece.indices), piece.start)
 
     def _stream_at(self, share: Share, upcoming: Callable[[], Iterator[Share]]) -> Iterator[Any]:
         """The loading processes' batches, with `share`'s first batch next."""

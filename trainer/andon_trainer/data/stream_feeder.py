@@ -177,7 +177,7 @@ class StreamFeeder:
             over = not self.samples_of(share.epoch, _after(pieces, number))
             positions = left if over else sum(map(len, piece))
             left -= positions
-            yield MicroBatch(batch, positions, samples)
+            yield MicroBatch(batch, positions, samples, piece[0].start)
             if over:
                 return
 
@@ -362,13 +362,16 @@ def _chain(share: Share, upcoming: Iterator[Share]) -> Iterator[Share]:
     yield from upcoming
 
 
-def feeder_for(loader: DataLoader[Any], seed: int, micro_batch_size: int | None) -> Feeder:
+def feeder_for(
+    loader: DataLoader[Any], seed: int, micro_batch_size: int | None, grain: int = 0
+) -> Feeder:
     """The feeder of a script's DataLoader, by the kind of its dataset.
 
     Args:
         loader: the script's.
         seed: the run's.
         micro_batch_size: the most samples in one batch; None: all of a share.
+        grain: positions of a grain, if the line has grains.
 
     Raises:
         TypeError: the dataset has neither a length and indices, nor an `__iter__`.
@@ -376,4 +379,4 @@ def feeder_for(loader: DataLoader[Any], seed: int, micro_batch_size: int | None)
     """
     if is_stream(loader.dataset):
         return StreamFeeder.from_loader(loader, seed, micro_batch_size)
-    return LoaderFeeder.from_loader(loader, seed, micro_batch_size)
+    return LoaderFeeder.from_loader(loader, seed, micro_batch_size, grain)
