@@ -67,6 +67,7 @@ class Line:
         total_steps: int | None = None,
         check_data: bool | None = None,
         on_halt: Literal["raise", "wait"] | None = None,
+        same_bits: bool | None = None,
         max_overflows: int | None = None,
         run_dir: str | Path | None = None,
         checkpoint_every: int | None = None,
@@ -104,6 +105,7 @@ class Line:
             total_steps: steps after which the run ends; default: the script decides.
             check_data: whether workers compare digests of their training sets when they join.
             on_halt: `raise` LineHalted when the line stops, or `wait` for the operator's answer.
+            same_bits: whether the weights have the same bits on any number of workers.
             max_overflows: steps in a row that a prepared GradScaler may skip; 16 by default.
             run_dir: folder of the run's files; default: the run keeps none.
             checkpoint_every: steps between two checkpoints, which one worker writes; 0: none.
@@ -167,7 +169,8 @@ class Line:
             objects: in any order, at most one scaler and one loader. The loader's `batch_size` is
                 that of a whole step, over all workers.
             micro_batch_size: the most samples in one forward; the loop body then runs several
-                times in a step, and gradients are accumulated. None: all of a worker's share.
+                times in a step, and gradients are accumulated. None: all of a worker's share. With
+                `same_bits` each forward sees exactly so many, and it must be given.
 
         Returns:
             The objects in the same order; the object itself if there is only one.

@@ -75,7 +75,8 @@ class TrainingLoop:
                 return
             # The loader may go on to a later one in this body, if the line has done without this
             # worker for a while: then that is the epoch to leave.
-            self._begun_epoch = session.loop_steps.epoch = here.cursor.epoch
+            self._begun_epoch = here.cursor.epoch
+            session.loop_steps.begin_epoch(here.cursor.epoch)
             yield self._begun_epoch
             self._leave_epoch()
 
