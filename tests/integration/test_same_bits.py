@@ -1,0 +1,70 @@
+"""The same bits on any number of workers: alone, on lines, and when a worker is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.harness import finish, start_line, train, train_alone
+
+pytestmark = pytest.mark.integration
+
+STEPS, KILLED_IN = 7, 4
+FLAGS = ("--same-bits", "--min-workers", "1", "--liveness", "2", "--digest-every", "1")
+WIRE = {"ANDON_SHARED_DIR": "off", "ANDON_TCP": "off"}
+LANES = {"ANDON_SHARED_DIR": "off"}
+ANSWER = ("digest", "losses", "draws")
+"""What is the same on all lines: weights and optimizer, losses, and what the script draws."""
+
+# Batches of 20 and 5 in grains of 3: 7 and 2, the last ones short; 2 grains for 4 workers.
+
+
+@pytest.fixture(scope="module", params=["gpt", "cnn"])
+def alone(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp(request.param)
+    spec = {"kind": request.param, "steps": STEPS}
+    yield request.param, train_alone(folder, spec, "grains.py").seen
+
+
+def answers(seen: dict[str, Any]) -> dict[str, Any]:
+    return {name: seen[name] for name in ANSWER}
+
+
+@pytest.mark.parametrize(("workers", "path"), [(1, WIRE), (2, {}), (4, LANES)])
+def test_any_number_of_workers_trains_the_same_bits(
+    tmp_path: Path, alone: tuple[str, dict[str, Any]], workers: int, path: dict[str, str]
+) -> None:
+    kind, expected = alone
+    spec = {"kind": kind, "steps": STEPS}
+
+    seen = train(tmp_path, spec, workers, *FLAGS, script="grains.py", **path)
+
+    assert [answers(each) for each in seen] == [answers(expected)] * workers
+
+
+@pytest.mark.parametrize("path", [{}, WIRE], ids=["shared-memory", "wire"])
+def test_a_worker_that_is_killed_changes_no_bit(
+    tmp_path: Path, alone: tuple[str, dict[str, Any]], path: dict[str, str]
+) -> None:
+    kind, expected = alone
+    spec = {"kind": kind, "steps": STEPS, "kill": [1, KILLED_IN]}
+
+    with start_line(tmp_path, spec, 3, *FLAGS, script="grains.py", **path) as (_, workers):
+        left = [workers[0], workers[2]]
+        seen = finish(left)
+
+    assert [answers(each) for each in seen] == [answers(expected)] * 2
+    # What a survivor had summed when the worker died was not computed again. Two samples may be
+    # borrowed ones.
+    grains = [
+        content
+        for each in seen
+        for step, samples, content in each["grains"]
+        if step == KILLED_IN and samples == 3
+    ]
+    assert len(grains) == len(set(grains)) == 6
