@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ STEPS, KILLED_IN = 7, 4
 FLAGS = ("--same-bits", "--min-workers", "1", "--liveness", "2", "--digest-every", "1")
 WIRE = {"ANDON_SHARED_DIR": "off", "ANDON_TCP": "off"}
 LANES = {"ANDON_SHARED_DIR": "off"}
-ANSWER = ("digest", "losses", "draws")
-"""What is the same on all lines: weights and optimizer, losses, and what the script draws."""
+ANSWER = ("digest", "losses", "draws", "evaluations")
+"""What is the same on all lines: weights and optimizer, losses, and what the script draws and
+evaluates."""
 
 # Batches of 20 and 5 in grains of 3: 7 and 2, the last ones short; 2 grains for 4 workers.
 
@@ -25,10 +25,10 @@ ANSWER = ("digest", "losses", "draws")
 @pytest.fixture(scope="module", params=["gpt", "cnn"])
 def alone(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> tuple[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp(request.param)
     spec = {"kind": request.param, "steps": STEPS}
-    yield request.param, train_alone(folder, spec, "grains.py").seen
+    return request.param, train_alone(folder, spec, "grains.py").seen
 
 
 def answers(seen: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def answers(seen: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("workers", "path"), [(1, WIRE), (2, {}), (4, LANES)])
 def test_any_number_of_workers_trains_the_same_bits(
-    tmp_path: Path, alone: tuple[str, dict[str, Any]], workers: int, path: dict[str, str]
+    tmp_path: Path, alone: tuple[str, dict[str, Any]], workers: int, path: dict[str, Any]
 ) -> None:
     kind, expected = alone
     spec = {"kind": kind, "steps": STEPS}

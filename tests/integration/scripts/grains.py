@@ -92,7 +92,7 @@ def main() -> None:
         model, optimizer, scaler, loader, micro_batch_size=3
     )
     losses: dict[int, float | None] = {}
-    seen: dict[str, Any] = {"grains": [], "draws": {}}
+    seen: dict[str, Any] = {"grains": [], "draws": {}, "evaluations": []}
     for _ in line.epochs(10**6):
         for batch in loader:
             step = line.step + 1
@@ -111,6 +111,15 @@ def main() -> None:
             if line.committed:
                 losses[line.step] = line.loss
                 seen["draws"][line.step] = torch.rand(()).item()
+        if line.stopped:
+            break
+        # Batches of 6: 8 of them, the last one short, for up to 4 workers.
+        for batch in line.split(DataLoader(data_of(kind), 6)):
+            loss, weight = loss_of(kind, model, batch)  # In training mode: dropout draws.
+            n = len(batch[0]) if weight is None else weight
+            line.tally({"loss": loss.detach() * n}, n)
+        mean: Any = line.tallied()
+        seen["evaluations"].append([mean["loss"], line.best(mean["loss"])])
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode() + value.contiguous().numpy().tobytes())

@@ -18,7 +18,7 @@ from andon_trainer.data.randomness import seed_generators
 __all__ = ["GrainSeeds"]
 
 _U64 = 2**64 - 1
-_GRAIN, _BETWEEN, _EPOCH = 0x677261696E, 0x6265747765656E, 0x65706F6368
+_GRAIN, _BETWEEN, _EPOCH, _EVALUATION = 0x677261696E, 0x6265747765656E, 0x65706F6368, 0x6576616C
 """Each kind has numbers of its own."""
 
 
@@ -40,6 +40,10 @@ class GrainSeeds:
     def epoch(self, epoch: int, step: int) -> None:
         """What the script draws as an epoch begins, after `step` committed steps, follows."""
         self._begin(_EPOCH, epoch, step)
+
+    def evaluation(self, step: int, batch: int) -> None:
+        """The forward of a batch of an evaluation, after `step` committed steps, follows."""
+        self._begin(_EVALUATION, step, batch)
 
     def _begin(self, *what: int) -> None:
         mixed = splitmix64(self._seed)

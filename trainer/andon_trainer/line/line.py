@@ -508,7 +508,9 @@ class Line:
         of the dataset or of the loader's own sampler. Batches of a batch sampler or of an
         `IterableDataset` are not divided: each goes to one worker, and every worker reads the
         whole stream. If a worker is lost, so is its share; `line.covered` tells. Before its first
-        step a worker gets all samples.
+        step a worker gets all samples. With `same_bits` no batch is divided, every worker must
+        iterate to the end, and those that are left compute a lost worker's batches: see
+        `line.tally`.
 
         ```python
         for x, y in line.split(val_loader):
@@ -570,10 +572,45 @@ class Line:
 
         Raises:
             ValueError: the weight is negative or not finite, or the workers' names differ.
-            RuntimeError: a step is under way; its workers wait for gradients, not for this.
+            RuntimeError: a step is under way; its workers wait for gradients, not for this. Or the
+                line has `same_bits`: use `line.tally`.
             LineHalted: the line stopped.
         """
         return self._together.mean(value, weight)
+
+    def tally(
+        self, value: float | torch.Tensor | Mapping[str, float | torch.Tensor], n: float
+    ) -> None:
+        """Adds sums over the present batch of `line.split`, on a line with `same_bits`.
+
+        ```python
+        for x, y in line.split(val_loader):
+            line.tally(F.cross_entropy(model(x), y, reduction="sum"), len(y))
+        val_loss = line.tallied()
+        ```
+
+        Args:
+            value: a sum over the batch, or several by name.
+            n: number of terms in it.
+
+        Raises:
+            RuntimeError: there is no batch to tally, or the line is not one of `same_bits`.
+            ValueError: `n` is negative or not finite.
+        """
+        self._together.tally(value, n)
+
+    def tallied(self) -> float | dict[str, float]:
+        """Returns the mean of what was tallied in the last loop over `line.split`.
+
+        It has the same bits on every worker, and whatever the workers are: the sums are added in
+        the order of the batches, in float64.
+
+        Raises:
+            RuntimeError: the loop was not run to its end, a batch was not tallied, or the line is
+                not one of `same_bits`.
+            ValueError: batches were tallied under different names.
+        """
+        return self._together.tallied()
 
     def gather(self, value: Any) -> Any:
         """Returns what all workers give, concatenated in the order of ranks, on every worker.
@@ -708,6 +745,11 @@ class Line:
             builtins.print(*values, sep=sep, end=end, file=file, flush=flush)
 
     # ------------------ where this worker and its line stand
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether the weights are to have the same bits on any number of workers."""
+        return self._session.worker.config.same_bits
 
     @property
     def device(self) -> torch.device:
