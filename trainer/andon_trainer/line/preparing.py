@@ -35,7 +35,7 @@ def prepare(
     grain = 0
     if session.worker.config.same_bits:
         grain = refuse_without_grain(micro_batch_size)
-        refuse_other_grains(given.models, in_host=bool(given.wrapped))
+        refuse_other_grains(objects, in_host=bool(given.wrapped))
     session.scaling = _scaling_of(session, given)
     feeder = (
         None

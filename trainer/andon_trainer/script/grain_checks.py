@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -23,14 +24,20 @@ def refuse_without_grain(micro_batch_size: int | None) -> int:
     return micro_batch_size
 
 
-def refuse_other_grains(models: Sequence[nn.Module], *, in_host: bool) -> None:
-    """Raises ValueError if a model's forward sees more than a grain, or other bits each time."""
+def refuse_other_grains(objects: Sequence[Any], *, in_host: bool) -> None:
+    """Looks at what `prepare` was given.
+
+    Raises:
+        ValueError: a model's forward sees more than a grain, or may compute other bits each time.
+    """
     if in_host:
         raise ValueError(
             "same_bits does not support models in DistributedDataParallel yet: give line.prepare "
             "the model itself, and start one worker a GPU"
         )
-    for model in models:
+    for model in objects:
+        if not isinstance(model, nn.Module):
+            continue
         for name, module in model.named_modules():
             where = name or type(model).__name__
             if isinstance(module, nn.SyncBatchNorm):
