@@ -51,7 +51,7 @@ class Tallies:
         if not 0 <= n < float("inf"):
             raise ValueError(f"n must be finite and at least 0, not {n}")
         named = value if isinstance(value, Mapping) else {_ONE: value}
-        self._done[self.present] = n, {name: float(each) for name, each in named.items()}
+        self._done[self.present] = n, {name: _number(each) for name, each in named.items()}
 
     def missing(self, count: int) -> list[int]:
         """The batches out of `count` that nobody has told of."""
@@ -96,3 +96,7 @@ class Tallies:
                 sums[name] = sums.get(name, 0.0) + value
         means = {name: value / terms if terms else float("nan") for name, value in sums.items()}
         return means[_ONE] if means.keys() == {_ONE} else means or float("nan")
+
+
+def _number(value: float | torch.Tensor) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
