@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from integration.harness import finish, start_line, train, train_alone
+from integration.harness import (
+    finish,
+    on_line,
+    start_line,
+    start_worker,
+    train,
+    train_alone,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -42,7 +49,8 @@ def test_any_number_of_workers_trains_the_same_bits(
     kind, expected = alone
     spec = {"kind": kind, "steps": STEPS}
 
-    seen = train(tmp_path, spec, workers, *FLAGS, script="grains.py", **path)
+    flags = *FLAGS, "--shares", "balanced"
+    seen = train(tmp_path, spec, workers, *flags, script="grains.py", **path)
 
     assert [answers(each) for each in seen] == [answers(expected)] * workers
 
@@ -68,3 +76,22 @@ def test_a_worker_that_is_killed_changes_no_bit(
         if step == KILLED_IN and samples == 3
     ]
     assert len(grains) == len(set(grains)) == 6
+
+
+def test_a_worker_that_joins_and_one_that_leaves_it_alone_change_no_bit(tmp_path: Path) -> None:
+    spec: dict[str, Any] = {"kind": "cnn", "steps": 12, "pace_s": 0.03}
+    expected = train_alone(tmp_path / "alone", {**spec, "pace_s": 0.0}, "grains.py").seen
+
+    flags = *FLAGS, "--max-workers", "3"
+    with start_line(tmp_path / "line", spec, 2, *flags, script="grains.py") as (service, workers):
+        service.await_status(lambda line: line.step >= 2)
+        here = on_line(service, 2, 3)
+        workers.append(start_worker(tmp_path / "line", spec, slot=2, script="grains.py", **here))
+        service.await_status(lambda line: line.step >= 6)
+        workers[0].process.kill()
+        seen = finish(workers[1:])
+
+    assert [each["digest"] for each in seen] == [expected["digest"]] * 2
+    for each in seen:  # The newcomer has not seen the first steps.
+        for name in ("losses", "draws", "evaluations"):
+            assert each[name].items() <= expected[name].items()

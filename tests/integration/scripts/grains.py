@@ -77,6 +77,38 @@ def loss_of(kind: str, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int 
     return F.cross_entropy(model(images), classes), None
 
 
+def evaluate(line: Line, kind: str, model: nn.Module) -> float:
+    """The mean loss, in training mode, so that dropout draws: 8 batches, the last one short."""
+    for batch in line.split(DataLoader(data_of(kind), 6)):
+        loss, weight = loss_of(kind, model, batch)
+        n = len(batch[0]) if weight is None else weight
+        line.tally({"loss": loss.detach() * n}, n)
+    means: Any = line.tallied()
+    return float(means["loss"])
+
+
+def take(line: Line, spec: dict[str, Any], seen: dict[str, Any], batch: Any) -> None:
+    """Notes what a loop body has; may be killed, or wait."""
+    step = line.step + 1
+    if [spec["slot"], step] == spec.get("kill") and step in (each[0] for each in seen["grains"]):
+        time.sleep(0.3)  # The others have sent what they have of the step.
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(spec.get("pace_s", 0.0))
+    content = hashlib.sha256(batch[0].numpy().tobytes()).hexdigest()
+    seen["grains"].append([step, len(batch[0]), content])
+
+
+def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """SHA-256 of all weights, buffers and optimizer states."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode() + value.contiguous().numpy().tobytes())
+    for state in optimizer.state_dict()["state"].values():
+        for name, value in sorted(state.items()):
+            digest.update(name.encode() + torch.as_tensor(value).contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
@@ -91,17 +123,10 @@ def main() -> None:
     model, optimizer, scaler, loader = line.prepare(
         model, optimizer, scaler, loader, micro_batch_size=3
     )
-    losses: dict[int, float | None] = {}
-    seen: dict[str, Any] = {"grains": [], "draws": {}, "evaluations": []}
-    for _ in line.epochs(10**6):
+    seen: dict[str, Any] = {"grains": [], "losses": {}, "draws": {}, "evaluations": {}}
+    for epoch in line.epochs(10**6):
         for batch in loader:
-            step = line.step + 1
-            before = [each for each, _, _ in seen["grains"]]
-            if [spec["slot"], step] == spec.get("kill") and step in before:
-                time.sleep(0.3)  # The others have sent what they have of the step.
-                os.kill(os.getpid(), signal.SIGKILL)
-            content = hashlib.sha256(batch[0].numpy().tobytes()).hexdigest()
-            seen["grains"].append([step, len(batch[0]), content])
+            take(line, spec, seen, batch)
             optimizer.zero_grad()
             line.backward(*loss_of(kind, model, batch))
             scaler.unscale_(optimizer)
@@ -109,26 +134,13 @@ def main() -> None:
             scaler.step(optimizer)
             scaler.update()
             if line.committed:
-                losses[line.step] = line.loss
+                seen["losses"][line.step] = line.loss
                 seen["draws"][line.step] = torch.rand(()).item()
-        if line.stopped:
-            break
-        # Batches of 6: 8 of them, the last one short, for up to 4 workers.
-        for batch in line.split(DataLoader(data_of(kind), 6)):
-            loss, weight = loss_of(kind, model, batch)  # In training mode: dropout draws.
-            n = len(batch[0]) if weight is None else weight
-            line.tally({"loss": loss.detach() * n}, n)
-        mean: Any = line.tallied()
-        seen["evaluations"].append([mean["loss"], line.best(mean["loss"])])
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(name.encode() + value.contiguous().numpy().tobytes())
-    for state in optimizer.state_dict()["state"].values():
-        for name, value in sorted(state.items()):
-            digest.update(name.encode() + torch.as_tensor(value).contiguous().numpy().tobytes())
+        if not line.stopped:
+            mean = evaluate(line, kind, model)
+            seen["evaluations"][epoch] = [mean, line.best(mean)]
     line.close()
-    found = {"digest": digest.hexdigest(), "losses": losses, **seen}
-    Path(sys.argv[2]).write_text(json.dumps(found))
+    Path(sys.argv[2]).write_text(json.dumps({"digest": digest_of(model, optimizer), **seen}))
 
 
 if __name__ == "__main__":

@@ -295,8 +295,10 @@ class SoloGrains(SoloAverager):
     def _mean(self, parameter: nn.Parameter, root: torch.Tensor, total: float) -> torch.Tensor:
         assert self._grains is not None
         mean = divided(root, total, self._grains.micro_batch, self._grains.count)
-        # With the parameter's strides, as on a line: a norm depends on them.
-        gradient = torch.empty_like(parameter, requires_grad=False).copy_(mean)
+        gradient = mean
+        if (mean.dtype, mean.stride()) != (parameter.dtype, parameter.stride()):
+            # With the parameter's strides, as on a line: a norm depends on them.
+            gradient = torch.empty_like(parameter, requires_grad=False).copy_(mean)
         if self._loss_scale is not None and self._loss_scale.enabled:
             gradient.mul_(self._loss_scale.factor.to(gradient.device))
         return gradient
