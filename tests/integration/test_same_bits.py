@@ -95,3 +95,15 @@ def test_a_worker_that_joins_and_one_that_leaves_it_alone_change_no_bit(tmp_path
     for each in seen:  # The newcomer has not seen the first steps.
         for name in ("losses", "draws", "evaluations"):
             assert each[name].items() <= expected[name].items()
+
+
+@pytest.mark.parametrize("kind", ["stream", "batches", "shards"])
+def test_however_samples_come_the_bits_are_the_same(tmp_path: Path, kind: str) -> None:
+    spec = {"kind": kind}
+    expected = train_alone(tmp_path / "alone", spec, "grain_data.py").seen
+
+    seen = train(tmp_path / "line", spec, 3, *FLAGS, script="grain_data.py")
+
+    assert [each["digest"] for each in seen] == [expected["digest"]] * 3
+    for each in seen:
+        assert each["losses"] == expected["losses"]

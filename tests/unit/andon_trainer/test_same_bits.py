@@ -37,7 +37,8 @@ def test_a_loop_body_has_a_grain() -> None:
                 line.backward(F.mse_loss(net(x), x))
                 optimizer.step()
 
-    assert sizes == [3, 3, 2, 3, 3, 2, 3, 3]
+        assert sizes == [3, 3, 2, 3, 3, 2, 3, 3]
+        assert len(loader) == 8
 
 
 def test_a_grain_of_no_weight_is_absent() -> None:

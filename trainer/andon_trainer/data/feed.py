@@ -19,7 +19,7 @@ import torch
 from andon.protocol.grains import Grains
 from andon.protocol.order import Order
 from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import Ranges, cursor_after, divide, next_batch, shard_of
+from andon.protocol.shards import Ranges, Split, cursor_after, divide, next_batch, shard_of
 
 __all__ = [
     "Feeder",
@@ -31,6 +31,7 @@ __all__ = [
     "count_loop_bodies",
     "indices_of",
     "refuse_length",
+    "usual_share",
     "whole_epoch",
 ]
 
@@ -197,6 +198,15 @@ def count_loop_bodies(
     return count
 
 
+def usual_share(epoch: int, batch: PositionRange, rank: int, world_size: int, grain: int) -> Share:
+    """A rank's part of a batch, with equal shares; `grain` as in `Share`."""
+    if not grain:
+        return Share(epoch, (shard_of(batch, rank, world_size),))
+    grains = Grains(batch, grain)
+    mine = grains.deal([()] * world_size, Split())[rank]
+    return Share(epoch, grains.ranges(mine), batch=batch, grain=grain)
+
+
 def around(position: int, size: int) -> PositionRange:
     """Two positions near `position` in an epoch of `size`: BatchNorm refuses a batch of one."""
     start = max(0, min(position, size - 2))
@@ -246,8 +256,11 @@ class ShardFeeder:
         seed: int,
         micro_batch_size: int | None,
         step: Callable[[], int],
+        grain: int = 0,
     ) -> None:
         """Feeds the indices of `size` samples; `step` tells which step they are for.
+
+        `grain`: positions of a grain, if the line has grains.
 
         Raises:
             ValueError: a size is below 1.
@@ -255,6 +268,7 @@ class ShardFeeder:
         if min(size, batch_size, 1 if micro_batch_size is None else micro_batch_size) < 1:
             raise ValueError("samples, batch_size and micro_batch_size must be at least 1")
         self._seed = seed
+        self._grain = grain
         self._micro_batch_size = micro_batch_size
         self.dataset_size = self.epoch_size = size
         self.batch_size = batch_size
@@ -288,7 +302,7 @@ class ShardFeeder:
         """See `Feeder`."""
 
         def bodies(batch: PositionRange) -> int:
-            share = Share(epoch, (shard_of(batch, rank, world_size),))
+            share = usual_share(epoch, batch, rank, world_size, self._grain)
             return sum(1 for _ in share.pieces(self._micro_batch_size))
 
         return count_loop_bodies(self.epoch_size, self.batch_size, bodies)

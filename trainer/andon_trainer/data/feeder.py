@@ -30,10 +30,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from andon.protocol.order import splitmix64
 from andon.protocol.records import PositionRange
-from andon.protocol.shards import Ranges, shard_of
+from andon.protocol.shards import Ranges
 from andon_trainer.data.dataset_epochs import DatasetEpochs, EpochCalls
 from andon_trainer.data.digest import data_digest
-from andon_trainer.data.feed import MicroBatch, Share, count_loop_bodies
+from andon_trainer.data.feed import MicroBatch, Share, count_loop_bodies, usual_share
 from andon_trainer.data.loader import processes_stay, rebuild_loader
 from andon_trainer.data.loading_process import Indices
 from andon_trainer.data.orders import BatchOrders, Orders, Piece, orders_of
@@ -126,6 +126,7 @@ class LoaderFeeder:
             log.info("drop_last leaves %d samples out of each epoch", left_out)
         self._seed = seed
         self._micro_batch_size = micro_batch_size
+        self._grain = grain
         self._sampler = _ShareSampler(self._foreseen)
         self._given = loader
         self._loader: DataLoader[Any] | None = rebuild_loader(loader, self._sampler, seed)
@@ -212,7 +213,7 @@ class LoaderFeeder:
         """How often the loop body runs in an epoch, with equal shares and no void round."""
 
         def bodies(batch: PositionRange) -> int:
-            share = Share(epoch, (shard_of(batch, rank, world_size),))
+            share = usual_share(epoch, batch, rank, world_size, self._grain)
             return sum(1 for _ in self._orders.pieces(share, self._micro_batch_size))
 
         if not isinstance(self._orders, BatchOrders):

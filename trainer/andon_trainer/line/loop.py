@@ -121,6 +121,7 @@ class TrainingLoop:
             seed=session.worker.config.seed,
             micro_batch_size=session.micro_batch_size,
             step=lambda: session.step + 1,
+            grain=session.grain,
         )
         if session.stepper is None:
             session.require_prepared()
