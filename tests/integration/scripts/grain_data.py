@@ -33,7 +33,7 @@ class Numbers(IterableDataset[torch.Tensor]):
 
 def loader_of(kind: str) -> list[Any]:
     if kind == "stream":
-        return [DataLoader(Numbers(), 8, num_workers=1)]
+        return [DataLoader(Numbers(), 8)]
     if kind == "batches":
         return [DataLoader(TensorDataset(NUMBERS), batch_sampler=BATCHES)]
     return []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from andon.protocol.grains import Node, cover, fold, leaf_factor, root_divisor
 from andon.protocol.records import PositionRange
-from andon_trainer.averaging.node_sums import NodeSums, divided, leaf_of
+from andon_trainer.averaging.node_sums import NodeSums, divided, leaves_of
 
 
 @settings(deadline=None, max_examples=60)
@@ -27,8 +27,10 @@ def test_sums_of_any_workers_make_the_root_that_numpy_makes(data: st.DataObject)
     workers = [NodeSums(count) for _ in range(4)]
 
     for grain in order:
-        leaf = leaf_of(torch.tensor(gradients[grain]), float(leaf_factor(weights[grain], 8, count)))
-        workers[owners[grain]].add(grain, [leaf])
+        leaf = leaves_of(
+            [torch.tensor(gradients[grain])], float(leaf_factor(weights[grain], 8, count))
+        )
+        workers[owners[grain]].add(grain, leaf)
 
     for owner, worker in enumerate(workers):
         owned = [PositionRange(g, g + 1) for g in range(count) if owners[g] == owner]
@@ -61,7 +63,7 @@ def test_a_mean_is_divided_as_numpy_divides() -> None:
 def test_an_absent_leaf_leaves_the_other_side_as_it_is() -> None:
     sums = NodeSums(3)
     for grain, leaf in enumerate((None, torch.tensor([-0.0, -0.0]), None)):
-        sums.add(grain, [leaf_of(leaf, 1.0)])
+        sums.add(grain, leaves_of([leaf], 1.0))
 
     (value,) = sums[Node(0, 3)]
 
@@ -73,7 +75,7 @@ def test_an_absent_leaf_leaves_the_other_side_as_it_is() -> None:
 def test_a_scaled_leaf_is_rounded_without_its_scale_first() -> None:
     gradient = torch.tensor([1 / 3], dtype=torch.float16)
 
-    leaf = leaf_of(gradient, 5 / 8, torch.tensor(1 / 1000.0))
+    (leaf,) = leaves_of([gradient], 5 / 8, torch.tensor(1 / 1000.0))
 
     expected = (np.float32(gradient.item()) * np.float32(1 / 1000.0)) * np.float32(5 / 8)
     assert leaf is not None

@@ -25,7 +25,7 @@ from andon.protocol.grains import Grains, Node, fold, leaf_factor
 from andon_trainer.averaging.averaging import Averaging
 from andon_trainer.averaging.block_numbers import BlockNumbers, rooms_for
 from andon_trainer.averaging.copied_buffers import script_buffers
-from andon_trainer.averaging.node_sums import NodeSums, divided, leaf_of
+from andon_trainer.averaging.node_sums import NodeSums, divided, leaves_of
 from andon_trainer.core.calls import Call, Floats, NodePart
 from andon_trainer.model.wrappers import named_modules
 
@@ -79,7 +79,7 @@ class GrainBuffers:
         self._weights[Node(grain, grain + 1)] = weight
         factor = float(leaf_factor(weight, self._grains.micro_batch, self._grains.count))
         vector = self._vector() if weight else None
-        self._sums.add(grain, [leaf_of(vector, factor)])
+        self._sums.add(grain, leaves_of([vector], factor))
 
     def check(self) -> None:
         """Raises RuntimeError if a forward has changed a buffer that nobody can add up."""

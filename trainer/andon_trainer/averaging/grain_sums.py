@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from andon.protocol.grains import Grains, Node, leaf_factor
-from andon_trainer.averaging.node_sums import NodeSums, leaf_of
+from andon_trainer.averaging.node_sums import NodeSums, leaves_of
 from andon_trainer.averaging.staging import Factor, Staging
 from andon_trainer.model.layout import ModelPlan
 
@@ -62,10 +62,11 @@ class GrainSums:
         self, block: int, grain: int, weight: float, unscale: torch.Tensor | None
     ) -> None:
         """Takes a block of it."""
-        factor, leaves = self.factor(weight), []
-        for parameter in self._plan.parameters[block]:
-            gradient, parameter.grad = parameter.grad, None
-            leaves.append(leaf_of(gradient, factor, unscale))
+        parameters = self._plan.parameters[block]
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        leaves = leaves_of(gradients, self.factor(weight), unscale)
         self._blocks[block].add(grain, leaves)
 
     def leave_out(self, grain: int) -> None:

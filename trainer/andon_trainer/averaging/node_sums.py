@@ -13,40 +13,49 @@ sent: the bits must not depend on who adds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from andon.protocol.grains import Node, children, root_divisor
 
-__all__ = ["NodeSums", "Parts", "divided", "leaf_of"]
+__all__ = ["NodeSums", "Parts", "divided", "leaves_of"]
 
 Parts = list[torch.Tensor | None]
 """A block's numbers, one float32 tensor a parameter; None: absent."""
 
 
-def leaf_of(
-    gradient: torch.Tensor | None, factor: float, unscale: torch.Tensor | None = None
-) -> torch.Tensor | None:
-    """A grain's gradient as a leaf of the tree; may be the same tensor, changed.
+def leaves_of(
+    gradients: Iterable[torch.Tensor | None], factor: float, unscale: torch.Tensor | None = None
+) -> Parts:
+    """A grain's gradients as leaves of the tree; may be the same tensors, changed.
 
     Args:
-        gradient: the mean over the grain, of any dtype; nobody else may use it.
+        gradients: means over the grain, of any dtype; nobody else may use them.
         factor: `leaf_factor` of the grain, a float32 number.
-        unscale: the inverse of the loss scale that is in it, a float32 scalar on its device.
+        unscale: the inverse of the loss scale that is in them, a float32 scalar.
     """
-    if gradient is None:
-        return None
     with torch.no_grad():
-        leaf = gradient.detach()
-        leaf = (leaf.to_dense() if leaf.is_sparse else leaf).float()
-        # Two products, each rounded: the first is the gradient without its scale.
-        if unscale is not None:
-            leaf.mul_(unscale.to(leaf.device))
-        if factor != 1:
-            leaf.mul_(factor)
-        if leaf.numel():
-            leaf[(0,) * leaf.ndim].add_(0.0)
+        leaves = [
+            None if gradient is None else _leaf_of(gradient, factor, unscale)
+            for gradient in gradients
+        ]
+        firsts = [
+            each.as_strided((1,), (1,)) for each in leaves if each is not None and each.numel()
+        ]
+        if firsts:
+            torch._foreach_add_(firsts, 0.0)
+    return leaves
+
+
+def _leaf_of(gradient: torch.Tensor, factor: float, unscale: torch.Tensor | None) -> torch.Tensor:
+    leaf = gradient.detach()
+    leaf = (leaf.to_dense() if leaf.is_sparse else leaf).float()
+    # Two products, each rounded: the first is the gradient without its scale.
+    if unscale is not None:
+        leaf.mul_(unscale.to(leaf.device))
+    if factor != 1:
+        leaf.mul_(factor)
     return leaf
 
 
@@ -100,9 +109,10 @@ def _path(node: Node, grain: int) -> Iterator[tuple[Node, Node, Node]]:
 
 def _added(left: Parts, right: Parts) -> Parts:
     """Left + right, in place where both are present."""
-    parts: Parts = []
-    with torch.no_grad():
-        for one, other in zip(left, right, strict=True):
-            # Without `alpha`, which is a fused multiply-add on a CPU.
-            parts.append(other if one is None else one if other is None else one.add_(other))
-    return parts
+    pairs = list(zip(left, right, strict=True))
+    both = [(one, other) for one, other in pairs if one is not None and other is not None]
+    if both:
+        with torch.no_grad():
+            # Without a factor: another one than 1 would be a fused multiply-add on a CPU.
+            torch._foreach_add_([one for one, _ in both], [other for _, other in both])
+    return [other if one is None else one for one, other in pairs]
