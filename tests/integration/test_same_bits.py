@@ -78,6 +78,40 @@ def test_a_worker_that_is_killed_changes_no_bit(
     assert len(grains) == len(set(grains)) == 6
 
 
+def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
+    tmp_path: Path, alone: tuple[str, dict[str, Any]]
+) -> None:
+    kind, expected = alone
+    spec = {"kind": kind, "steps": STEPS, "dies_evaluating": [2, 0]}
+
+    with start_line(tmp_path, spec, 3, *FLAGS, script="grains.py") as (_, workers):
+        seen = finish(workers[:2])
+
+    assert [answers(each) for each in seen] == [answers(expected)] * 2
+
+
+def test_a_run_goes_on_from_a_checkpoint_with_fewer_workers(
+    tmp_path: Path, alone: tuple[str, dict[str, Any]]
+) -> None:
+    kind, expected = alone
+    more: dict[str, Any] = {
+        "ANDON_RUN_DIR": str(tmp_path / "kept"),
+        "ANDON_CHECKPOINT_EVERY": "2",
+    }
+    train(tmp_path / "first", {"kind": kind, "steps": 4}, 3, *FLAGS, script="grains.py", **more)
+
+    (tmp_path / "second").mkdir()
+    spec = {"kind": kind, "steps": STEPS}
+    more["ANDON_RESUME"] = "latest"
+    resumed = start_worker(tmp_path / "second", spec, script="grains.py", **more)
+    (seen,) = finish([resumed])
+
+    assert seen["digest"] == expected["digest"]
+    assert sorted(seen["losses"]) == ["5", "6", "7"]
+    for name in ("losses", "draws", "evaluations"):
+        assert seen[name].items() <= expected[name].items()
+
+
 def test_a_worker_that_joins_and_one_that_leaves_it_alone_change_no_bit(tmp_path: Path) -> None:
     spec: dict[str, Any] = {"kind": "cnn", "steps": 12, "pace_s": 0.03}
     expected = train_alone(tmp_path / "alone", {**spec, "pace_s": 0.0}, "grains.py").seen

@@ -1,7 +1,8 @@
 """A worker for tests of equal bits: a small GPT with dropout, or a CNN with BatchNorm.
 
 Usage: grains.py SPEC.json OUT.json. It writes the SHA-256 of the trained state and the losses of
-all steps. `kill`, a slot and a step: that process ends itself in the middle of its share.
+all steps. `kill`, a slot and a step: that process ends itself in the middle of its share; and
+`dies_evaluating`, a slot and an epoch: in the middle of the evaluation after it.
 """
 
 from __future__ import annotations
@@ -77,9 +78,14 @@ def loss_of(kind: str, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int 
     return F.cross_entropy(model(images), classes), None
 
 
-def evaluate(line: Line, kind: str, model: nn.Module) -> float:
-    """The mean loss, in training mode, so that dropout draws: 8 batches, the last one short."""
-    for batch in line.split(DataLoader(data_of(kind), 6)):
+def evaluate(line: Line, kind: str, model: nn.Module, *, dies: bool) -> float:
+    """The mean loss, in training mode, so that dropout draws: 8 batches, the last one short.
+
+    If it `dies`, it has computed one of them.
+    """
+    for number, batch in enumerate(line.split(DataLoader(data_of(kind), 6))):
+        if number and dies:
+            os.kill(os.getpid(), signal.SIGKILL)
         loss, weight = loss_of(kind, model, batch)
         n = len(batch[0]) if weight is None else weight
         line.tally({"loss": loss.detach() * n}, n)
@@ -137,7 +143,8 @@ def main() -> None:
                 seen["losses"][line.step] = line.loss
                 seen["draws"][line.step] = torch.rand(()).item()
         if not line.stopped:
-            mean = evaluate(line, kind, model)
+            dies = [spec["slot"], epoch] == spec.get("dies_evaluating")
+            mean = evaluate(line, kind, model, dies=dies)
             seen["evaluations"][epoch] = [mean, line.best(mean)]
     line.close()
     Path(sys.argv[2]).write_text(json.dumps({"digest": digest_of(model, optimizer), **seen}))
