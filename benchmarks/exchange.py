@@ -10,8 +10,12 @@ barrier; the time of an exchange is that of its slowest worker.
 Theirs is always float32, whatever encoding ours has. Plain copies show the speed of the memory for
 comparison.
 
+The path `c10d` is another one: there a process group of Andon and one of Gloo make the same calls
+(`c10d_calls.py`).
+
     python benchmarks/exchange.py --paths shared-memory,tcp,ring --json exchange.json
     python benchmarks/exchange.py --kib 4,64,1024 --mib 256 --encodings float32,bfloat16
+    python benchmarks/exchange.py --paths c10d --calls all_gather,all_to_all --mib 64
 """
 
 from __future__ import annotations
@@ -21,15 +25,15 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from beside_gloo import outputs_of
+from c10d_calls import CALLS, CallCase, line_of
+from c10d_calls import measure as measure_calls
 from machine import describe_machine
 from paths import PATHS
 from service import serving
@@ -39,7 +43,7 @@ __all__ = ["WARM_UP", "WorkerSpec"]
 ENCODINGS = ("float32", "bfloat16", "float16", "int8", "int4")
 WARM_UP = 2
 """Pairs that don't count: they set up connections and buffers, and bootstrap the run."""
-_PATIENCE_S = 600
+_C10D = "c10d"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +86,19 @@ def main() -> None:
         flush=True,
     )
     for path, workers, kib, encoding in itertools.product(
-        options.paths, options.workers, options.sizes, options.encodings
+        [path for path in options.paths if path != _C10D],
+        options.workers,
+        options.sizes,
+        options.encodings,
     ):
         case = Case(path=path, workers=workers, kib=kib, encoding=encoding)
         rows.append(measure(case, options.pairs))
         print(_line(rows[-1]), flush=True)
+    calls = options.calls if _C10D in options.paths else []
+    for call, workers, kib in itertools.product(calls, options.workers, options.sizes):
+        called = CallCase(call=call, ranks=workers, kib=kib, backend=options.backend)
+        rows.append(measure_calls(called, options.pairs))
+        print(line_of(rows[-1]), flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         figures = {"machine": machine, "rows": rows}
@@ -116,8 +128,7 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
             )
             for rank in range(case.workers)
         ]
-        with _started(specs) as processes:
-            seen = [_output(process) for process in processes]
+        seen = outputs_of("exchange_worker.py", [asdict(spec) for spec in specs])
     ours, gloo, memory = (
         [max(times) for times in zip(*(each[side] for each in seen), strict=True)]
         for side in ("ours_s", "gloo_s", "memory_s")
@@ -140,36 +151,6 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _started(specs: list[WorkerSpec]) -> Iterator[list[subprocess.Popen[str]]]:
-    """The worker processes; any that still run at the end are killed."""
-    script = str(Path(__file__).with_name("exchange_worker.py"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, json.dumps(asdict(spec))],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for spec in specs
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-def _output(process: subprocess.Popen[str]) -> dict[str, list[float]]:
-    output, _ = process.communicate(timeout=_PATIENCE_S)
-    if process.returncode:
-        raise RuntimeError(f"a worker exited with code {process.returncode}: see its output")
-    times: dict[str, list[float]] = json.loads(output)
-    return times
-
-
 def _circumstances(options: argparse.Namespace) -> dict[str, object]:
     """The conditions of the measurement, apart from the machine."""
     cores = len(os.sched_getaffinity(0))
@@ -177,6 +158,7 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
         "all workers on one host over loopback, one computing thread each",
         "ours has the service as one more process, with two reducing threads; Gloo has none",
         "ours is a whole step with control messages, value gate and durable record",
+        "but of c10d a call in a process group with ANDON_GATE=all",
     ]
     if crowded := [str(count) for count in options.workers if count > cores]:
         notes.append(
@@ -202,13 +184,21 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    paths, encodings = ", ".join(PATHS), ", ".join(ENCODINGS)
-    parser.add_argument("--paths", type=_names(tuple(PATHS)), default=["wire"], help=f"of: {paths}")
+    paths, encodings = (*PATHS, _C10D), ", ".join(ENCODINGS)
+    parser.add_argument(
+        "--paths", type=_names(paths), default=["wire"], help=f"of: {', '.join(paths)}"
+    )
     parser.add_argument("--workers", type=_counts(2), default=[2, 4], help="default: 2,4")
     parser.add_argument("--kib", type=_counts(1), help="sizes below a MiB; default: 4,64")
     parser.add_argument("--mib", type=_counts(1), help="sizes; default: 1,16,64,256")
     parser.add_argument(
         "--encodings", type=_names(ENCODINGS), default=["float32"], help=f"of: {encodings}"
+    )
+    parser.add_argument(
+        "--calls", type=_names(CALLS), default=["all_reduce"], help=f"of c10d: {', '.join(CALLS)}"
+    )
+    parser.add_argument(
+        "--backend", default="andon", help="ours of c10d; gloo shows how far equals differ"
     )
     parser.add_argument("--pairs", type=int, default=7, help="exchanges of each side that count")
     parser.add_argument("--json", type=Path, help="write the figures here")

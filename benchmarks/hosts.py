@@ -15,6 +15,7 @@ It needs root and iproute2.
 
     sudo python benchmarks/hosts.py --json benchmarks/results/hosts.json
     sudo python benchmarks/hosts.py --mbit 300 --json benchmarks/results/hosts-300.json
+    sudo python benchmarks/hosts.py --cases c10d-float32 --json benchmarks/results/c10d-hosts.json
     sudo python benchmarks/hosts.py --transport grpc --congestion bbr    # another kernel's TCP
 """
 
@@ -67,6 +68,7 @@ CASES = {
     **{f"reducers-{name}": ("reducers", name) for name in ("float32", "bfloat16", "int8", "int4")},
     **{f"ring-{name}": ("ring", name) for name in ("float32", "bfloat16", "int8")},
     "star-float32": ("star", "float32"),
+    **{f"{path}-float32": (path, "float32") for path in ("c10d", "gloo")},
 }
 _DEFAULT_CASES = [name for name in CASES if name.startswith("reducers-")]
 
@@ -129,7 +131,8 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
         "congestion": options.congestion,
         "notes": [
             f"{HOSTS} network namespaces of one machine, {options.mbit:g} Mbit/s each way (tc tbf)",
-            "ours is a whole step with control messages, value gate and durable record",
+            "ours is a whole step with control messages, value gate and durable record; of c10d a "
+            "call in a process group with ANDON_GATE=all",
             "Gloo exchanges float32 in every row",
             "a worker shares memory with the reducer of its host, if there is one a host and the "
             "encoding is float32; no folder is shared between hosts",

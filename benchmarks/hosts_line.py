@@ -28,8 +28,9 @@ __all__ = ["HOSTS", "PATHS", "WARM_UP", "Case", "Runs", "WorkerSpec", "exchange_
 HOSTS = 4
 WARM_UP = 2
 """Pairs before the first one that counts."""
-PATHS = ("reducers", "star", "ring", "shared-memory")
-"""A reducer on each host; one on the first host; a ring; all workers on the first host."""
+PATHS = ("reducers", "star", "ring", "shared-memory", "c10d", "gloo")
+"""A reducer on each host; one on the first host; a ring; all workers on the first host; a process
+group of Andon, whose ranks exchange with each other; one of Gloo, for how far equals differ."""
 _PATIENCE_S = 600
 _LINE_PORT, _REDUCER_PORT, _STORE_PORT = 7070, 7071, 7072
 
@@ -51,6 +52,11 @@ class Case:
     def reducers(self) -> int:
         """How many there are; a ring's line has one, which averages nothing of a step."""
         return HOSTS if self.path == "reducers" else 1
+
+    @property
+    def is_group(self) -> bool:
+        """Whether ours is a call in a process group, and no step."""
+        return self.path in ("c10d", "gloo")
 
     def host_of(self, rank: int) -> int:
         """Where a worker is."""
@@ -203,6 +209,7 @@ def _worker(hosts: Network, case: Case, spec: WorkerSpec) -> Iterator[subprocess
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": LINK,
+            **(_of_process_group(spec) if case.is_group else {}),
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings that addresses have no names
         },
     )
@@ -211,6 +218,17 @@ def _worker(hosts: Network, case: Case, spec: WorkerSpec) -> Iterator[subprocess
     finally:
         process.kill()
         process.communicate()
+
+
+def _of_process_group(spec: WorkerSpec) -> dict[str, str]:
+    """Variables by which a process group finds its session, and that it checks every sum."""
+    trust = {"ANDON_TLS_DIR": spec.certs} if spec.certs else {"ANDON_INSECURE": "1"}
+    return {
+        "ANDON_ADDRESS": spec.address,
+        "ANDON_SHARED_DIR": spec.shared_dir,
+        "ANDON_GATE": "all",
+        **trust,
+    }
 
 
 def _output(process: subprocess.Popen[str]) -> dict[str, Runs]:

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,31 @@ def work(spec: WorkerSpec) -> dict[str, list[dict[str, float]]]:
     """Exchanges the same numbers on both sides alternately; returns the cost of each exchange."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://{spec.store}", rank=spec.rank, world_size=spec.hosts)
+    seen = _in_groups(spec) if spec.is_group else _on_a_line(spec)
+    dist.destroy_process_group()
+    return {side: runs[WARM_UP:] for side, runs in seen.items()}
+
+
+def _in_groups(spec: WorkerSpec) -> dict[str, list[dict[str, float]]]:
+    """Sums in a process group of ours, and in one of Gloo."""
+    ours = dist.new_group(backend="andon" if spec.path == "c10d" else spec.path)
+    gradient = torch.randn(spec.mib * 2**18, generator=torch.Generator().manual_seed(spec.rank))
+    tensors = {"ours": torch.empty_like(gradient), "gloo": torch.empty_like(gradient)}
+    seen: dict[str, list[dict[str, float]]] = {side: [] for side in tensors}
+    for _ in range(WARM_UP + spec.pairs):
+        for side, group in (("ours", ours), ("gloo", None)):
+            tensor = tensors[side].copy_(gradient)
+            seen[side].append(_measured(partial(dist.all_reduce, tensor, group=group), 0))
+    relative, absolute = TOLERANCES[spec.encoding]
+    torch.testing.assert_close(tensors["ours"], tensors["gloo"], rtol=relative, atol=absolute)
+    dist.barrier()  # nobody leaves during another rank's call
+    for run in seen["ours"]:
+        run["by_tcp"] = 1.0  # there is nothing else
+    return seen
+
+
+def _on_a_line(spec: WorkerSpec) -> dict[str, list[dict[str, float]]]:
+    """Steps on a line, and sums in a group of Gloo."""
     sizes = block_sizes(spec.mib)
     gradient = np.random.default_rng(spec.rank).standard_normal(sum(sizes), dtype=np.float32)
     blocks = np.split(gradient, np.cumsum(sizes)[:-1])
@@ -43,10 +69,9 @@ def work(spec: WorkerSpec) -> dict[str, list[dict[str, float]]]:
         np.testing.assert_allclose(means, tensor.numpy(), rtol=relative, atol=absolute)
         lanes = worker.traffic.sent["tcp"]  # a ring's bytes are "ring", on a lane or not
         dist.barrier()  # nobody leaves the line during another worker's step
-    dist.destroy_process_group()
     for run in seen["ours"]:
         run["by_tcp"] = float(lanes > 0)
-    return {side: runs[WARM_UP:] for side, runs in seen.items()}
+    return seen
 
 
 def _way(spec: WorkerSpec) -> Way:
@@ -56,7 +81,7 @@ def _way(spec: WorkerSpec) -> Way:
     return Way(shared_dir=shared_dir, tcp=spec.transport == "tcp", ring=spec.path == "ring")
 
 
-def _measured(exchange: Callable[[], None], service: int) -> dict[str, float]:
+def _measured(exchange: Callable[[], object], service: int) -> dict[str, float]:
     """What one exchange cost this host.
 
     Seconds, bytes over its link, processor seconds of this worker and the host's service, and the

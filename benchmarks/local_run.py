@@ -17,9 +17,19 @@ from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.transport.damage import JournalError
 from andon_coordinator.transport.reader import JournalReader
 
-__all__ = ["Commits", "Run", "commits_in", "events_in", "is_whole", "running", "until", "width_of"]
+__all__ = [
+    "PATIENCE_S",
+    "Commits",
+    "Run",
+    "commits_in",
+    "events_in",
+    "is_whole",
+    "running",
+    "until",
+    "width_of",
+]
 
-_PATIENCE_S = 180.0
+PATIENCE_S = 180.0
 _BYTES_OF_STATE = 12
 """For each parameter: itself and AdamW's two moments, in float32."""
 
@@ -107,18 +117,18 @@ def running(
             yield Run(launcher.pid, Path(folder) / "runs/7f3a", script)
         finally:
             launcher.terminate()
-            launcher.wait(_PATIENCE_S)
+            launcher.wait(PATIENCE_S)
             if verbose:
                 sys.stdout.write(Path(folder, "out.txt").read_text("utf-8", "replace"))
 
 
-def until(holds: Callable[[], bool]) -> None:
+def until(holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
     """Waits until something holds.
 
     Raises:
-        TimeoutError: it did not for three minutes.
+        TimeoutError: it did not for so long.
     """
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError("the run does not go on: see its output")

@@ -61,6 +61,7 @@ PARTS = {
     "learners": Part(
         tests=("tests/chaos/test_learning_storm.py",), variables={"ANDON_STORMS": "10"}
     ),
+    "peers": Part(tests=("tests/chaos/test_peer_storm.py",), variables={"ANDON_STORMS": "10"}),
     "conformance": Part(
         tests=("tests/conformance",),
         variables={"ANDON_CONFORMANCE": "1", "ANDON_JUDGED": "100"},

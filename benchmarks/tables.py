@@ -101,6 +101,44 @@ def _exchange(rows: Iterable[Row]) -> str:
     return _table(head, "lrrlrrrlr", cells)
 
 
+def _c10d(rows: Iterable[Row]) -> str:
+    """Calls in a process group."""
+    head = ("call", "ranks", "size", "ours", "Gloo", "ratio", "of single pairs",
+            "processor, ours and Gloo")  # fmt: skip
+    cells = (
+        (
+            row["call"],
+            str(row["ranks"]),
+            _size(row["kib"]),
+            f"{row['ours_s'] * 1e3:.3g} ms",
+            f"{row['gloo_s'] * 1e3:.3g} ms",
+            f"{row['ratio']:.2f}",
+            "{:.2f} to {:.2f}".format(*row["spread"]),
+            f"{row['ours_cpu_s'] * 1e3:.3g} ms, {row['gloo_cpu_s'] * 1e3:.3g} ms",
+        )
+        for row in rows
+    )
+    return _table(head, "lrrrrrll", cells)
+
+
+def _ddp_step(rows: Iterable[Row]) -> str:
+    """Steps of DistributedDataParallel."""
+    head = ("parameters", "ranks", "over Andon", "over Gloo", "alone", "ratio", "of single pairs",
+            "weights")  # fmt: skip
+    cells = (
+        (
+            f"{row['parameters'] / 1e6:.0f} M",
+            str(row["ranks"]),
+            *(f"{row[side]:.3f} s" for side in ("ours_s", "gloo_s", "solo_s")),
+            f"{row['ratio']:.2f}",
+            "{:.2f} to {:.2f}".format(*row["spread"]),
+            "equal to the bit" if row["weights_equal"] else "differ",
+        )
+        for row in rows
+    )
+    return _table(head, "rrrrrrll", cells)
+
+
 def _expected(rows: Iterable[Row]) -> str:
     """Ratios of one host: a line for each path, encoding and number of workers."""
     kibs = (4, 1024, 16 * 1024, 256 * 1024)
@@ -193,6 +231,9 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[list[Row]], str]]] = {
     "expected-xeon": (("exchange-xeon.json", "exchange-narrow.json"), _expected),
     "hosts": (("hosts.json", "hosts-300.json"), _hosts),
     "hosts-bbr": (("hosts-bbr.json",), _hosts),
+    "c10d": (("c10d.json", "c10d-calls.json"), _c10d),
+    "c10d-hosts": (("c10d-hosts.json", "c10d-hosts-300.json"), _hosts),
+    "ddp-step": (("ddp-step.json",), _ddp_step),
     "line-rates": (("line-rates.json",), table_of),
     "storm": (("storm.json",), _storm),
 }

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from beside_gloo import outputs_of
 from machine import describe_machine
 from service import serving
 
@@ -31,7 +29,6 @@ __all__ = ["WARM_UP", "Shape", "WorkerSpec", "measure"]
 
 WARM_UP = 3
 """Steps before the first one that counts: they set up connections, buffers and optimizer state."""
-_PATIENCE_S = 1800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +108,7 @@ def measure(
             )
             for rank in range(workers)
         ]
-        seen = _run(specs)
+        seen = outputs_of("training_worker.py", [asdict(spec) for spec in specs])
     times = {
         side: [max(each) for each in zip(*(one[side] for one in seen), strict=True)]
         for side in ("ours_s", "ddp_s", "solo_s", *(["nccl_s"] if apart else []))
@@ -133,30 +130,6 @@ def measure(
         "loss_difference": max(abs(mine - theirs) for mine, theirs in losses),
         **({"nccl_ratio": round(medians["nccl_s"] / medians["ours_s"], 4)} if apart else {}),
     }
-
-
-def _run(specs: list[WorkerSpec]) -> list[dict[str, Any]]:
-    """Runs a process for each spec; returns their output. At an error, all of them are killed."""
-    script = str(Path(__file__).with_name("training_worker.py"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, json.dumps(asdict(spec))],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for spec in specs
-    ]
-    try:
-        outputs = [process.communicate(timeout=_PATIENCE_S)[0] for process in processes]
-        if any(process.returncode for process in processes):
-            raise RuntimeError("a worker failed: see its output")
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    return [json.loads(output) for output in outputs]
 
 
 def _circumstances(workers: int) -> dict[str, object]:

@@ -7,21 +7,17 @@ real network, the link would hide part of it.
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from beside_gloo import outputs_of
 
 __all__ = ["WARM_UP", "Side", "Steps", "WorkerSpec", "compare", "figures_of"]
 
 WARM_UP = 2
 """Pairs that don't count: they set up connections and buffers, and bootstrap both runs."""
-_PATIENCE_S = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,19 +73,18 @@ def compare(
     Raises:
         RuntimeError: a worker failed.
     """
-    with ExitStack() as stack:
-        specs = [
-            WorkerSpec(
-                mib=mib,
-                workers=workers,
-                pairs=pairs,
-                rank=rank,
-                sides=sides,
-                rendezvous=str(folder / "rendezvous"),
-            )
-            for rank in range(workers)
-        ]
-        seen = [_output(process) for process in _started(specs, stack)]
+    specs = [
+        WorkerSpec(
+            mib=mib,
+            workers=workers,
+            pairs=pairs,
+            rank=rank,
+            sides=sides,
+            rendezvous=str(folder / "rendezvous"),
+        )
+        for rank in range(workers)
+    ]
+    seen = outputs_of("two_lines_worker.py", [asdict(spec) for spec in specs])
     first, second = (
         Steps(
             [max(seconds for seconds, _ in each) for each in zip(*of_workers, strict=True)],
@@ -117,29 +112,3 @@ def figures_of(first: Steps, second: Steps, names: tuple[str, str]) -> dict[str,
         f"{names[1]}_processor_s": round(spent[1], 6),
         "processor_ratio": round(spent[1] / spent[0], 4) if spent[0] else None,
     }
-
-
-def _started(specs: list[WorkerSpec], stack: ExitStack) -> list[subprocess.Popen[str]]:
-    """The worker processes; any that still run when the stack closes are killed."""
-    script = str(Path(__file__).with_name("two_lines_worker.py"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = []
-    for spec in specs:
-        process = subprocess.Popen(
-            [sys.executable, script, json.dumps(asdict(spec))],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        stack.callback(process.communicate)
-        stack.callback(process.kill)
-        processes.append(process)
-    return processes
-
-
-def _output(process: subprocess.Popen[str]) -> list[list[tuple[float, float]]]:
-    output, _ = process.communicate(timeout=_PATIENCE_S)
-    if process.returncode:
-        raise RuntimeError(f"a worker exited with code {process.returncode}: see its output")
-    times: list[list[tuple[float, float]]] = json.loads(output)
-    return times

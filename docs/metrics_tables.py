@@ -23,17 +23,21 @@ from andon.host.telemetry import (
     new_registry,
 )
 from andon.protocol.layout import Layout
+from andon.protocol.records import Key
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import Scalar
-from andon_coordinator.core import effects, events
+from andon.protocol.sessions import RankReport
+from andon_coordinator.core import effects, events, session_events
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
-from andon_coordinator.telemetry import LineMetrics, Totals
+from andon_coordinator.telemetry import LineMetrics, SessionMetrics, Totals
 from andon_reducer.telemetry import ReducerTelemetry
 from andon_trainer.telemetry import GPU_MEMORY, GpuReading, WorkerMetrics
 
 __all__ = ["Described", "page", "process", "service", "table_of", "worker"]
 
+_KEY = Key(1, 1)
+"""Of the session whose ranks have labels."""
 _ENDINGS = {"counter": "_total", "info": "_info"}
 _UNITS = ("seconds", "bytes", "ratio", "steps", "samples")
 _OF_A_HISTOGRAM = {"le", "quantile"}
@@ -56,6 +60,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
         *("andon_inflight_", "andon_reducer_"),
     ),
     "calls": ("andon_refusals", "andon_tls_"),
+    "sessions": ("andon_session", "andon_rank_"),
 }
 """The service's tables, by how the names of their metrics begin; the longest beginning wins."""
 
@@ -103,6 +108,20 @@ def service() -> CollectorRegistry:
     logged = effects.SaveScalars(0, (Scalar("val", 0, 0.3),))
     metrics.observe(joined, [*line.receive(joined, 0.0), logged], 0.0)
     metrics.tick(line.status(0.0))
+    sessions = SessionMetrics(registry, {})
+    reported = session_events.RankReported(1, _KEY, 1, RankReport())
+    request = session_events.AttendRequest(rank=0, world_size=1, incarnation=1)
+    formed = session_events.SendFormed(
+        stream=1,
+        rank=0,
+        key=_KEY,
+        roster=(request,),
+        capabilities=frozenset(),
+        lease_s=3,
+        report_s=1,
+    )
+    sessions.happened(events.SessionSaved(_KEY), [formed])
+    sessions.happened(reported, [session_events.SendReportAnswer(1, 1)])
     return registry
 
 

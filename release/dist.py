@@ -27,9 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
     *("proto/andon", "services/andon_coordinator", "services/andon_reducer"),
     *("services/andon_server", "services/andon_cli", "trainer/andon_trainer"),
+    "trainer/andon_torch",
 )
 _MODULE = "andon/protocol/_fused.abi3.so"
-_C_SOURCES = ("_fused.c", "_strips.h", "_strips_avx2.h")
+_C_SOURCES = ("_fused.c", "_neighbours.h", "_strips.h", "_strips_avx2.h")
 
 
 def version() -> str:

@@ -22,11 +22,21 @@ from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.reasons import Reason
 from andon.protocol.records import accuracy_of
 from andon.v1 import coordinator_pb2 as pb
+from andon.v1 import session_pb2
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
-from andon.wire import conversion
+from andon.wire import conversion, sessions
 from andon.wire.statuses import details_of
 
-__all__ = ["Hardware", "LineClient", "LineStatus", "ReducerStatus", "StepTimes", "WorkerStatus"]
+__all__ = [
+    "Hardware",
+    "LineClient",
+    "LineStatus",
+    "RankStatus",
+    "ReducerStatus",
+    "SessionStatus",
+    "StepTimes",
+    "WorkerStatus",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +92,49 @@ class WorkerStatus:
     """None before its first step, or its coordinator is older than this."""
     step_s: float = 0.0
     """How long its last step took, from the assignment to the commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """What one rank of a session is doing; `state` is a name such as `in call`."""
+
+    rank: int
+    host: str = ""
+    device: str = ""
+    state: str = ""
+    steps: int = 0
+    overflows: int = 0
+    """Steps whose gradients overflowed, where a gradient scaler expects that."""
+    exchange_s: float = 0.0
+    exchange_ratio: float = 0.0
+    """The part of its time in which a call was open, between its last two reports."""
+    bytes: int = 0
+    calls: int = 0
+    pending: str = ""
+    """The call that has been open for longest; empty if none is."""
+    pending_s: float = 0.0
+    """For how long it has been open."""
+    missing: tuple[int, ...] = ()
+    """The ranks of which that call misses something."""
+    silent_s: float = 0.0
+    metrics_address: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStatus:
+    """The sessions of a run whose ranks attend; see `andon.v1.SessionStatus`."""
+
+    key: str = ""
+    """Empty while ranks are awaited."""
+    world_size: int = 0
+    awaited: tuple[int, ...] = ()
+    ranks: tuple[RankStatus, ...] = ()
+    age_s: float = 0.0
+    formed: int = 0
+    last_end: str = ""
+    """Why the session before ended, as `rank_lost`; empty if it had no end."""
+    last_culprit: int | None = None
+    last_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +195,8 @@ class LineStatus:
     """Why the schedule is that one, if the line chose it."""
     grain: int = 0
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
+    session: SessionStatus | None = None
+    """The run's sessions; None if its workers train on a line."""
     tcp_port: int = 0
     """The port of the TCP lanes of the coordinator's own reducer; 0: it offers none."""
 
@@ -360,7 +415,48 @@ def _line(message: pb.LineStatus) -> LineStatus:
         schedule=message.schedule,
         schedule_note=message.schedule_note,
         grain=message.grain,
+        session=_session(message.session) if message.HasField("session") else None,
         tcp_port=message.tcp_port,
+    )
+
+
+def _session(message: session_pb2.SessionStatus) -> SessionStatus:
+    key = conversion.optional_key_from_proto(message.key)
+    last = message.last if message.HasField("last") else None
+    return SessionStatus(
+        key="" if key is None else str(key),
+        world_size=message.world_size,
+        awaited=tuple(message.awaited),
+        ranks=tuple(_rank(each) for each in message.ranks),
+        age_s=message.age_s,
+        formed=message.formed,
+        last_end=""
+        if last is None
+        else _name(session_pb2.SessionEnd, last.end, "SESSION_END_").lower(),
+        last_culprit=last.culprit if last is not None and last.HasField("culprit") else None,
+        last_message="" if last is None else last.message,
+    )
+
+
+def _rank(message: session_pb2.RankStatus) -> RankStatus:
+    pending = message.pending if message.HasField("pending") else None
+    state = _name(session_pb2.RankState, message.state, "RANK_STATE_")
+    return RankStatus(
+        rank=message.rank,
+        host=message.node_id,
+        device=message.device or message.backend,
+        state=state.lower().replace("_", " "),
+        steps=message.steps,
+        overflows=message.overflows,
+        exchange_s=message.exchange_s,
+        exchange_ratio=message.exchange_ratio,
+        bytes=message.bytes,
+        calls=message.calls,
+        pending="" if pending is None else str(sessions.pending_from_proto(pending)),
+        pending_s=0.0 if pending is None else pending.open_s,
+        missing=() if pending is None else tuple(pending.missing),
+        silent_s=message.silent_s,
+        metrics_address=message.metrics_address,
     )
 
 

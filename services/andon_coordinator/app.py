@@ -16,11 +16,14 @@ from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.limits import clipped
 from andon.protocol.messages import BlockFault, BlockFaultKind
 from andon.protocol.records import make_term
+from andon.protocol.scalars import ScalarNames
 from andon_coordinator.config import CoordinatorConfig
 from andon_coordinator.core import events
+from andon_coordinator.core.chain import Keys
 from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.sessions import SessionsCore
 from andon_coordinator.core.status import LineSnapshot
-from andon_coordinator.telemetry import LineMetrics, ServedRun, Totals
+from andon_coordinator.telemetry import LineMetrics, ServedRun, SessionMetrics, Totals
 from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.journal import Journal
 from andon_coordinator.transport.outgoing import JoinAnswers, ServicePlaces
@@ -180,6 +183,10 @@ class Coordinator:
         self._task.ask(events.DrainRequested(clipped(operator)))
 
 
+def _random_bits() -> int:
+    return secrets.randbits(32)
+
+
 def build_coordinator(
     config: CoordinatorConfig,
     registry: CollectorRegistry,
@@ -233,13 +240,18 @@ def build_coordinator(
                 local_steps=config.policy.local_steps,
             ),
         )
+        sessions = SessionMetrics(registry, counted.sessions)
         journal.wrote = metrics.wrote
         task = LineTask(
-            LineCore(
-                settings,
-                term=term,
-                history=history,
-                random_bits=lambda: secrets.randbits(32),
+            (
+                LineCore(settings, term=term, history=history, random_bits=_random_bits),
+                SessionsCore(
+                    keys=Keys(term, _random_bits),
+                    lease_s=config.line.liveness_s,
+                    next_halt_id=history.next_halt_id,
+                    formed=history.sessions,
+                    scalar_names=ScalarNames(history.scalar_names),
+                ),
             ),
             journal,
             JoinAnswers(
@@ -253,6 +265,7 @@ def build_coordinator(
                 max_streams=4 * settings.max_workers + 16,
                 flush_s=config.join_s,
                 announce=config.announce,
+                session_happened=sessions.happened,
             ),
             clocks=(LineClock(time.monotonic, _LONGEST_GAP_S), time.time),
             observers=(metrics, *observers),

@@ -47,8 +47,8 @@ class ReducerTelemetry:
         }
         self._relayed = Counter(
             "andon_state_transfer_bytes_total",
-            "Bytes of the line's state that newcomers received through this reducer; they are in "
-            "`andon_exchange_bytes_total` too.",
+            "Bytes of the line's state that newcomers received through this reducer, which are in "
+            "`andon_exchange_bytes_total` too, or on its word through a file of their host.",
             registry=registry,
         )
         self._inflight = Gauge(

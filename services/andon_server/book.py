@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from andon_coordinator.transport.reader import (
     RecordedDeparture,
     RecordedHalt,
     RecordedRun,
+    RecordedSession,
     StepOutcome,
 )
 from andon_coordinator.transport.rows import RunEnd
@@ -51,6 +52,8 @@ class RunBook:
     halts: list[RecordedHalt]
     departures: list[RecordedDeparture]
     digests: dict[int, str]
+    sessions: list[RecordedSession] = field(default_factory=list)
+    """Of a run whose ranks attend sessions; empty: it is a line."""
 
     @classmethod
     def read(cls, journal: Path) -> RunBook:
@@ -71,21 +74,29 @@ class RunBook:
                 last_loss=next(filter(math.isfinite, losses), None),
                 began_at_unix_s=reader.began_at_unix_s(),
                 ends=reader.run_end(),
-                most_workers=reader.most_workers(),
+                most_workers=max(
+                    [reader.most_workers(), *(each.ranks for each in reader.sessions())]
+                ),
                 gaps=reader.gaps(),
                 halts=reader.halts(),
                 departures=reader.departures(),
                 digests=reader.digests(),
+                sessions=reader.sessions(),
             )
 
     @property
     def steps(self) -> int:
-        """Committed steps."""
+        """Committed steps; those of all sessions, if the run is one of sessions."""
+        if self.sessions:
+            return sum(each.steps for each in self.sessions)
         return 0 if self.head is None else self.head.record.step
 
     @property
     def seconds(self) -> float:
         """The time from the first record to the last one; 0 if a clock was set back meanwhile."""
+        if self.sessions:
+            last = self.sessions[-1]
+            return max(0.0, (last.over_at_unix_s or last.at_unix_s) - self.sessions[0].at_unix_s)
         if self.head is None or self.began_at_unix_s is None:
             return 0.0
         return max(0.0, self.head.at_unix_s - self.began_at_unix_s)
@@ -125,6 +136,8 @@ class RunBook:
 
         The line decides by the same function. Weights that differ at the end are a halt, so a run
         with an open halt is not complete."""
+        if self.sessions:
+            return self.sessions[-1].in_order
         ends = self.ends
         done = self.head is not None and is_complete(ends.roster, ends.departed, over=ends.over)
         return done and not self.unanswered

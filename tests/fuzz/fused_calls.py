@@ -7,7 +7,9 @@ module's own error.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import random
+import struct
 import sys
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -71,7 +73,7 @@ def call(module: ModuleType, chance: random.Random) -> None:
     elements = size // 4
     bits = chance.choice([8, 4])
     payload = 4 * -(-elements // (128 if bits == 8 else 32)) + -(-elements * bits // 8)
-    match chance.randrange(6):
+    match chance.randrange(7):
         case 0:
             module.weighted_mean(buffers.one(size), vectors, shares, chance.random() < 0.5)
         case 1:
@@ -88,6 +90,8 @@ def call(module: ModuleType, chance: random.Random) -> None:
             some = max(0, elements - start) if chance.random() < 0.9 else elements
             most = chance.choice([elements, elements, elements, elements + 1, -1, 2**61, 2**63 - 1])
             decode(buffers.one(4 * min(some, 100)), buffers.one(payload), most, start)
+        case 5:
+            neighbours(module, chance, buffers, size)
         case _:
             mean = module.int8_mean if bits == 8 else module.int4_mean
             if isinstance(vectors, tuple):
@@ -95,6 +99,34 @@ def call(module: ModuleType, chance: random.Random) -> None:
             wide = chance.random() < 0.5
             most = chance.choice([elements, elements, elements, elements + 1, -1, 2**61])
             mean(buffers.one(size if wide else payload), vectors, shares, most, wide)
+
+
+def neighbours(module: ModuleType, chance: random.Random, buffers: Buffers, size: int) -> None:
+    """Calls one of the functions of neighbours, who have given and taken anything."""
+    one, other = buffers.one(size), buffers.one(size)
+    match chance.randrange(4):
+        case 0:
+            module.copy(one, other)
+        case 1:
+            module.checked_copy(chance.choice([None, one]), other)
+        case 2:
+            module.sum(one, (other,) * chance.choice([0, 1, 2, 5]), 2.0)
+        case _:
+            length = chance.choice([4096 + 2 * 4096] * 6 + [4096, 4100, 1])
+            files = tuple(mmap.mmap(-1, length) for _ in range(chance.choice([0, 1, 2, 2, 3, 4])))
+            for file in files:
+                if length >= 4096:
+                    file[128:132] = struct.pack("<I", chance.choice([0, 1, 2, 3, 100, 2**32 - 1]))
+                    file[192:196] = struct.pack("<I", chance.choice([0, 0, 1, 2, 100, 2**32 - 1]))
+                    file[256] = 1  # Nobody waits for long: the session is over.
+            at = chance.choice([1024, 1024, 2048, 4096, -1, 2**62])
+            args = (one, other, 1.0, chance.choice([None, lambda *_: None]))
+            module.all_reduce(files, chance.choice([0, 0, 1, 4]), over, 0, at, 16, *args)
+
+
+def over(_: int) -> None:
+    """Ends a call that waits."""
+    raise ValueError
 
 
 def main() -> None:

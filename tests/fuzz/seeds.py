@@ -6,6 +6,7 @@ Run it to write what is missing: python tests/fuzz/seeds.py
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,8 @@ from andon.protocol.messages import (
     RingHeader,
     RingStage,
 )
+from andon.protocol.peer_calls import Call, CallKind
+from andon.protocol.peer_frames import Begin
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.v1 import coordinator_pb2 as pb
@@ -32,10 +35,13 @@ from andon.wire.frames import (
     frame_request,
     frame_response,
 )
+from andon.wire.peer_frames import peer_head
 from fuzz.passing import sessions
 from scenarios.line_bench import LAYOUT
 from unit.andon import strategies
 from vectors.lanes import FRAMES, PROOFS, REFUSED
+from vectors.peers import peers_file
+from vectors.session_samples import peer_frames
 
 __all__ = ["CORPUS", "seeds"]
 
@@ -58,6 +64,7 @@ def seeds() -> dict[str, Iterable[bytes]]:
         "session": _sessions(),
         "reducing": _reducing(),
         "lanes": _lanes(),
+        "peers": _peers(),
         "passing": (_spoken(*each) for each in sessions()),
         "preambles": (bytes.fromhex(each["preamble"] + each["answer"]) for each in PROOFS),
     }
@@ -200,6 +207,20 @@ def _lanes() -> Iterator[bytes]:
         bad = [bytes.fromhex(each["frame"]) for each in REFUSED if each["type"] == name]
         for each in (*frames, *bad, b"".join(frames)):
             yield bytes([number]) + each[:2048]
+
+
+def _peers() -> Iterator[bytes]:
+    for case in json.loads(peers_file())["frames"]:
+        yield bytes.fromhex(case["head"])
+    for each in peer_frames().values():
+        yield each.SerializeToString()
+    for kind in CallKind:
+        call = Call(
+            kind=kind,
+            reduction="sum" if kind.reduces else "",
+            root=1 if kind.has_root else None,
+        )
+        yield peer_head(Begin(7, 1, call, 1, 64, kind is CallKind.SEND), checksums=True)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from andon.protocol.limits import LimitExceeded
+from andon.protocol.peer_frames import LaneEnd
 from andon.protocol.records import RecordKind
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.tcp.framing import PREFIX_BYTES, prefixed, read_prefix
@@ -29,7 +30,7 @@ from andon.tcp.proof import (
     preamble,
     read_preamble,
 )
-from andon.v1 import coordinator_pb2, layout_pb2, reducer_pb2, ring_pb2
+from andon.v1 import coordinator_pb2, layout_pb2, reducer_pb2, ring_pb2, session_pb2
 from andon.wire import conversion, layouts
 from andon.wire.fields import FrameError
 from andon.wire.frames import (
@@ -51,6 +52,7 @@ from andon.wire.frames import (
     split_response,
     with_payload,
 )
+from andon.wire.peer_frames import parse_head, peer_head
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.settings import LineSettings
@@ -96,6 +98,21 @@ def ring(data: bytes) -> None:
     case = theirs.WhichOneof("message")
     assert case is not None
     _same(_content(ours, case), _content(theirs, case))
+
+
+def peers(data: bytes) -> None:
+    """A PeerFrame: what is read is written to bytes that protobuf reads as the same."""
+    for payload_bytes in (0, len(data)):
+        try:
+            frame = parse_head(memoryview(data), payload_bytes).frame
+        except FrameError:
+            continue
+        theirs = session_pb2.PeerFrame.FromString(data)
+        theirs.DiscardUnknownFields()
+        theirs.ClearField("crc32c")
+        if isinstance(frame, LaneEnd):
+            theirs.group = theirs.sequence = 0
+        assert session_pb2.PeerFrame.FromString(peer_head(frame)) == theirs
 
 
 def layout(data: bytes) -> None:
@@ -363,7 +380,7 @@ def _same(one: Message, other: Message) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     each.__name__: each
     for each in (
-        *(requests, responses, ring, layout, answers, session, reducing),
+        *(requests, responses, ring, peers, layout, answers, session, reducing),
         *(lanes, preambles, passing),
     )
 }

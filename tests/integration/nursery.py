@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Literal
@@ -139,12 +140,23 @@ _MODULES = {
         *_TRAINER,
         *(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "gpt2", "t5", "vit")),
     ),
+    "plain": (
+        *_TRAINER,
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+        # Which few have: `pip install --group plain`.
+        *(
+            name
+            for name in ("accelerate", "lightning.pytorch", "transformers.trainer")
+            if find_spec(name.partition(".")[0])
+        ),
+    ),
 }
 
 
 @cache
-def nursery(imports: Literal["trainer", "service", "models"]) -> _Nursery:
-    """The nursery with PyTorch, the one without, or the one with transformers, too.
+def nursery(imports: Literal["trainer", "service", "models", "plain"]) -> _Nursery:
+    """The nursery with PyTorch, the one without, and those with transformers or FSDP, too.
 
     Each starts at its first use.
     """

@@ -48,6 +48,33 @@ def test_the_exchange_benchmark_writes_a_row_beside_its_machine(tmp_path: Path) 
     assert low <= ratio <= high
 
 
+@benchmark_in_small
+@pytest.mark.timeout(300)
+def test_the_calls_of_a_process_group_are_measured_beside_gloos(tmp_path: Path) -> None:
+    flags = ("--paths", "c10d", "--workers", "2", "--kib", "4", "--pairs", "1")
+
+    figures = measured(tmp_path, "exchange.py", *flags, "--calls", "all_reduce,all_to_all")
+
+    assert [row["call"] for row in figures["rows"]] == ["all_reduce", "all_to_all"]
+    for row in figures["rows"]:
+        low, high = row["spread"]
+        assert (row["ranks"], row["kib"], row["backend"], row["at_once"]) == (2, 4, "andon", 200)
+        assert min(row[f"{side}_{what}"] for side in ("ours", "gloo") for what in ("s", "cpu_s"))
+        assert low <= row["ratio"] <= high
+
+
+@benchmark_in_small
+@pytest.mark.timeout(300)
+def test_a_step_of_ddp_over_andon_leaves_the_weights_of_one_over_gloo(tmp_path: Path) -> None:
+    flags = ("--steps", "1", "--layers", "1", "--width", "64", "--samples", "1")
+
+    figures = measured(tmp_path, "ddp_step.py", *flags)
+
+    (row,) = figures["rows"]
+    assert row["weights_equal"]
+    assert min(row["ours_s"], row["gloo_s"], row["solo_s"]) > 0
+
+
 def test_the_benchmark_of_crowds_tells_the_core_alone_and_a_real_line(tmp_path: Path) -> None:
     figures = measured(tmp_path, "crowd.py", "--workers", "3", "--steps", "5", "--rest-s", "0.1")
 
@@ -96,6 +123,7 @@ def test_the_storm_counts_every_sample_of_a_run_whose_processes_are_killed(tmp_p
         ("exchange.py", "--mib", "many"),
         ("exchange.py", "--kib", "0"),
         ("exchange.py", "--encodings", "int2"),
+        ("exchange.py", "--calls", "pigeon"),
         ("uneven.py", "--schedules", "pigeon"),
         ("uneven.py", "--repeats", "0"),
         ("uneven.py", "--cores", "0"),

@@ -25,9 +25,11 @@ from andon_coordinator.app import (
     CoordinatorFailed,
 )
 from andon_coordinator.config import CoordinatorConfig
+from andon_coordinator.core.chain import Keys
 from andon_coordinator.core.effects import AcceptJoin, Effect
 from andon_coordinator.core.events import CordPulled, Event
 from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.sessions import SessionsCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.errors import LineError
@@ -71,7 +73,10 @@ def failing_task(config: CoordinatorConfig, settings: TaskSettings) -> LineTask:
     journal = Journal.open(config.journal, RUN)
     journal.begin_term(1)
     return LineTask(
-        LineCore(line, term=1, history=journal.history, random_bits=lambda: 0),
+        (
+            LineCore(line, term=1, history=journal.history, random_bits=lambda: 0),
+            SessionsCore(keys=Keys(1, lambda: 0)),
+        ),
         journal,
         JoinAnswers(run_id=RUN, secret=SECRET, policy=line.policy, liveness=line.liveness),
         settings=settings,

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import pytest
 
 from andon.host.tls import ServerIdentity
+from andon.protocol.messages import TcpOffer
 from andon.tcp.connecting import TcpUnavailable, connect
 from andon.tcp.connection import TcpConnection
-from andon.tcp.framing import Frame
+from andon.tcp.framing import Frame, prefixed
 from andon.tcp.listening import MAX_UNPROVEN, OpenOffer, TcpListener
 from andon.tcp.proof import LaneDirection, LaneSession
 from andon.tcp.receiving import FrameReader, TcpReceiver
@@ -138,6 +139,62 @@ def test_frames_arrive_in_order_and_whole(tmp_path: Path, encrypted: bool) -> No
                 == sum(8 + len(head) + len(payload) for head, payload in frames)
             )
             assert received.ended.get(timeout=30) is None
+
+
+def test_a_standing_offer_waits_longer_than_others_and_is_taken_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nonce = bytes(range(32))
+    with ExitStack() as stack:
+        listener = TcpListener("127.0.0.1")
+        stack.callback(listener.close)
+        joined: queue.SimpleQueue[TcpConnection] = queue.SimpleQueue()
+        offer = listener.offer(SESSION, lambda _, lane: joined.put(lane), nonce=nonce)
+        passing = listener.offer(SESSION, lambda _, lane: joined.put(lane))
+        assert offer is not None
+        assert passing is not None
+        later = time.monotonic() + 1000
+        monkeypatch.setattr("andon.tcp.listening.time.monotonic", lambda: later)
+        message = TcpOffer(listener.port, nonce)
+
+        with pytest.raises(TcpUnavailable):
+            connect("127.0.0.1", passing.message, SESSION, (SENDS,))
+        (mine,) = connect("127.0.0.1", message, SESSION, (SENDS,))
+        stack.callback(mine.close)
+        stack.callback(joined.get(timeout=30).close)
+        with pytest.raises(TcpUnavailable):
+            connect("127.0.0.1", message, SESSION, (SENDS,))
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_views_arrive_as_one_payload_and_some_bytes_leave_at_once(
+    tmp_path: Path, encrypted: bool
+) -> None:
+    with ExitStack() as stack:
+        tls, identity = None, None
+        if encrypted:
+            ca = tmp_path / "ca"
+            tls = certify(ca, tmp_path / "client", "127.0.0.1")
+            identity = ServerIdentity(certify(ca, tmp_path / "server", "127.0.0.1"))
+        listener = TcpListener("127.0.0.1", identity=identity)
+        stack.callback(listener.close)
+        joining = offered(listener, stack)
+        (mine,) = connect("127.0.0.1", joining.offer.message, SESSION, (SENDS,), tls=tls)
+        stack.callback(mine.close)
+        _, theirs = joining.joined.get(timeout=30)
+        received = Received(theirs, stack)
+        views = [memoryview(bytes([n % 251]) * (n % 7)) for n in range(1500)]
+        whole = b"".join(views)
+
+        mine.send_views(prefixed(b"many", len(whole)), views)
+        small = prefixed(b"small", None)
+        sent = mine.send_at_once(small)
+        assert sent == (0 if encrypted else len(small))
+        mine.send_rest(memoryview(small)[sent:])
+        mine.send_views(prefixed(b"one", 3), [memoryview(b"abc")])
+
+        found = [received.frames.get(timeout=30) for _ in range(3)]
+        assert found == [(b"many", whole), (b"small", b""), (b"one", b"abc")]
 
 
 def test_a_client_without_a_certificate_gets_no_lane(tmp_path: Path) -> None:

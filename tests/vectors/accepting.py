@@ -15,6 +15,7 @@ from vectors.floats import BFLOAT16, FLOAT16, FLOAT32, Format
 from vectors.names import KEY, PARENT
 from vectors.raw import FIXED32, FIXED64, LENGTH, field, tag, varint
 from vectors.samples import ENVELOPES, cases_of, layout, plan, samples
+from vectors.session_samples import peer_frames
 from vectors.strips import STRIP_FORMS
 
 __all__ = ["accepting"]
@@ -36,6 +37,8 @@ def accepting() -> Iterator[Vector]:
         for case, whole in cases_of(envelope, known).items():
             name = f"{envelope.DESCRIPTOR.name}.{case}"
             yield accepted(name, whole, f"the case {case}, with all its fields")
+    for name, frame in peer_frames().items():
+        yield accepted(f"PeerFrame.{name}", frame, "the head of a frame between ranks")
     yield from _control()
     yield from _checksums(known)
     yield from _nodes()
@@ -373,5 +376,9 @@ def _pieces() -> Iterator[Vector]:
     put = reducer_pb2.PutStateRequest(payload=b"ate")
     yield accepted("PutStateRequest.piece", put, shows)
     yield accepted("GetStateResponse.piece", reducer_pb2.GetStateResponse(payload=b"ate"), shows)
+    shows = "a later piece of a state that lies in the receiver's file"
+    put = reducer_pb2.PutStateRequest(file_bytes=3)
+    yield accepted("PutStateRequest.in_file", put, shows)
+    yield accepted("GetStateResponse.in_file", reducer_pb2.GetStateResponse(file_bytes=3), shows)
     shows = "from the beginning: an offset of 0 is not on the wire"
     yield accepted("PutStateResponse.beginning", reducer_pb2.PutStateResponse(), shows)

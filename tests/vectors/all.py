@@ -7,6 +7,7 @@ from vectors.averages import averages_file
 from vectors.book import files_of
 from vectors.disagreeing import faults_file
 from vectors.lanes import lanes_file
+from vectors.peers import peers_file
 from vectors.refusing import refusing
 from vectors.shares import shares_file
 from vectors.state import state_files
@@ -22,6 +23,7 @@ def made() -> dict[str, bytes]:
         **files_of([*accepting(), *refusing()], "messages"),
         "averages.json": averages_file(),
         "faults.json": faults_file(),
+        "peers.json": peers_file(),
         "strips.json": strips_file(),
         "tcp.json": lanes_file(),
         **shares_file(),

@@ -12,6 +12,8 @@ from vectors.names import BLOCK_ELEMENTS, KEY, PARENT, TERM, TOKEN
 
 __all__ = ["average", "data_plane", "gradient", "node", "ring"]
 
+_STATE_FILE = "andon-state-0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+
 
 def gradient(**fields: Any) -> reducer_pb2.BlockGradient:
     """Three float32 numbers of rank 1 (1.0, -2.5 and 3.5); `fields` replace its own."""
@@ -130,13 +132,17 @@ def data_plane() -> list[Message]:
             base_bytes=1,
             base_sha256=hashlib.sha256(b"e").digest(),
         ),
-        reducer_pb2.PutStateResponse(offset=2, base_bytes=1),
+        reducer_pb2.PutStateResponse(
+            offset=2, base_bytes=1, shared_folder=TOKEN, file_name=_STATE_FILE
+        ),
         reducer_pb2.GetStateRequest(
             **transfer,
             head=PARENT,
             offset=2,
             sha256=hashlib.sha256(b"state").digest(),
             base_sha256=hashlib.sha256(b"e").digest(),
+            shared_folder=TOKEN,
+            file_name=_STATE_FILE,
         ),
         reducer_pb2.GetStateResponse(
             size_bytes=5, sha256=hashlib.sha256(b"state").digest(), offset=2, base_bytes=1

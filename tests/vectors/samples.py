@@ -9,9 +9,10 @@ from typing import Any
 from google.protobuf.message import Message
 
 from andon.v1 import coordinator_pb2 as pb
-from andon.v1 import halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2
+from andon.v1 import halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2, session_pb2
 from vectors.bulk import data_plane, ring
 from vectors.names import KEY, PARENT, TERM, TOKEN
+from vectors.session_samples import session_samples, session_status
 
 __all__ = ["ENVELOPES", "cases_of", "layout", "plan", "samples"]
 
@@ -20,6 +21,8 @@ ENVELOPES: tuple[type[Message], ...] = (
     pb.TrainResponse,
     pb.RegisterReducerRequest,
     pb.RegisterReducerResponse,
+    session_pb2.AttendRequest,
+    session_pb2.AttendResponse,
     reducer_pb2.ReduceRequest,
     reducer_pb2.ReduceResponse,
     ring_pb2.PassRequest,
@@ -346,6 +349,7 @@ def _control_down() -> list[Message]:
 
 def _people() -> list[Message]:
     status = pb.LineStatus(
+        session=session_status(),
         checkpoints=pb.CheckpointStatus(
             writer=0,
             node_id="alpha",
@@ -443,6 +447,7 @@ def samples() -> dict[str, Message]:
     """A sample of every message that is no envelope, by its name; parts come out of wholes."""
     found: dict[str, Message] = {}
     wholes = [*_control_up(), *_control_down(), *_people(), *data_plane(), *ring()]
+    wholes += session_samples()
     for whole in wholes:
         found[whole.DESCRIPTOR.name] = whole
     envelopes = {envelope.DESCRIPTOR.name for envelope in ENVELOPES}

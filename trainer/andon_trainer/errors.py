@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Self
 
 from andon.protocol.halts import HaltEvidence
+from andon.protocol.sessions import SessionOver
 
 __all__ = [
     "ANOTHER_RUN",
     "AndonError",
+    "CallTimedOut",
     "CheckpointRefused",
     "HostLost",
     "JoinRefused",
     "LineHalted",
     "LineLost",
     "RunOver",
+    "SessionEnded",
     "StateCorrupt",
     "WorkerDropped",
 ]
@@ -36,6 +39,16 @@ class AndonError(Exception):
     """
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """How another process gets it: from its text alone, as Python does, most can't be made."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[AndonError], args: tuple[object, ...], state: dict[str, object]) -> object:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class LineHalted(AndonError):
@@ -175,6 +188,30 @@ class RunOver(LineLost):
         """Carries the line's address and this worker's last step."""
         super().__init__(message, address, last_step)
         self.exit_code = exit_code
+
+
+class SessionEnded(AndonError, RuntimeError):
+    """The session of a plain script's ranks is over, for all of them alike.
+
+    Every call that was open fails with it, and every later one. It is a RuntimeError too, as
+    PyTorch's own errors of collectives are.
+
+    Attributes:
+        over: why, and who is at fault.
+        exit_code: 3 if it was a halt, else 5.
+    """
+
+    def __init__(self, over: SessionOver) -> None:
+        """Carries the end of one session."""
+        super().__init__(over.message)
+        self.over = over
+        self.exit_code = 3 if over.end.is_halt else 5
+
+
+class CallTimedOut(AndonError, RuntimeError):
+    """Ranks did not do in time what a call needs; the text names them and the call."""
+
+    exit_code = 5
 
 
 class HostLost(AndonError):

@@ -69,6 +69,7 @@ class Timeline:
         run_id: str,
         counters: Counters = dict,
         notes: tuple[str, ...] = (),
+        called: str = "worker",
     ) -> None:
         """Opens this worker's part of `trace`.
 
@@ -78,6 +79,7 @@ class Timeline:
             counters: sampled twice a second, on the timeline's own thread, beside those of the
                 process.
             notes: what is not in the part, for people.
+            called: as `PartHeader.called`.
 
         Raises:
             ValueError: the part can't be written there.
@@ -91,6 +93,7 @@ class Timeline:
             at_us=_us(self._began),
             unix_us=time.time_ns() // 1000,
             notes=notes,
+            called=called,
         )
         try:
             self._part = PartWriter(parts_folder(trace), header)

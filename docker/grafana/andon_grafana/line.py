@@ -9,13 +9,20 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as models
 
-from andon_grafana import costs, running, scraping, stopped, waiting
+from andon_grafana import costs, running, scraping, sessions, stopped, waiting
 from andon_grafana.panels import BLUE, GREEN, ORANGE, RED, SOURCE, Row, draw
 from andon_grafana.promql import latest, rate_of
 
 __all__ = ["ANNOTATIONS", "ROWS", "UNSHOWN", "Annotation", "build"]
 
-ROWS: tuple[Row, ...] = (running.ROW, stopped.ROW, waiting.ROW, costs.ROW, scraping.ROW)
+ROWS: tuple[Row, ...] = (
+    running.ROW,
+    stopped.ROW,
+    waiting.ROW,
+    costs.ROW,
+    sessions.ROW,
+    scraping.ROW,
+)
 
 UNSHOWN = {
     "process_virtual_memory_bytes": "a reservation: resident memory is what a host runs out of",

@@ -22,6 +22,7 @@ from andon.protocol.messages import SharedMemoryOffer
 
 __all__ = [
     "CAPABILITY",
+    "FILE_PREFIX",
     "HEADER_BYTES",
     "ITEM_BYTES",
     "MAX_AREAS",
@@ -31,6 +32,7 @@ __all__ = [
     "ArenaLayout",
     "SharedMemoryUnavailable",
     "folder_identity",
+    "map_file",
     "map_offer",
     "short_path",
     "socket_of",
@@ -39,6 +41,10 @@ __all__ = [
 CAPABILITY = "shared-memory.v1"
 SOCKET_CAPABILITY = "shared-memory-socket.v1"
 """A socket beside the memory carries the stream's messages in place of gRPC."""
+
+FILE_PREFIX = "andon-"
+"""All files in a shared folder begin with it. A reducer that starts removes those that no living
+process has locked."""
 
 HEADER_BYTES = 4096
 """The bytes before the first block, which hold the nonce."""
@@ -167,40 +173,62 @@ def map_offer(
         raise SharedMemoryUnavailable(
             "the reducer offered memory of another size: use one version of Andon"
         )
+    try:
+        mapping = map_file(folder, offer.name, offer.size_bytes, "the reducer", writable=writable)
+    except FileNotFoundError as error:
+        raise SharedMemoryUnavailable(_unopened("the reducer", error)) from None
+    return mapping, mapping[NONCE_OFFSET : NONCE_OFFSET + NONCE_BYTES]
+
+
+def map_file(folder: Path, name: str, size_bytes: int, owner: str, *, writable: bool) -> mmap.mmap:
+    """Maps another process's file of the folder.
+
+    Args:
+        folder: where the file is.
+        name: its name there, without a separator.
+        size_bytes: the size that it must have.
+        owner: who made it, for people: `the reducer`.
+        writable: whether it may be written to.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        SharedMemoryUnavailable: the file is not as it must be, or can't be opened.
+    """
     access = os.O_RDWR if writable else os.O_RDONLY
     # A link could lead outside the folder, and opening a FIFO would wait for its other end.
     flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(folder / offer.name, flags)
+        descriptor = os.open(folder / name, flags)
+    except FileNotFoundError:
+        raise
     except OSError as error:
-        raise SharedMemoryUnavailable(
-            f"the reducer's memory can't be opened ({error.strerror}): run workers and reducer as "
-            "one user, with one ANDON_SHARED_DIR"
-        ) from None
+        raise SharedMemoryUnavailable(_unopened(owner, error)) from None
     try:
         # Of the open file, not of its name, which could be given to another file meanwhile.
-        _require_ours(os.fstat(descriptor), size_bytes)
+        _require_ours(os.fstat(descriptor), size_bytes, owner)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        mapping = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, protection)
+        return mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, protection)
     except (OSError, ValueError) as error:
-        raise SharedMemoryUnavailable(f"the reducer's memory can't be mapped ({error})") from None
+        raise SharedMemoryUnavailable(f"{owner}'s memory can't be mapped ({error})") from None
     finally:
         os.close(descriptor)
-    return mapping, mapping[NONCE_OFFSET : NONCE_OFFSET + NONCE_BYTES]
 
 
-def _require_ours(found: os.stat_result, size_bytes: int) -> None:
+def _unopened(owner: str, error: OSError) -> str:
+    return (
+        f"{owner}'s memory can't be opened ({error.strerror}): run both processes as one user, "
+        "with one ANDON_SHARED_DIR"
+    )
+
+
+def _require_ours(found: os.stat_result, size_bytes: int, owner: str) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
-        raise SharedMemoryUnavailable(
-            "the reducer's memory is not a file of the size that it offered"
-        )
+        raise SharedMemoryUnavailable(f"{owner}'s memory is not a file of the size that it must be")
     # Whoever may write to the file may truncate it, and touching a mapping behind the file's end
     # kills the process. So it must be this user's, and nobody else's.
     if found.st_uid != os.geteuid():
         raise SharedMemoryUnavailable(
-            "the reducer runs as another user: run workers and reducer as one"
+            f"{owner} runs as another user: run both processes as one user"
         )
     if stat.S_IMODE(found.st_mode) != 0o600:
-        raise SharedMemoryUnavailable(
-            "others may open the reducer's memory: is its folder on tmpfs?"
-        )
+        raise SharedMemoryUnavailable(f"others may open {owner}'s memory: is its folder on tmpfs?")

@@ -57,6 +57,9 @@ class Track(enum.IntEnum):
     """Gradients on their way to the other workers and back."""
     FILES = 4
     """Checkpoints that are written beside training."""
+    CALLS = 5
+    """Calls between the ranks of a session. They may overlap, so they take as many rows as that
+    needs: this track is the last one."""
 
 
 class EventKind(enum.StrEnum):
@@ -83,11 +86,13 @@ class PartHeader:
     """The host's own time then."""
     notes: tuple[str, ...] = ()
     """What is not in the part, for people."""
+    called: str = "worker"
+    """What people call the process: `worker`, or `rank` in a session."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerKnown:
-    """The line gave the worker its id."""
+    """The line gave the worker its id; that of a rank is its rank."""
 
     worker: int
 
@@ -219,7 +224,7 @@ def _header(fields: dict[str, Any]) -> PartHeader:
         raise ValueError("it is of another version of andon")
     header = PartHeader(**{**fields, "notes": tuple(map(str, fields["notes"]))})
     _check(int, header.process, header.at_us, header.unix_us)
-    _check(str, header.run_id, header.host, header.clock)
+    _check(str, header.run_id, header.host, header.clock, header.called)
     return header
 
 

@@ -7,6 +7,9 @@
    float32. So a compiler must not contract the two into one rounding (-ffp-contract=off), and no
    function here may use a fused multiply-add.
 
+   Collectives of processes that share memory are in _neighbours.h, and alone have no counterpart in
+   NumPy: without them, processes use TCP.
+
    The module is optional: without it, NumPy does the same. Vectors need no alignment: all loads and
    stores go through memcpy or unaligned instructions. */
 
@@ -473,6 +476,10 @@ static PyObject *int4_mean(PyObject *module, PyObject *args)
     return strips_mean(args, 4);
 }
 
+#ifdef __linux__
+#include "_neighbours.h"
+#endif
+
 static PyMethodDef methods[] = {
     {"weighted_mean", weighted_mean, METH_VARARGS, weighted_mean_doc},
     {"bfloat16_mean", bfloat16_mean, METH_VARARGS, bfloat16_mean_doc},
@@ -483,6 +490,14 @@ static PyMethodDef methods[] = {
     {"from_int4", from_int4, METH_VARARGS, from_int4_doc},
     {"int8_mean", int8_mean, METH_VARARGS, int8_mean_doc},
     {"int4_mean", int4_mean, METH_VARARGS, int4_mean_doc},
+#ifdef __linux__
+    {"all_reduce", all_reduce, METH_VARARGS, all_reduce_doc},
+    {"wait_word", wait_word, METH_VARARGS, wait_word_doc},
+    {"set_word", set_word, METH_VARARGS, set_word_doc},
+    {"copy", copy, METH_VARARGS, copy_doc},
+    {"checked_copy", checked_copy, METH_VARARGS, checked_copy_doc},
+    {"sum", sum_vectors, METH_VARARGS, sum_doc},
+#endif
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 from typing_extensions import Buffer
 
 def weighted_mean(
@@ -27,3 +29,25 @@ def int4_mean(
     wide: bool,
     /,
 ) -> bool: ...
+
+# On Linux only: docs/protocol-sessions.md, section 30.
+def all_reduce(
+    files: tuple[Buffer, ...],
+    me: int,
+    still: Callable[[int], object],
+    part: int,
+    call_at: int,
+    call_bytes: int,
+    out: Buffer,
+    values: Buffer,
+    divisor: float,
+    found: Callable[[int, int], object] | None,
+    /,
+) -> tuple[int, int]: ...
+def wait_word(
+    files: tuple[Buffer, ...], me: int, still: Callable[[int], object], at: int, value: int, /
+) -> None: ...
+def set_word(file: Buffer, at: int, value: int | None, /) -> None: ...
+def copy(out: Buffer, values: Buffer, /) -> None: ...
+def checked_copy(out: Buffer | None, values: Buffer, /) -> int: ...
+def sum(out: Buffer, vectors: tuple[Buffer, ...], divisor: float, /) -> int: ...

@@ -91,6 +91,16 @@ class Reason(enum.StrEnum):
         "FAILED_PRECONDITION",
         "leave out what the message names, or train without same bits",
     )
+    OTHER_USE = (
+        "OTHER_USE",
+        "FAILED_PRECONDITION",
+        "serve another run: one run is for workers of lines or for ranks of sessions",
+    )
+    WORLD_DIFFERS = (
+        "WORLD_DIFFERS",
+        "FAILED_PRECONDITION",
+        "start all ranks with the same number of ranks",
+    )
     TOKEN = (
         "TOKEN",
         "UNAUTHENTICATED",

@@ -1,7 +1,8 @@
 """Tokens and proofs that are derived from the run's secret, which itself is never sent.
 
-A worker shows a session token to the reducers, and a link token to its neighbour in a ring. A
-reducer proves to the coordinator that it has the secret, by its answer to a challenge.
+A worker shows a session token to the reducers, and a link token to its neighbour in a ring. A rank
+of a session opens a lane to another one with a peer token. A reducer proves to the coordinator that
+it has the secret, by its answer to a challenge.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ __all__ = [
     "MIN_SECRET_BYTES",
     "is_reducer_proof",
     "link_token",
+    "peer_nonce",
+    "peer_token",
     "reducer_proof",
     "session_serial",
     "session_token",
@@ -86,3 +89,19 @@ def link_token(secret: bytes, run_id: str, key: Key, sender: int, receiver: int)
         raise ValueError("the secret of link tokens is empty")
     numbers = struct.pack("<QQII", key.term, key.round, sender, receiver)
     return hmac.digest(secret, b"andon.ring.v1\0" + numbers + run_id.encode(), hashlib.sha256)
+
+
+def peer_token(secret: bytes, run_id: str, key: Key, sender: int, receiver: int) -> bytes:
+    """The token of the lane from rank `sender` of a session to rank `receiver`; 32 bytes.
+
+    Only these two get it. It is the session key of the preamble's proof.
+    """
+    if not secret:
+        raise ValueError("the secret of peer tokens is empty")
+    numbers = struct.pack("<QQII", key.term, key.round, sender, receiver)
+    return hmac.digest(secret, b"andon.peer.v1\0" + numbers + run_id.encode(), hashlib.sha256)
+
+
+def peer_nonce(token: bytes) -> bytes:
+    """The nonce of the lane that a peer token opens; 32 bytes. It names the token and hides it."""
+    return hashlib.sha256(b"andon.peer.nonce.v1\0" + token).digest()

@@ -7,6 +7,7 @@ import socket
 import ssl
 import struct
 import threading
+from collections.abc import Sequence
 
 __all__ = ["TcpConnection", "TcpLost", "prepare"]
 
@@ -19,6 +20,8 @@ show that, since they go over another connection."""
 
 _TCP_INFO = struct.Struct("=B127xQ")
 """Where Linux's TCP_INFO has a connection's state, and the bytes that came over it."""
+_MOST_VIEWS = 512
+"""How many buffers one call of the kernel gets; Linux takes 1024."""
 _ENDED_BY_PEER = frozenset({6, 8, 9, 11})
 """The states in which the other end's FIN has come: Linux counts it as a byte."""
 
@@ -64,6 +67,15 @@ def _arrived(connection: socket.socket) -> int | None:
     except (OSError, struct.error):
         return None
     return int(received) - (state in _ENDED_BY_PEER)
+
+
+def _behind(views: list[memoryview], sent: int) -> list[memoryview]:
+    """What is left of views, one after the other, once the first bytes were sent."""
+    for at, view in enumerate(views):
+        if sent < view.nbytes:
+            return [view[sent:], *views[at + 1 :]]
+        sent -= view.nbytes
+    return []
 
 
 class TcpConnection:
@@ -125,6 +137,53 @@ class TcpConnection:
             sent = len(head)
         if sent < len(head) + payload.nbytes:
             self._socket.sendall(payload[sent - len(head) :])
+
+    def send_views(self, head: bytes, views: Sequence[memoryview]) -> None:
+        """Sends a prefixed head and what lies in several places behind it; waits for the kernel.
+
+        Raises:
+            OSError: the other end is gone, or this one was ended.
+        """
+        if self._encrypted or len(views) < 2:
+            self.send(head, views[0] if views else None)
+            for view in views[1:]:
+                self.sent_bytes += view.nbytes
+                self._socket.sendall(view)
+            return
+        rest = [memoryview(head), *views]
+        self.sent_bytes += sum(view.nbytes for view in rest)
+        while rest:
+            rest = _behind(rest, self._socket.sendmsg(rest[:_MOST_VIEWS]))
+
+    def send_at_once(self, data: bytes) -> int:
+        """Sends what the kernel takes without waiting, and returns how many bytes that is.
+
+        What is left must go to `send_rest`, before anything else is sent. Inside TLS it is nothing.
+
+        Raises:
+            OSError: the other end is gone, or this one was ended.
+        """
+        if self._encrypted or not hasattr(socket, "MSG_DONTWAIT"):
+            return 0
+        try:
+            sent = self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        self.sent_bytes += len(data)
+        return sent
+
+    def send_rest(self, data: memoryview) -> None:
+        """Sends what `send_at_once` left of a frame that it had begun; waits for the kernel.
+
+        Raises:
+            OSError: the other end is gone, or this one was ended.
+        """
+        self._socket.sendall(data)
+
+    @property
+    def descriptor(self) -> int:
+        """The socket's file descriptor, to watch it; -1 once it is closed."""
+        return self._socket.fileno()
 
     def receive_into(self, view: memoryview, *, may_end: bool = False) -> bool:
         """Fills a buffer. False if the connection ended before its first byte, and `may_end`.

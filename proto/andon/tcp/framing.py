@@ -27,15 +27,16 @@ Frame = tuple[bytes, memoryview | None]
 """A head, and its payload if it has one."""
 
 
-def prefixed(head: bytes, payload: memoryview | None) -> bytes:
-    """The prefix and the head of a frame, whose payload follows.
+def prefixed(head: bytes, payload: memoryview | int | None) -> bytes:
+    """The prefix and the head of a frame, whose payload follows: it, or how many bytes it has.
 
     Raises:
         ValueError: the head is empty, or above MAX_HEAD_BYTES.
     """
     if not 0 < len(head) <= MAX_HEAD_BYTES:
         raise ValueError(f"a head has 1 to {MAX_HEAD_BYTES} bytes, not {len(head)}")
-    return _PREFIX.pack(len(head), 0 if payload is None else payload.nbytes) + head
+    size = payload.nbytes if isinstance(payload, memoryview) else payload or 0
+    return _PREFIX.pack(len(head), size) + head
 
 
 def read_prefix(data: bytes | bytearray, max_payload_bytes: int) -> tuple[int, int]:

@@ -6,7 +6,8 @@ seconds what it belongs to, or it is closed. If too many have not, the oldest on
 has most of them is closed. So an attacker can at most delay lanes, and streams without lanes use
 gRPC.
 
-An offer holds the session's key. It is good for one connection a direction, and for a short time.
+An offer holds the session's key. It is good for one connection a direction, and for a short time;
+a standing offer, whose nonce both ends can derive, until it is withdrawn.
 
 An unexpected error is logged, and closes the connection that it came from. Once the accepting
 thread has ended, nothing is offered: a client would wait seconds for each offer in vain.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import selectors
@@ -127,18 +129,27 @@ class TcpListener:
         session: LaneSession,
         joined: Joined,
         directions: frozenset[LaneDirection] = frozenset(LaneDirection),
+        nonce: bytes | None = None,
     ) -> OpenOffer | None:
         """Offers connections to one session. `joined` gets each one that proves itself.
 
         `joined` must not block, and it may be called until `withdraw` returns. None: this listens
         no more.
+
+        Args:
+            session: whose connections they are.
+            joined: what gets them.
+            directions: those that may be taken up, each once.
+            nonce: that of a standing offer, which both ends know and nobody else. None: a random
+                one, and the offer is over after OFFER_S.
         """
-        nonce = secrets.token_bytes(NONCE_BYTES)
+        ends_at = time.monotonic() + OFFER_S if nonce is None else math.inf
+        nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
         offer = OpenOffer(
             message=TcpOffer(self.port, nonce, reports=True),
             session=session,
             joined=joined,
-            ends_at=time.monotonic() + OFFER_S,
+            ends_at=ends_at,
             directions=set(directions),
         )
         with self._lock:

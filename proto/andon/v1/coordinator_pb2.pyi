@@ -2,6 +2,7 @@ from andon.v1 import halt_pb2 as _halt_pb2
 from andon.v1 import layout_pb2 as _layout_pb2
 from andon.v1 import record_pb2 as _record_pb2
 from andon.v1 import ring_pb2 as _ring_pb2
+from andon.v1 import session_pb2 as _session_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -36,6 +37,8 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_SERVICE_LEAVING: _ClassVar[Reason]
     REASON_INTERNAL: _ClassVar[Reason]
     REASON_DROPPED: _ClassVar[Reason]
+    REASON_OTHER_USE: _ClassVar[Reason]
+    REASON_WORLD_DIFFERS: _ClassVar[Reason]
     REASON_SAME_BITS: _ClassVar[Reason]
 
 class JoinStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -128,6 +131,8 @@ REASON_REJOIN_NEEDED: Reason
 REASON_SERVICE_LEAVING: Reason
 REASON_INTERNAL: Reason
 REASON_DROPPED: Reason
+REASON_OTHER_USE: Reason
+REASON_WORLD_DIFFERS: Reason
 REASON_SAME_BITS: Reason
 JOIN_STATUS_UNSPECIFIED: JoinStatus
 JOIN_STATUS_IN_SYNC: JoinStatus
@@ -923,7 +928,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class LineStatus(_message.Message):
-    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "grain")
+    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -950,6 +955,7 @@ class LineStatus(_message.Message):
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_NOTE_FIELD_NUMBER: _ClassVar[int]
     TCP_PORT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     GRAIN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: LineState
@@ -977,8 +983,9 @@ class LineStatus(_message.Message):
     schedule: str
     schedule_note: str
     tcp_port: int
+    session: _session_pb2.SessionStatus
     grain: int
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., grain: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ...) -> None: ...
 
 class CheckpointStatus(_message.Message):
     __slots__ = ("writer", "node_id", "folder", "every", "last", "overdue", "elsewhere")

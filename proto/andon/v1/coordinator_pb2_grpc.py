@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from andon.v1 import coordinator_pb2 as andon_dot_v1_dot_coordinator__pb2
+from andon.v1 import session_pb2 as andon_dot_v1_dot_session__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__
@@ -44,6 +45,11 @@ class CoordinatorStub(object):
                 '/andon.v1.Coordinator/RegisterReducer',
                 request_serializer=andon_dot_v1_dot_coordinator__pb2.RegisterReducerRequest.SerializeToString,
                 response_deserializer=andon_dot_v1_dot_coordinator__pb2.RegisterReducerResponse.FromString,
+                _registered_method=True)
+        self.Attend = channel.stream_stream(
+                '/andon.v1.Coordinator/Attend',
+                request_serializer=andon_dot_v1_dot_session__pb2.AttendRequest.SerializeToString,
+                response_deserializer=andon_dot_v1_dot_session__pb2.AttendResponse.FromString,
                 _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/andon.v1.Coordinator/GetStatus',
@@ -116,6 +122,24 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attend(self, request_iterator, context):
+        """A rank's stream, one for each rank of a plain script, for as long as its
+        process group lives. docs/protocol-sessions.md has the rules.
+
+        The first message up MUST be Attend, and no later one may be. The end of
+        the stream before EndAttendance is the loss of the rank, and ends the
+        session.
+
+        Status: INVALID_ARGUMENT, a message breaks a MUST; FAILED_PRECONDITION,
+        the session refuses the rank, with an ErrorInfo as for Train; NOT_FOUND,
+        another run is served here; UNAUTHENTICATED, the token is wrong;
+        ALREADY_EXISTS, another process holds the rank; ABORTED, another process
+        took it; UNAVAILABLE, the coordinator is going away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """What the line is doing now.
 
@@ -176,6 +200,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.RegisterReducer,
                     request_deserializer=andon_dot_v1_dot_coordinator__pb2.RegisterReducerRequest.FromString,
                     response_serializer=andon_dot_v1_dot_coordinator__pb2.RegisterReducerResponse.SerializeToString,
+            ),
+            'Attend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=andon_dot_v1_dot_session__pb2.AttendRequest.FromString,
+                    response_serializer=andon_dot_v1_dot_session__pb2.AttendResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -258,6 +287,33 @@ class Coordinator(object):
             '/andon.v1.Coordinator/RegisterReducer',
             andon_dot_v1_dot_coordinator__pb2.RegisterReducerRequest.SerializeToString,
             andon_dot_v1_dot_coordinator__pb2.RegisterReducerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/andon.v1.Coordinator/Attend',
+            andon_dot_v1_dot_session__pb2.AttendRequest.SerializeToString,
+            andon_dot_v1_dot_session__pb2.AttendResponse.FromString,
             options,
             channel_credentials,
             insecure,

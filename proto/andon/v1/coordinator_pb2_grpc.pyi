@@ -5,6 +5,7 @@ The control plane: who is here, who gets which positions, commit or halt."""
 
 import abc
 import andon.v1.coordinator_pb2
+import andon.v1.session_pb2
 import collections.abc
 import grpc
 import grpc.aio
@@ -59,6 +60,24 @@ class CoordinatorStub:
     the line takes no reducers, or the reducer speaks another version;
     RESOURCE_EXHAUSTED, there are too many; ABORTED, another stream offers the
     same address; UNAVAILABLE, the coordinator is going away.
+    """
+
+    Attend: grpc.StreamStreamMultiCallable[
+        andon.v1.session_pb2.AttendRequest,
+        andon.v1.session_pb2.AttendResponse,
+    ]
+    """A rank's stream, one for each rank of a plain script, for as long as its
+    process group lives. docs/protocol-sessions.md has the rules.
+
+    The first message up MUST be Attend, and no later one may be. The end of
+    the stream before EndAttendance is the loss of the rank, and ends the
+    session.
+
+    Status: INVALID_ARGUMENT, a message breaks a MUST; FAILED_PRECONDITION,
+    the session refuses the rank, with an ErrorInfo as for Train; NOT_FOUND,
+    another run is served here; UNAUTHENTICATED, the token is wrong;
+    ALREADY_EXISTS, another process holds the rank; ABORTED, another process
+    took it; UNAVAILABLE, the coordinator is going away.
     """
 
     GetStatus: grpc.UnaryUnaryMultiCallable[
@@ -150,6 +169,24 @@ class CoordinatorAsyncStub:
     the line takes no reducers, or the reducer speaks another version;
     RESOURCE_EXHAUSTED, there are too many; ABORTED, another stream offers the
     same address; UNAVAILABLE, the coordinator is going away.
+    """
+
+    Attend: grpc.aio.StreamStreamMultiCallable[
+        andon.v1.session_pb2.AttendRequest,
+        andon.v1.session_pb2.AttendResponse,
+    ]
+    """A rank's stream, one for each rank of a plain script, for as long as its
+    process group lives. docs/protocol-sessions.md has the rules.
+
+    The first message up MUST be Attend, and no later one may be. The end of
+    the stream before EndAttendance is the loss of the rank, and ends the
+    session.
+
+    Status: INVALID_ARGUMENT, a message breaks a MUST; FAILED_PRECONDITION,
+    the session refuses the rank, with an ErrorInfo as for Train; NOT_FOUND,
+    another run is served here; UNAUTHENTICATED, the token is wrong;
+    ALREADY_EXISTS, another process holds the rank; ABORTED, another process
+    took it; UNAVAILABLE, the coordinator is going away.
     """
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
@@ -245,6 +282,26 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
         the line takes no reducers, or the reducer speaks another version;
         RESOURCE_EXHAUSTED, there are too many; ABORTED, another stream offers the
         same address; UNAVAILABLE, the coordinator is going away.
+        """
+
+    @abc.abstractmethod
+    def Attend(
+        self,
+        request_iterator: _MaybeAsyncIterator[andon.v1.session_pb2.AttendRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[andon.v1.session_pb2.AttendResponse], collections.abc.AsyncIterator[andon.v1.session_pb2.AttendResponse]]:
+        """A rank's stream, one for each rank of a plain script, for as long as its
+        process group lives. docs/protocol-sessions.md has the rules.
+
+        The first message up MUST be Attend, and no later one may be. The end of
+        the stream before EndAttendance is the loss of the rank, and ends the
+        session.
+
+        Status: INVALID_ARGUMENT, a message breaks a MUST; FAILED_PRECONDITION,
+        the session refuses the rank, with an ErrorInfo as for Train; NOT_FOUND,
+        another run is served here; UNAUTHENTICATED, the token is wrong;
+        ALREADY_EXISTS, another process holds the rank; ABORTED, another process
+        took it; UNAVAILABLE, the coordinator is going away.
         """
 
     @abc.abstractmethod

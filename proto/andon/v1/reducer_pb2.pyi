@@ -329,7 +329,7 @@ class CorruptChunk(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., block: _Optional[int] = ..., element: _Optional[int] = ...) -> None: ...
 
 class PutStateRequest(_message.Message):
-    __slots__ = ("run_id", "worker", "session_token", "transfer_id", "head", "size_bytes", "sha256", "base_bytes", "base_sha256", "payload")
+    __slots__ = ("run_id", "worker", "session_token", "transfer_id", "head", "size_bytes", "sha256", "base_bytes", "base_sha256", "file_bytes", "payload")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +339,7 @@ class PutStateRequest(_message.Message):
     SHA256_FIELD_NUMBER: _ClassVar[int]
     BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BASE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: int
@@ -349,19 +350,24 @@ class PutStateRequest(_message.Message):
     sha256: bytes
     base_bytes: int
     base_sha256: bytes
+    file_bytes: int
     payload: bytes
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., base_bytes: _Optional[int] = ..., base_sha256: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., base_bytes: _Optional[int] = ..., base_sha256: _Optional[bytes] = ..., file_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PutStateResponse(_message.Message):
-    __slots__ = ("offset", "base_bytes")
+    __slots__ = ("offset", "base_bytes", "shared_folder", "file_name")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FOLDER_FIELD_NUMBER: _ClassVar[int]
+    FILE_NAME_FIELD_NUMBER: _ClassVar[int]
     offset: int
     base_bytes: int
-    def __init__(self, offset: _Optional[int] = ..., base_bytes: _Optional[int] = ...) -> None: ...
+    shared_folder: bytes
+    file_name: str
+    def __init__(self, offset: _Optional[int] = ..., base_bytes: _Optional[int] = ..., shared_folder: _Optional[bytes] = ..., file_name: _Optional[str] = ...) -> None: ...
 
 class GetStateRequest(_message.Message):
-    __slots__ = ("run_id", "worker", "session_token", "transfer_id", "head", "offset", "sha256", "base_sha256")
+    __slots__ = ("run_id", "worker", "session_token", "transfer_id", "head", "offset", "sha256", "base_sha256", "shared_folder", "file_name")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +376,8 @@ class GetStateRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     BASE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FOLDER_FIELD_NUMBER: _ClassVar[int]
+    FILE_NAME_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: int
     session_token: bytes
@@ -378,18 +386,22 @@ class GetStateRequest(_message.Message):
     offset: int
     sha256: bytes
     base_sha256: bytes
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., offset: _Optional[int] = ..., sha256: _Optional[bytes] = ..., base_sha256: _Optional[bytes] = ...) -> None: ...
+    shared_folder: bytes
+    file_name: str
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., offset: _Optional[int] = ..., sha256: _Optional[bytes] = ..., base_sha256: _Optional[bytes] = ..., shared_folder: _Optional[bytes] = ..., file_name: _Optional[str] = ...) -> None: ...
 
 class GetStateResponse(_message.Message):
-    __slots__ = ("size_bytes", "sha256", "offset", "base_bytes", "payload")
+    __slots__ = ("size_bytes", "sha256", "offset", "base_bytes", "file_bytes", "payload")
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     size_bytes: int
     sha256: bytes
     offset: int
     base_bytes: int
+    file_bytes: int
     payload: bytes
-    def __init__(self, size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., offset: _Optional[int] = ..., base_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., offset: _Optional[int] = ..., base_bytes: _Optional[int] = ..., file_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...

@@ -76,6 +76,8 @@ def _row(run: PastRun) -> tuple[str, ...]:
 def halt_line(halt: RecordedHalt) -> str:
     """A halt and its answer in one line."""
     said = halted_line(halt.evidence)
+    if halt.ended_session:
+        return f"{said} It ended the session."
     if halt.answer is None:
         return f"{said} {'Not answered' if halt.is_open else 'Its answer is not recorded'}."
     answer = halt.answer.name.lower()

@@ -34,8 +34,11 @@ async def halt_line(config: HaltConfig) -> int:
     target = find_target(config.address, config.run)
     async with LineClient(target.address, run_id=target.run_id, access=config.access) as client:
         halt = await client.halt(config.reason, operator_name())
+        session = (await client.status()).session
     if config.format == "json":
         print(json.dumps(evidence_fields(halt)))
+    elif session is not None:
+        print(f"the session is over after step {halt.step}: its ranks exit with code 3")
     else:
         print(f"halted at step {halt.step}, before its commit")
     return ExitCode.COMPLETE

@@ -24,7 +24,7 @@ from andon_cli.drawing.texts import (
 )
 from andon_cli.questions import ShowConfig
 from andon_coordinator.core.effects import StepContribution
-from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.transport.damage import journal_errors
 from andon_coordinator.transport.reader import JournalEntry, RecordedDeparture
 from andon_server.runs import JOURNAL
@@ -129,6 +129,8 @@ def event_rows(events: Sequence[RunEvent]) -> list[str]:
 
 def _plan_lines(facts: RunFacts) -> list[str]:
     plan = facts.plan
+    if plan is None and any(each.kind is RunEventKind.SESSION for each in facts.events):
+        return ["its ranks attend sessions"]
     if plan is None:
         return ["nobody has joined it yet"]
     data = f"of {grouped(plan.dataset_size)} samples" if plan.dataset_size else "of a stream"

@@ -13,6 +13,7 @@ from andon.host.strict_json import strict_json
 from andon.protocol.limits import on_one_line
 from andon_cli.client import CheckpointStatus, LineClient, LineStatus, WorkerStatus
 from andon_cli.drawing.picture import LinePicture, Lost
+from andon_cli.drawing.session_table import session_lines
 from andon_cli.drawing.texts import (
     accuracy_text,
     aligned,
@@ -57,6 +58,9 @@ async def show_status(config: StatusConfig) -> int:
 
 def status_lines(status: LineStatus, *, flags: str = "") -> list[str]:
     """The table of a status, as lines. `flags` are those of `answer_lines`."""
+    if status.session is not None:
+        lines = session_lines(status, status.session)
+        return [on_one_line(line) for line in lines]
     lines = [_summary(status)]
     if waiting := waiting_line(status):
         lines.append(waiting)

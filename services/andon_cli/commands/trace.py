@@ -50,6 +50,7 @@ _TRACKS = {
     Track.EXCHANGE: "exchange",
     Track.FILES: "files",
 }
+_CALLS = "calls"
 
 
 class TraceUnreadable(CommandError):
@@ -302,7 +303,7 @@ def _events_of(
 ) -> list[dict[str, Any]]:
     header, worker = part.header, part.worker
     process = _STRANGERS + number if worker is None else _FIRST_PROCESS + worker
-    who = f"process {header.process}" if worker is None else f"worker {worker}"
+    who = f"process {header.process}" if worker is None else f"{header.called} {worker}"
     events: list[dict[str, Any]] = [
         _name("process_name", process, 0, name=f"{who} on {header.host}"),
         _name("process_sort_index", process, 0, sort_index=process),
@@ -310,8 +311,28 @@ def _events_of(
     for track, name in _TRACKS.items():
         events.append(_name("thread_name", process, int(track), name=name))
         events.append(_name("thread_sort_index", process, int(track), sort_index=int(track)))
-    events += [_event(each, clock, origin_us, process) for each in part.events]
+    rows = _rows([each for each in part.events if each.track is Track.CALLS])
+    for row in range(max(rows.values(), default=-1) + 1):
+        thread = Track.CALLS + row
+        name = f"{_CALLS} {row + 1}" if row else _CALLS
+        events.append(_name("thread_name", process, thread, name=name))
+        events.append(_name("thread_sort_index", process, thread, sort_index=thread))
+    for each in part.events:
+        event = _event(each, clock, origin_us, process)
+        events.append({**event, "tid": event["tid"] + rows.get(id(each), 0)})
     return events
+
+
+def _rows(calls: Sequence[TraceEvent]) -> dict[int, int]:
+    """The row of each call, by its identity: viewers can't show two that overlap in one row."""
+    rows: dict[int, int] = {}
+    ends: list[int] = []
+    for each in sorted(calls, key=lambda call: (call.at_us, call.us)):
+        free = (row for row, end in enumerate(ends) if end <= each.at_us)
+        row = next(free, len(ends))
+        ends[row : row + 1] = [each.at_us + each.us]
+        rows[id(each)] = row
+    return rows
 
 
 def _is_event(event: Any) -> bool:

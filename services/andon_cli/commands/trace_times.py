@@ -11,11 +11,12 @@ from typing import Any
 
 from andon.host.errors import ExitCode
 from andon.host.trace import EventKind, Track
+from andon_cli.commands.rank_times import RankTime, rank_lines
 from andon_cli.commands.trace import Trace, TraceUnreadable, read_traces
 from andon_cli.drawing.texts import aligned, duration
 from andon_cli.questions import TraceConfig
 
-__all__ = ["WorkerTime", "show_trace", "times_of"]
+__all__ = ["WorkerTime", "ranks_of", "show_trace", "times_of"]
 
 _PARTS = {
     "compute": "compute",
@@ -94,25 +95,43 @@ def show_trace(config: TraceConfig) -> int:
             trace.write(out)
         except OSError as error:
             raise TraceUnreadable(f"{out} can't be written: {error.strerror}") from None
-    times = times_of(trace)
+    times = times_of(trace), ranks_of(trace)
     if config.settings.format == "json":
-        print(_json(trace, times))
+        print(_json(trace, *times))
     else:
-        print("\n".join(_lines(trace, times, out)))
+        print("\n".join(_lines(trace, *times, out)))
     return ExitCode.COMPLETE
 
 
 def times_of(trace: Trace) -> list[WorkerTime]:
     """Where each worker's time went, in the order of the trace."""
+    return [
+        WorkerTime.of(name, [each for each in spans if each["tid"] == Track.SCRIPT])
+        for name, spans in _processes(trace)
+        if not _is_rank(name)
+    ]
+
+
+def ranks_of(trace: Trace) -> list[RankTime]:
+    """The same of ranks of sessions."""
+    return [RankTime.of(name, spans) for name, spans in _processes(trace) if _is_rank(name)]
+
+
+def _is_rank(name: str) -> bool:
+    return name.startswith("rank ")
+
+
+def _processes(trace: Trace) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The name of each process, and its spans."""
     spans: dict[int, list[dict[str, Any]]] = {}
     names: dict[int, str] = {}
     for event in trace.events:
         process = event["pid"]
         if event["ph"] == "M" and event["name"] == "process_name":
             names[process] = event["args"]["name"]
-        elif event["ph"] == EventKind.SPAN and event["tid"] == Track.SCRIPT:
+        elif event["ph"] == EventKind.SPAN:
             spans.setdefault(process, []).append(event)
-    return [WorkerTime.of(name, spans.get(process, ())) for process, name in names.items()]
+    return [(name, spans.get(process, [])) for process, name in names.items()]
 
 
 def _outcome(span: dict[str, Any]) -> str:
@@ -125,7 +144,7 @@ def _end(span: dict[str, Any]) -> int:
     return end
 
 
-def _json(trace: Trace, times: Sequence[WorkerTime]) -> str:
+def _json(trace: Trace, times: Sequence[WorkerTime], ranks: Sequence[RankTime]) -> str:
     workers = [
         {
             "worker": each.worker,
@@ -138,16 +157,24 @@ def _json(trace: Trace, times: Sequence[WorkerTime]) -> str:
         }
         for each in times
     ]
-    return json.dumps(
-        {"run": trace.run_id, "clocks": trace.clocks, "notes": trace.notes, "workers": workers}
-    )
+    found: dict[str, Any] = {
+        "run": trace.run_id, "clocks": trace.clocks, "notes": trace.notes, "workers": workers,
+    }  # fmt: skip
+    if ranks:
+        found["ranks"] = [each.fields() for each in ranks]
+    return json.dumps(found)
 
 
-def _lines(trace: Trace, times: Sequence[WorkerTime], out: Path | None) -> list[str]:
+def _lines(
+    trace: Trace, times: Sequence[WorkerTime], ranks: Sequence[RankTime], out: Path | None
+) -> list[str]:
     lines = [f"run {trace.run_id}"] if trace.run_id else []
-    if not times:
+    if not times and not ranks:
         return [*lines, "the trace is empty"]
-    lines += aligned([_HEADINGS, *map(_row, times)])
+    if times:
+        lines += aligned([_HEADINGS, *map(_row, times)])
+    if ranks:
+        lines += rank_lines(ranks)
     lines += [f"{host}: {text}" for host, text in trace.clocks.items()]
     lines += trace.notes
     if out is not None:

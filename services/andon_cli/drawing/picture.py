@@ -67,7 +67,7 @@ _STATE_STYLES = {
 }
 _EVENT_STYLES = {
     "halted": "red", "lost": "red", "dropped": "red", "checkpoint_missed": "yellow",
-    "attempt": "yellow", "went_back": "yellow", "complete": "green",
+    "attempt": "yellow", "went_back": "yellow", "complete": "green", "session_over": "yellow",
 }  # fmt: skip
 
 

@@ -48,7 +48,8 @@ __all__ = ["heartbeat", "joined", "reducer_registered"]
 def joined(core: CoreState, event: WorkerJoined) -> None:
     """Takes a worker onto the line, or refuses it and says what differs."""
     request = event.request
-    slot, known = check_join(core, request), core.members.of_incarnation(request.incarnation)
+    slot = check_join(core, request, attends=event.attends)
+    known = core.members.of_incarnation(request.incarnation)
     if isinstance(slot, JoinRefusal):
         core.emit(RefuseJoin(event.stream, slot))
         if slot.reason is Reason.COMPLETE and known is not None:

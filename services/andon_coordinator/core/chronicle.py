@@ -13,6 +13,16 @@ from andon.protocol.records import Key, RecordKind
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState, SaveRunEvent
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.core.session_events import (
+    AttendRequest,
+    RankAttended,
+    RankReported,
+    RefuseAttendance,
+    SaveSessionEnd,
+    SendFormed,
+    SessionEffect,
+    SessionEvent,
+)
 
 __all__ = ["Chronicle"]
 
@@ -80,6 +90,38 @@ class Chronicle:
         if state is LineState.COMPLETE and not self._complete:
             self._complete = True
             self._tell(RunEventKind.COMPLETE, None, f"after {step} steps")
+        return self._happened
+
+    def session(
+        self, event: SessionEvent, done: Sequence[SessionEffect], *, wall: float
+    ) -> list[SaveRunEvent]:
+        """The same of something that happened to a session of ranks."""
+        self._happened, self._wall = [], wall
+        refused = any(isinstance(each, RefuseAttendance) for each in done)
+        match event:
+            case RankAttended(request=request) if not refused:
+                self._tell(RunEventKind.JOINED, request.rank, _attends(request))
+            case RankReported(report=report):
+                self._step = max(self._step, report.steps)
+            case _:
+                pass
+        for effect in done:
+            match effect:
+                case SendFormed(rank=0):
+                    self._step = 0
+                    text = f"{len(effect.roster)} ranks, {effect.key}"
+                    self._tell(RunEventKind.SESSION, None, text)
+                case SaveSessionEnd(over=None):
+                    text = f"all ranks left in order after {effect.steps} steps"
+                    self._tell(RunEventKind.SESSION_OVER, None, text, effect.steps)
+                case SaveSessionEnd(over=over) if over is not None:
+                    text = f"{over.end.label}: {over.message}"
+                    self._tell(RunEventKind.SESSION_OVER, over.culprit, text, effect.steps)
+                case effects.SaveHalt(evidence):
+                    text = f"{evidence.reason.label}: {evidence.message}"
+                    self._tell(RunEventKind.HALTED, evidence.worker, text, evidence.step)
+                case _:
+                    pass
         return self._happened
 
     def _did(self, event: events.Event, effect: effects.Effect) -> None:
@@ -171,3 +213,9 @@ class Chronicle:
         )
         self._next_id += 1
         self._happened.append(SaveRunEvent(happened))
+
+
+def _attends(request: AttendRequest) -> str:
+    device = request.device or request.backend
+    where = " ".join(filter(None, (request.node_id, f"({device})" if device else "")))
+    return f"waits for the other ranks{f', on {where}' if where else ''}"

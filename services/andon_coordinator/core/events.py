@@ -169,6 +169,8 @@ class WorkerJoined:
 
     stream: int
     request: JoinRequest
+    attends: bool = False
+    """Whether the run is one of sessions, whose ranks use Attend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +411,26 @@ class TimePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionSaved:
+    """A session is durable."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class SessionNotSaved:
+    """The journal could not take a session."""
+
+    key: Key
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHappened:
+    """Something happened to a session of ranks. For observers: a line's core never gets it."""
+
+
+@dataclass(frozen=True, slots=True)
 class TermSaved:
     """A term is durable in the journal."""
 
@@ -517,4 +539,7 @@ Event = (
     | CordPulled
     | HaltCleared
     | DrainRequested
+    | SessionSaved
+    | SessionNotSaved
+    | SessionHappened
 )

@@ -61,13 +61,16 @@ is COUNT_LIMIT. A lower limit here leaves room for that.
 """
 
 
-def check_join(core: CoreState, request: JoinRequest) -> int | JoinRefusal:
-    """The slot that a worker gets, or why it gets none."""
+def check_join(
+    core: CoreState, request: JoinRequest, *, attends: bool = False
+) -> int | JoinRefusal:
+    """The slot that a worker gets, or why it gets none; `attends`: the run is one of sessions."""
     refusal = (
         _check_token(core, request)
         or _check_run(core, request)
         or _check_not_dropped(core, request)
         or _check_protocol(core, request)
+        or _check_use(attends=attends)
         or _check_not_over(core, request)
         or _check_layout(core, request)
         or _check_same_bits(core, request)
@@ -123,6 +126,16 @@ def _check_run(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
             ("run_id", request.run_id, settings.run_id),
         )
     return None
+
+
+def _check_use(*, attends: bool) -> JoinRefusal | None:
+    if not attends:
+        return None
+    return JoinRefusal(
+        reason=Reason.OTHER_USE,
+        message="ranks of this run attend sessions, as PyTorch's process groups do, and a run is "
+        "for workers of a line or for ranks of sessions: serve another run for this worker",
+    )
 
 
 def _check_not_dropped(core: CoreState, request: JoinRequest) -> JoinRefusal | None:

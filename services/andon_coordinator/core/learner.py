@@ -16,6 +16,9 @@ _PATIENCE_S = 0.04
 _MOST_PATIENCE_S = 2.0
 """How much later one opens at most."""
 
+_STEPS_IN_VAIN = 8
+"""After so many steps in which it came no nearer, one that seems to be far gets a chance, too."""
+
 
 @dataclass(slots=True, eq=False)
 class Learning:
@@ -46,6 +49,11 @@ class Learning:
     """Since when a round that could open waits for it; None: none does."""
     waited_s: float = 0.0
     """How long rounds waited for it."""
+    _at: Key | None = None
+    """The head that it asked for work at."""
+    _at_since: float = 0.0
+    _own_step_s: float | None = None
+    """How long it took to make up its last step; None: it has made up none."""
     _nearest: int | None = None
     _late: int = 0
     """How many chances it has missed."""
@@ -72,7 +80,7 @@ class Learning:
         self.follows, self.installed = True, False
         self.first_step = self.gained_at = step
         self.behind.clear()
-        self.voided = self._nearest = None
+        self.voided = self._nearest = self._own_step_s = None
 
     def stop_following(self) -> None:
         """The state did not reach it."""
@@ -91,6 +99,24 @@ class Learning:
         if self._nearest is None or len(self.behind) < self._nearest:
             self._nearest, self.gained_at = len(self.behind), step
 
+    def waits_at(self, head: Key, now: float) -> None:
+        """Its script waits at a head: it is about to make up the next step."""
+        if self._at is not None and head != self._at:
+            self._own_step_s = now - self._at_since
+        self._at, self._at_since = head, now
+
+    def may_be_near(self, step: int, now: float, step_s: float) -> bool:
+        """Whether it may ask for work in a moment, since it is one step behind.
+
+        By the time that its last step took it. The next round would wait in vain for one that is
+        at the beginning of a step; that one comes by itself, or is nearer after the next step.
+        """
+        if step - self.gained_at >= _STEPS_IN_VAIN:
+            return True
+        if self._own_step_s is None:
+            return False
+        return self._at_since + self._own_step_s - now <= self._patience_s(step_s)
+
     def give_chance(self, step: int, now: float, step_s: float = 0.0) -> None:
         """It is one step behind: the next round may wait for it, unless it was late just now.
 
@@ -103,8 +129,12 @@ class Learning:
             step_s: how long the line's last step took.
         """
         if step >= self._next_chance and self.patience_until is None:
-            longer_s = min(_PATIENCE_S * 2.0 ** min(self._late, 10), step_s, _MOST_PATIENCE_S)
-            self.patience_until = now + max(_PATIENCE_S, longer_s)
+            self.patience_until = now + self._patience_s(step_s)
+
+    def _patience_s(self, step_s: float) -> float:
+        """How long a round waits for it, if it does."""
+        longer_s = min(_PATIENCE_S * 2.0 ** min(self._late, 10), step_s, _MOST_PATIENCE_S)
+        return max(_PATIENCE_S, longer_s)
 
     def wait(self, now: float) -> None:
         """The next round could open, and waits for it."""

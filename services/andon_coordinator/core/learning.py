@@ -17,9 +17,9 @@ It arrives in one of two ways. If it holds the averages of the open round when t
 and has asked for the step after it, it is on the next roster as everybody else (`arrive`). Or it
 asks for work at the line's head when no round is open (`admit`). If a round that it attends becomes
 void, it asks again: its script may stand anywhere in that round, and nobody waits for that, unless
-the others are too few to go on. A learner that is one step behind gets one chance for that: the
-next round opens a little later (`Learning.give_chance`), and the wait for each further chance is
-twice as many steps.
+the others are too few to go on. A learner that is one step behind, and may be about to ask, gets
+one chance for that: the next round opens a little later (`Learning.give_chance`), and the wait for
+each further chance is twice as many steps.
 
 A spare goes on learning after it has caught up, as long as the line has all its workers: `spares`.
 
@@ -195,6 +195,7 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
         return
     if not event.failure and event.head == transfer.head:
         learner.learning.installed = True
+        learner.learning.waits_at(transfer.head, core.now)
         learner.head, learner.held, learner.doubted = transfer.head, None, None
         learner.step = learner.learning.first_step
         learner.learning.reached(transfer.head, core.chain.step)
@@ -241,6 +242,7 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
     member.head, member.held = event.head, None
     member.wants_work = event.head in chain.request_heads
     learning.heard_void = event.voided
+    learning.waits_at(event.head, core.now)
     learning.reached(event.head, chain.step)
 
 
@@ -362,7 +364,8 @@ def record_announced(core: CoreState, pending: PendingRecord, able: Iterable[int
         unwanted = member.spare and not spares.takes_place(core)
         if learning.installed and member.head == record.parent and not unwanted:
             step_s = 0.0 if pending.result is None else pending.result.seconds
-            learning.give_chance(core.chain.step, core.now, step_s)
+            if learning.may_be_near(core.chain.step, core.now, step_s):
+                learning.give_chance(core.chain.step, core.now, step_s)
         if _keeps_up(core, member):
             learning.gained_at = core.chain.step
         if learning.installed and core.chain.step - learning.gained_at > _STEPS_TO_GAIN:

@@ -274,6 +274,11 @@ class LineCore:
         return self._core.members.live_count
 
     @property
+    def in_use(self) -> bool:
+        """Whether the run is one of a line: a worker was taken, now or before this process."""
+        return self._core.layout is not None or self._core.chain.head is not None
+
+    @property
     def takes_newcomers(self) -> bool:
         """Whether a worker that was never here may join; True on a halted line as well."""
         core = self._core

@@ -32,6 +32,10 @@ class RunEventKind(enum.Enum):
     WENT_BACK = "went_back"
     """The line went on from an older record: nobody held its last one."""
     COMPLETE = "complete"
+    SESSION = "session"
+    """All ranks of a session are there."""
+    SESSION_OVER = "session_over"
+    """A session ended, for all its ranks alike; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

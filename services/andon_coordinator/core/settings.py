@@ -186,6 +186,8 @@ class History:
     """No rolled-back record has a greater key; a worker with such a head is merely behind."""
     scalar_names: frozenset[str] = frozenset()
     """Names of the scalars that were logged."""
+    sessions: int = 0
+    """How many sessions of ranks the run had; above 0 it never is a line."""
 
     def __post_init__(self) -> None:
         """Refuses a plan without a layout, and a roll-back without a record."""

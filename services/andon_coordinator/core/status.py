@@ -12,9 +12,16 @@ from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimings
 from andon_coordinator.core.members import LineMember
+from andon_coordinator.core.session_status import SessionSnapshot
 from andon_coordinator.core.state import CoreState
 
-__all__ = ["LineSnapshot", "WorkerSnapshot", "holds_up", "take_snapshot", "waiting_for"]
+__all__ = [
+    "LineSnapshot",
+    "WorkerSnapshot",
+    "holds_up",
+    "take_snapshot",
+    "waiting_for",
+]
 
 _SILENT_S = 1.0
 """People are told of a worker that has not answered for so long."""
@@ -92,6 +99,8 @@ class LineSnapshot:
     schedule_note: str
     grain: int
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
+    session: SessionSnapshot | None = None
+    """The run's sessions, if it is one of sessions."""
 
 
 def take_snapshot(core: CoreState, now: float) -> LineSnapshot:

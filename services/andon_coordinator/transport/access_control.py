@@ -48,6 +48,21 @@ class AccessControl:
         # Any other token goes on as it is: the core refuses it before it looks at anything else.
         return replace(request, token=self.run_token, credential=name) if name else request
 
+    def check_rank(self, shown: bytes, run_id: str) -> None:
+        """Admits a process that asks to be a rank, with the run's token or a worker's own.
+
+        Raises:
+            LineError: it shows neither, or names another run.
+        """
+        right = not self.run_token or is_same_token(shown, self.run_token)
+        if not (right or self._worker_of(shown)):
+            text = (
+                f"the run asks for its token, and the rank shows {'another' if shown else 'none'}: "
+                "give it the line's file by ANDON_TOKEN_FILE"
+            )
+            raise LineError(Reason.TOKEN, text)
+        self._check_run(run_id)
+
     def check_viewer(self, context: Context, run_id: str = "") -> None:
         """Admits a call with one of the tokens; any call if the run has no token.
 

@@ -29,13 +29,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from andon.host.logs import LogEvent
 from andon.host.private_files import make_folder, open_private
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key
 from andon_coordinator.core import effects, events
+from andon_coordinator.core.session_events import SaveSession, SaveSessionEnd
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport.store import (
     Counts,
@@ -66,14 +67,19 @@ JournalEffect = (
     | effects.SaveScalars
     | effects.SaveRunEvent
     | effects.FindAncestor
+    | SaveSession
+    | SaveSessionEnd
 )
 """What the journal is asked to write, or to find."""
 
 _TRANSIENT = (sqlite3.OperationalError, JournalError)
 """Errors that may go away by themselves: a full disk, a missing file."""
 
-_AWAITED = (effects.SaveTerm, effects.SaveRecord, effects.FindAncestor)
-"""What the line waits for: it hears at once that it can't be done."""
+_AWAITED = (effects.SaveTerm, effects.SaveRecord, effects.FindAncestor, SaveSession)
+"""What the line, or a session, waits for: it hears at once that it can't be done."""
+
+_ALONE = (effects.SaveTerm, effects.FindAncestor, SaveSession)
+"""What shares no transaction: a term is not forgotten if one fails, and a search is none."""
 
 _MOST_WAITING = 4096
 """Scalars are not queued behind so many changes: a flood of them must not fill the memory."""
@@ -228,8 +234,8 @@ class Journal:
         # Overdue facts come first, one at a time: see `_write_alone`.
         if len(waiting) == 1 or self._overdue:
             return False
-        if any(isinstance(effect, effects.SaveTerm | effects.FindAncestor) for effect in waiting):
-            return False  # A term is not forgotten if its transaction fails, and a search is none.
+        if any(isinstance(effect, _ALONE) for effect in waiting):
+            return False
         saved: list[events.Event | None] = []
         steps: list[int | None] = [
             each.record.step for each in waiting if isinstance(each, effects.SaveRecord)
@@ -264,12 +270,12 @@ class Journal:
             failure = LogEvent("journal_failed", effect=name, why=str(error))
             log.error(failure)  # noqa: TRY400 - the disk's fault
             if isinstance(effect, _AWAITED):
-                report(events.JournalFailed(str(error)))
+                report(_failed(effect, str(error)))
             else:
                 self._keep(effect)
         except Exception as error:  # the boundary of this thread: the line halts
             log.exception(LogEvent("journal_failed", effect=type(effect).__name__))
-            report(events.JournalFailed(str(error)))
+            report(_failed(effect, str(error)))
         else:
             if saved is not None:
                 report(saved)
@@ -331,20 +337,33 @@ class Journal:
                     parent, step = effect.record.parent, effect.record.step
                     log.error(LogEvent("journal_has_gap", step=step, missing=str(parent)))
                 return events.RecordSaved(effect.record.key)
-            case effects.SaveRun():
-                self._store.save_run(effect)
-            case effects.SaveHalt():
-                self._store.save_halt(effect)
-            case effects.SaveAnswer():
-                self._store.save_answer(effect)
-            case effects.SaveDeparture():
-                self._store.save_departure(effect)
             case effects.SaveScalars():
                 self._store.save_scalars(effect)
                 return events.ScalarsSaved(effect.stream, effect.sequence)
-            case effects.SaveRunEvent():
-                self._store.save_run_event(effect)
+            case SaveSession():
+                self._store.save_session(effect)
+                return events.SessionSaved(effect.key)
+            case _:
+                _SILENT[type(effect)](self._store, effect)
         return None
+
+
+# Any: each takes the effect that it is listed under.
+_SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
+    effects.SaveRun: JournalStore.save_run,
+    effects.SaveHalt: JournalStore.save_halt,
+    effects.SaveAnswer: JournalStore.save_answer,
+    effects.SaveDeparture: JournalStore.save_departure,
+    effects.SaveRunEvent: JournalStore.save_run_event,
+    SaveSessionEnd: JournalStore.save_session_end,
+}
+"""What is written, and nobody waits for."""
+
+
+def _failed(effect: JournalEffect, why: str) -> events.Event:
+    if isinstance(effect, SaveSession):
+        return events.SessionNotSaved(effect.key, why)
+    return events.JournalFailed(why)
 
 
 def _is_journal_halt(effect: JournalEffect) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from andon.protocol.halts import HaltAnswer
 from andon_coordinator.core.effects import SaveScalars
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
-from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST
+from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST, has_table
 from andon_coordinator.transport.schema import evidence_of
 
 __all__ = [
@@ -109,14 +109,14 @@ def next_event_id(database: sqlite3.Connection) -> int:
 
 def scalar_names(database: sqlite3.Connection) -> list[str]:
     """The names of all scalars, sorted."""
-    if not _has(database, "scalars"):
+    if not has_table(database, "scalars"):
         return []
     return [name for (name,) in database.execute(_NAMES)]
 
 
 def scalars(database: sqlite3.Connection, wanted: str | None = None) -> list[LoggedScalar]:
     """All scalars, or those of one name, by name, step and worker."""
-    if not _has(database, "scalars"):
+    if not has_table(database, "scalars"):
         return []
     found = database.execute(
         "SELECT name, step, worker, value, at FROM scalars"
@@ -135,7 +135,7 @@ def scalar_curve(database: sqlite3.Connection, name: str) -> list[tuple[int, flo
 
     The mean is NaN if one of them is.
     """
-    if not _has(database, "scalars"):
+    if not has_table(database, "scalars"):
         return []
     found = database.execute(
         "SELECT step, CASE WHEN count(value) = count(*) THEN avg(value) END FROM scalars"
@@ -147,7 +147,7 @@ def scalar_curve(database: sqlite3.Connection, name: str) -> list[tuple[int, flo
 
 def run_events(database: sqlite3.Connection) -> list[RunEvent]:
     """Everything that happened, in order."""
-    if not _has(database, "run_events"):
+    if not has_table(database, "run_events"):
         return _numbered(list(_older(database, None)))
     rows = database.execute("SELECT * FROM run_events ORDER BY id").fetchall()
     first = (rows[0]["record"], rows[0]["at"]) if rows else None
@@ -195,14 +195,6 @@ def _older(database: sqlite3.Connection, before: tuple[int, float] | None) -> It
 def _numbered(older: list[RunEvent]) -> list[RunEvent]:
     """Gives ids below 0, which rise to -1."""
     return [replace(event, id=number - len(older)) for number, event in enumerate(older)]
-
-
-def _has(database: sqlite3.Connection, table: str) -> bool:
-    """Whether a journal has a table that it may lack."""
-    found = database.execute(
-        "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
-    )
-    return found.fetchone() is not None
 
 
 def _number(stored: float | None) -> float:

@@ -20,6 +20,7 @@ from andon_coordinator.core import effects
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.events import StepTimings
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot
+from andon_coordinator.transport.session_messages import session_status_to
 
 __all__ = [
     "CommitAndAssign",
@@ -288,6 +289,8 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         message.correct = status.correct
     if status.total_steps is not None:
         message.total_steps = status.total_steps
+    if status.session is not None:
+        message.session.CopyFrom(session_status_to(status.session))
     if status.checkpoints is not None:
         message.checkpoints.CopyFrom(_checkpoint_status(status.checkpoints))
         message.checkpoints.elsewhere = status.checkpoints_elsewhere
@@ -317,6 +320,10 @@ def _without_ages(status: pb.LineStatus) -> pb.LineStatus:
     ageless.CopyFrom(status)
     for worker in ageless.workers:
         worker.heartbeat_age_s = 0.0
+    if ageless.HasField("session"):
+        ageless.session.age_s = 0.0
+        for rank in ageless.session.ranks:
+            rank.silent_s = rank.pending.open_s = 0.0
     return ageless
 
 

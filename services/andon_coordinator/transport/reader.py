@@ -11,6 +11,7 @@ one record.
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from collections import defaultdict
@@ -32,7 +33,7 @@ from andon_coordinator.transport.damage import JournalError, check_tables, limit
 from andon_coordinator.transport.files import open_to_read
 from andon_coordinator.transport.logbook import LoggedScalar
 from andon_coordinator.transport.rows import RunEnd
-from andon_coordinator.transport.schema import VERSION, evidence_of, u64_of
+from andon_coordinator.transport.schema import VERSION, evidence_of, key_of, u64_of
 from andon_coordinator.transport.store import recorded_plan
 
 __all__ = [
@@ -43,11 +44,15 @@ __all__ = [
     "RecordedDeparture",
     "RecordedHalt",
     "RecordedRun",
+    "RecordedSession",
     "StepOutcome",
     "chain_of",
     "entry_of",
     "faults_of",
 ]
+
+
+_NO_ANSWER: tuple[HaltAnswer | None, int | None, str] = (None, None, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,28 @@ class RecordedHalt:
     answer: HaltAnswer | None = None
     worker: int | None = None
     operator: str = ""
+    ended_session: bool = False
+    """Whether it ended a session of ranks: such a halt is never answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSession:
+    """A session of ranks; `over_at_unix_s` is None as long as nobody knows how it ended."""
+
+    key: Key
+    ranks: int
+    at_unix_s: float
+    steps: int = 0
+    cause: str = ""
+    """The name of a SessionEnd; empty if all ranks left in order."""
+    culprit: int | None = None
+    message: str = ""
+    over_at_unix_s: float | None = None
+
+    @property
+    def in_order(self) -> bool:
+        """Whether all its ranks left with their scripts done."""
+        return self.over_at_unix_s is not None and not self.cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,16 +288,41 @@ class JournalReader:
             )
         }
         last = rows.last_record(self._database)
+        ended = rows.halts_of_sessions(self._database)
+        found = []
+        for halt, text, record, at in self._database.execute(
+            "SELECT id, evidence, record, at FROM halts ORDER BY id"
+        ):
+            answer, worker, operator = answers.get(halt, _NO_ANSWER)
+            found.append(
+                RecordedHalt(
+                    evidence_of(text),
+                    at,
+                    is_open=halt not in answers and record == last and halt not in ended,
+                    answer=answer,
+                    worker=worker,
+                    operator=operator,
+                    ended_session=halt in ended,
+                )
+            )
+        return found
+
+    def sessions(self) -> list[RecordedSession]:
+        """Every session of ranks, first to last."""
+        if not rows.has_table(self._database, "sessions"):
+            return []
         return [
-            RecordedHalt(
-                evidence_of(text),
-                at,
-                halt not in answers and record == last,
-                *answers.get(halt, ()),
+            RecordedSession(
+                key=key_of(row["key"]),
+                ranks=len(json.loads(row["ranks"])),
+                at_unix_s=row["at"],
+                steps=row["steps"] or 0,
+                cause=row["cause"] or "",
+                culprit=row["culprit"],
+                message=row["message"],
+                over_at_unix_s=row["over_at"],
             )
-            for halt, text, record, at in self._database.execute(
-                "SELECT id, evidence, record, at FROM halts ORDER BY id"
-            )
+            for row in self._database.execute("SELECT * FROM sessions ORDER BY key")
         ]
 
     def departures(self) -> list[RecordedDeparture]:

@@ -33,7 +33,9 @@ __all__ = [
     "contribution_of",
     "find",
     "gaps",
+    "halts_of_sessions",
     "has_column",
+    "has_table",
     "last_record",
     "out_of_order",
     "record_of",
@@ -170,6 +172,22 @@ def find(database: sqlite3.Connection, key: Key) -> sqlite3.Row | None:
 def has_column(database: sqlite3.Connection, table: str, column: str) -> bool:
     """Whether a table has a column: journals of an older program lack some."""
     return any(row[1] == column for row in database.execute(f"PRAGMA table_info({table})"))
+
+
+def has_table(database: sqlite3.Connection, table: str) -> bool:
+    """Whether a journal has a table: those of an older program lack some."""
+    found = database.execute(
+        "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
+    )
+    return found.fetchone() is not None
+
+
+def halts_of_sessions(database: sqlite3.Connection) -> frozenset[str]:
+    """The ids of halts that ended a session, as text."""
+    if not has_table(database, "sessions"):
+        return frozenset()
+    found = database.execute("SELECT halt FROM sessions WHERE halt IS NOT NULL")
+    return frozenset(halt for (halt,) in found)
 
 
 def last_record(database: sqlite3.Connection) -> int:

@@ -33,6 +33,7 @@ __all__ = [
     "RUN_EVENTS",
     "SCALARS",
     "SCHEMA",
+    "SESSIONS",
     "VERSION",
     "compact_json",
     "evidence_of",
@@ -96,6 +97,21 @@ CREATE TABLE IF NOT EXISTS barred (
 ) STRICT
 """
 """Who may not join again; likewise a later table."""
+
+SESSIONS = """
+CREATE TABLE IF NOT EXISTS sessions (
+    key BLOB PRIMARY KEY,
+    ranks TEXT NOT NULL,                -- JSON: [[host, device], ...], in order
+    at REAL NOT NULL,
+    steps INTEGER,                      -- NULL as long as nobody knows how it ended
+    cause TEXT,                         -- NULL if all ranks left in order
+    culprit INTEGER,
+    message TEXT NOT NULL DEFAULT '',
+    halt TEXT,                          -- the halt that ended it
+    over_at REAL
+) STRICT, WITHOUT ROWID
+"""
+"""Sessions of ranks; likewise a later table."""
 
 OVERFLOW = "ALTER TABLE records ADD COLUMN overflow INTEGER"
 """Adds a column that journals of this version got later, to one that lacks it."""

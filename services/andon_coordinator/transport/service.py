@@ -31,9 +31,11 @@ from andon.protocol.reasons import Reason
 from andon.protocol.run_settings import Liveness
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import coordinator_pb2_grpc as pb_grpc
+from andon.v1 import session_pb2
 from andon.wire import conversion
 from andon_coordinator.core import events
 from andon_coordinator.transport.access_control import AccessControl
+from andon_coordinator.transport.attending import RankAttendance
 from andon_coordinator.transport.encoding import serialized
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import (
@@ -44,7 +46,7 @@ from andon_coordinator.transport.incoming import (
 )
 from andon_coordinator.transport.outgoing import ServicePlaces, same_for_people, status_to
 from andon_coordinator.transport.registration import ReducerRegistration
-from andon_coordinator.transport.streams import WorkerStream
+from andon_coordinator.transport.streams import WorkerStream, see_end
 from andon_coordinator.transport.task import LineTask
 
 __all__ = ["SERVICE_NAME", "CoordinatorService", "server_options"]
@@ -105,6 +107,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """
         self._task = task
         self._registration = registration
+        self._attendance = RankAttendance(
+            task, access=access, tokens=task.session_tokens, attend_s=join_s
+        )
         self._access = access
         self._places = places
         self._join_s = join_s
@@ -125,6 +130,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         stream = await self._open(context)
         reader = asyncio.create_task(self._read(stream, request_iterator))
         writer = asyncio.create_task(self._write(stream, context))
+        writer.add_done_callback(see_end)
         # No await lies between the stream's opening and this, so the core can't cut it in vain.
         stream.cut = writer.cancel
         # True until proven otherwise: gRPC cancels this handler when the peer resets the stream,
@@ -157,6 +163,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await self._registration.serve(request_iterator, context)
         except LineError as error:
             log.info(LogEvent("reducer_ended", why=clipped(str(error))))
+            await self._abort(context, error)
+
+    async def Attend(  # type: ignore[override]  # as Train
+        self, request_iterator: AsyncIterator[session_pb2.AttendRequest], context: Context
+    ) -> None:
+        """One rank's stream, from Attend to its end."""
+        try:
+            await self._attendance.serve(request_iterator, context)
+        except LineError as error:
             await self._abort(context, error)
 
     async def GetStatus(
@@ -192,7 +207,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await self._ask(
             events.CordPulled(clipped(request.reason), clipped(request.operator)), context
         )
-        return pb.PullCordResponse(halt=conversion.evidence_to_proto(self._task.status().halt))
+        status = self._task.status()
+        halt = status.halt if status.session is None else status.session.halt
+        return pb.PullCordResponse(halt=conversion.evidence_to_proto(halt))
 
     async def ClearHalt(
         self, request: pb.ClearHaltRequest, context: Context

@@ -33,6 +33,7 @@ from andon_coordinator.core.effects import (
     SaveScalars,
     StepResult,
 )
+from andon_coordinator.core.session_events import SaveSession, SaveSessionEnd
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport import logbook, rows
 from andon_coordinator.transport.damage import JournalError, check_tables
@@ -45,7 +46,9 @@ from andon_coordinator.transport.schema import (
     RUN_EVENTS,
     SCALARS,
     SCHEMA,
+    SESSIONS,
     VERSION,
+    compact_json,
     evidence_of,
     evidence_text,
     key_blob,
@@ -87,6 +90,8 @@ class Counts:
     """By the name of the answer."""
     departures: dict[str, int]
     """By the name of the reason, `rows.LOST` or `rows.DROPPED`."""
+    sessions: dict[str, int]
+    """By the name of their cause; those that ended in order by an empty one."""
 
 
 def recorded_plan(journal: Path, text: str) -> RunPlan:
@@ -158,7 +163,7 @@ class JournalStore:
             )
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
-        for table in (PACING, SCALARS, RUN_EVENTS, BARRED):
+        for table in (PACING, SCALARS, RUN_EVENTS, BARRED, SESSIONS):
             self._database.execute(table)
         if not rows.has_column(self._database, "records", "overflow"):
             self._database.execute(OVERFLOW)
@@ -210,7 +215,9 @@ class JournalStore:
         halt = one(
             "SELECT evidence, record,"
             " (SELECT answer FROM answers WHERE halt = id ORDER BY rowid DESC) AS answer"
-            " FROM halts ORDER BY rowid DESC"
+            # Halts of sessions hold nobody back, and are never answered.
+            " FROM halts WHERE id NOT IN (SELECT halt FROM sessions WHERE halt IS NOT NULL)"
+            " ORDER BY rowid DESC"
         ).fetchone()
         latest = None if halt is None else evidence_of(halt["evidence"])
         # A line that wrote a record after a halt had an answer to it, even if the answer itself was
@@ -250,6 +257,7 @@ class JournalStore:
             recent=self._recent(),
             accepted_step=accepted,
             scalar_names=frozenset(logbook.scalar_names(self._database)),
+            sessions=one("SELECT count(*) FROM sessions").fetchone()[0],
         )
 
     def history_at(self, key: Key) -> History:
@@ -337,6 +345,7 @@ class JournalStore:
             halts=by("reason", "halts"),
             answers=by("answer", "answers"),
             departures=by("reason", "departures"),
+            sessions=by("coalesce(cause, '')", "sessions WHERE over_at IS NOT NULL"),
         )
 
     def begin_term(self, term: int) -> None:
@@ -488,6 +497,43 @@ class JournalStore:
                         self._clock(),
                     ),
                 )
+
+    def save_session(self, effect: SaveSession) -> None:
+        """Saves a session before its ranks hear of it, and its term if that is new.
+
+        Raises:
+            JournalFenced: another coordinator took the run over.
+            JournalError: its key was used before.
+        """
+        self.begin_term(effect.key.term)
+        with self._own_transaction():
+            greatest = self._database.execute("SELECT max(key) FROM sessions").fetchone()[0]
+            key = key_blob(effect.key)
+            if greatest is not None and key <= greatest:
+                raise JournalError(f"session {effect.key} is not newer than the journal's last one")
+            ranks = compact_json([[each.node_id, each.device] for each in effect.roster])
+            self._database.execute(
+                "INSERT INTO sessions (key, ranks, at) VALUES (?, ?, ?)",
+                (key, ranks, self._clock()),
+            )
+
+    def save_session_end(self, effect: SaveSessionEnd) -> None:
+        """Saves how a session ended; an end that is there already stays as it is."""
+        over = effect.over
+        with self._own_transaction():
+            self._database.execute(
+                "UPDATE sessions SET steps = ?, cause = ?, culprit = ?, message = ?, halt = ?,"
+                " over_at = ? WHERE key = ? AND over_at IS NULL",
+                (
+                    effect.steps,
+                    None if over is None else over.end.name,
+                    None if over is None else over.culprit,
+                    "" if over is None else over.message,
+                    u64_text(over.halt_id) if over is not None and over.halt_id else None,
+                    self._clock(),
+                    key_blob(effect.key),
+                ),
+            )
 
     def _check_files(self) -> None:
         """Checks that what was written can be found again."""

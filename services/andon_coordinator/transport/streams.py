@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Generic, TypeVar
 
 from andon.host.process import Process
 from andon.protocol.announcements import Announcement, RoundOpening
@@ -18,28 +19,31 @@ from andon.protocol.reducers import MAX_REDUCERS
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.errors import LineError
 
-__all__ = ["CAPACITY", "ReducerStream", "Streams", "WorkerStream"]
+__all__ = ["CAPACITY", "CallStream", "ReducerStream", "Streams", "WorkerStream", "see_end"]
 
 CAPACITY = 256
 """How many messages may wait for a worker to read; with more its stream is ended."""
 
 _MAX_ANNOUNCEMENTS = 4096
 """How many may wait for a reducer to read, above all the rounds; with more its stream is ended."""
-_DOES_NOT_READ = "the worker does not read its stream: join again"
+_DOES_NOT_READ = "the peer does not read its stream: open another one"
 _LEAVING = "the coordinator is going away: {} again"
 
 
-class WorkerStream:
-    """What waits to be sent on one Train call, and how the call is to end.
+Sent = TypeVar("Sent")
+
+
+class CallStream(Generic[Sent]):
+    """What waits to be sent on one call, and how the call is to end.
 
     What owns the core calls `send` and `end`, which never block. The call's own task
     writes what `messages` yields, and then ends the call with `error`.
     """
 
     def __init__(self, number: int, *, flush_s: float, capacity: int = CAPACITY) -> None:
-        """Opens stream `number`, which no other stream ever was.
+        """Opens stream `number`, which no other stream of its kind ever was.
 
-        Once it is over, its worker has `flush_s` to read what was sent before.
+        Once it is over, its peer has `flush_s` to read what was sent before.
         """
         self.number = number
         self._flush_s = flush_s
@@ -47,8 +51,6 @@ class WorkerStream:
         """What the call ends with; None: OK."""
         self.joined = False
         """Whether the core knows of it."""
-        self.process: Process | None = None
-        """The worker's process, if its Join says which one it is."""
         self.cut: Callable[[], object] = lambda: None
         """Gives up the write that is under way.
 
@@ -56,12 +58,12 @@ class WorkerStream:
         keep the call open for as long as the peer lives.
         """
         self._capacity = capacity
-        self._waiting: deque[pb.TrainResponse | bytes] = deque()
+        self._waiting: deque[Sent] = deque()
         self._ended = False
         self._changed = asyncio.Event()
         self._flush_timer: asyncio.TimerHandle | None = None
 
-    def send(self, message: pb.TrainResponse | bytes) -> None:
+    def send(self, message: Sent) -> None:
         """Sends a message, unless the stream has ended; ends it if its peer does not read."""
         if self._ended:
             return
@@ -94,7 +96,7 @@ class WorkerStream:
         self.error = self.error or LineError(Reason.REJOIN_NEEDED, _DOES_NOT_READ)
         self.cut()
 
-    async def messages(self) -> AsyncIterator[pb.TrainResponse | bytes]:
+    async def messages(self) -> AsyncIterator[Sent]:
         """Every message to write, until the stream ends."""
         while True:
             while self._waiting:
@@ -106,6 +108,23 @@ class WorkerStream:
             # Nothing is awaited between the checks above and `clear`, so no change gets lost.
             self._changed.clear()
             await self._changed.wait()
+
+
+def see_end(writer: asyncio.Task[None]) -> None:
+    """Sees how the task that writes a call ended, or asyncio logs its error as one that nobody saw.
+
+    It broke with the connection, so nobody is left to be told. What serves the call can't be relied
+    on to look: gRPC cancels it then.
+    """
+    if not writer.cancelled():
+        writer.exception()
+
+
+class WorkerStream(CallStream[pb.TrainResponse | bytes]):
+    """One worker's Train call."""
+
+    process: Process | None = None
+    """The worker's process, if its Join says which one it is."""
 
 
 class ReducerStream:

@@ -30,6 +30,13 @@ from andon.protocol.reasons import Reason
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.chronicle import Chronicle
 from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.session_events import (
+    AttendRequest,
+    SessionEffect,
+    SessionEvent,
+)
+from andon_coordinator.core.session_line import with_session
+from andon_coordinator.core.sessions import SessionsCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.announcer import Announcer
 from andon_coordinator.transport.encoding import Encoder
@@ -44,6 +51,8 @@ from andon_coordinator.transport.outgoing import (
     together,
 )
 from andon_coordinator.transport.process_watch import ProcessWatch
+from andon_coordinator.transport.session_messages import SessionTokens
+from andon_coordinator.transport.session_task import Happened, RankStream, SessionTask
 from andon_coordinator.transport.streams import ReducerStream, Streams, WorkerStream
 
 __all__ = ["LineClock", "LineObserver", "LineTask", "TaskSettings"]
@@ -52,6 +61,8 @@ log = logging.getLogger(__name__)
 
 _SAVES = get_args(JournalEffect)
 _SENDS = get_args(MessageEffect)
+_SHARED = (effects.SaveHalt, effects.SaveScalars)
+"""Effects of sessions that observers of a line know."""
 
 
 class LineObserver(Protocol):
@@ -83,6 +94,8 @@ class TaskSettings:
     look_s: float = 0.002
     """A status is taken this long after the one before, for each worker: a look at all of them must
     not keep the line from its steps, however many they are."""
+    session_happened: Happened = lambda event, done: None
+    """Watches what happens to sessions."""
     announce: Callable[[Announcement], None] | None = None
     """Tells the reducer of this process what it may serve; None: there is none."""
 
@@ -124,7 +137,7 @@ class LineTask:
 
     def __init__(
         self,
-        line: LineCore,
+        cores: tuple[LineCore, SessionsCore],
         journal: Journal,
         answers: JoinAnswers,
         *,
@@ -133,6 +146,7 @@ class LineTask:
         observers: Sequence[LineObserver],
     ) -> None:
         """`clocks` are the line's clock, and one of the time since the Unix epoch."""
+        line, sessions = cores
         self._chronicle = Chronicle(
             next_id=journal.next_event_id,
             step=line.step,
@@ -154,6 +168,7 @@ class LineTask:
 
         Another thread reads it, so it is replaced as a whole and never changed in place.
         """
+        self._sessions = SessionTask(sessions, save=journal.save, flush_s=settings.flush_s)
         self._watch = ProcessWatch()
         self._observed_at = -math.inf
         self._wait_log = WaitLog()
@@ -178,7 +193,10 @@ class LineTask:
 
         # Both are called on the journal's thread, and `report` also by `save`.
         def report(event: events.Event) -> None:
-            loop.call_soon_threadsafe(self.put, event)
+            if isinstance(event, events.SessionSaved | events.SessionNotSaved):
+                loop.call_soon_threadsafe(self.put_session, event)
+            else:
+                loop.call_soon_threadsafe(self.put, event)
 
         def deposed(why: str) -> None:
             loop.call_soon_threadsafe(self._depose, why)
@@ -204,12 +222,18 @@ class LineTask:
 
     def status(self) -> LineSnapshot:
         """What the line is doing now."""
-        return self._line.status(self._clock.now())
+        now = self._clock.now()
+        return with_session(self._line.status(now), self._sessions.status(now))
+
+    @property
+    def session_tokens(self) -> SessionTokens:
+        """Makes the messages to ranks."""
+        return SessionTokens(self._answers.run_id, self._answers.secret)
 
     @property
     def look_s(self) -> float:
         """How long to wait from one look at all workers to the next."""
-        return self._settings.look_s * self._line.live
+        return self._settings.look_s * max(self._line.live, self._sessions.streams)
 
     @property
     def next_change(self) -> asyncio.Event:
@@ -276,7 +300,7 @@ class LineTask:
             # does not prevent this: `asyncio.wait_for` of Python 3.11 drops it if it has a result.
             return
         stream.joined = True
-        self.put(events.WorkerJoined(stream.number, request))
+        self.put(events.WorkerJoined(stream.number, request, self._sessions.in_use))
 
     def stream_ended(self, stream: WorkerStream, *, gone: bool) -> None:
         """Tells the core, once, that a call is over; `gone` if its peer is."""
@@ -284,6 +308,26 @@ class LineTask:
             self.put(events.WorkerStreamEnded(stream.number, gone))
         else:
             self._streams.forget_worker(stream.number)
+
+    def open_attendance(self) -> RankStream:
+        """A new stream of a rank.
+
+        Raises:
+            LineError: the coordinator is going away.
+        """
+        return self._sessions.open_stream()
+
+    def attend(self, stream: RankStream, request: AttendRequest) -> None:
+        """Passes a stream's Attend to the core of sessions, unless the stream is over."""
+        event = self._sessions.attended(stream, request, trains=self._line.in_use)
+        if event is not None:
+            self.put_session(event)
+
+    def attendance_ended(self, stream: RankStream) -> None:
+        """Tells the core of sessions, once, that a call is over."""
+        event = self._sessions.forget(stream)
+        if event is not None:
+            self.put_session(event)
 
     def open_registration(self) -> ReducerStream:
         """A new stream of a reducer.
@@ -332,6 +376,16 @@ class LineTask:
             self._fail(error)
             return ""
 
+    def put_session(self, event: SessionEvent) -> str:
+        """As `put`, for the core of sessions."""
+        if self._closed:
+            return ""
+        try:
+            return self._process_session(event)
+        except Exception as error:  # the boundary of the core
+            self._fail(error)
+            return ""
+
     def ask(self, event: events.Event) -> None:
         """Tells the core what an operator wants; it is carried out once this returns.
 
@@ -340,7 +394,12 @@ class LineTask:
         """
         if self._closed:
             raise LineError(Reason.SERVICE_LEAVING, "the coordinator is going away")
-        objection = self.put(event)
+        if not self._sessions.in_use:
+            objection = self.put(event)
+        elif isinstance(event, events.CordPulled):
+            objection = self.put_session(event)
+        else:
+            objection = "its ranks attend sessions: nothing waits for an answer, and nothing drains"
         if self.failed is not None:
             raise LineError(Reason.INTERNAL, "the coordinator failed; its log says how")
         if objection:
@@ -352,7 +411,10 @@ class LineTask:
             late_s = self._clock.tick(self._settings.tick_s)
             for stream, seconds in self._watch.look(self._streams.processes(), now()):
                 self.put(events.WorkerStopped(stream, seconds))
-            self.put(events.TimePassed(late_s))
+            if self._sessions.in_use:
+                self.put_session(events.TimePassed(late_s))
+            else:
+                self.put(events.TimePassed(late_s))
             await asyncio.sleep(self._settings.tick_s)
 
     def _process(self, event: events.Event) -> str:
@@ -380,6 +442,33 @@ class LineTask:
         if done or told or not isinstance(event, events.TimePassed):
             self._note_change()
         return objection
+
+    def _process_session(self, event: SessionEvent) -> str:
+        """As `_process`, for the core of sessions."""
+        now, wall = self._clock.now(), self._wall()
+        done = self._sessions.receive(event, now, wall)
+        told = self._chronicle.session(event, done, wall=wall)
+        for effect in told:
+            self._do(effect)
+        objections = [each.message for each in done if isinstance(each, effects.RefuseOperator)]
+        known = [each for each in done if isinstance(each, _SHARED)]
+        asyncio.get_running_loop().call_soon(self._show_session, event, done, [*known, *told], now)
+        if done or not isinstance(event, events.TimePassed):
+            self._note_change()
+        return next(iter(objections), "")
+
+    def _show_session(
+        self,
+        event: SessionEvent,
+        done: Sequence[SessionEffect],
+        known: Sequence[effects.Effect],
+        now: float,
+    ) -> None:
+        try:
+            self._settings.session_happened(event, done)
+            self._observe(events.SessionHappened(), known, now)
+        except Exception as error:  # the boundary of the observers
+            self._fail(error)
 
     def _show(self, event: events.Event, done: Sequence[effects.Effect], now: float) -> None:
         """Shows the observers what happened, and a few times a second where the line is."""
@@ -449,7 +538,10 @@ class LineTask:
         self._end_all(LineError(Reason.INTERNAL, "the coordinator failed; its log says how"))
 
     def _end_all(self, error: LineError) -> None:
-        # First: the core hears of nothing more, and so nothing is queued at the journal.
+        if not self._closed:
+            # Before the rest: ranks are told why their session is over, and it goes to the journal.
+            self._sessions.close(error, self._clock.now(), self._wall())
+        # Then the core hears of nothing more, and so nothing is queued at the journal.
         self._closed = True
         self.over.set()
         self._streams.close(error)

@@ -9,22 +9,13 @@ that a crash leaves nothing behind. The name of a stream's memory goes when the 
 it. That of the averages has to live until all are there: it goes when the first average is written,
 which takes a contribution from every rank. A stream that comes later gets another memory, and
 averages are written to both, until streams are opened anew.
-
-A file is locked for as long as its maker lives. So a reducer that starts later can tell what a dead
-process left behind from what is in use, in whatever container either runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import hmac
 import logging
-import mmap
-import os
-import secrets
-import stat
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -32,20 +23,18 @@ from pathlib import Path
 from andon.host.arena import (
     CAPABILITY,
     MAX_AREAS,
-    NONCE_BYTES,
-    NONCE_OFFSET,
     ArenaLayout,
     SharedMemoryUnavailable,
     folder_identity,
     socket_of,
 )
+from andon.host.arena_file import ArenaFile, sweep
 from andon.host.logs import LogEvent
 from andon.protocol.messages import (
     BlockGradient,
     OpenRound,
     RoundOpened,
     SharedMemoryMapped,
-    SharedMemoryOffer,
     Slice,
 )
 from andon.protocol.reasons import Reason
@@ -54,10 +43,7 @@ from andon_reducer.core.jobs import Job
 from andon_reducer.transport.admission import CallRefused
 from andon_reducer.transport.memory_socket import MemorySocket
 
-__all__ = ["ArenaFile", "Arenas", "AveragesMemory", "StreamMemory", "sweep"]
-
-_PREFIX = "andon-"
-_MIB = 2**20
+__all__ = ["Arenas", "AveragesMemory", "StreamMemory"]
 
 _log = logging.getLogger(__name__)
 
@@ -243,126 +229,3 @@ class StreamMemory:
         else:
             # This stream may have been the last one that had not mapped it.
             self.averages.unlink_if_mapped()
-
-
-class ArenaFile:
-    """Memory of `size_bytes`, all of it allocated, in a file of the folder that others may open."""
-
-    def __init__(self, folder: Path, size_bytes: int) -> None:
-        """Makes the file, 0600, and maps it.
-
-        Raises:
-            SharedMemoryUnavailable: there is no room for it, or the folder can't be used.
-        """
-        self._path = folder
-        self._name: weakref.finalize[[Path], ArenaFile] | None = None
-        """Unlinks the file: when it is called, when this is freed, or when the process exits."""
-        try:
-            descriptor = self._create(folder)
-            try:
-                _require_room(folder, size_bytes)
-                # Else a full folder would be a SIGBUS at some later write.
-                os.posix_fallocate(descriptor, 0, size_bytes)
-                self.memory = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            finally:
-                # The mapping has a descriptor of its own, which keeps the lock.
-                os.close(descriptor)
-        except OSError as error:
-            self.unlink()
-            raise SharedMemoryUnavailable(_why(folder, size_bytes, error)) from None
-        self.nonce = secrets.token_bytes(NONCE_BYTES)
-        self.memory[NONCE_OFFSET : NONCE_OFFSET + NONCE_BYTES] = self.nonce
-
-    @property
-    def path(self) -> Path:
-        """The file, while it is named."""
-        return self._path
-
-    @property
-    def offer(self) -> SharedMemoryOffer:
-        """The offer for a worker, while the file is still named."""
-        assert self.named, "a file is offered before it is unlinked"
-        return SharedMemoryOffer(self._path.name, len(self.memory), NONCE_OFFSET)
-
-    @property
-    def named(self) -> bool:
-        """Whether it can still be opened."""
-        return self._name is not None and self._name.alive
-
-    def unlink(self) -> None:
-        """Removes the name; the memory stays for those who have mapped it. May be called again."""
-        if self._name is not None:
-            self._name()
-
-    def _create(self, folder: Path) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        while True:
-            self._path = folder / (_PREFIX + secrets.token_hex(16))
-            descriptor = os.open(self._path, flags, 0o600)
-            self._name = weakref.finalize(self, _remove, self._path)
-            try:
-                # Whatever the umask is.
-                os.fchmod(descriptor, 0o600)
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Between open and lock another reducer's `sweep` may have removed the file. Once it
-                # is locked, no sweep touches it.
-                if os.fstat(descriptor).st_nlink:
-                    return descriptor
-            except BlockingIOError:
-                pass  # a sweep holds the lock, and is removing it
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
-
-
-def sweep(folder: Path) -> int:
-    """Removes what dead processes of this user left in the folder. Returns the number of files."""
-    swept = 0
-    try:
-        names = [entry for entry in folder.iterdir() if entry.name.startswith(_PREFIX)]
-    except OSError:
-        return 0
-    for path in names:
-        try:
-            # Neither a link nor a pipe that somebody put there may be followed, or waited for.
-            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
-            continue  # gone, or not this user's
-        try:
-            found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path)
-                swept += 1
-        except OSError:
-            pass  # its maker lives
-        finally:
-            os.close(descriptor)
-    return swept
-
-
-def _remove(path: Path) -> None:
-    # The socket first: what dies in between leaves a file, which a later `sweep` finds.
-    socket_of(path).unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-
-
-def _require_room(folder: Path, size_bytes: int) -> None:
-    """Fails before anything is allocated: a file that is too large would fill the folder first."""
-    found = os.statvfs(folder)
-    if size_bytes > found.f_bavail * found.f_frsize:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _why(folder: Path, size_bytes: int, error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-        free = os.statvfs(folder)
-        return (
-            f"{folder} has {free.f_bavail * free.f_frsize // _MIB} MiB free and one arena needs "
-            f"{-(-size_bytes // _MIB)} MiB: enlarge it, or set ANDON_SHARED_DIR to a larger tmpfs"
-        )
-    return (
-        f"{folder} can't be used by the reducer ({error.strerror}): set ANDON_SHARED_DIR to a "
-        "folder on tmpfs that it may write to"
-    )

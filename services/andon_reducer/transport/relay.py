@@ -11,7 +11,7 @@ from andon.protocol.reasons import Reason
 from andon_reducer.core.effects import CallRefusal
 from andon_reducer.transport.admission import CallRefused
 
-__all__ = ["Header", "Relay", "RelayTransfer", "TransferId", "WantedState"]
+__all__ = ["Header", "Piece", "Relay", "RelayTransfer", "TransferId", "WantedState"]
 
 TransferId = tuple[str, int]
 """Run and transfer."""
@@ -41,6 +41,9 @@ class WantedState:
     offset: int = 0
     sha256: bytes = b""
     base_sha256: bytes = b""
+    shared_folder: bytes = b""
+    file_name: str = ""
+    """A file of its own that a sender which sees that folder may write to; empty: it has none."""
 
     def start_in(self, header: Header) -> int:
         """The first byte of the sender's state that the receiver lacks."""
@@ -56,6 +59,15 @@ class WantedState:
         # An earlier transfer may have brought a part of them.
         overlaps = self.start_in(header) > header.size_bytes - header.base_bytes
         return 0 if overlaps else header.base_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A message of the sender's, which is passed on as it is."""
+
+    message: bytes
+    file_bytes: int = 0
+    """How many bytes of state lie in the receiver's file; 0: they are in the message."""
 
 
 @dataclass(slots=True)
@@ -75,7 +87,7 @@ class RelayTransfer:
     failure: CallRefusal | None = None
     done: bool = False
     """The receiver took everything."""
-    _pieces: deque[bytes | None] = field(default_factory=deque)
+    _pieces: deque[Piece | None] = field(default_factory=deque)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def both(self) -> tuple[Header, range]:
@@ -100,7 +112,7 @@ class RelayTransfer:
         stop = self.header.size_bytes - self.wanted.left_out_of(self.header)
         return self.header, range(self.wanted.start_in(self.header), stop)
 
-    async def put(self, piece: bytes | None) -> None:
+    async def put(self, piece: Piece | None) -> None:
         """Passes a piece on as soon as there is room; None after the last.
 
         Raises:
@@ -111,7 +123,7 @@ class RelayTransfer:
         self._pieces.append(piece)
         self._changed.set()
 
-    async def get(self) -> bytes | None:
+    async def get(self) -> Piece | None:
         """The next piece, or None after the last.
 
         Raises:

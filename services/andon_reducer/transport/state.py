@@ -3,6 +3,9 @@
 After the first piece a PutStateRequest and a GetStateResponse are the same bytes, one `payload`
 field. So pieces are passed on as they came, neither parsed nor copied. A receiver that was
 interrupted says what it holds already, and the sender learns where to begin.
+
+Two workers of one host need not send the bytes themselves: they lie in a file of the receiver's,
+and pieces say how many are there. The reducer passes its name on, and never opens it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from andon_reducer.core.effects import CallRefusal, Direction, ReducerObserver
 from andon_reducer.transport.admission import CallLimit, CallRefused
 from andon_reducer.transport.announced import Announced
 from andon_reducer.transport.reduce_stream import Context
-from andon_reducer.transport.relay import Header, Relay, RelayTransfer, WantedState
+from andon_reducer.transport.relay import Header, Piece, Relay, RelayTransfer, WantedState
 
 __all__ = ["StateServicer"]
 
@@ -34,6 +37,7 @@ _PAYLOAD = 15
 _HEAD_BYTES = 16
 """More than the message around a payload has."""
 _SHA256_BYTES = 32
+_FOLDER_BYTES, _MOST_NAME = 16, 64
 _Result = TypeVar("_Result")
 
 
@@ -133,6 +137,7 @@ class StateServicer:
             request = reducer_pb2.GetStateRequest.FromString(data)
         except DecodeError:
             raise CallRefused(Reason.INVALID_MESSAGE, "not a GetStateRequest") from None
+        _require_file(request)
         end = _CallersEnd()
         with self._admitted(request, end) as session:
             await self._announced.end_of(
@@ -161,7 +166,14 @@ class StateServicer:
         self, request: reducer_pb2.GetStateRequest, context: Context, end: _CallersEnd
     ) -> None:
         head = request.head.term, request.head.round
-        wanted = WantedState(head, request.offset, request.sha256, request.base_sha256)
+        wanted = WantedState(
+            head,
+            request.offset,
+            request.sha256,
+            request.base_sha256,
+            request.shared_folder,
+            request.file_name,
+        )
         # As in `_put`.
         end.check()
         transfer = self._relay.receive((request.run_id, request.transfer_id), wanted)
@@ -191,18 +203,18 @@ class StateServicer:
         finally:
             self._relay.leave(transfer, "receiver")
 
-    async def _pass_on(self, piece: bytes, context: Context, haste: _Haste) -> None:
+    async def _pass_on(self, piece: Piece, context: Context, haste: _Haste) -> None:
         """Sends a piece to the receiver; in several, if that is slow."""
         for part in haste.parts_of(piece):
             began = time.monotonic()
             # Each wait is limited, and the whole transfer is, unless rounds run meanwhile: a
             # receiver could take one byte now and then for ever.
             await self._in_time(context.write(part))
-            haste.passed(len(part), time.monotonic() - began)
+            haste.passed(piece.file_bytes or len(part), time.monotonic() - began)
             self._observer.moved(Direction.DOWN, len(part))
-            self._observer.relayed(len(part))
+            self._observer.relayed(piece.file_bytes or len(part))
 
-    async def _piece_of(self, transfer: RelayTransfer) -> bytes | None:
+    async def _piece_of(self, transfer: RelayTransfer) -> Piece | None:
         return await self._in_time(transfer.get())
 
     async def _in_time(self, step: Awaitable[_Result]) -> _Result:
@@ -223,14 +235,22 @@ class StateServicer:
         self, transfer: RelayTransfer, context: Context, pieces: AsyncIterator[bytes]
     ) -> None:
         header, coming = await transfer.both()
+        wanted = transfer.wanted
+        assert wanted is not None, "both are there"
         answer = reducer_pb2.PutStateResponse(
-            offset=coming.start, base_bytes=header.size_bytes - coming.stop
+            offset=coming.start,
+            base_bytes=header.size_bytes - coming.stop,
+            shared_folder=wanted.shared_folder,
+            file_name=wanted.file_name,
         )
         await context.write(answer.SerializeToString())
         left = len(coming)
         async for data in pieces:
-            payload_bytes, piece = _read_piece(data)
-            left = _counted(left, payload_bytes)
+            state_bytes, piece = _read_piece(data)
+            if piece.file_bytes and not wanted.file_name:
+                text = "a piece lies in a file, and the receiver named none"
+                raise CallRefused(Reason.INVALID_MESSAGE, text)
+            left = _counted(left, state_bytes)
             self._observer.moved(Direction.UP, len(data))
             await transfer.put(piece)
         if left:
@@ -278,16 +298,16 @@ class _Haste:
         self._began = time.monotonic()
         self._piece_bytes = LEAST_PIECE_BYTES
 
-    def parts_of(self, piece: bytes) -> Iterator[bytes]:
+    def parts_of(self, piece: Piece) -> Iterator[bytes]:
         """The messages in which a piece is passed on: as it came, if it is not too large."""
-        if len(piece) <= self._piece_bytes + _HEAD_BYTES:
-            yield piece
+        if len(piece.message) <= self._piece_bytes + _HEAD_BYTES:
+            yield piece.message
             return
-        payload, begin = reducer_pb2.GetStateResponse.FromString(piece).payload, 0
+        payload, begin = reducer_pb2.GetStateResponse.FromString(piece.message).payload, 0
         while begin < len(payload):
             # It may change with each message.
             end = begin + self._piece_bytes
-            yield _piece(payload[begin:end])
+            yield _piece(payload[begin:end]).message
             begin = end
 
     def passed(self, size_bytes: int, took_s: float) -> None:
@@ -348,21 +368,43 @@ def _parse_put(data: bytes) -> reducer_pb2.PutStateRequest:
         raise CallRefused(Reason.INVALID_MESSAGE, "not a PutStateRequest") from None
 
 
-def _read_piece(data: bytes) -> tuple[int, bytes]:
-    """A later piece: how many bytes of state it has, and the message to pass on."""
+def _require_file(request: reducer_pb2.GetStateRequest) -> None:
+    """Checks what a receiver says of its file, before anybody hears of it.
+
+    Raises:
+        CallRefused: no file has such a name, or its folder is not said.
+    """
+    name, folder = request.file_name, request.shared_folder
+    if not (name or folder):
+        return
+    if len(folder) != _FOLDER_BYTES or not 0 < len(name) <= _MOST_NAME or not name.isascii():
+        text = f"a file needs a name of at most {_MOST_NAME} ASCII characters, and its folder"
+        raise CallRefused(Reason.INVALID_MESSAGE, text)
+
+
+def _read_piece(data: bytes) -> tuple[int, Piece]:
+    """A later piece: how many bytes of state it has, and what to pass on."""
     try:
         fields = list(read_fields(memoryview(data)))
     except FrameError as error:
         raise CallRefused(Reason.INVALID_MESSAGE, str(error)) from None
     if len(fields) == 1 and fields[0][0] == _PAYLOAD and isinstance(fields[0][2], memoryview):
-        return fields[0][2].nbytes, data
-    # Several fields, or an unknown one: readable, but not the same bytes in both directions.
-    payload = _parse_put(data).payload
+        return fields[0][2].nbytes, Piece(data)
+    # Not the usual case: bytes in a file, or several fields, or an unknown one. The last of these
+    # are readable, but not the same bytes in both directions.
+    message = _parse_put(data)
+    payload, in_file = message.payload, message.file_bytes
+    if payload and in_file:
+        text = "a piece has a payload, or says how many bytes lie in the file, and not both"
+        raise CallRefused(Reason.INVALID_MESSAGE, text)
+    if in_file:
+        passed_on = reducer_pb2.GetStateResponse(file_bytes=in_file)
+        return in_file, Piece(passed_on.SerializeToString(), in_file)
     return len(payload), _piece(payload)
 
 
-def _piece(payload: bytes) -> bytes:
-    return reducer_pb2.GetStateResponse(payload=payload).SerializeToString()
+def _piece(payload: bytes) -> Piece:
+    return Piece(reducer_pb2.GetStateResponse(payload=payload).SerializeToString())
 
 
 def _counted(left: int, size_bytes: int) -> int:

@@ -82,7 +82,11 @@ class RunHistory:
                     "events": [event_view(each) for each in reader.run_events()[-_MAX_EVENTS:]],
                     "halts": [
                         halt_fields(halt)
-                        | {"id": str(halt.evidence.id), "sentence": halted_line(halt.evidence)}
+                        | {
+                            "id": str(halt.evidence.id),
+                            "sentence": halted_line(halt.evidence),
+                            "ended_session": halt.ended_session,
+                        }
                         for halt in reader.halts()[-_MAX_EVENTS:]
                     ],
                     "names": reader.scalar_names(),

@@ -16,6 +16,7 @@ from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot, holds_up
+from andon_server.board.session_view import session_view
 from andon_server.halt_words import answers_to, evidence_fields, halted_line, help_page
 
 __all__ = ["NO_FACTS", "LineFacts", "event_view", "halt_view", "state_view"]
@@ -50,6 +51,8 @@ def state_view(
 ) -> dict[str, Any]:
     """The line for the page; what a visitor may do is added for each visitor.
 
+    A run whose ranks attend sessions has no workers, and a `session`: see `session_view`.
+
     Args:
         line: what the line does.
         facts: what does not change.
@@ -69,7 +72,8 @@ def state_view(
         "run_id": line.run_id,
         "host": facts.host,
         "script": facts.script,
-        "encoding": facts.encoding,
+        # Ranks of a session send what their script gives, between each other.
+        "encoding": facts.encoding if line.session is None else "",
         "keeps_output": facts.keeps_output,
         "paths": list(paths),
         "state": line.state.name,
@@ -96,7 +100,11 @@ def state_view(
         "schedule": line.schedule,
         "schedule_note": line.schedule_note,
         "checkpoints": _checkpoints(line.checkpoints),
-        "workers": [_worker(each, holds_up=each.worker == slow) for each in line.workers],
+        "workers": [
+            _worker(each, holds_up=each.worker == slow)
+            for each in (line.workers if line.session is None else ())
+        ],
+        "session": None if line.session is None else session_view(line.session),
         "halt": None if line.halt is None else halt_view(line.halt, facts.docs_url),
         "server_unix_s": now_unix_s,
     }

@@ -17,8 +17,8 @@ from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
-from andon.v1 import halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2
-from andon.wire import conversion, layouts
+from andon.v1 import halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2, session_pb2
+from andon.wire import conversion, layouts, sessions
 from andon.wire.fields import FrameError
 from andon.wire.frames import (
     batch_requests,
@@ -32,6 +32,7 @@ from andon.wire.frames import (
 )
 from andon_coordinator.transport.errors import LineError
 from andon_coordinator.transport.incoming import event_from, join_from
+from andon_coordinator.transport.session_messages import attend_from, session_event_from
 from andon_reducer.core.stream import ChunkLimits, StreamState
 from andon_trainer.core.calls import Call
 from andon_trainer.errors import JoinRefused
@@ -43,7 +44,10 @@ from unit.andon.golden import FOLDER, by_name, golden
 from vectors.all import made
 
 INDEX = golden("index", "vectors")
-MODULES: tuple[Any, ...] = (pb, halt_pb2, layout_pb2, record_pb2, reducer_pb2, ring_pb2)
+MODULES: tuple[Any, ...] = (
+    *(pb, halt_pb2, layout_pb2, record_pb2),
+    *(reducer_pb2, ring_pb2, session_pb2),
+)
 TYPES: dict[str, type[Message]] = {
     f"andon.v1.{name}": getattr(module, name)
     for module in MODULES
@@ -69,6 +73,20 @@ def coordinator(data: bytes) -> object:
 def worker(data: bytes) -> object:
     message = pb.TrainResponse.FromString(data)
     return accepted_from(message) if message.HasField("join_accepted") else heard_from(message)
+
+
+def sessions_coordinator(data: bytes) -> object:
+    message = session_pb2.AttendRequest.FromString(data)
+    if message.HasField("attend"):
+        return attend_from(message, "10.0.0.1")
+    return session_event_from(1, message)
+
+
+def rank(data: bytes) -> object:
+    message = session_pb2.AttendResponse.FromString(data)
+    if message.HasField("formed"):
+        return sessions.formed_from_proto(message.formed)
+    return sessions.over_from_proto(message.over) if message.HasField("over") else message
 
 
 def reducer(data: bytes) -> object:
@@ -97,6 +115,8 @@ def collector(data: bytes) -> object:
 RECEIVERS: dict[str, Receiver] = {
     "andon.v1.TrainRequest": coordinator,
     "andon.v1.TrainResponse": worker,
+    "andon.v1.AttendRequest": sessions_coordinator,
+    "andon.v1.AttendResponse": rank,
     "andon.v1.ReduceRequest": reducer,
     "andon.v1.ReduceResponse": collector,
     "andon.v1.PassRequest": parse_pass,

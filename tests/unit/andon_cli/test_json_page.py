@@ -15,7 +15,9 @@ from andon_cli.client import (
     CheckpointStatus,
     Hardware,
     LineStatus,
+    RankStatus,
     ReducerStatus,
+    SessionStatus,
     StepTimes,
     WorkerStatus,
 )
@@ -46,6 +48,7 @@ STATUS = LineStatus(
     halt=HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=1),
     reducers=(ReducerStatus("alpha:1"),),
     checkpoints=CheckpointStatus(),
+    session=SessionStatus(ranks=(RankStatus(rank=0),)),
 )
 
 
@@ -96,6 +99,8 @@ def test_the_fields_of_a_status() -> None:
             line for line in _PAGE.splitlines() if line.startswith("|") and f"`{part}`" in line
         )
         assert names(worker[part]) <= set(_NAME.findall(row))
+    assert names(told["session"]) == documented("`andon status`", 2)
+    assert names(told["session"]["ranks"][0]) == documented("`andon status`", 3)
     assert names(told["checkpoints"]) == named("`andon status`", "| `checkpoints` |") - {"null"}
     assert names(told["halt"]) == documented("Halts")
     lost = json.loads(lost_json("7f3a", Lost("gone", 1.0, 9.0), 3.0))

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from andon.protocol.records import Key
 from andon_coordinator.core.learner import Learning
 
 
@@ -36,3 +37,34 @@ def test_each_wait_is_longer_and_comes_twice_as_many_steps_later(
     assert seen == pytest.approx(waits)
     between = [later - earlier for earlier, later in pairwise(chances)]
     assert between == [2**each for each in range(1, len(waits))]
+
+
+@pytest.mark.parametrize(
+    ("made_up_s", "since_s", "step", "near"),
+    [
+        pytest.param(None, 9.0, 5, False, id="has-made-up-none"),
+        pytest.param(1.0, 0.97, 5, True, id="at-the-end-of-a-step"),
+        pytest.param(1.0, 0.9, 5, False, id="too-far"),
+        pytest.param(1.0, 5.0, 5, True, id="longer-than-its-last-one"),
+        pytest.param(1.0, 0.1, 12, True, id="comes-no-nearer"),
+    ],
+)
+def test_it_is_near_if_by_its_last_step_it_may_be_done_in_time(
+    made_up_s: float | None, since_s: float, step: int, near: bool
+) -> None:
+    learning, now = Learning(began_at=0.0), 10.0
+    learning.follow(4)
+    learning.waits_at(Key(1, 1), now if made_up_s is None else now - made_up_s)
+    if made_up_s is not None:
+        learning.waits_at(Key(1, 2), now)
+
+    assert learning.may_be_near(step, now + since_s, 0.5) is near
+
+
+def test_a_request_at_the_same_head_is_no_step() -> None:
+    learning = Learning(began_at=0.0)
+    learning.follow(4)
+    for at in (1.0, 2.0):
+        learning.waits_at(Key(1, 1), at)
+
+    assert not learning.may_be_near(5, 9.0, 0.5)

@@ -1,4 +1,4 @@
-"""Core stories, told in `tests/scenarios/line-*.txt`."""
+"""Core stories, told in `tests/scenarios/line-*.txt` and `session-*.txt`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.line_transcript import play
+from scenarios import line_transcript, session_transcript
 
-_TRANSCRIPTS = sorted((Path(__file__).parents[2] / "scenarios").glob("line-*.txt"))
+_FOLDER = Path(__file__).parents[2] / "scenarios"
+_PLAYERS = {"line": line_transcript.play, "session": session_transcript.play}
+_TRANSCRIPTS = sorted(path for kind in _PLAYERS for path in _FOLDER.glob(f"{kind}-*.txt"))
 
 
 @pytest.mark.parametrize("path", _TRANSCRIPTS, ids=lambda path: path.stem)
-def test_the_line_does_what_its_transcript_says(path: Path) -> None:
+def test_the_core_does_what_its_transcript_says(path: Path) -> None:
     expected = path.read_text()
 
-    played = play(expected)
+    played = _PLAYERS[path.stem.partition("-")[0]](expected)
 
     if os.environ.get("ANDON_REWRITE_TRANSCRIPTS"):
         path.write_text(played)

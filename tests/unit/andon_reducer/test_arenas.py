@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +23,7 @@ from andon.protocol.messages import (
 from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
 from andon_reducer.transport.admission import CallRefused
-from andon_reducer.transport.arenas import ArenaFile, Arenas, StreamMemory, sweep
+from andon_reducer.transport.arenas import Arenas, StreamMemory
 from andon_reducer.transport.averaging import Delivery
 
 ELEMENTS = (40, 7)
@@ -273,41 +270,3 @@ def test_a_reducer_without_a_folder_says_so() -> None:
 
     assert isinstance(answer, str)
     assert "set ANDON_SHARED_DIR" in answer
-
-
-def test_what_a_killed_process_left_is_swept_and_what_lives_is_not(tmp_path: Path) -> None:
-    script = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from andon_reducer.transport.arenas import ArenaFile\n"
-        "file = ArenaFile(Path(sys.argv[1]), 8192)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
-    assert killed.returncode == -9
-    (left,) = tmp_path.iterdir()
-    living = ArenaFile(tmp_path, 8192)
-    (tmp_path / "another").touch()
-
-    swept = sweep(tmp_path)
-
-    assert swept == 1
-    assert not left.exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"another", living.offer.name}
-
-
-def test_a_link_in_the_folder_is_not_followed_when_swept(tmp_path: Path) -> None:
-    target = tmp_path / "precious"
-    target.touch()
-    (tmp_path / "andon-link").symlink_to(target)
-
-    assert sweep(tmp_path) == 0
-    assert target.exists()
-
-
-def test_a_name_goes_with_its_owner(tmp_path: Path) -> None:
-    file = ArenaFile(tmp_path, 8192)
-    assert file.named
-
-    del file
-
-    assert os.listdir(tmp_path) == []

@@ -53,6 +53,15 @@ BAD_ENDS = [
     ("ending.end(undo=False)\nfail()", 3, "LineHalted"),
     ("raise SystemExit(4)", 4, "SystemExit('raised before the work was done')"),
     ("sys.excepthook = silent\nfail()", 1, "LineHalted"),
+    # What PyTorch's C++ made of an error of a session.
+    ("ending.explain(HALTED)\nraise RuntimeError(f'from C++: {HALTED}')", 3, "RuntimeError"),
+    (
+        "ending.explain(HALTED)\ntry:\n    raise RuntimeError(str(HALTED))\n"
+        "except RuntimeError as error:\n    raise KeyError(1) from error",
+        3,
+        "KeyError",
+    ),
+    ("ending.explain(HALTED)\nraise RuntimeError('another')", 1, "RuntimeError('another')"),
     ("sys.excepthook = silent\nwatch_exit()\nfail()", 3, "LineHalted"),
     ("sys.excepthook = lambda *_: sys.exit(9)\nwatch_exit()\nfail()", 3, "LineHalted"),
 ]

@@ -523,7 +523,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     }
 
     # From DDP: two scripts side by side, of which one is for DDP. Halts: what to catch.
-    # Watching: pandas, which reads what was exported.
+    # Watching: pandas, which reads what was exported. Plain PyTorch: the scripts of examples/plain.
     assert {name: count for name, count in counts.items() if count} == {
         "carried-state": 1,
         "checkpoints": 4,
@@ -536,6 +536,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
         "micro-batches": 3,
         "models": 2,
         "notebooks": 1,
+        "plain-pytorch": 2,
         "plain-script": 4,
         "same-bits": 2,
         "several-models": 4,

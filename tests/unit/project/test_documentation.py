@@ -23,6 +23,7 @@ _PACKAGES = {
     "andon_cli",
     "andon_coordinator",
     "andon_reducer",
+    "andon_torch",
     "andon_trainer",
     "andon_grafana",
 }

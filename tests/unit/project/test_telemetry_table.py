@@ -80,7 +80,7 @@ def test_a_help_text_is_a_sentence_that_people_can_read_alone(metric: Described)
 def test_labels_are_of_a_closed_set(metric: Described) -> None:
     free = {"version", "run", "schedule", "topology", "encoding", "answers"}
     closed = {
-        *("state", "reason", "answer", "cause", "kind", "status", "worker"),
+        *("state", "reason", "answer", "cause", "kind", "status", "worker", "rank"),
         *("direction", "path", "outcome", "service", "name"),
     }
 

@@ -108,8 +108,8 @@ class Membership:
         self.timeline = telemetry.timeline
         self._inbox = Inbox()
         self._link = Connection(config, self._inbox, self.timeline)
-        self._mover = StateMover(self._link, candidate.replica)
-        self._giver = StateGiver(self._link, candidate.replica)
+        self._mover = StateMover(self._link, candidate.replica, config.shared_dir)
+        self._giver = StateGiver(self._link, candidate.replica, config.shared_dir)
         self._route = Route(candidate.layout, self._inbox, config)
         self._learner = Learner(self._link, self._route, self._inbox)
         self._leaving = Leaving()

@@ -28,6 +28,10 @@ from andon_trainer.errors import AndonError, WorkerDropped
 __all__ = ["ProcessExit", "is_interactive", "watch_exit"]
 
 
+_MOST_LINKS = 16
+"""Errors that are looked at behind an uncaught one: what raised it, and what raised that."""
+
+
 class ProcessExit:
     """How this process ends, as far as it can tell."""
 
@@ -35,6 +39,7 @@ class ProcessExit:
         """Watches nothing yet."""
         self.error: BaseException | None = None
         """The uncaught exception that the hook got."""
+        self._explanations: list[AndonError] = []
         self._root: FrameType | None = None
         self._code: object = None
         self._exit_called = False
@@ -50,6 +55,7 @@ class ProcessExit:
         if self._watchers == 1:
             self.error, self._stale = None, _last_uncaught()
             self._exit_called, self._code, self._cause = False, None, None
+            self._explanations = []
         if threading.current_thread() is not threading.main_thread():
             return  # Another thread's exceptions and frames do not end the process.
         if self._root is None:
@@ -74,6 +80,25 @@ class ProcessExit:
         if undo and not self._watchers:
             while self._undo:
                 self._undo.pop()()
+
+    def explain(self, error: AndonError) -> None:
+        """Gives the exit code of `error` to uncaught errors of other types that have its text.
+
+        What goes through PyTorch's C++ comes out as a RuntimeError.
+        """
+        self._explanations.append(error)
+
+    def _ours(self, error: BaseException) -> AndonError | None:
+        """The error of our own that an uncaught one is, or tells of; None: it is the script's."""
+        if isinstance(error, AndonError):
+            return error
+        texts: list[str] = []
+        link: BaseException | None = error
+        while link is not None and len(texts) < _MOST_LINKS:
+            texts.append(str(link))
+            link = link.__cause__ or link.__context__
+        told = (each for each in self._explanations if any(str(each) in text for text in texts))
+        return next(told, None)
 
     def failure(self, *, done: bool) -> BaseException | None:
         """What ended the script early; None if nothing did. Call it when Python exits.
@@ -119,9 +144,9 @@ class ProcessExit:
                     previous(kind, error, traceback)
             finally:
                 # In `finally`: the previous hook may raise, or end the process itself.
-                if isinstance(error, AndonError):
+                if (ours := self._ours(error)) is not None:
                     _write_collected()
-                    raise SystemExit(error.exit_code)
+                    raise SystemExit(ours.exit_code)
 
         hook.andon = True  # type: ignore[attr-defined]  # marks our own
         sys.excepthook = hook

@@ -12,7 +12,9 @@ import { lineLight, showLight } from "./light.js";
 import { LiveFeed } from "./live.js";
 import { showLogin } from "./login.js";
 import { RunCharts } from "./panels.js";
+import { showRanks } from "./ranks.js";
 import { leaveRuns, showCompared, showRun, showRuns } from "./runs.js";
+import { showEnd } from "./session.js";
 import { showWorkers } from "./workers.js";
 
 const curves = new Curves();
@@ -105,9 +107,15 @@ function paint() {
   if (parts.has("state")) {
     showLight(state, signal);
     showFigures(state);
-    charts.expect(state?.step ?? 0);
-    showWorkers(state, heard);
-    showHalt(state, heard, () => login(""));
+    charts.expect(state?.step ?? 0, { logs: Boolean(state?.session) });
+    showParts();
+    if (state?.session) {
+      showRanks(state, heard);
+      showEnd(state.session);
+    } else {
+      showWorkers(state, heard);
+      showHalt(state, heard, () => login(""));
+    }
     showRunning();
     showSignal(heard);
     speak();
@@ -121,6 +129,15 @@ function paint() {
     showEvents(byId("feed"), events);
     showMarks(events.marks);
   }
+}
+
+/** Takes away what only lines have, and names the rows. */
+function showParts() {
+  const session = Boolean(state?.session);
+  for (const part of document.querySelectorAll("[data-of=line]")) part.hidden = session;
+  say(document.querySelector("[data-tab=line]"), session ? "Session" : "Line");
+  say(byId("workers-title"), session ? "Ranks" : "Workers");
+  mark(byId("workers"), "data-rows", session ? "ranks" : null);
 }
 
 /** What runs, and where its service is: `run 7f3a · train.py · alpha`. */
@@ -140,9 +157,10 @@ function showSignal(heard) {
   }
   say(byId("signal-text"), text);
   const operates = heard && state?.may_operate;
-  const runs = ["RUNNING", "FORMING", "SYNCING"].includes(state?.state);
+  // Only a session that goes on can be halted, and none can be drained.
+  const runs = ["RUNNING", ...(state?.session ? [] : ["FORMING", "SYNCING"])].includes(state?.state);
   byId("halt-button").hidden = !(operates && runs);
-  byId("drain").hidden = !(operates && runs);
+  byId("drain").hidden = !(operates && runs && !state.session);
   byId("login-button").hidden = !(heard && state?.needs_login && view !== "login");
   byId("logout-button").hidden = !(heard && sessionStorage.getItem("logged-in"));
 }
@@ -157,7 +175,7 @@ function speak() {
   const first = !spoken;
   spoken = key;
   const loud = light === "red" || (signal.kind === "lost" && !first);
-  say(byId(loud ? "alarm" : "spoken"), `The line: ${word}. ${why}`);
+  say(byId(loud ? "alarm" : "spoken"), `The ${state?.session ? "session" : "line"}: ${word}. ${why}`);
   if (!loud) say(byId("alarm"), "");
 }
 
@@ -221,8 +239,9 @@ async function act(question, path, body) {
 
 byId("halt-button").addEventListener("click", () =>
   act({
-    title: "Halt the line?",
-    effect: "All workers stop before the next commit and wait, with their weights, until somebody answers.",
+    ...(state.session
+      ? { title: "Halt the session?", effect: "All ranks raise an error with your reason, and end with code 3. To go on, start them again." }
+      : { title: "Halt the line?", effect: "All workers stop before the next commit and wait, with their weights, until somebody answers." }),
     write: { label: "Why", hint: "the loss looks wrong" },
     yes: "Halt",
     danger: true,

@@ -18,8 +18,11 @@ const KINDS = {
   checkpoint_missed: ["amber", "No checkpoint"],
   went_back: ["amber", "Went back"],
   complete: ["blue", "Complete"],
+  session: ["green", "Session"],
+  session_over: ["amber", "Session over"],
 };
-const MARKED = { halted: "--red", lost: "--amber", dropped: "--amber", went_back: "--amber" };
+const MARKED = { halted: "--red", lost: "--amber", dropped: "--amber", went_back: "--amber", session_over: "--amber" };
+const OF_SESSIONS = ["session", "session_over"];
 const MOST = 200;
 
 /** A run's events by id, so that one that comes twice is kept once. */
@@ -40,6 +43,11 @@ export class Events {
     return [...this.known.values()].sort((a, b) => b.at_unix_s - a.at_unix_s || Number(b.id) - Number(a.id));
   }
 
+  /** What events call those who train: ranks if the run had a session. */
+  get who() {
+    return [...this.known.values()].some(({ kind }) => OF_SESSIONS.includes(kind)) ? "rank" : "worker";
+  }
+
   /** Steps that the charts mark. */
   get marks() {
     return this.list.flatMap(({ kind, step }) => (MARKED[kind] ? [{ step, colour: MARKED[kind] }] : []));
@@ -58,13 +66,14 @@ export function showEvents(place, events) {
     list = make("ol", { class: "happenings", reversed: true });
     fill(place, list, make("p", { class: "more" }));
   }
-  keep(list, all.slice(0, MOST), (event) => event.id, item, () => {});
+  const { who } = events;
+  keep(list, all.slice(0, MOST), (event) => `${who} ${event.id}`, (event) => item(event, who), () => {});
   const more = place.querySelector(".more");
   mark(more, "hidden", all.length <= MOST);
   say(more, `${count(all.length - MOST)} earlier ones are in the journal: andon history.`);
 }
 
-function item(event) {
+function item(event, who) {
   const [light, word] = KINDS[event.kind] ?? ["off", plain(event.kind)];
   // A checkpoint's text is its folder, and its writer matters less than its step.
   const folder = event.kind === "checkpoint" && event.text;
@@ -72,7 +81,7 @@ function item(event) {
   const named = !folder && event.worker !== null && event.worker !== undefined;
   return make("li", { class: "happening", data: { light, kind: event.kind } },
     make("span", { class: "bead", "aria-hidden": "true" }),
-    make("p", { class: "head" }, make("span", {}, make("strong", {}, word), named ? ` worker ${event.worker}` : "",
+    make("p", { class: "head" }, make("span", {}, make("strong", {}, word), named ? ` ${who} ${event.worker}` : "",
       make("span", { class: "dim" }, event.step ? ` · step\u00a0${count(event.step)}` : "")),
       make("time", { class: "dim", datetime: new Date(event.at_unix_s * 1000).toISOString(), title: date(event.at_unix_s) }, clock(event.at_unix_s))),
     about ? make("p", { class: folder ? "about cut" : "about", title: event.text }, about) : null);

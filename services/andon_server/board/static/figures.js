@@ -1,6 +1,7 @@
 // The last step in figures, and the last steps as a table.
 
 import { byId, fill, make, mark, say } from "./dom.js";
+import { sessionFigures } from "./session.js";
 import { NONE, clock, count, figure, percent, rate, span } from "./words.js";
 
 const CELLS = ["Loss", "Throughput", "Step time", "Exchange", "Checkpoint"];
@@ -10,10 +11,14 @@ const HEADINGS = ["Step", "Loss", "Accuracy", "Step time", "Samples/s", "Gradien
 /** Shows the figures; before the first step they are dashes of the same size. */
 export function showFigures(state) {
   const place = byId("figures");
-  if (!place.children.length) {
-    fill(place, CELLS.map((name) => make("div", { class: "cell" }, make("dt", {}, name), make("dd", {}, make("strong", {}, NONE), make("span", { class: "of" }, ""), make("small", {}, "\u00a0")))));
+  const session = state?.session ? sessionFigures(state) : null;
+  const names = session?.map(([name]) => name) ?? CELLS;
+  if (place.dataset.names !== String(names)) {
+    place.dataset.names = String(names);
+    mark(place, "aria-label", session ? "The session" : "The last step");
+    fill(place, names.map((name) => make("div", { class: "cell" }, make("dt", {}, name), make("dd", {}, make("strong", {}, NONE), make("span", { class: "of" }, ""), make("small", {}, "\u00a0")))));
   }
-  const cells = state ? [loss(state), throughput(state), stepTime(state), exchange(state), checkpoint(state)] : CELLS.map(() => [NONE, "", ""]);
+  const cells = session ? session.map(([, ...cell]) => cell) : state ? [loss(state), throughput(state), stepTime(state), exchange(state), checkpoint(state)] : CELLS.map(() => [NONE, "", ""]);
   cells.forEach(([value, unit, note], index) => {
     const [strong, of, small] = place.children[index].lastElementChild.children;
     say(strong, value);

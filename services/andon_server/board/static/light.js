@@ -1,6 +1,7 @@
 // The light of the line: its state in one word and one colour, also in the tab's title and icon.
 
 import { byId, keep, make, mark, say } from "./dom.js";
+import { rankLight, sessionLight } from "./session.js";
 import { LIGHTS, STATES, count, duration, listed, several } from "./words.js";
 
 const ICON_COLOURS = { green: "#2fb463", amber: "#f5a524", red: "#e5484d", blue: "#4c8dff", off: "#8b929c" };
@@ -10,23 +11,32 @@ const QUIET_S = 5; // a heartbeat older than this is worth a warning: they come 
  * The line as a person sees it: {light, word, why, title}.
  *
  * A state counts only while the line is heard. Without it the light is off, whatever it was before;
- * only a complete run stays complete.
+ * only a complete run stays complete, and a session that is over stays over.
  */
 export function lineLight(state, signal) {
-  if (signal.kind === "live" && state) {
+  const heard = signal.kind === "live";
+  if (state?.session && (heard || state.session.phase === "over")) {
+    const shown = sessionLight(state);
+    return heard ? shown : { ...shown, why: `${shown.why} Its service has ended.` };
+  }
+  if (heard && state) {
     return { light: LIGHTS[state.state] ?? "off", word: STATES[state.state] ?? state.state, why: whyOf(state) };
   }
   if (state?.state === "COMPLETE") {
     return { light: "blue", word: "Complete", why: `${endOf(state)} Its service has ended.` };
   }
   const last = state
-    ? `When last heard it was ${(STATES[state.state] ?? state.state).toLowerCase()} at step ${count(state.step)}.`
+    ? `When last heard it was ${wordOf(state).toLowerCase()} at step ${count(state.step)}.`
     : "";
   if (signal.kind === "connecting") return { light: "off", word: "Connecting", why: "The board asks the line for its state." };
   if (signal.failures > 2) {
     return { light: "off", word: "No signal", why: `The line's service does not answer. ${last} The board goes on asking.` };
   }
   return { light: "off", word: "Reconnecting", why: `The connection to the line broke. ${last}` };
+}
+
+function wordOf(state) {
+  return state.session ? sessionLight(state).word : (STATES[state.state] ?? state.state);
 }
 
 /** The light of one worker, and its word. */
@@ -55,6 +65,11 @@ export function showLight(state, signal) {
   const bar = byId("way-bar");
   bar.hidden = !state.total_steps;
   if (state.total_steps) bar.value = Math.min(1, state.step / state.total_steps);
+  mark(byId("stations"), "aria-label", `A light for each ${state.session ? "rank" : "worker"}`);
+  if (state.session) {
+    showRankStations(state.session, heard);
+    return;
+  }
   keep(byId("stations"), state.workers, (worker) => worker.worker, station, (element, worker) => {
     const [colour, said] = heard || state.state === "COMPLETE" ? workerLight(worker, state) : ["off", "not heard"];
     mark(element, "data-light", colour);
@@ -62,6 +77,18 @@ export function showLight(state, signal) {
     const text = `worker ${worker.worker}: ${said}${worker.holds_up ? ", holds the others up" : ""}`;
     mark(element, "title", text);
     say(element.firstElementChild, worker.worker);
+    say(element.lastElementChild, text);
+  });
+}
+
+function showRankStations(session, heard) {
+  keep(byId("stations"), session.ranks, (rank) => rank.rank, station, (element, rank) => {
+    const [colour, said] = heard || session.phase === "over" ? rankLight(rank, session) : ["off", "not heard"];
+    mark(element, "data-light", colour);
+    mark(element, "data-holds", null);
+    const text = `rank ${rank.rank}: ${said}`;
+    mark(element, "title", text);
+    say(element.firstElementChild, rank.rank);
     say(element.lastElementChild, text);
   });
 }
@@ -83,6 +110,7 @@ function station() {
 }
 
 function wayNote(state, heard) {
+  if (state.session) return state.step === 1 ? "step" : "steps";
   if (state.state === "COMPLETE") return state.total_steps ? "steps" : "steps, all done";
   if (heard && state.state === "RUNNING" && state.eta_s !== null) return `steps, ${duration(state.eta_s)} left`;
   if (heard && state.state === "HALTED" && state.halt) {
@@ -127,7 +155,8 @@ let tab = "";
 
 function showTab(state, light, word) {
   const run = state ? ` · run ${state.run_id}` : "";
-  const loud = light === "red" ? `HALTED at step ${state?.halt?.step ?? state?.step}` : word;
+  const stopped = state?.session ? word.toUpperCase() : "HALTED";
+  const loud = light === "red" ? `${stopped} at step ${state?.halt?.step ?? state?.step}` : word;
   const step = light === "green" ? ` ${count(state.step)}` : "";
   const title = `${loud}${step}${run} · Andon`;
   if (document.title !== title) document.title = title;

@@ -11,11 +11,17 @@ const MAIN = [
   { key: "samples_per_second", title: "Throughput", unit: "samples/s", format: rate, tick: count, zero: true },
 ];
 
-/** Loss, step time, throughput, and a chart for each scalar that the script logs. */
+const LOGGED = "Numbers that the script gives to andon_torch.log begin the curves.";
+
+/**
+ * Loss, step time, throughput, and a chart for each scalar that the script logs. A run of sessions
+ * has only the latter, and those that are a loss in one chart.
+ */
 export class RunCharts {
   constructor(place) {
     this.place = place;
     this.charts = new Map();
+    this.logs = false; // whether the run has only what its script logs
     for (const options of MAIN) this.#chart(options.key, options);
   }
 
@@ -26,15 +32,19 @@ export class RunCharts {
   }
 
   /** Says what the charts wait for while they are empty: `step` is the line's last one. */
-  expect(step) {
-    const text = step > 0 ? "Reading the steps so far." : FIRST;
-    for (const chart of this.charts.values()) chart.empty = text;
+  expect(step, { logs = false } = {}) {
+    this.logs = logs;
+    const text = logs ? LOGGED : step > 0 ? "Reading the steps so far." : FIRST;
+    for (const [key, chart] of this.charts) {
+      chart.empty = text;
+      chart.element.hidden = logs && MAIN.some((each) => each.key === key && key !== "loss");
+    }
   }
 
   draw(curves) {
     const { steps } = curves;
     const losses = [...curves.scalars].filter(([name]) => isLoss(name));
-    this.charts.get("loss").draw(...lossColumns(steps, losses));
+    this.charts.get("loss").draw(...(this.logs ? loggedColumns(losses) : lossColumns(steps, losses)));
     for (const { key, title } of MAIN.slice(1)) {
       this.charts.get(key).draw([steps.step, steps[key]], [{ name: title.toLowerCase(), colour: "--series-1" }]);
     }
@@ -86,6 +96,12 @@ function lossColumns(steps, losses) {
   const data = losses.length ? joined([...base, ...losses.map(([, scalar]) => scalar)]) : [steps.step, ...base.map(({ value }) => value)];
   const series = losses.map(([name], index) => ({ name, colour: COLOURS[index % COLOURS.length] }));
   return [data, [...columns.map(([, each]) => each), ...series]];
+}
+
+/** What a script logs that is a loss. */
+function loggedColumns(losses) {
+  const series = losses.map(([name], index) => ({ name, colour: index ? COLOURS[(index - 1) % COLOURS.length] : "--series-1" }));
+  return [joined(losses.map(([, scalar]) => scalar)), series];
 }
 
 /** Two or more runs over each other, by step or by the time since each began. */

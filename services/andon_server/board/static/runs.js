@@ -81,6 +81,7 @@ export async function showRun(id) {
   showEvents(feed, known);
   showMarks(known.marks);
   drawn = new RunCharts(charts);
+  drawn.expect(curves.last, { logs: !curves.last && curves.scalars.size > 0 });
   drawn.draw(curves);
 }
 
@@ -140,7 +141,7 @@ function pastHalt(halt) {
   const by = halt.operator ? ` by ${halt.operator}` : "";
   const dropped = halt.dropped === null || halt.dropped === undefined ? "" : ` worker ${halt.dropped}`;
   return make("li", {}, make("p", {}, halt.sentence), make("p", { class: "dim" }, `${plain(halt.reason)} · ${clock(halt.at_unix_s)} · `,
-    halt.answer ? `answered${by}: ${halt.answer}${dropped}` : "not answered"));
+    halt.ended_session ? "it ended the session" : halt.answer ? `answered${by}: ${halt.answer}${dropped}` : "not answered"));
 }
 
 /** From the run's first record to its last one, with all waits, as `andon history` has it. */

@@ -77,6 +77,14 @@ export function memory(bytes) {
   return `${(bytes / 2 ** 30).toFixed(1)}${THIN}GiB`;
 }
 
+/** A number of bytes, as the terminal writes it: `888.8 kB`. */
+export function bytes(number) {
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  let place = 0;
+  for (; number >= 1000 && place < units.length - 1; place += 1) number /= 1000;
+  return `${place ? number.toFixed(1) : number.toFixed(0)}${THIN}${units[place]}`;
+}
+
 /** `1 worker`, `2 workers`. */
 export function several(number, noun) {
   return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;

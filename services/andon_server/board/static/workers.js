@@ -32,7 +32,7 @@ export function showWorkers(state, heard) {
     say(byId("workers-note"), "");
     return;
   }
-  if (!body) {
+  if (!body?.isConnected) {
     fill(place, table());
     delete place.dataset.empty;
   }

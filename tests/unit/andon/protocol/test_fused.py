@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import shutil
 import subprocess
+import sys
 import sysconfig
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -84,6 +86,63 @@ def test_any_numbers_give_the_bits_that_numpy_gives(
     np.testing.assert_array_equal(out, expected)
     assert np.array_equal(np.signbit(out[out == 0]), np.signbit(expected[out == 0]))
     assert finite == np.isfinite(expected).all()
+
+
+@UNHURRIED
+@given(
+    st.integers(0, 70).flatmap(
+        lambda size: st.lists(arrays(np.float32, size, elements=_FLOATS), min_size=1, max_size=5)
+    ),
+    st.sampled_from([1.0, 3.0]),
+)
+def test_sums_are_those_of_numpy_and_the_first_that_is_not_finite_is_found(
+    fused: ModuleType,
+    vectors: list[np.ndarray[tuple[int], np.dtype[np.float32]]],
+    divisor: float,
+) -> None:
+    out, copied = np.empty_like(vectors[0]), np.empty_like(vectors[0])
+
+    bad = fused.sum(out.data, tuple(vector.data for vector in vectors), divisor)
+    bad_input = fused.checked_copy(copied.data, vectors[0].data)
+
+    with np.errstate(all="ignore"):
+        expected = vectors[0].copy()
+        for vector in vectors[1:]:
+            expected = expected + vector
+        expected = expected / np.float32(divisor)
+    np.testing.assert_array_equal(out, expected)
+    assert copied.tobytes() == vectors[0].tobytes()
+    for found, values in ((bad, expected), (bad_input, vectors[0])):
+        wrong = np.flatnonzero(~np.isfinite(values))
+        assert found == (wrong[0] if wrong.size else -1)
+    assert fused.checked_copy(None, vectors[0].data) == bad_input
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="waits by Linux' futex")
+def test_words_and_files_that_can_not_be_are_refused(fused: ModuleType) -> None:
+    file, values = mmap.mmap(-1, 3 * 4096), np.zeros(4, np.float32)
+
+    def wait(*, files: object = (file, file), me: int = 0, at: int = 64) -> None:
+        fused.wait_word(files, me, None, at, 0)
+
+    wait()
+    for wrong in ({"files": ()}, {"files": (file,) * 65}, {"me": 2}, {"me": -1}):
+        with pytest.raises(ValueError, match="not the files"):
+            wait(**wrong)
+    for files in ((file, mmap.mmap(-1, 4096)), (memoryview(file)[1:],), (mmap.mmap(-1, 4096),)):
+        with pytest.raises(ValueError, match="have one length"):
+            wait(files=files)
+    for at in (-64, 65, 4096):
+        with pytest.raises(ValueError, match="no such word"):
+            wait(at=at)
+        with pytest.raises(ValueError, match="no such word"):
+            fused.set_word(memoryview(file)[:4096], at, 1)
+    with pytest.raises(OverflowError):
+        fused.set_word(file, 64, -1)
+    for out, call_bytes in ((values[:3], 8), (values, 2**62), (values, -1)):
+        args = (out.data, values.data, 1.0, None)
+        with pytest.raises(ValueError, match="of one length"):
+            fused.all_reduce((file, file), 0, None, 0, 1024, call_bytes, *args)
 
 
 def test_arguments_of_wrong_sizes_are_refused(fused: ModuleType) -> None:

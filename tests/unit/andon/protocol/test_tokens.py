@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from andon.protocol import tokens
 from andon.protocol.records import Key
+from unit.andon.golden import by_name, golden
 
 SECRET = b"a secret of one service process"
 KEY = Key(7 << 32 | 5, 3)
@@ -82,3 +85,16 @@ def test_a_link_token_is_valid_for_one_round_and_two_workers() -> None:
     assert tokens.link_token(secret, "7f3a", KEY, 0, 1) in given
     with pytest.raises(ValueError, match="empty"):
         tokens.link_token(b"", "7f3a", KEY, 0, 1)
+
+
+@pytest.mark.parametrize("case", golden("peers", "tokens"), ids=by_name)
+def test_a_peer_token_and_its_nonce_are_as_the_vector_says(case: dict[str, Any]) -> None:
+    key = Key(int(case["term"]), int(case["round"]))
+    secret, pair = bytes.fromhex(case["secret"]), (case["sender"], case["receiver"])
+
+    token = tokens.peer_token(secret, case["run_id"], key, *pair)
+
+    assert token.hex() == case["token"]
+    assert tokens.peer_nonce(token).hex() == case["nonce"]
+    with pytest.raises(ValueError, match="empty"):
+        tokens.peer_token(b"", case["run_id"], key, *pair)

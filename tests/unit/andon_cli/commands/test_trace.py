@@ -27,7 +27,7 @@ from andon_cli.commands.trace import (
     merge_run,
     read_traces,
 )
-from andon_cli.commands.trace_times import show_trace, times_of
+from andon_cli.commands.trace_times import ranks_of, show_trace, times_of
 from andon_cli.questions import TraceConfig, TraceSettings
 from unit.andon_cli.trace_format import assert_valid, events_in, spans_of
 
@@ -325,3 +325,76 @@ def test_the_json_of_the_table_is_one_line(
     assert told["run"] == "7f3a"
     assert [each["steps"] for each in told["workers"]] == [2, 2]
     assert told["workers"][0]["shares"]["compute"] == pytest.approx(0.375)
+
+
+# ---------------------------------------------------------------------- ranks of sessions
+
+
+def call(begin: int, end: int, **args: Any) -> TraceEvent:
+    return span("all_reduce(sum)", begin, end, Track.CALLS, **args)
+
+
+def ranks() -> list[TracePart]:
+    """Rank 0 waits for rank 1; its second and third call overlap."""
+    first = part(
+        0,
+        "alpha",
+        0,
+        call(0, 100, step=1, waited_for_ms={"1": 80}),
+        span("wait for all_reduce(sum)", 20, 100, step=1),
+        span("backward", 110, 300, step=2),
+        call(120, 250, step=2, waited_for_ms={"1": 5, "2": 10.5}),
+        call(200, 300, step=2),
+        call(310, 400, step=2),
+    )
+    second = part(1, "alpha", 0)
+    return [
+        TracePart(replace(each.header, called="rank"), each.worker, each.samples, each.events)
+        for each in (first, second)
+    ]
+
+
+def test_calls_that_overlap_are_in_rows_of_their_own(tmp_path: Path) -> None:
+    merge_parts(ranks()).write(tmp_path / "t.json")
+
+    events = assert_valid(tmp_path / "t.json")
+
+    rows = {
+        each["tid"]: each["args"]["name"]
+        for each in events_in(events, "M", 1000)
+        if each["name"] == "thread_name" and each["tid"] >= Track.CALLS
+    }
+    assert rows == {5: "calls", 6: "calls 2"}
+    assert [len(spans_of(events, 1000, row)) for row in rows] == [3, 1]
+    assert not spans_of(events, 1001, Track.CALLS)
+
+
+def test_the_time_of_a_rank_says_for_which_rank_it_waited(tmp_path: Path) -> None:
+    trace = merge_parts(ranks())
+
+    first, second = ranks_of(trace)
+
+    assert times_of(trace) == []
+    assert (first.rank, first.steps, first.calls) == ("rank 0 on alpha", 1, 4)
+    assert first.seconds == pytest.approx(400e-6)
+    assert first.in_calls == pytest.approx(370 / 400)
+    assert (first.backward, first.waits) == pytest.approx((190 / 400, 80 / 400))
+    assert first.waited_for_ms == {"1": 85, "2": 10.5}
+    assert first.longest_wait == "rank 1, all_reduce(sum), step 1"
+    assert (second.calls, second.seconds, second.longest_wait) == (0, 0.0, "")
+
+
+def test_the_command_shows_ranks_in_a_table_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "t.json"
+    merge_parts(ranks()).write(source)
+
+    show_trace(TraceConfig(settings=TraceSettings(), files=(source,)))
+    show_trace(TraceConfig(settings=TraceSettings(format="json"), files=(source,)))
+
+    *lines, told = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:4] == ["rank", "steps", "calls", "time"]
+    assert lines[2].endswith("80 ms (rank 1, all_reduce(sum), step 1)")
+    assert not any(line.startswith("worker") for line in lines)
+    assert [each["calls"] for each in json.loads(told)["ranks"]] == [4, 0]

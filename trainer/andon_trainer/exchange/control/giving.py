@@ -18,6 +18,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import grpc
 
@@ -49,9 +50,10 @@ _MOST_AT_ONCE = 2
 class StateGiver:
     """Gives this worker's state to others. Used by the training thread."""
 
-    def __init__(self, link: Connection, state: State) -> None:
-        """Gives `state` over the connection `link`."""
+    def __init__(self, link: Connection, state: State, shared_dir: Path | None = None) -> None:
+        """Gives `state` over the connection `link`, or through files in the folder."""
         self._link = link
+        self._shared_dir = shared_dir
         self._state = state
         self._under_way: list[tuple[threading.Thread, StateCut]] = []
         self._at_once = False
@@ -68,7 +70,7 @@ class StateGiver:
         except StateCorrupt as error:
             control.send(ReportState(asked.transfer_id, asked.head, say_why(error)))
             return
-        send = partial(self._send, control, ticket_of(self._link, asked), cut)
+        send = partial(self._send, control, ticket_of(self._link, asked, self._shared_dir), cut)
         thread = threading.Thread(target=send, name="andon-giving", daemon=True)
         self._under_way.append((thread, cut))
         thread.start()

@@ -4,6 +4,8 @@ If a transfer is cut off, the receiver keeps what came. If the next transfer is 
 it continues where the last one ended, whichever worker sends it. A state ends with the weights that
 no worker trains (the base). A receiver that holds the same ones does not get them again. The state
 is installed whole, after its SHA-256 was checked, or not at all (rule 10).
+
+Between two workers of one host the bytes go through a file: see `state_file`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
 
+from andon.host.arena import SharedMemoryUnavailable
 from andon.host.keepalive import Options
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
@@ -32,6 +35,12 @@ from andon_trainer.core.events import TransferAsked
 from andon_trainer.errors import StateCorrupt
 from andon_trainer.exchange.channels import open_channel
 from andon_trainer.exchange.control.connection import Connection
+from andon_trainer.exchange.control.state_file import (
+    FILE_PIECE_BYTES,
+    LEAST_BYTES,
+    FileWriter,
+    StateFile,
+)
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -88,6 +97,8 @@ class Ticket:
     head: Key
     tls: Path | None = None
     """The folder of certificates; None: the transfer is not encrypted."""
+    shared_dir: Path | None = None
+    """Where bytes may go to a worker of this host; None: nowhere."""
 
 
 class SyncProgress:
@@ -130,7 +141,7 @@ class PartialState:
         """Whether `data` is the whole state."""
         return self._hash.digest() == self.sha256
 
-    def add(self, piece: bytes) -> None:
+    def add(self, piece: bytes | memoryview) -> None:
         """Appends a piece, and hashes it while the next one is on its way."""
         self.data += piece
         self._hash.update(piece)
@@ -160,7 +171,7 @@ def send_state(
     """
     # gRPC's sending thread runs `pieces`. It waits there until the receiver has said where to
     # start, or until this thread says that there is nothing to send.
-    wanted: queue.SimpleQueue[range | None] = queue.SimpleQueue()
+    wanted: queue.SimpleQueue[tuple[range, pb.PutStateResponse] | None] = queue.SimpleQueue()
     # Here, and not in `pieces`: this thread may be one of low priority.
     sha256 = hashlib.sha256(state).digest()
     base_sha256 = hashlib.sha256(base).digest() if base else b""
@@ -177,16 +188,22 @@ def send_state(
             base_bytes=len(base),
             base_sha256=base_sha256,
         )
-        part = wanted.get()
-        if part is None:
+        asked = wanted.get()
+        if asked is None:
             return
-        begin, size, sent_at = part.start, LEAST_PIECE_BYTES, time.monotonic()
+        part, answer = asked
+        begin = part.start
+        for end in _written(ticket, state, part, answer):
+            yield pb.PutStateRequest(file_bytes=end - begin)
+            progress(end, part.stop)
+            begin = end
+        first, size, sent_at = begin, LEAST_PIECE_BYTES, time.monotonic()
         while begin < part.stop:
             end = min(begin + size, part.stop)
             yield pb.PutStateRequest(payload=state[begin:end])
             progress(end, part.stop)
             begin, now = end, time.monotonic()
-            size = next_piece_bytes(size, now - sent_at, end - part.start)
+            size = next_piece_bytes(size, now - sent_at, end - first)
             sent_at = now
 
     with open_channel(ticket.address, ticket.tls) as channel:
@@ -197,10 +214,38 @@ def send_state(
                 stop = len(state) - answer.base_bytes
                 if answer.offset > stop or answer.base_bytes not in (0, len(base)):
                     raise StateCorrupt(f"asked for bytes {answer.offset} to {stop} of {len(state)}")
-                wanted.put(range(answer.offset, stop))
+                wanted.put((range(answer.offset, stop), answer))
         finally:
             watch(None)
             wanted.put(None)  # Ends the sending thread, if nothing came.
+
+
+def _written(
+    ticket: Ticket, state: bytes, part: range, answer: pb.PutStateResponse
+) -> Iterator[int]:
+    """Writes a part of the state to the receiver's file, as far as that goes.
+
+    Yields:
+        How far it has come: all before that byte lies in the file.
+    """
+    if ticket.shared_dir is None or not answer.file_name or len(part) < LEAST_BYTES:
+        return
+    try:
+        folder, name = answer.shared_folder, answer.file_name
+        file = FileWriter(ticket.shared_dir, folder, name, len(part))
+    except SharedMemoryUnavailable as why:
+        log.debug("the state goes as bytes: %s", why)
+        return
+    begin, size = part.start, LEAST_PIECE_BYTES
+    try:
+        while begin < part.stop:
+            end = min(begin + size, part.stop)
+            if not file.write(memoryview(state)[begin:end]):
+                return
+            yield end
+            begin, size = end, FILE_PIECE_BYTES
+    finally:
+        file.close()
 
 
 def receive_state(
@@ -225,6 +270,7 @@ def receive_state(
         StateCorrupt: its length or its SHA-256 is not what was announced.
         grpc.RpcError: the other end is gone, or `watch` ended the call.
     """
+    file = _own_file(ticket)
     request = pb.GetStateRequest(
         run_id=ticket.run_id,
         worker=ticket.worker,
@@ -234,26 +280,29 @@ def receive_state(
         offset=len(arrived.data),
         sha256=arrived.sha256,
         base_sha256=hashlib.sha256(base).digest() if base else b"",
+        shared_folder=b"" if file is None else file.folder,
+        file_name="" if file is None else file.name,
     )
     announced: pb.GetStateResponse | None = None
-    with open_channel(ticket.address, ticket.tls, options) as channel:
-        call = ReducerStub(channel).GetState(request)
-        # Before the first piece is awaited: the transfer may be over already.
-        watch(call.cancel)
-        try:
+    try:
+        with open_channel(ticket.address, ticket.tls, options) as channel:
+            call = ReducerStub(channel).GetState(request)
+            # Before the first piece is awaited: the transfer may be over already.
+            watch(call.cancel)
             for piece in call:
                 if announced is None:
                     announced = piece
                     _continue(arrived, piece)
                     if piece.base_bytes not in (0, len(base)):
                         raise StateCorrupt(f"{piece.base_bytes} bytes of a base are left out")
-                arrived.add(piece.payload)
-                if len(arrived.data) > announced.size_bytes:
-                    arrived.clear()
-                    raise StateCorrupt(f"more than the {announced.size_bytes} bytes announced came")
+                elif file is not None:
+                    file.unlink()  # The sender has opened it, or never will.
+                _take(piece, arrived, announced.size_bytes, file)
                 progress(len(arrived.data), announced.size_bytes - announced.base_bytes)
-        finally:
-            watch(None)
+    finally:
+        watch(None)
+        if file is not None:
+            file.close()
     if announced is not None and announced.base_bytes:
         arrived.add(base)
     if announced is None or len(arrived.data) != announced.size_bytes:
@@ -264,6 +313,34 @@ def receive_state(
     if not is_right:
         raise StateCorrupt("the state's SHA-256 is not what was announced")
     return state
+
+
+def _own_file(ticket: Ticket) -> StateFile | None:
+    """A file that the sender may write to, if this worker shares memory."""
+    try:
+        return None if ticket.shared_dir is None else StateFile(ticket.shared_dir)
+    except SharedMemoryUnavailable as why:
+        log.debug("no file for a state: %s", why)
+        return None
+
+
+def _take(
+    piece: pb.GetStateResponse, arrived: PartialState, size_bytes: int, file: StateFile | None
+) -> None:
+    """Takes what a piece brings.
+
+    Raises:
+        StateCorrupt: it is not there, or more than was announced.
+    """
+    if len(arrived.data) + len(piece.payload) + piece.file_bytes > size_bytes:
+        arrived.clear()
+        raise StateCorrupt(f"more than the {size_bytes} bytes announced came")
+    if piece.file_bytes:
+        if file is None:
+            raise StateCorrupt("bytes of the state are in a file that this worker does not have")
+        for data in file.read(piece.file_bytes):
+            arrived.add(data)
+    arrived.add(piece.payload)
 
 
 def _continue(arrived: PartialState, first: pb.GetStateResponse) -> None:
@@ -360,9 +437,10 @@ class State(Protocol):
 class StateMover:
     """Sends this worker's state, or installs another's. Keeps what came if it is cut off."""
 
-    def __init__(self, link: Connection, state: State) -> None:
-        """Moves `state` over the connection `link`."""
+    def __init__(self, link: Connection, state: State, shared_dir: Path | None = None) -> None:
+        """Moves `state` over the connection `link`, or through files in the folder."""
         self._link = link
+        self._shared_dir = shared_dir
         self._state = state
         self._arrived = PartialState()
         self._whole_bytes = 0
@@ -377,7 +455,7 @@ class StateMover:
 
     def move(self, asked: TransferAsked) -> str:
         """Sends or receives the state; returns why that failed, or "" if it did not."""
-        control, ticket = self._link.control, ticket_of(self._link, asked)
+        control, ticket = self._link.control, ticket_of(self._link, asked, self._shared_dir)
         progress = SyncProgress(control.show, sends=asked.sends)
         watch = partial(control.at_end, asked.transfer_id)
         try:
@@ -418,7 +496,7 @@ class StateMover:
             return b""
 
 
-def ticket_of(link: Connection, asked: TransferAsked) -> Ticket:
+def ticket_of(link: Connection, asked: TransferAsked, shared_dir: Path | None) -> Ticket:
     """This worker's ticket for a transfer."""
     joined = link.joined
     return Ticket(
@@ -429,6 +507,7 @@ def ticket_of(link: Connection, asked: TransferAsked) -> Ticket:
         transfer_id=asked.transfer_id,
         head=asked.head,
         tls=link.tls,
+        shared_dir=shared_dir,
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from andon.host.memory import MEMINFO, available_bytes
 from andon.protocol.layout import Layout
 from andon.protocol.messages import AveragedBlock, OpenRound, Response
 from andon.protocol.records import Key
@@ -43,22 +44,17 @@ _LEAST_BYTES_PER_S = 1e5
 """A link that is slower brings nobody in."""
 _OVERHEAD_BYTES = 512
 """What keeping a message costs beside its payload, about."""
-_MEMORY = Path("/proc/meminfo")
 _LEFT_OUT = (
     "the others made more exchanges in a step than this worker's script: all workers make the same "
     "calls in the same order"
 )
 
 
-def room_for(layout: Layout, meminfo: Path = _MEMORY) -> int:
+def room_for(layout: Layout, meminfo: Path = MEMINFO) -> int:
     """How many bytes of averages may wait on this machine."""
     wanted = max(_LEAST_ROOM_BYTES, _MODELS * 4 * layout.elements)
-    try:
-        lines = meminfo.read_text().splitlines()
-        words = next(line.split() for line in lines if line.startswith("MemAvailable:"))
-        return min(wanted, int(words[1]) * 1024 // _PART_OF_MEMORY)
-    except (OSError, StopIteration, ValueError, IndexError):
-        return wanted  # Not Linux.
+    available = available_bytes(meminfo)
+    return wanted if available is None else min(wanted, available // _PART_OF_MEMORY)
 
 
 class HeardAverages(Collector):

@@ -1,0 +1,31 @@
+"""Starts `forked.py`: scenarios with real ranks, and what became of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from integration.harness import clean_environment
+
+HERE = Path(__file__).parent
+
+__all__ = ["Outcome", "run_all"]
+
+Outcome = dict[str, Any]
+"""What became of one rank: `result`, or `error`, `type` and `at`; and `exit`."""
+
+
+def run_all(*specs: dict[str, Any]) -> list[list[Outcome]]:
+    """Runs scenarios one after the other; for each the outcomes of its ranks."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "forked.py")],
+        input=json.dumps(specs),
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,0 +1,411 @@
+"""Collectives through shared memory: what each rank gets, to the bit, and what it is told."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from andon.protocol.peer_calls import CallKind
+from andon_trainer.core.peer_work import Work
+from andon_trainer.peers.memory import CallDiffers, NeighbourMemory, can_share
+from andon_trainer.peers.memory_calls import NotFinite, run, transfer
+from unit.andon.strategies import BOUNDED
+from unit.andon_trainer.neighbours import RANKS, Array, Closed, opened, together, work
+
+pytestmark = pytest.mark.skipif(
+    not can_share(), reason="memory is shared on Linux, with the compiled part: apt-get install gcc"
+)
+
+SIZES = (0, 1, 15, 16, 1000, 1024, 1025, 5000, 20_000)
+"""Elements of float32: slots have 1024 in the tests, and 64 KiB is the end of small calls."""
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def memories(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[NeighbourMemory]:
+    folder = tmp_path_factory.mktemp("shared")
+    found = opened(folder, request.param)
+    assert list(folder.iterdir()) == [], "names are gone once all have mapped"
+    return found
+
+
+_sequences: dict[int, int] = {}
+
+
+def exchange(memories: list[NeighbourMemory], of: Callable[[int], Work]) -> list[object]:
+    """Makes one call on all ranks."""
+    sequence = _sequences[id(memories)] = _sequences.get(id(memories), -1) + 1
+    return list(
+        together(
+            len(memories),
+            lambda place: run(memories[place], of(place), sequence, lambda _: None),
+        )
+    )
+
+
+def numbers(count: int, size: int, dtype: str = "float32") -> list[Array]:
+    chance = np.random.default_rng(size)
+    return [(chance.standard_normal(size) * 100).astype(dtype) for _ in range(count)]
+
+
+def reduced(inputs: list[Array], reduction: str) -> Array:
+    result = inputs[0].copy()
+    for each in inputs[1:]:
+        result = np.maximum(result, each) if reduction == "max" else result + each  # type: ignore[operator]  # numbers
+    return result / result.dtype.type(len(inputs)) if reduction == "avg" else result  # type: ignore[operator]  # numbers
+
+
+def same(one: Array, other: Array) -> None:
+    assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("dtype", "reduction"),
+    [
+        ("float32", "sum"),
+        ("float32", "avg"),
+        ("float32", "max"),
+        ("float64", "sum"),
+        ("int8", "sum"),
+    ],
+)
+@pytest.mark.parametrize("apart", [False, True], ids=["in place", "apart"])
+def test_every_rank_gets_the_reduction_in_the_order_of_ranks(
+    memories: list[NeighbourMemory], size: int, dtype: str, reduction: str, apart: bool
+) -> None:
+    count = len(memories)
+    inputs = numbers(count, size, dtype)
+    outs = [np.full_like(each, 7) if apart else each.copy() for each in inputs]
+
+    def of(place: int) -> Work:
+        give = inputs[place] if apart else outs[place]
+        parts = ([give], [outs[place]])
+        return work(CallKind.ALL_REDUCE, parts, reduction=reduction, ranks=count)
+
+    assert exchange(memories, of) == [None] * count
+
+    for out in outs:
+        same(out, reduced(inputs, reduction))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_root_gets_the_reduction_and_nobody_else_does(
+    memories: list[NeighbourMemory], size: int
+) -> None:
+    count = len(memories)
+    inputs, out = numbers(count, size), np.zeros(size, np.float32)
+
+    def of(place: int) -> Work:
+        parts = ([inputs[place]], [out] if place == 1 else [])
+        return work(CallKind.REDUCE, parts, root=1, reduction="avg", ranks=count)
+
+    assert exchange(memories, of) == [None] * count
+
+    same(out, reduced(inputs, "avg"))
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 0, 0), (1, 2, 3, 4), (5000, 0, 16, 700), (4000,) * 4])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_each_rank_gets_its_part_of_the_reduction(
+    memories: list[NeighbourMemory], sizes: tuple[int, ...], dtype: str
+) -> None:
+    count = len(memories)
+    gives = [numbers(count, 1000 * place + 7, dtype) for place in range(count)]
+    gives = [
+        [np.resize(each, size) for each, size in zip(row, sizes, strict=False)] for row in gives
+    ]
+    outs = [np.zeros(size, dtype) for size in sizes[:count]]
+
+    def of(place: int) -> Work:
+        return work(CallKind.REDUCE_SCATTER, (gives[place], [outs[place]]), reduction="sum")
+
+    assert exchange(memories, of) == [None] * count
+
+    for place, out in enumerate(outs):
+        same(out, reduced([row[place] for row in gives], "sum"))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_rank_gets_all_inputs(memories: list[NeighbourMemory], size: int) -> None:
+    count = len(memories)
+    inputs = numbers(count, size, "int32")
+    outs = [[np.zeros(size, np.int32) for _ in range(count)] for _ in range(count)]
+
+    def of(place: int) -> Work:
+        return work(CallKind.ALL_GATHER, ([inputs[place]], outs[place]))
+
+    assert exchange(memories, of) == [None] * count
+
+    for row in outs:
+        for out, expected in zip(row, inputs, strict=True):
+            same(out, expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_root_gathers_scatters_and_broadcasts(
+    memories: list[NeighbourMemory], size: int
+) -> None:
+    count, root = len(memories), len(memories) - 1
+    inputs = numbers(count, size, "float64")
+    gathered = [np.zeros(size) for _ in range(count)]
+    scattered = [np.zeros(size) for _ in range(count)]
+    broadcast = [np.zeros(size) for _ in range(count)]
+
+    def gather(place: int) -> Work:
+        return work(
+            CallKind.GATHER, ([inputs[place]], gathered if place == root else []), root=root
+        )
+
+    def scatter(place: int) -> Work:
+        parts = (gathered if place == root else [], [scattered[place]])
+        return work(CallKind.SCATTER, parts, root=root)
+
+    def send(place: int) -> Work:
+        parts = ([inputs[root]], []) if place == root else ([], [broadcast[place]])
+        return work(CallKind.BROADCAST, parts, root=root)
+
+    for each in (gather, scatter, send):
+        assert exchange(memories, each) == [None] * count
+
+    for place in range(count):
+        same(scattered[place], inputs[place])
+        if place != root:
+            same(broadcast[place], inputs[root])
+
+
+def test_each_rank_gets_what_each_other_gives_it(memories: list[NeighbourMemory]) -> None:
+    count = len(memories)
+    sizes = [
+        [(3 * giver + 5 * taker) * 311 % 4000 for taker in range(count)] for giver in range(count)
+    ]
+    gives = [
+        [np.full(size, 10 * giver + taker, np.int16) for taker, size in enumerate(row)]
+        for giver, row in enumerate(sizes)
+    ]
+    takes = [
+        [np.zeros(sizes[giver][taker], np.int16) for giver in range(count)]
+        for taker in range(count)
+    ]
+
+    def of(place: int) -> Work:
+        return work(CallKind.ALL_TO_ALL, (gives[place], takes[place]))
+
+    assert exchange(memories, of) == [None] * count
+
+    for taker, row in enumerate(takes):
+        for giver, out in enumerate(row):
+            same(out, gives[giver][taker])
+
+
+def test_a_stage_moves_rows_that_lie_in_several_places(memories: list[NeighbourMemory]) -> None:
+    count = len(memories)
+    sizes = (0, 100, 9000, 1)
+    gives = [np.full(sum(sizes), place, np.uint8) for place in range(count)]
+    takes = [[np.full(sum(sizes), 99, np.uint8) for _ in range(count)] for _ in range(count)]
+    sequence = _sequences[id(memories)] = _sequences.get(id(memories), -1) + 1
+
+    def rows(of: Array, place: int, peer: int, order: int) -> list[memoryview]:
+        ends = np.cumsum((0, *sizes[::order]))
+        pieces = [of[start:stop].data for start, stop in itertools.pairwise(ends)]
+        return [] if place == peer else [memoryview(each) for each in pieces]
+
+    def act(place: int) -> None:
+        transfer(
+            memories[place],
+            work(CallKind.BARRIER),
+            sequence,
+            2,
+            [
+                (rows(gives[place], place, peer, 1), rows(takes[place][peer], place, peer, -1))
+                for peer in range(count)
+            ],
+            lambda _: None,
+        )
+
+    assert together(count, act) == [None] * count
+
+    for place, row in enumerate(takes):
+        for peer, out in enumerate(row):
+            assert set(out.tolist()) == {99 if peer == place else peer}
+
+
+def test_tensors_of_one_call_follow_each_other_and_a_barrier_has_none(
+    memories: list[NeighbourMemory],
+) -> None:
+    count = len(memories)
+    ones = [[np.full(size, place, np.float32) for size in (3, 5000, 0)] for place in range(count)]
+
+    def of(place: int) -> Work:
+        parts = [([each], [each]) for each in ones[place]]
+        return work(CallKind.ALL_REDUCE, *parts, reduction="sum", ranks=count)
+
+    assert exchange(memories, of) == [None] * count
+    assert exchange(memories, lambda _: work(CallKind.BARRIER)) == [None] * count
+
+    for row in ones:
+        assert [set(each.tolist()) for each in row] == [{sum(range(count))}] * 2 + [set()]
+
+
+@BOUNDED
+@given(st.data())
+def test_random_calls_one_after_the_other(
+    memories: list[NeighbourMemory], data: st.DataObject
+) -> None:
+    count = len(memories)
+    for _ in range(3):
+        size = data.draw(st.integers(0, 9000))
+        dtype = data.draw(st.sampled_from(["float32", "uint8"]))
+        inputs, outs = numbers(count, size, dtype), numbers(count, size, dtype)
+
+        def of(place: int, inputs: list[Array] = inputs, outs: list[Array] = outs) -> Work:
+            parts = ([inputs[place]], [outs[place]])
+            return work(CallKind.ALL_REDUCE, parts, reduction="sum", ranks=count)
+
+        assert exchange(memories, of) == [None] * count
+        for out in outs:
+            same(out, reduced(inputs, "sum"))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_counters_wrap(tmp_path: Path, count: int) -> None:
+    memories, nearly = opened(tmp_path, count), 2**32 - 3
+    for memory in memories:
+        memory.part = nearly
+        memory.give(nearly - 1)
+        memory.take(nearly - 1)
+    outs = [np.ones(10_000, np.float32) for _ in range(count)]
+
+    def of(place: int) -> Work:
+        parts = ([outs[place]], [outs[place]])
+        return work(CallKind.ALL_REDUCE, parts, reduction="sum", ranks=count)
+
+    assert exchange(memories, of) == [None] * count
+    assert exchange(memories, lambda _: work(CallKind.BARRIER)) == [None] * count
+
+    assert {memory.part for memory in memories} == {memories[0].part}
+    assert memories[0].part < 20
+    for out in outs:
+        assert set(out.tolist()) == {float(count)}
+
+
+def test_calls_that_differ_are_told_to_all_before_a_byte_is_used(tmp_path: Path) -> None:
+    memories = opened(tmp_path, 3)
+    outs = [np.full(size, 2, np.float32) for size in (40, 40, 41)]
+
+    def of(place: int) -> Work:
+        return work(CallKind.ALL_REDUCE, ([outs[place]], [outs[place]]), reduction="sum", ranks=3)
+
+    first, second, third = exchange(memories, of)
+
+    assert isinstance(first, CallDiffers)
+    assert isinstance(second, CallDiffers)
+    assert isinstance(third, CallDiffers)
+    assert first.rank == second.rank == RANKS[2]
+    assert first.mine.call.count == 40
+    assert first.theirs is not None
+    assert first.theirs.call.count == 41
+    for out in outs:
+        assert set(out.tolist()) == {2.0}
+
+
+def test_other_sizes_than_expected_are_a_call_that_differs(tmp_path: Path) -> None:
+    memories = opened(tmp_path, 2)
+    gives = [[np.zeros(3, np.int8), np.zeros(5, np.int8)] for _ in range(2)]
+    takes = [
+        [np.zeros(3, np.int8), np.zeros(3, np.int8)],
+        [np.zeros(4, np.int8), np.zeros(5, np.int8)],
+    ]
+
+    first, second = exchange(
+        memories, lambda place: work(CallKind.ALL_TO_ALL, (gives[place], takes[place]))
+    )
+
+    assert first is None
+    assert isinstance(second, CallDiffers)
+
+
+@pytest.mark.parametrize("size", [40, 5000, 40_000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("place_of_nan", [0, 1, 2])
+def test_what_is_not_finite_does_not_leave_its_rank(
+    tmp_path: Path, size: int, dtype: type[np.floating[np.typing.NBitBase]], place_of_nan: int
+) -> None:
+    memories = opened(tmp_path, 3)
+    values = [np.ones(size, dtype) for _ in range(3)]
+    values[place_of_nan][size - 3] = np.nan
+
+    def still(_: tuple[int, ...]) -> None:
+        raise TimeoutError
+
+    def act(place: int) -> None:
+        parts = ([values[place]], [values[place]])
+        asked = work(CallKind.ALL_REDUCE, parts, reduction="sum", ranks=3, gate=Closed(dtype))
+        try:
+            run(memories[place], asked, 0, still)
+        finally:
+            memories[place].end()
+
+    answers = together(3, act)
+
+    found = answers[place_of_nan]
+    assert isinstance(found, NotFinite), answers
+    assert (found.part, found.element, found.reduced) == (0, size - 3, False)
+    others = [each for place, each in enumerate(answers) if place != place_of_nan]
+    assert all(isinstance(each, TimeoutError) for each in others)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_finite_inputs_with_an_infinite_sum_are_told_as_such(
+    tmp_path: Path, count: int, dtype: type[np.floating[np.typing.NBitBase]]
+) -> None:
+    memories = opened(tmp_path, count)
+    values = [np.ones(40_000, dtype) for _ in range(count)]
+    for each in values:
+        each[20_001] = np.finfo(dtype).max
+
+    def still(_: tuple[int, ...]) -> None:
+        raise TimeoutError
+
+    def act(place: int) -> None:
+        parts = ([values[place]], [values[place]])
+        asked = work(CallKind.ALL_REDUCE, parts, reduction="sum", ranks=count, gate=Closed(dtype))
+        try:
+            run(memories[place], asked, 0, still)
+        finally:
+            memories[place].end()
+
+    answers = together(count, act)
+
+    found = [each for each in answers if isinstance(each, NotFinite)]
+    assert found
+    assert {(each.part, each.element, each.reduced) for each in found} == {(0, 20_001, True)}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_is_expected_is_asked_once_and_stops_nothing(
+    tmp_path: Path, dtype: type[np.floating[np.typing.NBitBase]]
+) -> None:
+    memories, gates = opened(tmp_path, 3), [Closed(dtype, expects=True) for _ in range(3)]
+    values = [np.ones(40_000, dtype) for _ in range(3)]
+    for each in values:
+        each[::100] = np.inf
+
+    def of(place: int) -> Work:
+        parts = ([values[place]], [values[place]])
+        return work(CallKind.ALL_REDUCE, parts, reduction="sum", ranks=3, gate=gates[place])
+
+    assert exchange(memories, of) == [None] * 3
+
+    assert [gate.asked for gate in gates] == [1, 1, 1]
+    for each in values:
+        assert np.isinf(each).sum() == 400
+        assert set(each[np.isfinite(each)].tolist()) == {3.0}
