@@ -193,6 +193,8 @@ class LineStatus:
     schedule: str = ""
     schedule_note: str = ""
     """Why the schedule is that one, if the line chose it."""
+    grain: int = 0
+    """Positions of a grain, if bits are the same on any number of workers; else 0."""
     session: SessionStatus | None = None
     """The run's sessions; None if its workers train on a line."""
     tcp_port: int = 0
@@ -412,6 +414,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         checkpoints=_checkpoints(message.checkpoints) if message.HasField("checkpoints") else None,
         schedule=message.schedule,
         schedule_note=message.schedule_note,
+        grain=message.grain,
         session=_session(message.session) if message.HasField("session") else None,
         tcp_port=message.tcp_port,
     )

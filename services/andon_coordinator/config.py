@@ -32,6 +32,7 @@ from andon.protocol.run_settings import Liveness, Policy, Topology
 from andon.protocol.schedules import AVERAGING, NESTEROV, Schedule
 from andon_coordinator.core.cadence import CadenceRules
 from andon_coordinator.core.pacing import capabilities_for
+from andon_coordinator.core.same_bits import obstacle_in
 from andon_coordinator.core.settings import LearningRateScaling, LineSettings, PacingSettings
 from andon_coordinator.transport.store import JournalSync
 
@@ -110,6 +111,9 @@ class LineOptions:
     Nesterov's momentum (0.9)."""
     overlap: bool = False
     """Of the schedule local: exchange one window while the next one is computed."""
+    same_bits: bool = False
+    """Make the weights the same, bit for bit, on any number of workers, whatever is lost. Scripts
+    must pass `prepare` a `micro_batch_size`."""
 
     def __post_init__(self) -> None:
         """Refuses values beyond their limits."""
@@ -124,6 +128,11 @@ class LineOptions:
                     f"--{flag} applies to local steps, and the schedule is {self.schedule}: "
                     "pass --schedule local too, or leave it out"
                 )
+        if self.same_bits and (obstacle := obstacle_in(_policy_of(self), _pacing_of(self))):
+            return (
+                f"--same-bits can't go with {obstacle.setting}, which {obstacle.why}: "
+                f"{obstacle.remedy}"
+            )
         return ""
 
 
@@ -187,40 +196,12 @@ class CoordinatorConfig:
     @property
     def policy(self) -> Policy:
         """How the line works; sent to every worker."""
-        answer = self.line.answer_encoding
-        return Policy(
-            chunk_elements=self.chunk_elements,
-            encoding=Encoding.of(self.line.encoding),
-            answer_encoding=None if answer == "same" else Encoding.of(answer),
-            digest_every=self.line.digest_every,
-            max_steps=self.line.max_steps,
-            gradient_norm=self.line.grad_norm_spike is not None,
-            topology=self.line.topology,
-            local_steps=self.line.local_steps if self.line.schedule == "local" else 0,
-            outer=NESTEROV if self.line.outer == "nesterov" else AVERAGING,
-            overlap=self.line.overlap,
-            max_grad_norm=self.line.max_grad_norm,
-            own_gradient_norm=self.line.worker_grad_norm is not None,
-            average_buffers=self.line.average_buffers,
-        )
+        return _policy_of(self.line, self.chunk_elements)
 
     @property
     def pacing(self) -> PacingSettings:
         """How work is divided among the workers."""
-        line = self.line
-        # Longer windows are larger batches, which a loss may not bear. Nobody gets them unasked.
-        unasked = 1 if line.schedule == "auto" else _MAX_ANCHOR
-        return PacingSettings(
-            schedule=None if line.schedule == "auto" else Schedule(line.schedule),
-            balanced=line.shares.startswith("balanced"),
-            interleaved=line.shares.endswith("interleaved"),
-            cadence=CadenceRules(
-                overhead_target=line.overhead_target,
-                max_anchor=unasked if line.max_anchor is None else line.max_anchor,
-                max_batch_diff=line.max_batch_diff,
-            ),
-            learning_rate_scaling=LearningRateScaling(line.lr_scaling),
-        )
+        return _pacing_of(self.line)
 
     @property
     def liveness(self) -> Liveness:
@@ -260,6 +241,42 @@ class CoordinatorConfig:
             gradient_norm_spike=self.line.grad_norm_spike,
             worker_gradient_norm=self.line.worker_grad_norm,
             pacing=self.pacing,
+            same_bits=self.line.same_bits,
             capabilities=frozenset({RING_CAPABILITY} if self.line.topology is Topology.RING else ())
             | capabilities_for(self.pacing, self.policy),
         )
+
+
+def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Policy:
+    answer = line.answer_encoding
+    return Policy(
+        chunk_elements=chunk_elements,
+        encoding=Encoding.of(line.encoding),
+        answer_encoding=None if answer == "same" else Encoding.of(answer),
+        digest_every=line.digest_every,
+        max_steps=line.max_steps,
+        gradient_norm=line.grad_norm_spike is not None,
+        topology=line.topology,
+        local_steps=line.local_steps if line.schedule == "local" else 0,
+        outer=NESTEROV if line.outer == "nesterov" else AVERAGING,
+        overlap=line.overlap,
+        max_grad_norm=line.max_grad_norm,
+        own_gradient_norm=line.worker_grad_norm is not None,
+        average_buffers=line.average_buffers,
+    )
+
+
+def _pacing_of(line: LineOptions) -> PacingSettings:
+    # Longer windows are larger batches, which a loss may not bear. Nobody gets them unasked.
+    unasked = 1 if line.schedule == "auto" else _MAX_ANCHOR
+    return PacingSettings(
+        schedule=None if line.schedule == "auto" else Schedule(line.schedule),
+        balanced=line.shares.startswith("balanced"),
+        interleaved=line.shares.endswith("interleaved"),
+        cadence=CadenceRules(
+            overhead_target=line.overhead_target,
+            max_anchor=unasked if line.max_anchor is None else line.max_anchor,
+            max_batch_diff=line.max_batch_diff,
+        ),
+        learning_rate_scaling=LearningRateScaling(line.lr_scaling),
+    )

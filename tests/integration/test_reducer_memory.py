@@ -13,7 +13,9 @@ import pytest
 
 from andon.host.arena import CAPABILITY, ArenaLayout, folder_identity, map_offer
 from andon.protocol import tokens
+from andon.protocol.grains import Node, fold
 from andon.protocol.messages import (
+    Abstain,
     AveragedBlock,
     BlockGradient,
     OpenRound,
@@ -22,6 +24,7 @@ from andon.protocol.messages import (
     SharedMemoryMapped,
     Slice,
     StaleRound,
+    TreeNode,
 )
 from andon.protocol.records import Key
 from andon.wire.frames import batch_requests, frame_request, parse_responses
@@ -54,13 +57,16 @@ def reducer(tmp_path: Path) -> Iterator[Reducer]:
 class Sharing(Stream):
     """A stream that shares memory with the reducer."""
 
-    def __init__(self, port: int, worker: int, folder: Path, *, proved: bool = True) -> None:
+    def __init__(
+        self, port: int, worker: int, folder: Path, *, proved: bool = True, areas: int = 1
+    ) -> None:
         super().__init__(port, worker, opened=False)
         self.send(
             OpenRound(
                 *(RUN, worker, tokens.session_token(SECRET, RUN, worker), (CAPABILITY,)),
                 block_elements=PLACES.elements,
                 shared_folder=folder_identity(folder),
+                contribution_areas=areas if areas > 1 else 0,
             )
         )
         opened = self.read()
@@ -68,10 +74,16 @@ class Sharing(Stream):
         assert opened.capabilities == (CAPABILITY,)
         assert opened.contributions is not None
         assert opened.averages is not None
-        mine, self.nonce = map_offer(folder, opened.contributions, PLACES, writable=True)
+        mine, self.nonce = map_offer(
+            folder, opened.contributions, PLACES, writable=True, areas=areas
+        )
         theirs, nonce = map_offer(folder, opened.averages, PLACES, writable=False)
         at = PLACES.starts[0]
-        self.mine: Floats = np.frombuffer(mine, np.float32, ELEMENTS, at)
+        self.areas: list[Floats] = [
+            np.frombuffer(mine, np.float32, ELEMENTS, area * PLACES.size_bytes + at)
+            for area in range(areas)
+        ]
+        self.mine = self.areas[0]
         self.theirs: Floats = np.frombuffer(theirs, np.float32, ELEMENTS, at)
         if proved:
             self.send(SharedMemoryMapped(self.nonce, nonce))
@@ -163,6 +175,57 @@ def test_c_ddp_001_a_mixed_round_has_the_same_bits_on_both_paths(
     as_bytes = b"".join(answers[offset].payload for offset in sorted(answers))
     assert means[0].tobytes() == means[1].tobytes() == as_bytes
     assert as_bytes == on_the_wire(reducer, 3)
+
+
+@pytest.mark.parametrize("way", ["memory", "wire and memory"])
+def test_nodes_in_areas_of_their_own_and_on_the_wire_have_the_bits_of_the_tree(
+    reducer: Reducer, tmp_path: Path, way: str
+) -> None:
+    # Five grains of two positions: rank 0 has the first, the third and the fourth, rank 1 the rest.
+    grains = {Node(grain, grain + 1): vector(20 + grain) for grain in range(5)}
+    shares = [[(0, 1), (2, 4)], [(1, 2), (4, 5)]]
+
+    def parts(rank: int, stream: Sharing | Stream) -> Iterator[BlockGradient]:
+        for area, (first, stop) in enumerate(shares[rank]):
+            own = {leaf: it for leaf, it in grains.items() if first <= leaf.first < stop}
+            total = fold(own, Node(first, stop), np.add)
+            node, weight = TreeNode(first, stop - first, 5, 2), 2.0 * (stop - first)
+            if isinstance(stream, Sharing):
+                stream.areas[area][:] = total
+                sent = slice_of(rank, 0, ELEMENTS, world_size=3)
+                assert sent.slice is not None
+                at = sent.slice.offset + area * PLACES.size_bytes
+                place = replace(sent.slice, offset=at)
+                yield replace(sent, slice=place, node=node, weight=weight)
+                continue
+            for chunk in chunks_of(rank, total, key=KEY, world_size=3, weight=weight):
+                yield replace(chunk, node=node)
+
+    with (
+        Sharing(reducer.port, 0, tmp_path, areas=2) as a,
+        Sharing(reducer.port, 1, tmp_path, areas=2) as shared,
+        Stream(reducer.port, 2) as wire,
+        Sharing(reducer.port, 3, tmp_path) as idle,
+    ):
+        b = shared if way == "memory" else wire
+        b.send(*sorted(parts(1, b), key=lambda each: each.offset))
+        idle.send(Abstain(key=KEY, rank=2, world_size=3))
+        a.send(*parts(0, a))
+
+        means = [stream.in_place(ELEMENTS) for stream in (a, idle)]
+        if way == "memory":
+            means.append(shared.in_place(ELEMENTS))
+        else:
+            answers = wire.averages(6)
+            assert {each.contributors for each in answers.values()} == {4}
+            means.append(
+                np.frombuffer(
+                    b"".join(answers[offset].payload for offset in sorted(answers)), np.float32
+                )
+            )
+
+    expected = fold(grains, Node(0, 5), np.add) / np.float32(5)
+    assert [mean.tobytes() for mean in means] == [expected.tobytes()] * 3
 
 
 def test_averages_stay_until_every_rank_gave_something_newer(

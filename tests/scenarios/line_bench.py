@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from andon.protocol.capabilities import SAME_BITS
+from andon.protocol.grains import Grains, NodeLoss, cover
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Block, BlockKind, Component, Layout
-from andon.protocol.records import Cursor, Key, Record, RecordKind
+from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
@@ -262,6 +264,7 @@ class Bench:
             layout=LAYOUT,
             plan=self.plan,
             launch_slot=slot,
+            capabilities=frozenset({SAME_BITS} if self.plan.grain else ()),
         )
 
     def rejoin(self, stream: int, slot: int, incarnation: int) -> on.JoinRequest:
@@ -298,4 +301,15 @@ class Bench:
             samples=samples,
             total_weight=float(len(assignment.batch)),
             world_size=len(assignment.roster),
+            node_losses=self._node_losses(assignment, loss),
         )
+
+    def _node_losses(self, assignment: do.Assignment, loss: float) -> tuple[NodeLoss, ...]:
+        """Every sample has the same loss and the weight 1."""
+        if not self.plan.grain:
+            return ()
+        grains, losses = Grains(assignment.batch, self.plan.grain), []
+        for node in cover(grains.of(assignment.positions), grains.count):
+            samples = sum(map(len, grains.ranges([PositionRange(node.first, node.stop)])))
+            losses.append(NodeLoss(node, float(samples), loss * samples))
+        return tuple(losses)

@@ -55,6 +55,7 @@ _FOR_PEOPLE = (
     do.NoteSetback,
     do.NoteWriter,
     do.NoteSchedule,
+    do.NoteFewGrains,
     do.NoteCheckpoint,
     do.NoteOverdue,
     do.NoteScalarsRefused,

@@ -20,6 +20,8 @@ from itertools import count, takewhile
 from typing import Any
 
 from andon.protocol.capabilities import OVERFLOW
+from andon.protocol.encoding import Encoding
+from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.limits import CHUNK_ELEMENTS
 from andon.protocol.records import Cursor, Key, PositionRange, Record
@@ -56,6 +58,8 @@ class _Commands:
             data_digest=options.get("data", "") * 32,
             drop_last="drop_last" in options,
             sparse="sparse" in options,
+            grain=int(options.get("grain", "0")),
+            tree=int("grain" in options),
         )
         workers = int(options.get("expect", "2"))
         self.settings = LineSettings(
@@ -74,6 +78,7 @@ class _Commands:
                 local_steps=int(options.get("local_steps", "0")),
                 overlap="overlap" in options,
                 topology=Topology.RING if "ring" in options else Topology.STAR,
+                encoding=Encoding.of(options.get("encoding", "float32")),
             ),
             liveness=Liveness(lease_s=3.0),
             forming_timeout_s=_real(options.get("forming_timeout", "")),
@@ -85,6 +90,7 @@ class _Commands:
             gradient_norm_spike=_real(options.get("norm_spike", "")),
             worker_gradient_norm=_real(options.get("worker_norm", "")),
             pacing=_pacing(options),
+            same_bits="same_bits" in options,
         )
         self.bench = Bench(self.settings, plan)
         self.names: dict[str, int] = {}
@@ -130,7 +136,7 @@ class _Commands:
         plan = request.plan
         given: dict[str, Any] = {
             part: int(options[part])
-            for part in ("dataset_size", "global_batch", "seed", "total_steps")
+            for part in ("dataset_size", "global_batch", "seed", "total_steps", "grain", "tree")
             if part in options
         }
         if "data" in options:
@@ -205,6 +211,8 @@ class _Commands:
             loss=float(options.get("loss", "1.0")),
             weight=float(given) if given is not None else None,
         )
+        if "nodes" in options:
+            report = replace(report, node_losses=_node_losses(options["nodes"]))
         report = replace(
             report,
             key=(_key(options["key"]) if "key" in options else None) or report.key,
@@ -492,6 +500,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"worker {effect.worker}"
         case do.SendLearn():
             return f"listen at {[share.address for share in effect.reducers]}"
+        case do.NoteFewGrains(grains, workers):
+            return f"{grains} grains for {workers} workers"
         case do.NoteSchedule(schedule, why):
             return f"{schedule.value}: {why}"
         case do.NoteWriter(worker, host, folder, elsewhere):
@@ -624,6 +634,17 @@ def _range(positions: PositionRange) -> str:
 
 def _real(text: str) -> float | None:
     return float(text) if text else None
+
+
+def _node_losses(text: str) -> tuple[NodeLoss, ...]:
+    """As in `0+2:8:4.5`: two grains from grain 0 on, with weight and sum of losses."""
+    losses = []
+    for each in text.split(","):
+        node, weight, loss_sum = each.split(":")
+        first, _, grains = node.partition("+")
+        at = Node(int(first), int(first) + int(grains))
+        losses.append(NodeLoss(at, float(weight), float(loss_sum)))
+    return tuple(losses)
 
 
 def _number(text: str) -> int | None:

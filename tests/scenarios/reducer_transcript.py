@@ -10,9 +10,10 @@ exactly. A line with `=` gives the bytes that are held now, if they changed.
 
 `open NAME worker=N` opens a stream, with `listens=yes` one that only listens, and `map NAME` lets
 its worker share memory. `chunk NAME rank=0/2 at=BLOCK:OFFSET of=NUMBERS` is a contribution; with
-`slice=yes` its numbers lie in shared memory, with `crc32c=right` or `wrong` it has a checksum. Keys
-are written term/round. `reduce` does the arithmetic of a job, and `sent` means that a stream took
-its average. Each command happens one second after the one before.
+`slice=yes` its numbers lie in shared memory, with `crc32c=right` or `wrong` it has a checksum, and
+with `node=FIRST+GRAINS/BATCH` it is the sum of a node, with grains of two positions. Keys are
+written term/round. `reduce` does the arithmetic of a job, and `sent` means that a stream took its
+average. Each command happens one second after the one before.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from andon.protocol.messages import (
     RoundAborted,
     Slice,
     StaleRound,
+    TreeNode,
 )
 from andon.protocol.records import Key
 from andon.wire.checksums import crc32c_of
@@ -124,6 +126,7 @@ class _Commands:
             payload=encode(numbers, encoding),
             # Where it lies matters to the adapter only. The core must know that it is a slice.
             slice=Slice(0, 4 * numbers.size, 1) if "slice" in options else None,
+            node=_node(options["node"]) if "node" in options else None,
         )
         if "crc32c" in options:
             flipped = 1 if options["crc32c"] == "wrong" else 0
@@ -182,6 +185,12 @@ class _Commands:
     def names(self, numbers: list[int] | tuple[int, ...]) -> str:
         by_number = {number: name for name, number in self.streams.items()}
         return " ".join(by_number[number] for number in numbers)
+
+
+def _node(text: str) -> TreeNode:
+    own, _, batch = text.partition("/")
+    first, _, grains = own.partition("+")
+    return TreeNode(int(first), int(grains), int(batch), 2)
 
 
 def _average(answer: AveragedBlock) -> str:

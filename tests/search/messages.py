@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from andon.protocol.halts import HaltEvidence
-from andon.protocol.messages import BlockFault, RoundAborted, StaleRound
+from andon.protocol.messages import BlockFault, RoundAborted, StaleRound, TreeNode
 from andon.protocol.records import Cursor, Key
 from andon_coordinator.core import events as on
 from andon_trainer.core.events import (
@@ -99,12 +99,13 @@ class CloseData:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Out: it sends one chunk of its gradients; without positions it abstains from all."""
+    """Out: it sends one chunk of its gradients, or of a node's; without positions it abstains."""
 
     rank: int
     world_size: int
     offset: int
     contribution: Contribution
+    node: TreeNode | None = None
 
 
 Said = (

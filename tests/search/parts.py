@@ -256,6 +256,7 @@ def _flatten_result(value: StepResult, plain: list[object], marks: list[Mark]) -
 
 def _flatten_ready(value: Ready, plain: list[object], marks: list[Mark]) -> None:
     plain.append((value.weight, value.total_weight, value.world_size, value.samples))
+    plain.append(tuple((each.node, each.weight) for each in value.node_losses))
     _flatten(value.key, plain, marks)
 
 

@@ -69,6 +69,7 @@ def take(rounds: Rounds, stream: Stream, message: Chunk | Lost, chunks: int) -> 
         count=1,
         weight=float(given.samples),
         payload=payload_of(given),
+        node=message.node,
     )
     return _done(rounds, rounds.receive(on.GradientArrived(stream, gradient), 0.0), chunks)
 

@@ -86,6 +86,8 @@ class Bounds:
     """Whether anything may happen while a worker computes what its exchange sends."""
     learns: bool = False
     """Whether workers learn the line's state while it trains."""
+    grains: bool = False
+    """Whether workers send the nodes of a tree, of grains of one position."""
     kinds: frozenset[str] = ALL_FAULTS
 
 

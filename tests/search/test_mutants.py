@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from search.grain_mutants import GRAIN_MUTANTS
 from search.learning_mutants import LEARNING_MUTANTS
 from search.mutants import MUTANTS, Mutant
 from search.overlap_mutants import OVERLAP_MUTANTS
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.timeout(600)  # Work that takes seconds, on a busy mach
 
 
 @pytest.mark.parametrize(
-    "mutant", MUTANTS + OVERLAP_MUTANTS + LEARNING_MUTANTS, ids=lambda mutant: mutant.name
+    "mutant",
+    MUTANTS + OVERLAP_MUTANTS + LEARNING_MUTANTS + GRAIN_MUTANTS,
+    ids=lambda mutant: mutant.name,
 )
 def test_the_search_finds(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)

@@ -35,6 +35,10 @@ LARGE = {
     "two chunks": Bounds(faults=1, steps=1, chunks=2),
     "both workers needed": Bounds(faults=1, steps=1, min_workers=2),
     "three workers": Bounds(workers=3, faults=1, steps=1),
+    "grains": Bounds(faults=2, steps=2, grains=True),
+    "grains, three workers, two chunks": Bounds(
+        workers=3, faults=1, steps=1, chunks=2, grains=True, kinds=frozenset({"crash", "data"})
+    ),
     "local steps": Bounds(faults=1, local=True, kinds=OVERLAP_FAULTS),
     "overlap": Bounds(faults=1, overlap=True, kinds=OVERLAP_FAULTS),
     "overlap, both workers needed": Bounds(
@@ -104,6 +108,10 @@ STANDING = ["cord", "crash", "data", "leaves", "transfer"]
 LEARNING = ["lease", "stopped", "transfer"]
 
 
+# With grains, these are.
+GRAINS = ["break", "crash", "data", "reducer"]
+
+
 def _searched(bounds: Bounds, states: int = 10**9) -> Report:
     world = World(bounds)
     report = search(world, states=states)
@@ -133,6 +141,11 @@ def test_f_dp_002_with_local_steps_every_position_is_in_one_record_in_any_state_
     kind: str,
 ) -> None:
     _whole(Bounds(faults=1, steps=1, local=True, kinds=frozenset({kind})))
+
+
+@pytest.mark.parametrize("kind", GRAINS)
+def test_f_dp_002_with_grains_every_position_is_in_one_node_in_any_state_after(kind: str) -> None:
+    _whole(Bounds(faults=1, steps=1, grains=True, kinds=frozenset({kind})))
 
 
 @pytest.mark.parametrize("kind", [*OVERLAPPED, RAISED])

@@ -51,7 +51,7 @@ def contribution_in(payload: memoryview) -> Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Averages:
-    """A reducer's average, as the contributions in it, in rank order."""
+    """A reducer's average, as the contributions in it: in rank order, or nodes in theirs."""
 
     key: Key
     world_size: int
@@ -74,8 +74,9 @@ class _Origin:
 class Library:
     """All weights and contributions that any state of a search knows."""
 
-    def __init__(self, epoch_size: int) -> None:
+    def __init__(self, epoch_size: int, *, by_nodes: bool = False) -> None:
         self._epoch_size = epoch_size
+        self._by_nodes = by_nodes
         self._origins: dict[_Origin, Weights] = {}
         self._heads: list[Key | None] = []
         self._covered: list[int] = []
@@ -120,6 +121,9 @@ class Library:
         parts = averages.contributions
         # A rank without positions abstains. The check below finds a missing rank that has some.
         given = [part.worker for part in parts]
+        if self._by_nodes:
+            given.sort(key=record.roster.index)  # Nodes are in the order of their grains,
+            given = list(dict.fromkeys(given))  # and a worker may have several.
         if given != [worker for worker in record.roster if worker in given]:
             raise Wrong(f"C-COMMIT-001: {record.key} is not the contributions of its roster")
         if any(part.start_from != weights or part.key != record.key for part in parts):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from andon.protocol.capabilities import LEARNING
-from andon.protocol.messages import BlockFault, RoundAborted, StaleRound
-from andon.protocol.records import Key, Record, RecordKind
+from andon.protocol.capabilities import LEARNING, SAME_BITS
+from andon.protocol.grains import Grains, NodeLoss, cover
+from andon.protocol.messages import BlockFault, RoundAborted, StaleRound, TreeNode
+from andon.protocol.records import Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import Ranges
 from andon_coordinator.core import events as on
@@ -426,10 +427,26 @@ class Worker:
         samples = sum(map(len, assigned.positions))
         given = Contribution(assigned.key, self.slot, self.weights, positions, samples)
         for offset in range(self.chunks if samples else 1):
-            out.append(Chunk(assigned.rank, assigned.world_size, offset, given))
+            for node, part in self._parts(assigned, given):
+                out.append(Chunk(assigned.rank, assigned.world_size, offset, part, node))
         if not self.local_steps:
             local.forget()  # It sends a gradient, which moves no weights.
         return assigned
+
+    def _parts(
+        self, assigned: Assigned, given: Contribution
+    ) -> list[tuple[TreeNode | None, Contribution]]:
+        """What is given, in one part, or with grains in one for each node of the share."""
+        if not (self.plan.grain and given.samples):
+            return [(None, given)]
+        found: list[tuple[TreeNode | None, Contribution]] = []
+        grains = Grains(assigned.batch, self.plan.grain)
+        for node in cover(grains.of(assigned.positions), grains.count):
+            own = self._counted(grains.ranges([PositionRange(node.first, node.stop)]))
+            positions = tuple(each for each in given.positions if each[0] in own)
+            sent = TreeNode(node.first, len(node), grains.count, self.plan.grain)
+            found.append((sent, replace(given, positions=positions, samples=len(own))))
+        return found
 
     def _counted(self, ranges: Ranges) -> tuple[int, ...]:
         """Positions of the present epoch, counted through all epochs."""
@@ -451,9 +468,17 @@ class Worker:
             total_weight=averages.total_weight,
             world_size=averages.world_size,
             next=on.StandingRequest() if self.stands else None,
+            node_losses=self._node_losses(assigned),
         )
         self.conversation.reported()
         out.append(on.WorkerReady(self.stream, ready))
+
+    def _node_losses(self, assigned: Assigned) -> tuple[NodeLoss, ...]:
+        if not self.plan.grain:
+            return ()
+        grains = Grains(assigned.batch, self.plan.grain)
+        nodes = cover(grains.of(assigned.positions), grains.count)
+        return tuple(NodeLoss(node, float(len(node)), 0.0) for node in nodes)
 
     def _event_of(self, event: Down) -> Event | None:
         """What the exchange makes of a message of the reducer; other events as they are."""
@@ -547,7 +572,9 @@ class Worker:
             greatest_term=self.greatest_term,
             halt=state.halt,
             mid_script=self.conversation.mid_script,
-            capabilities=frozenset({LEARNING} if self.learns else ()),
+            capabilities=frozenset(
+                name for name, has in ((LEARNING, self.learns), (SAME_BITS, self.plan.grain)) if has
+            ),
         )
         out.append(Open(self.stream, request))
 

@@ -48,8 +48,13 @@ class World:
         self.bounds = bounds
         self.parts = Parts()
         size = bounds.windows * bounds.workers or 1000
-        self.library = Library(size)
-        self.plan = RunPlan(global_batch=bounds.workers, dataset_size=size)
+        self.library = Library(size, by_nodes=bounds.grains)
+        self.plan = RunPlan(
+            global_batch=bounds.workers,
+            dataset_size=size,
+            grain=int(bounds.grains),
+            tree=int(bounds.grains),
+        )
         self.settings = coordinator.settings(bounds)
         self._memo: dict[object, Any] = {}
 

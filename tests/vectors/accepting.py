@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import halt_pb2, layout_pb2, reducer_pb2, ring_pb2
 from vectors.book import Vector, accepted
-from vectors.bulk import average, gradient
+from vectors.bulk import average, gradient, node
 from vectors.crc import with_checksums
 from vectors.floats import BFLOAT16, FLOAT16, FLOAT32, Format
 from vectors.names import KEY, PARENT
@@ -41,6 +41,7 @@ def accepting() -> Iterator[Vector]:
         yield accepted(f"PeerFrame.{name}", frame, "the head of a frame between ranks")
     yield from _control()
     yield from _checksums(known)
+    yield from _nodes()
     yield from _encodings()
     yield from _not_finite()
     yield from _sizes()
@@ -56,6 +57,18 @@ def _checksums(known: dict[str, Message]) -> Iterator[Vector]:
                 assert isinstance(whole, UP | DOWN | ring_pb2.PassRequest)
                 name = f"{envelope.DESCRIPTOR.name}.{case}.checksums"
                 yield accepted(name, with_checksums(whole), shows)
+
+
+def _nodes() -> Iterator[Vector]:
+    """Contributions by node, whose weight may be 0."""
+    whole = UP(block_gradient=gradient(node=node()))
+    name = "ReduceRequest.block_gradient.node"
+    yield accepted(name, whole, "the sum of a node of the tree")
+    shows = "both checksums, whose header has the node"
+    yield accepted(f"{name}.checksums", with_checksums(whole), shows)
+    absent = gradient(node=node(first=10, grains=1), weight=0.0, payload=b"\0\0\0\x80" * 3)
+    shows = "a node of weight 0: -0.0 in every element"
+    yield accepted(f"{name}.weight-zero", UP(block_gradient=absent), shows)
 
 
 def _control() -> Iterator[Vector]:

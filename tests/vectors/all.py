@@ -12,6 +12,7 @@ from vectors.refusing import refusing
 from vectors.shares import shares_file
 from vectors.state import state_files
 from vectors.strips import strips_file
+from vectors.tree import tree_file
 
 __all__ = ["made"]
 
@@ -27,4 +28,5 @@ def made() -> dict[str, bytes]:
         "tcp.json": lanes_file(),
         **shares_file(),
         **state_files(),
+        **tree_file(),
     }

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from andon.v1 import layout_pb2, record_pb2, reducer_pb2, ring_pb2
 from vectors.names import BLOCK_ELEMENTS, KEY, PARENT, TERM, TOKEN
 
-__all__ = ["average", "data_plane", "gradient", "ring"]
+__all__ = ["average", "data_plane", "gradient", "node", "ring"]
 
 _STATE_FILE = "andon-state-0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 
@@ -31,6 +31,13 @@ def gradient(**fields: Any) -> reducer_pb2.BlockGradient:
     }
     given.update(fields)
     return reducer_pb2.BlockGradient(**given)
+
+
+def node(**fields: Any) -> reducer_pb2.TreeNode:
+    """Grains 4 to 7 of a batch of 11; `fields` replace its own."""
+    given: dict[str, Any] = {"first": 4, "grains": 4, "batch_grains": 11, "grain": 8}
+    given.update(fields)
+    return reducer_pb2.TreeNode(**given)
 
 
 def average(**fields: Any) -> reducer_pb2.AveragedBlock:
@@ -74,6 +81,7 @@ def data_plane() -> list[Message]:
             block_elements=BLOCK_ELEMENTS,
             shared_folder=TOKEN,
             listens=True,
+            contribution_areas=3,
         ),
         gradient(
             group=2, sequence=1, answer_encoding=layout_pb2.ENCODING_BFLOAT16, padding=b"\0\0"
@@ -143,6 +151,7 @@ def data_plane() -> list[Message]:
         reducer_pb2.ReportLanesRequest(nonce=TOKEN),
         reducer_pb2.ReportLanesResponse(received_bytes=4128801, reading=True, sent_bytes=2064409),
         reducer_pb2.SharedMemorySlice(offset=1772, length=12, generation=5),
+        node(),
     ]
 
 

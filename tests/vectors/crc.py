@@ -60,6 +60,10 @@ def _fields(message: Message) -> bytes:
         value = getattr(message, field.name)
         if field.name in _LEFT_OUT:
             continue
+        if field.name == "node":
+            # The only field that leaves nothing where it is absent.
+            numbers += _fields(value) if message.HasField("node") else b""
+            continue
         if field.name == "key":
             numbers += struct.pack("<QQ", value.term, value.round)
         elif field.type == FieldDescriptor.TYPE_BYTES:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import layout_pb2, record_pb2, reducer_pb2, ring_pb2
 from vectors.book import Vector, refused
-from vectors.bulk import average, gradient
+from vectors.bulk import average, gradient, node
 from vectors.crc import with_checksums
 from vectors.names import KEY
 from vectors.raw import FIXED32, FIXED64, LENGTH, VARINT, delimited, field, tag, varint
@@ -125,6 +125,18 @@ def _impossible_gradients() -> Iterator[Vector]:
         "a reducer refuses means that it does not offer",
         encoding=layout_pb2.ENCODING_INT32,
     )
+    yield up("node-without-grains", "a node has grains", node=node(grains=0))
+    yield up("node-beyond-the-batch", "grain 12 of a batch of 11", node=node(first=8))
+    yield up("node-of-no-positions", "a grain has positions", node=node(grain=0))
+    yield up("node-without-mean", "only a mean is added along the tree", node=node(), operation=6)
+    yield up(
+        "node-not-float32",
+        "nodes are float32",
+        node=node(),
+        encoding=layout_pb2.ENCODING_BFLOAT16,
+        payload=bytes(6),
+    )
+    yield up("node-in-a-group", "nodes are of the whole roster", node=node(), group=2)
     yield up("no-payload", "3 elements and no content", payload=None)
     yield up("payload-too-short", "11 bytes are not 3 float32", payload=bytes(11))
     yield up("payload-too-long", "16 bytes are not 3 float32", payload=bytes(16))

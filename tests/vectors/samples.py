@@ -107,6 +107,8 @@ def plan() -> pb.RunPlan:
         data_digest=bytes(range(32)),
         drop_last=True,
         sparse=True,
+        grain=8,
+        tree=1,
     )
 
 
@@ -172,6 +174,10 @@ def _control_up() -> list[Message]:
             checkpoint=pb.Checkpoint(step=100, folder="/runs/7f3a/step-00000100"),
             checkpoint_begun=200,
         ),
+        node_losses=[
+            pb.NodeLoss(first=4, grains=1, weight=8.0, loss_sum=19.25),
+            pb.NodeLoss(first=6, grains=2, weight=8.0, loss_sum=19.25),
+        ],
     )
     fault = pb.Fault(
         key=KEY,
@@ -356,6 +362,7 @@ def _people() -> list[Message]:
         schedule="cadence",
         schedule_note="the workers' devices differ",
         tcp_port=7170,
+        grain=8,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,

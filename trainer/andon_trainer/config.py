@@ -110,6 +110,9 @@ class LineConfig:
     """`cpu`, `cuda` or `cuda:1`. Empty: CUDA if there is a GPU, else the CPU."""
     check_data: bool = field(default=True, metadata=_from("ANDON_CHECK_DATA", _switch))
     """Whether workers compare digests of their training sets when they join."""
+    same_bits: bool = field(default=False, metadata=_from("ANDON_SAME_BITS", _switch))
+    """Whether the weights have the same bits on any number of workers, whoever of them is lost. The
+    same on all workers; `prepare` needs a `micro_batch_size` then."""
     max_overflows: int = field(default=16, metadata=_from("ANDON_MAX_OVERFLOWS", whole_number))
     """Steps in a row whose scaled gradients may overflow, if the script prepares a GradScaler; the
     next one halts the line. The same on all workers."""

@@ -25,6 +25,7 @@ __all__ = [
     "FILE_PREFIX",
     "HEADER_BYTES",
     "ITEM_BYTES",
+    "MAX_AREAS",
     "NONCE_BYTES",
     "NONCE_OFFSET",
     "SOCKET_CAPABILITY",
@@ -52,6 +53,9 @@ NONCE_OFFSET, NONCE_BYTES = 0, 16
 
 ITEM_BYTES = 4
 """Numbers in shared memory are float32."""
+
+MAX_AREAS = 16
+"""How many contributions to one exchange a worker may have in memory at once."""
 
 _ALIGNMENT = 64
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -96,6 +100,17 @@ class ArenaLayout:
         if not 0 < count <= elements or not 0 <= offset <= elements - count:
             return None
         return self.starts[block] + offset * ITEM_BYTES
+
+    def area_of(self, claimed: int, block: int, offset: int, count: int) -> int | None:
+        """In which area of a file of several the elements begin at byte `claimed`; None: in none.
+
+        Arguments come from a peer. Whether the file has such an area is not checked here.
+        """
+        at = self.offset_of(block, offset, count)
+        if at is None or claimed < at:
+            return None
+        area, rest = divmod(claimed - at, self.size_bytes)
+        return None if rest else area
 
 
 def socket_of(memory: Path) -> Path:
@@ -142,9 +157,9 @@ def folder_identity(folder: Path) -> bytes:
 
 
 def map_offer(
-    folder: Path, offer: SharedMemoryOffer, places: ArenaLayout, *, writable: bool
+    folder: Path, offer: SharedMemoryOffer, places: ArenaLayout, *, writable: bool, areas: int = 1
 ) -> tuple[mmap.mmap, bytes]:
-    """Maps the memory that a reducer offers; returns it with the nonce in it.
+    """Maps the memory that a reducer offers, of so many areas; returns it with the nonce in it.
 
     Raises:
         SharedMemoryUnavailable: the file is not as it must be, or can't be opened.
@@ -153,7 +168,8 @@ def map_offer(
         raise SharedMemoryUnavailable(
             "the reducer offered a name that no file can have: is it an Andon reducer?"
         )
-    if offer.size_bytes != places.size_bytes or offer.nonce_offset != NONCE_OFFSET:
+    size_bytes = areas * places.size_bytes
+    if offer.size_bytes != size_bytes or offer.nonce_offset != NONCE_OFFSET:
         raise SharedMemoryUnavailable(
             "the reducer offered memory of another size: use one version of Andon"
         )

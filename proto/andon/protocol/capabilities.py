@@ -25,6 +25,7 @@ __all__ = [
     "OVERFLOW",
     "PROBE",
     "REDUCER_CAPABILITIES",
+    "SAME_BITS",
     "STANDING",
     "WORKER_CAPABILITIES",
     "capabilities_of",
@@ -52,12 +53,14 @@ PROBE = "probe.v1"
 """The worker answers `Probe` at once, whatever its script does."""
 LISTENING = "listening.v1"
 """The reducer takes streams that only listen."""
+SAME_BITS = "same-bits.v1"
+"""The worker computes whole grains and sends their nodes; the reducer adds those along the tree."""
 
 WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4, COPIED_BUFFERS)
 """What each PyTorch worker of this version can do; its Join may add others."""
 COORDINATOR_CAPABILITIES = (HASHED_BASE, OVERFLOW, STANDING)
 """What a coordinator of this version can do."""
-REDUCER_CAPABILITIES = (INT8, INT4, LISTENING)
+REDUCER_CAPABILITIES = (INT8, INT4, LISTENING, SAME_BITS)
 """What a reducer of this version can do on every machine; RoundOpened may name others."""
 
 _ENCODINGS = {Encoding.INT8_BLOCK: INT8, Encoding.INT4_BLOCK: INT4}

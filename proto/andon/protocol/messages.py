@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from andon.protocol.encoding import Encoding
+from andon.protocol.grains import Node
 from andon.protocol.records import Key
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Slice",
     "StaleRound",
     "TcpOffer",
+    "TreeNode",
 ]
 
 _NO_BYTES = memoryview(b"")
@@ -118,6 +120,8 @@ class OpenRound:
     """The identity of the folder that this worker can share, if it asks for shared memory."""
     listens: bool = False
     """Whether the stream only takes averages, and brings nothing."""
+    contribution_areas: int = 0
+    """How many contributions to one exchange the worker may have in shared memory; 0: one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,34 @@ class SharedMemoryMapped:
 
     contributions_nonce: bytes
     averages_nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """Which node of the tree over a batch's grains the numbers are the sum of."""
+
+    first: int
+    """Its first grain."""
+    grains: int
+    batch_grains: int
+    """Those of the whole batch."""
+    grain: int
+    """Positions of a grain."""
+
+    def __post_init__(self) -> None:
+        """Refuses a node beyond the batch, and grains of no positions."""
+        if not (0 < self.grains <= self.batch_grains - self.first and self.grain > 0):
+            raise ValueError(f"no node of a batch: {self}")
+
+    @property
+    def node(self) -> Node:
+        """Its place in the tree."""
+        return Node(self.first, self.first + self.grains)
+
+    @property
+    def tree(self) -> tuple[int, int]:
+        """What is the same for all nodes of an exchange: the batch's grains, and their size."""
+        return self.batch_grains, self.grain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +183,8 @@ class BlockGradient:
     slice: Slice | None = None
     crc32c: int | None = None
     """The checksum that came with it; None if none did, and when it is sent."""
+    node: TreeNode | None = None
+    """The node whose sum it is; None: it is the rank's mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,11 @@ class Reason(enum.StrEnum):
         "FAILED_PRECONDITION",
         "ask an operator; a new process may join, with a token that is not the dropped worker's",
     )
+    SAME_BITS = (
+        "SAME_BITS",
+        "FAILED_PRECONDITION",
+        "leave out what the message names, or train without same bits",
+    )
     OTHER_USE = (
         "OTHER_USE",
         "FAILED_PRECONDITION",

@@ -74,6 +74,10 @@ class RunPlan:
     """Whether an epoch ends with its last whole batch, and leaves out the positions after it."""
     sparse: bool = False
     """Whether a position may hold no sample."""
+    grain: int = 0
+    """Positions that one forward and backward sees, on a line of equal bits; else 0."""
+    tree: int = 0
+    """The version of the tree along which grains are added; 0 without a grain."""
 
     def __post_init__(self) -> None:
         """Refuses an empty batch, and numbers that the wire can't hold."""
@@ -81,6 +85,10 @@ class RunPlan:
         _require_count("dataset_size", self.dataset_size, least=1)
         _require_count("total_steps", self.total_steps)
         _require_count("total_epochs", self.total_epochs)
+        _require_count("grain", self.grain, below=BATCH_LIMIT)
+        _require_count("tree", self.tree, below=2**32)
+        if (self.grain > 0) != (self.tree > 0):
+            raise ValueError("a plan with a grain names the version of its tree, and no other does")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be an unsigned 64-bit number, not {self.seed}")
         if self.data_digest and not _SHA256.fullmatch(self.data_digest):

@@ -95,7 +95,7 @@ class ReduceResponseBatch(_message.Message):
     def __init__(self, responses: _Optional[_Iterable[_Union[ReduceResponse, _Mapping]]] = ...) -> None: ...
 
 class OpenRound(_message.Message):
-    __slots__ = ("run_id", "worker", "session_token", "capabilities", "block_elements", "shared_folder", "listens")
+    __slots__ = ("run_id", "worker", "session_token", "capabilities", "block_elements", "shared_folder", "listens", "contribution_areas")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class OpenRound(_message.Message):
     BLOCK_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FOLDER_FIELD_NUMBER: _ClassVar[int]
     LISTENS_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_AREAS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: int
     session_token: bytes
@@ -110,7 +111,8 @@ class OpenRound(_message.Message):
     block_elements: _containers.RepeatedScalarFieldContainer[int]
     shared_folder: bytes
     listens: bool
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., capabilities: _Optional[_Iterable[str]] = ..., block_elements: _Optional[_Iterable[int]] = ..., shared_folder: _Optional[bytes] = ..., listens: bool = ...) -> None: ...
+    contribution_areas: int
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[int] = ..., session_token: _Optional[bytes] = ..., capabilities: _Optional[_Iterable[str]] = ..., block_elements: _Optional[_Iterable[int]] = ..., shared_folder: _Optional[bytes] = ..., listens: bool = ..., contribution_areas: _Optional[int] = ...) -> None: ...
 
 class RoundOpened(_message.Message):
     __slots__ = ("capabilities", "max_payload_bytes", "contributions", "averages", "shared_memory_refused", "tcp")
@@ -182,8 +184,20 @@ class SharedMemorySlice(_message.Message):
     generation: int
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
+class TreeNode(_message.Message):
+    __slots__ = ("first", "grains", "batch_grains", "grain")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    GRAINS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_GRAINS_FIELD_NUMBER: _ClassVar[int]
+    GRAIN_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    grains: int
+    batch_grains: int
+    grain: int
+    def __init__(self, first: _Optional[int] = ..., grains: _Optional[int] = ..., batch_grains: _Optional[int] = ..., grain: _Optional[int] = ...) -> None: ...
+
 class BlockGradient(_message.Message):
-    __slots__ = ("key", "group", "sequence", "operation", "rank", "world_size", "block", "element_offset", "element_count", "weight", "encoding", "answer_encoding", "padding", "slice", "payload")
+    __slots__ = ("key", "group", "sequence", "operation", "rank", "world_size", "block", "element_offset", "element_count", "weight", "encoding", "answer_encoding", "padding", "slice", "payload", "node")
     KEY_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +213,7 @@ class BlockGradient(_message.Message):
     PADDING_FIELD_NUMBER: _ClassVar[int]
     SLICE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     group: int
     sequence: int
@@ -214,7 +229,8 @@ class BlockGradient(_message.Message):
     padding: bytes
     slice: SharedMemorySlice
     payload: bytes
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., group: _Optional[int] = ..., sequence: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., block: _Optional[int] = ..., element_offset: _Optional[int] = ..., element_count: _Optional[int] = ..., weight: _Optional[float] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., padding: _Optional[bytes] = ..., slice: _Optional[_Union[SharedMemorySlice, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    node: TreeNode
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., group: _Optional[int] = ..., sequence: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., block: _Optional[int] = ..., element_offset: _Optional[int] = ..., element_count: _Optional[int] = ..., weight: _Optional[float] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., padding: _Optional[bytes] = ..., slice: _Optional[_Union[SharedMemorySlice, _Mapping]] = ..., payload: _Optional[bytes] = ..., node: _Optional[_Union[TreeNode, _Mapping]] = ...) -> None: ...
 
 class Abstain(_message.Message):
     __slots__ = ("key", "group", "sequence", "rank", "world_size")

@@ -6,7 +6,8 @@ oneof, and a payload is the last field of its case:
 
     case's tag, length | header | padding | payload's tag, length | payload | checksums
 
-To write, generated code serializes the header, which is joined with the payload. To read, the
+To write, generated code serializes the header, which is joined with the payload. A field whose
+number is above the payload's comes after the padding, where generated code has it. To read, the
 payload's tag is looked for, and generated code parses the bytes before it. Serialized again, they
 must be the bytes that came: then they are a whole message, each field in order and legal. Any other
 message is legal as well if the walk of `andon.wire.schema` finds nothing wrong; if its payload is
@@ -81,6 +82,11 @@ class Envelope:
             if each.name != "batch"
         }
         self._tags = {case.generated: case.tag for case in self._cases.values()}
+        self._behind_padding = {
+            case.generated: tuple(each.name for each in fields if each.number > _PAYLOAD)
+            for case in self._cases.values()
+            if (fields := case.generated.DESCRIPTOR.fields)
+        }
 
     def read(self, data: bytes | memoryview) -> Received:
         """The message in a wrapper's bytes. A payload that is the last field is a view of `data`.
@@ -99,7 +105,7 @@ class Envelope:
         """A wrapper's bytes, with the payload at a multiple of 16 bytes.
 
         Args:
-            header: the case of the oneof, without its padding and payload.
+            header: the case of the oneof, without its padding and payload; it may get a padding.
             payload: None for a message without one.
             checksums: the fields that follow the message in its wrapper.
         """
@@ -118,7 +124,13 @@ class Envelope:
                 padding += _ALIGNMENT
             head = tag + varint(rest + padding)
         if padding:
-            body += _PADDING_TAG + length_prefixed(bytes(padding - _EMPTY_PADDING_BYTES))
+            content = bytes(padding - _EMPTY_PADDING_BYTES)
+            if any(map(header.HasField, self._behind_padding[type(header)])):
+                # As a receiver's generated code would write it: so the header is read in one go.
+                header.padding = content  # type: ignore[attr-defined]  # each case has its own type
+                body = header.SerializeToString()
+            else:
+                body += _PADDING_TAG + length_prefixed(content)
         return b"".join((head, body, payload_head, payload, checksums))
 
     def write_head(self, header: Message, checksums: bytes = b"") -> bytes:
@@ -211,7 +223,8 @@ class _Case:
         if len(part) > _CANONICAL_BYTES:
             return None
         message = self._canonical(start)
-        return None if message is None else (message, None)
+        # A payload is the last field that most messages can have, but it may come before another.
+        return None if message is None else (message, self._payload_of(message, [part]))
 
     def _canonical(self, header: bytes) -> Any:
         """The message, if these bytes are what generated code makes of it: nothing was dropped."""

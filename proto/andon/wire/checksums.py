@@ -37,6 +37,7 @@ _HEADER_TAG, _TAG = varint(_HEADER_NUMBER << 3 | FIXED32), varint(_NUMBER << 3 |
 _U32 = struct.Struct("<I")
 
 _GRADIENT = struct.Struct("<I2Q6I2Qd2I")
+_NODE = struct.Struct("<4I")
 _ABSTAIN = struct.Struct("<I2Q4I")
 _AVERAGE = struct.Struct("<I2Q6I2QdI")
 _TERMS = struct.Struct("<I2Q2Id3IQI")
@@ -113,13 +114,16 @@ def _of_payload(crc: int, message: Checksummed) -> int:
 
 
 def _gradient(message: BlockGradient) -> bytes:
-    answer = message.answer_encoding
-    return _GRADIENT.pack(
+    answer, node = message.answer_encoding, message.node
+    header = _GRADIENT.pack(
         *(2, message.key.term, message.key.round, message.group, message.sequence),
         *(message.operation.value, message.rank, message.world_size, message.block),
         *(message.offset, message.count, message.weight, message.encoding.value),
         0 if answer is None else answer.value,
     )
+    if node is None:
+        return header
+    return header + _NODE.pack(node.first, node.grains, node.batch_grains, node.grain)
 
 
 def _abstain(message: Abstain) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from andon.protocol.encoding import Encoding
+from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.limits import (
     MAX_DIMENSIONS,
@@ -41,6 +42,8 @@ __all__ = [
     "key_to_proto",
     "liveness_from_proto",
     "liveness_to_proto",
+    "node_losses_from_proto",
+    "node_losses_to_proto",
     "optional_enum_from_proto",
     "optional_evidence_from_proto",
     "optional_key_from_proto",
@@ -254,6 +257,8 @@ def plan_to_proto(plan: RunPlan) -> coordinator_pb2.RunPlan:
         data_digest=bytes.fromhex(plan.data_digest),
         drop_last=plan.drop_last,
         sparse=plan.sparse,
+        grain=plan.grain,
+        tree=plan.tree,
     )
 
 
@@ -273,6 +278,8 @@ def plan_from_proto(message: coordinator_pb2.RunPlan) -> RunPlan:
             data_digest=message.data_digest.hex(),
             drop_last=message.drop_last,
             sparse=message.sparse,
+            grain=message.grain,
+            tree=message.tree,
         )
 
 
@@ -333,6 +340,33 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
         if chunk_bytes > MAX_PAYLOAD_BYTES:
             raise WireError(f"Policy: chunks of {chunk_bytes} bytes, above {MAX_PAYLOAD_BYTES}")
         return policy
+
+
+def node_losses_to_proto(losses: Iterable[NodeLoss]) -> list[coordinator_pb2.NodeLoss]:
+    """What nodes add to a step's loss."""
+    return [
+        coordinator_pb2.NodeLoss(
+            first=each.node.first,
+            grains=len(each.node),
+            weight=each.weight,
+            loss_sum=each.loss_sum,
+        )
+        for each in losses
+    ]
+
+
+def node_losses_from_proto(messages: Iterable[coordinator_pb2.NodeLoss]) -> tuple[NodeLoss, ...]:
+    """What nodes add to a step's loss. Whether they are those of a share is checked elsewhere.
+
+    Raises:
+        WireError: a node without grains.
+    """
+    losses = []
+    for message in messages:
+        with reading(message):
+            node = Node(message.first, message.first + message.grains)
+            losses.append(NodeLoss(node, message.weight, message.loss_sum))
+    return tuple(losses)
 
 
 def liveness_to_proto(liveness: Liveness) -> coordinator_pb2.Liveness:

@@ -50,8 +50,9 @@ class Converter:
         fields = {}
         for name, get, write in self._writers:
             content = get(value)
-            # The constructor leaves out None, and a number or a text at its default.
-            fields[name] = content if write is None or content is None else write(content)
+            if content is not None:
+                # The constructor leaves out a number or a text at its default.
+                fields[name] = content if write is None else write(content)
         try:
             return self.generated(**fields)
         except ValueError as error:

@@ -205,7 +205,7 @@ def schedule_line(status: LineStatus) -> str:
 
     For example `schedule  cadence  samples 67 %, 33 %  micro-batches 2, 1  (...)`.
     """
-    if not status.uneven:
+    if not (status.uneven or status.grain):
         return ""
     workers = [each for each in status.workers if each.live and each.share]
     parts = [f"schedule  {status.schedule}"]
@@ -215,6 +215,8 @@ def schedule_line(status: LineStatus) -> str:
         parts.append("micro-batches " + ", ".join(str(each.micro_batches) for each in workers))
     if status.schedule_note:
         parts.append(f"({status.schedule_note})")
+    if status.grain:
+        parts.append(f"same bits in grains of {status.grain}")
     return "  ".join(parts)
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "LineState",
     "NoteCaughtUp",
     "NoteCheckpoint",
+    "NoteFewGrains",
     "NoteOverdue",
     "NoteScalarsRefused",
     "NoteSchedule",
@@ -552,6 +553,14 @@ class NoteSchedule:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class NoteFewGrains:
+    """Tell people that a batch has fewer grains than the line has workers: some get none."""
+
+    grains: int
+    workers: int
+
+
 Effect = (
     FindAncestor
     | SaveTerm
@@ -583,6 +592,7 @@ Effect = (
     | NoteSetback
     | NoteStopRefused
     | NoteSchedule
+    | NoteFewGrains
     | NoteSuspected
     | NoteWentBack
     | NoteWriter

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key, Record
@@ -247,6 +248,8 @@ class Ready:
     """Whether its scaled gradients overflowed, so that it sent zeros in their place."""
     next: StandingRequest | None = None
     """What it asks for once the round is committed."""
+    node_losses: tuple[NodeLoss, ...] = ()
+    """Of each maximal node of its share, in rising order; empty if the plan has no grain."""
 
 
 @dataclass(frozen=True, slots=True)

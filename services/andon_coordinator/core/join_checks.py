@@ -10,7 +10,15 @@ from __future__ import annotations
 import dataclasses
 import hmac
 
-from andon.protocol.capabilities import INT4, INT8, LEARNING, MEAN_BUFFERS, NORMS
+from andon.protocol.capabilities import (
+    INT4,
+    INT8,
+    LEARNING,
+    MEAN_BUFFERS,
+    NORMS,
+    SAME_BITS,
+)
+from andon.protocol.grains import TREE_VERSION
 from andon.protocol.layout import first_difference
 from andon.protocol.limits import COUNT_LIMIT, PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
@@ -24,6 +32,7 @@ from andon.protocol.schedules import (
 )
 from andon_coordinator.core.effects import JoinRefusal, LineState
 from andon_coordinator.core.events import JoinRequest
+from andon_coordinator.core.same_bits import obstacle_in
 from andon_coordinator.core.state import CoreState
 
 __all__ = ["adopts", "check_join", "greatest_term", "refusal_of_an_ended_run"]
@@ -40,6 +49,7 @@ _REMEDIES = {
         (INT4, INT8), ": start the line with --encoding float32 or bfloat16, or update the client"
     ),
     MEAN_BUFFERS: ": start the line without --average-buffers, or update the client",
+    SAME_BITS: ": leave same_bits out of line and scripts, or update the client",
 }
 """What helps a worker that lacks a capability."""
 
@@ -63,6 +73,7 @@ def check_join(
         or _check_use(attends=attends)
         or _check_not_over(core, request)
         or _check_layout(core, request)
+        or _check_same_bits(core, request)
         or _check_plan(core, request)
         or _check_dataset_size(core, request)
         or _check_plausible(core, request)
@@ -149,6 +160,8 @@ def _check_protocol(core: CoreState, request: JoinRequest) -> JoinRefusal | None
             ("protocol_version", mine, theirs),
         )
     needed = core.settings.capabilities | core.pacing.capabilities
+    if core.settings.same_bits or request.plan.grain:
+        needed |= {SAME_BITS}
     missing = sorted(needed - request.capabilities)
     if missing:
         remedy = _REMEDIES.get(missing[0], "")
@@ -208,9 +221,41 @@ def _check_layout(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
     )
 
 
+def _check_same_bits(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    """Refuses grains where bits would depend on the workers, and a plan without where none may."""
+    plan, settings = request.plan, core.settings
+    if not plan.grain:
+        if not settings.same_bits or core.plan is not None:
+            return None  # Or the plans differ.
+        return _differs(
+            Reason.SAME_BITS,
+            "the line is served with --same-bits, and the worker's script has no grains: set "
+            "same_bits (ANDON_SAME_BITS=1), and pass prepare a micro_batch_size",
+            ("grain", "0", "needed"),
+        )
+    grains = f"the worker's plan has grains of {plan.grain} sample{'' if plan.grain == 1 else 's'}"
+    if plan.tree != TREE_VERSION:
+        return _differs(
+            Reason.SAME_BITS,
+            f"{grains} and version {plan.tree} of their tree, and the line adds along version "
+            f"{TREE_VERSION}: use one version of Andon",
+            ("tree", str(plan.tree), str(TREE_VERSION)),
+        )
+    obstacle = obstacle_in(settings.policy, settings.pacing)
+    if obstacle is None:
+        return None
+    return _differs(
+        Reason.SAME_BITS,
+        f"{grains}, and the line is served with {obstacle.setting}, which {obstacle.why}: "
+        f"{obstacle.remedy}, or leave same_bits out of the script",
+        ("grain", str(plan.grain), obstacle.setting),
+    )
+
+
 _PLAN_REMEDIES = {
+    "grain": ": give all workers the same same_bits (ANDON_SAME_BITS) and micro_batch_size",
     "dataset_size": ": every worker has the whole training set, and the line divides it, so leave "
-    "out what takes a part of it by RANK or WORLD_SIZE"
+    "out what takes a part of it by RANK or WORLD_SIZE",
 }
 """What helps a worker whose field of the plan differs."""
 

@@ -159,7 +159,9 @@ class Pacing:
             each.worker for each in members if CADENCE_CAPABILITY not in each.request.capabilities
         ]
         self._chosen = Schedule.EVERY_STEP
-        if len(set(filter(None, names.values()))) < 2:
+        if any(each.request.plan.grain for each in members):
+            self._note = "bits must not depend on the workers' speed"
+        elif len(set(filter(None, names.values()))) < 2:
             self._note = "the workers' devices are alike"
         elif self._settings.balanced:
             self._note = "the workers' devices differ, and each step is divided by their speed"

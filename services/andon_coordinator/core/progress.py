@@ -9,6 +9,7 @@ back-off after a void round lasts.
 from __future__ import annotations
 
 from andon.protocol.capabilities import COPIED_BUFFERS, OVERFLOW
+from andon.protocol.grains import Grains
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.rounds import RoundTerms
@@ -19,6 +20,7 @@ from andon_coordinator.core.agreement import divergence
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     LineState,
+    NoteFewGrains,
     NoteSchedule,
     RefuseJoin,
     SaveDeparture,
@@ -200,7 +202,8 @@ def _open_round(core: CoreState) -> None:
     batch = next_batch(chain.cursor, window.size, plan.epoch_size)
     split = window.split(workers)
     ring = core.settings.policy.topology is Topology.RING
-    shares = _deal(core, batch, workers, split)
+    grains = Grains(batch, plan.grain) if plan.grain else None
+    shares = _deal(core, grains or batch, workers, split)
     _note_participants(core, workers)
     core.emit(*core.checkpoints.choose_writer(roster, chain.step))
     # Before the terms, which say what is computed ahead.
@@ -238,6 +241,7 @@ def _open_round(core: CoreState) -> None:
         ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
         writer=core.checkpoints.writer,
         attending=attending,
+        grains=grains,
         lacks_overflow=next(
             (each.worker for each in roster if OVERFLOW not in each.request.capabilities), None
         ),
@@ -248,13 +252,19 @@ def _open_round(core: CoreState) -> None:
 
 
 def _deal(
-    core: CoreState, batch: PositionRange, workers: tuple[int, ...], split: Split
+    core: CoreState, batch: PositionRange | Grains, workers: tuple[int, ...], split: Split
 ) -> tuple[Ranges, ...]:
-    """The share of each rank in the next attempt."""
+    """The share of each rank in the next attempt: of a batch, or of its grains, each one whole."""
     # Each worker keeps the positions that it had in the last attempt, because it kept their
     # gradients. Only a lost worker's positions are computed again.
-    assigned = core.attempts.assigned
-    shares = reassign(batch, [assigned.get(worker, ()) for worker in workers], split)
+    kept = [core.attempts.assigned.get(worker, ()) for worker in workers]
+    if isinstance(batch, Grains):
+        if batch.count < len(workers) and core.few_grains != (batch.count, len(workers)):
+            core.few_grains = batch.count, len(workers)
+            core.emit(NoteFewGrains(*core.few_grains))
+        shares = tuple(map(batch.ranges, batch.deal([batch.of(each) for each in kept], split)))
+    else:
+        shares = reassign(batch, kept, split)
     core.attempts.assigned = dict(zip(workers, shares, strict=True))
     return shares
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from andon.protocol.grains import Grains, NodeLoss
 from andon.protocol.records import Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.rounds import RoundTerms
@@ -25,6 +26,7 @@ from andon_coordinator.core.effects import (
 )
 from andon_coordinator.core.events import Ready, StandingRequest
 from andon_coordinator.core.pacing import StepWindow
+from andon_coordinator.core.same_bits import along_tree
 
 __all__ = ["AttemptCounts", "PendingRecord", "StepRound"]
 
@@ -52,6 +54,8 @@ class StepRound:
     """The lowest rank's worker that can't skip a step whose gradients overflowed; None: all can."""
     attending: tuple[int, ...] = ()
     """The streams of learners that hear its averages."""
+    grains: Grains | None = None
+    """The batch's grains, if its numbers are added along their tree; else in rank order."""
     ready: dict[int, Ready] = field(default_factory=dict)
     """The report of each worker that holds all averages."""
     rank_of: dict[int, int] = field(init=False)
@@ -113,20 +117,27 @@ class StepRound:
         return self._in_rank_order
 
     # Sums are taken in rank order, so that they do not depend on who was ready first: floating
-    # point addition is not associative.
+    # point addition is not associative. Along the tree they do not depend on the ranks, either.
 
     @property
     def weight(self) -> float:
         """The sum of all weights of a complete round, in float64."""
         if self._weight is None:
-            self._weight = sum((ready.weight for _, ready in self.in_rank_order), 0.0)
+            if self.grains is not None:
+                self._weight = self._along_tree(lambda node: node.weight)
+            else:
+                self._weight = sum((ready.weight for _, ready in self.in_rank_order), 0.0)
         return self._weight
 
     @property
     def loss(self) -> float:
         """The weighted mean of the losses, in float64; 0.0 if all members abstained."""
+        if not self.weight > 0:
+            return 0.0
+        if self.grains is not None:
+            return self._along_tree(lambda node: node.loss_sum) / self.weight
         parts = [ready.loss_sum for _, ready in self.in_rank_order if ready.weight > 0]
-        return sum(parts, 0.0) / self.weight if self.weight > 0 else 0.0
+        return sum(parts, 0.0) / self.weight
 
     @property
     def gradient_norm(self) -> float | None:
@@ -184,6 +195,11 @@ class StepRound:
             gradient_norm=self.gradient_norm,
             overflow=self.overflow,
         )
+
+    def _along_tree(self, number: Callable[[NodeLoss], float]) -> float:
+        assert self.grains is not None
+        losses = [loss for _, ready in self.in_rank_order for loss in ready.node_losses]
+        return along_tree(losses, self.grains, number)
 
     def _assignment(self, rank: int, stream: int) -> Assign:
         assignment = Assignment.of(

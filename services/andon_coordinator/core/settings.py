@@ -110,6 +110,8 @@ class LineSettings:
     """How many times the median of the others' norms a worker's own may be; None: any number."""
     pacing: PacingSettings = field(default_factory=PacingSettings)
     """How work is divided."""
+    same_bits: bool = False
+    """Whether every worker's plan must have a grain; one that has makes the line such a one."""
 
     def __post_init__(self) -> None:
         """Refuses numbers that contradict each other."""

@@ -156,6 +156,8 @@ class CoreState:
     first_join_at: float | None = None
     bootstrap_process: int | None = None
     """The incarnation whose initial weights are the INITIAL record."""
+    few_grains: tuple[int, int] = (0, 0)
+    """Of the last batch with fewer grains than workers: their numbers, which people know."""
     bootstrap_again: bool = False
     """Whether a person wants lost state at step 0 replaced by new initial weights."""
     dropped: set[int] = field(default_factory=set)

@@ -97,6 +97,8 @@ class LineSnapshot:
     checkpoints_elsewhere: bool
     schedule: str
     schedule_note: str
+    grain: int
+    """Positions of a grain, if bits are the same on any number of workers; else 0."""
     session: SessionSnapshot | None = None
     """The run's sessions, if it is one of sessions."""
 
@@ -140,6 +142,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         checkpoints_elsewhere=checkpoints.elsewhere,
         schedule=core.pacing.schedule.value,
         schedule_note=core.pacing.note,
+        grain=core.plan.grain if core.plan is not None else 0,
     )
 
 

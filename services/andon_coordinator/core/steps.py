@@ -39,6 +39,7 @@ from andon_coordinator.core.events import (
 from andon_coordinator.core.members import LastStep, LineMember
 from andon_coordinator.core.pacing import reading_of
 from andon_coordinator.core.round import PendingRecord, StepRound
+from andon_coordinator.core.same_bits import in_nodes
 from andon_coordinator.core.state import CoreState
 
 __all__ = [
@@ -137,11 +138,14 @@ def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:
     if not round_.has(member.worker, event.stream):
         return
     assert core.plan is not None
-    share = sum(map(len, round_.shares[round_.rank_of[member.worker]]))
+    positions = round_.shares[round_.rank_of[member.worker]]
+    share = sum(map(len, positions))
     # A stream of unknown length may end within the share.
     ended = report.end_of_data and core.plan.dataset_size is None
     fewest = 0 if ended or core.plan.sparse else share
     defect = in_ready(member.worker, report, range(fewest, share + 1))
+    if defect is None and round_.grains is not None:
+        defect = in_nodes(member.worker, report, positions, round_.grains)
     if defect is None and report.overflow:
         defect = _overflow_not_taken(member, round_)
     if defect is None and report.next is not None:

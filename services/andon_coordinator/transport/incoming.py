@@ -19,6 +19,7 @@ from andon.protocol.limits import (
     MAX_COMPONENTS,
     MAX_DIMENSIONS,
     MAX_GIVEN_BYTES,
+    MAX_NUMBERS,
     MAX_PACING_BYTES,
     MAX_SCALARS,
     PREFIX_BYTES,
@@ -187,6 +188,7 @@ def _checkpoint(message: pb.RequestWork | pb.Leave) -> events.Checkpoint | None:
 
 def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
     ready = message.step_ready
+    require_at_most(len(ready.node_losses), MAX_NUMBERS, "losses of nodes")
     timings = ready.timings
     digest, digest_head = _digest(ready.digest)
     return events.WorkerReady(
@@ -220,6 +222,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             overflow=ready.overflow,
             digest_base_hashed=ready.digest.base_hashed,
             next=_standing(ready),
+            node_losses=conversion.node_losses_from_proto(ready.node_losses),
         ),
     )
 

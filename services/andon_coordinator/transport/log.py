@@ -163,6 +163,12 @@ def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
             )
         case effects.NoteSchedule():
             log.info(LogEvent("schedule_chosen", schedule=effect.schedule.value, why=effect.why))
+        case effects.NoteFewGrains():
+            text = (
+                f"a batch has {effect.grains} grains for {effect.workers} workers, so some compute "
+                "nothing: use a smaller micro_batch_size, or larger batches"
+            )
+            log.warning(LogEvent("few_grains", text, grains=effect.grains, workers=effect.workers))
         case effects.NoteScalarsRefused():
             why = f"the run has {MAX_SCALAR_NAMES} names, which is the limit"
             log.warning(

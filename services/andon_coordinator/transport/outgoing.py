@@ -280,6 +280,7 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         expect_reducers=status.expect_reducers,
         schedule=status.schedule,
         schedule_note=status.schedule_note,
+        grain=status.grain,
         tcp_port=places.tcp_port,
     )
     if status.loss is not None:

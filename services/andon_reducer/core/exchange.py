@@ -13,11 +13,12 @@ from typing import cast
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.messages import BlockGradient, Operation
+from andon_reducer.core.disagreement import Disagreement, differs
+from andon_reducer.core.nodes import ExchangeNodes
 
 __all__ = [
     "OVERHEAD_BYTES",
     "RANGE_BYTES",
-    "Disagreement",
     "ExchangeState",
     "FinishedRanges",
     "GroupRanks",
@@ -83,16 +84,6 @@ def cut_to_chunks(gradient: BlockGradient, elements: int | None) -> list[BlockGr
         )
         chunks.append(part)
     return chunks
-
-
-class Disagreement(Exception):
-    """A rank contradicts the others, or itself. `value` is what it sent."""
-
-    def __init__(self, rank: int, message: str, value: object) -> None:
-        """Names the rank and the contradiction."""
-        super().__init__(message)
-        self.rank = rank
-        self.value = str(value)
 
 
 @dataclass(slots=True)
@@ -183,6 +174,8 @@ class ExchangeState:
     """By rank, the stream on which it abstained: all averages go there."""
     operation: Operation | None = None
     """The operation of all its chunks; None before the first."""
+    nodes: ExchangeNodes | None = None
+    """What its ranks contribute, if they do so by nodes of the tree over the batch's grains."""
     finished: FinishedRanges = field(default_factory=FinishedRanges)
 
     @property
@@ -196,12 +189,34 @@ class ExchangeState:
         """Whether every rank abstained."""
         return len(self.abstained) == self.ranks.world_size
 
-    def weigh(self, rank: int, weight: float) -> None:
-        """Remembers a rank's weight.
+    def weigh_node(self, gradient: BlockGradient) -> bool:
+        """Remembers a node of a rank, with its weight. Returns whether it is a new one.
 
         Raises:
-            Disagreement: it had another weight before.
+            Disagreement: it contradicts what came before.
         """
+        rank, node = gradient.rank, gradient.node
+        assert node is not None, "else it is weighed as a whole"
+        if self.nodes is None:
+            if any(self.weights.values()):
+                raise Disagreement(rank, f"rank {rank} sent a node, others whole means", node.node)
+            self.nodes = ExchangeNodes(node.tree)
+        if rank in self.abstained:
+            raise Disagreement(rank, f"rank {rank} sent {node.node} and abstained", node.node)
+        # Noted only so that it is known to have sent something: the nodes have the weights.
+        self.weights.setdefault(rank, gradient.weight)
+        return self.nodes.admit(rank, node, gradient.weight)
+
+    def weigh(self, rank: int, weight: float) -> None:
+        """Remembers the weight of a rank that contributes its mean, or 0 of one that abstains.
+
+        Raises:
+            Disagreement: it had another weight before, or sent nodes.
+        """
+        if self.nodes is not None and (weight or rank in self.nodes.ranks):
+            what = "its mean" if weight else "abstained"
+            text = f"rank {rank} {'sent ' if weight else ''}{what}, where nodes are contributed"
+            raise Disagreement(rank, text, f"{weight:g}")
         if self.weights.setdefault(rank, weight) != weight:
             text = (
                 f"rank {rank} has weight {self.weights[rank]:g} in this exchange, "
@@ -218,7 +233,7 @@ class ExchangeState:
         if self.operation is None:
             self.operation = gradient.operation
         elif gradient.operation is not self.operation:
-            raise _differs(gradient.rank, "operation", gradient.operation, self.operation)
+            raise differs(gradient.rank, "operation", gradient.operation, self.operation)
         if gradient.operation is Operation.BROADCAST and gradient.rank != 0:
             text = f"rank {gradient.rank} sent a part of a broadcast, but only rank 0 may"
             raise Disagreement(gradient.rank, text, gradient.rank)
@@ -238,24 +253,29 @@ class ExchangeState:
 class IncompleteChunk:
     """One chunk, from its first contribution until it has one of every rank that did not abstain.
 
-    All ranks must agree with the first contribution on count and encodings.
+    Where ranks contribute nodes, it is complete once these are the whole batch, too. All ranks must
+    agree with the first contribution on count and encodings.
     """
 
     exchange: ExchangeState
     first: BlockGradient
     contributions: dict[int, BlockGradient] = field(default_factory=dict)
-    """By rank."""
+    """By rank; nodes by their first grain."""
     streams: dict[int, int] = field(default_factory=dict)
     """By rank, the stream that brought its contribution: its average goes back there."""
     held_bytes: int = 0
     """Bytes that its contributions keep in memory."""
+    grains: int = 0
+    """Grains of its nodes, which are disjoint."""
 
     @property
     def complete(self) -> bool:
         """Whether no rank's contribution is missing."""
-        # A rank never counts twice: one that abstained has weight 0, and a contribution has more.
-        present = len(self.contributions) + len(self.exchange.abstained)
-        return present == self.exchange.ranks.world_size
+        # A rank never counts twice: none abstains from what it contributes to.
+        exchange = self.exchange
+        if len(self.streams) + len(exchange.abstained) < exchange.ranks.world_size:
+            return False
+        return exchange.nodes is None or self.grains == exchange.nodes.count
 
     def put(self, stream: int, gradient: BlockGradient, held_bytes: int) -> None:
         """Adds a rank's contribution.
@@ -265,17 +285,20 @@ class IncompleteChunk:
         """
         rank, first = gradient.rank, self.first
         if gradient.count != first.count:
-            raise _differs(rank, "count", gradient.count, first.count)
+            raise differs(rank, "count", gradient.count, first.count)
         if gradient.encoding is not first.encoding:
-            raise _differs(rank, "encoding", gradient.encoding, first.encoding)
+            raise differs(rank, "encoding", gradient.encoding, first.encoding)
         answer, expected = answer_encoding_of(gradient), answer_encoding_of(first)
         if answer is not expected:
-            raise _differs(rank, "answer encoding", answer, expected)
-        if rank in self.contributions:
+            raise differs(rank, "answer encoding", answer, expected)
+        node = gradient.node
+        index = rank if node is None else node.first
+        if index in self.contributions:
             raise Disagreement(rank, f"rank {rank} sent a chunk twice", "twice")
         # After all checks: what contradicts the others is not held.
-        self.contributions[rank] = gradient
+        self.contributions[index] = gradient
         self.streams[rank] = stream
+        self.grains += 0 if node is None else node.grains
         self.held_bytes += held_bytes
 
     def recipients(self) -> tuple[int, ...]:
@@ -287,8 +310,3 @@ class IncompleteChunk:
 def answer_encoding_of(gradient: BlockGradient) -> Encoding:
     """The encoding of the average that a contribution asks for."""
     return gradient.answer_encoding or gradient.encoding
-
-
-def _differs(rank: int, what: str, mine: object, theirs: object) -> Disagreement:
-    mine, theirs = getattr(mine, "name", mine), getattr(theirs, "name", theirs)
-    return Disagreement(rank, f"rank {rank} has {what} {mine}, others {theirs}", mine)

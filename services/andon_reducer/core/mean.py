@@ -3,7 +3,8 @@
 Theory of operation. The mean is defined to the bit, so that every language and every arrival order
 gives the same bytes: contributions are added in rank order, c_r = float32(w_r / W) with W and the
 quotient in float64, acc = c_0 * g_0, then acc = acc + c_r * g_r, each product and each sum rounded
-to float32.
+to float32. Where ranks contribute nodes of the tree over the batch's grains, these are added along
+that tree instead (`core.tree`).
 
 The vectors are processed in tiles that stay in the processor's cache. A NaN or an infinity in any
 contribution makes that element of the mean NaN or infinite (also where c_r is 0), and adding up a
@@ -27,6 +28,7 @@ import numpy.typing as npt
 from andon.protocol.encoding import Encoding, EncodingOverflow, decode_part, encode, fused
 from andon.protocol.halts import describe_value
 from andon.protocol.messages import BlockFaultKind, BlockGradient
+from andon_reducer.core.tree import TreeSum
 
 __all__ = [
     "MEAN_ENCODINGS",
@@ -91,7 +93,9 @@ def weighted_mean(
     into: memoryview | None = None,
     memory: Memory = fresh,
 ) -> Mean | MeanDefect:
-    """The mean of contributions in rank order, encoded as `answer`; or the first defect in it.
+    """The mean of contributions in rank order, or of nodes in that of their grains.
+
+    It is encoded as `answer`; if there is none, the first defect is returned.
 
     All payloads are of equal length and encoded as `encoding`; weights are finite and above 0. The
     defect is the one at the lowest element, and there of the lowest rank. Both encodings are among
@@ -102,19 +106,27 @@ def weighted_mean(
     `memory` lends what the mean is made in.
     """
     assert into is None or answer is encoding is Encoding.FLOAT32
-    # In rank order, too: a sum of float64 depends on the order of its terms.
-    total = sum(part.weight for part in contributions)
-    if not math.isfinite(total):
-        message = "the sum of the weights is beyond float64: use smaller weights"
-        return MeanDefect(BlockFaultKind.INCONSISTENT, 0, describe_value(total), message)
     # Values that are not finite are found below, so NumPy need not warn of them.
     with np.errstate(all="ignore"):
+        tree = None if contributions[0].node is None else TreeSum(contributions)
+        # In rank order, too: a sum of float64 depends on the order of its terms.
+        total = sum(part.weight for part in contributions) if tree is None else tree.weight
+        if not math.isfinite(total):
+            message = "the sum of the weights is beyond float64: use smaller weights"
+            return MeanDefect(BlockFaultKind.INCONSISTENT, 0, describe_value(total), message)
+        if tree is not None and not tree.is_divided_well:
+            message = "the weights of a position are beyond float32: use others"
+            return MeanDefect(BlockFaultKind.INCONSISTENT, 0, describe_value(total), message)
         # The only share is exactly 1, so there is nothing to compute: the values are only checked.
-        if len(contributions) == 1 and answer is encoding:
+        as_it_is = len(contributions) == 1 if tree is None else tree.is_gradient
+        if as_it_is and answer is encoding:
             return _checked(contributions[0], encoding, into)
         in_place = into is not None
         mean = memory(answer.payload_bytes(contributions[0].count)) if into is None else into
-        return _mean(contributions, (total, encoding, answer), mean, in_place=in_place)
+        terms = total, encoding, answer
+        if tree is not None:
+            return _in_tiles(contributions, terms, mean, tree.mean_into)
+        return _mean(contributions, terms, mean, in_place=in_place)
 
 
 def _checked(part: BlockGradient, encoding: Encoding, into: memoryview | None) -> Mean | MeanDefect:
@@ -146,22 +158,37 @@ def _mean(
     total, encoding, answer = terms
     # Shares are at most 1, so weights of any size can't make finite values overflow.
     shares = [np.float32(part.weight / total) for part in contributions]
-    size = contributions[0].count
-    out = np.frombuffer(mean, np.uint8)
     if _in_one_pass(contributions, shares, encoding, answer, mean, in_place=in_place):
         return Mean(mean, total)
     # If the pass in C found a value that is not finite, this one finds out which.
-    whole = out.view(np.float32) if answer is Encoding.FLOAT32 else None
-    product = np.empty(min(TILE_ELEMENTS, size), dtype=np.float32)
-    scratch = np.empty_like(product)
-    for start in range(0, size, TILE_ELEMENTS):
-        stop = min(start + TILE_ELEMENTS, size)
-        acc = scratch[: stop - start] if whole is None else whole[start:stop]
+    product = np.empty(min(TILE_ELEMENTS, contributions[0].count), dtype=np.float32)
+
+    def add_up(start: int, acc: Floats) -> None:
         np.multiply(_floats(contributions[0], encoding, start, acc), shares[0], out=acc)
-        term = product[: stop - start]
+        term = product[: acc.size]
         for part, share in zip(contributions[1:], shares[1:], strict=True):
             np.multiply(_floats(part, encoding, start, term), share, out=term)
             np.add(acc, term, out=acc)
+
+    return _in_tiles(contributions, terms, mean, add_up)
+
+
+def _in_tiles(
+    contributions: Sequence[BlockGradient],
+    terms: tuple[float, Encoding, Encoding],
+    mean: memoryview,
+    add_up: Callable[[int, Floats], None],
+) -> Mean | MeanDefect:
+    """Makes the mean in `mean`: `add_up` makes the elements of a tile, from a first one on."""
+    total, encoding, answer = terms
+    size = contributions[0].count
+    out = np.frombuffer(mean, np.uint8)
+    whole = out.view(np.float32) if answer is Encoding.FLOAT32 else None
+    scratch = np.empty(0 if whole is not None else min(TILE_ELEMENTS, size), dtype=np.float32)
+    for start in range(0, size, TILE_ELEMENTS):
+        stop = min(start + TILE_ELEMENTS, size)
+        acc = scratch[: stop - start] if whole is None else whole[start:stop]
+        add_up(start, acc)
         if not _surely_finite(acc):
             defect = _find_defect(contributions, encoding, start, acc)
             if defect is not None:
@@ -247,8 +274,8 @@ def _find_defect(
     """The first defect of the tile that starts at `start`; None if the alarm was false."""
     first: tuple[int, int, float] | None = None
     # Contributions come before the mean: only if all of them are finite, a mean that is not finite
-    # is no rank's fault.
-    for part in contributions:
+    # is no rank's fault. Of several ranks the lowest is named; nodes are not in rank order.
+    for part in sorted(contributions, key=lambda each: each.rank):
         tile = _floats(part, encoding, start, np.empty_like(acc))
         found = np.flatnonzero(~np.isfinite(tile))
         if found.size and (first is None or found[0] < first[0]):

@@ -17,9 +17,9 @@ from andon.protocol.messages import (
     RoundAborted,
 )
 from andon.protocol.records import Key
+from andon_reducer.core.disagreement import Disagreement
 from andon_reducer.core.exchange import (
     RANGE_BYTES,
-    Disagreement,
     ExchangeState,
     GroupRanks,
     IncompleteChunk,
@@ -71,7 +71,7 @@ class ReducerRound:
     held_bytes: int = 0
     """Bytes that the contributions to incomplete chunks keep in memory."""
     remembered_bytes: int = 0
-    """Bytes spent on remembering the finished chunks."""
+    """Bytes spent on remembering the finished chunks, and the ranks' nodes."""
     _ranks: dict[int, GroupRanks] = field(default_factory=dict)
     """By group."""
     _exchanges: dict[tuple[int, int], ExchangeState] = field(default_factory=dict)
@@ -116,7 +116,8 @@ class ReducerRound:
                 may hold a part of the message.
         """
         weight = gradient.weight
-        if not (math.isfinite(weight) and weight > 0):
+        by_node = gradient.node is not None
+        if not (math.isfinite(weight) and (weight > 0 or (by_node and weight == 0))):
             text = (
                 f"rank {gradient.rank} contributes with weight {weight:g}: a weight is finite and "
                 "above 0, and a rank without samples abstains"
@@ -124,8 +125,8 @@ class ReducerRound:
             raise Disagreement(gradient.rank, text, describe_value(weight))
         if self.remembered_bytes > MAX_REMEMBERED_BYTES:
             text = (
-                f"rank {gradient.rank} leaves too many gaps between its chunks: send each block's "
-                "chunks in order"
+                f"rank {gradient.rank} leaves too many gaps between its chunks, or sends too many "
+                "nodes: send each block's chunks in order, and maximal nodes"
             )
             raise Disagreement(gradient.rank, text, gradient.offset)
         exchange = self._exchange(gradient, stream, weight, now)
@@ -239,7 +240,10 @@ class ReducerRound:
             # A listener shares no memory, and a whole span may not fit into a message.
             exchange = ExchangeState(ranks, now, cut=bool(self.listeners))
             self._exchanges[group, message.sequence] = exchange
-        exchange.weigh(message.rank, weight)
+        if isinstance(message, BlockGradient) and message.node is not None:
+            self.remembered_bytes += exchange.weigh_node(message) * RANGE_BYTES
+        else:
+            exchange.weigh(message.rank, weight)
         return exchange
 
     def _put(
@@ -284,9 +288,9 @@ class ReducerRound:
         complete: list[IncompleteChunk] = []
         for span in spans:
             self.held_bytes -= span.held_bytes
-            for rank, gradient in span.contributions.items():
+            for gradient in span.contributions.values():
                 for part in cut_to_chunks(gradient, self.chunk_elements):
-                    self._put(exchange, span.streams[rank], part, complete)
+                    self._put(exchange, span.streams[gradient.rank], part, complete)
         return sorted(complete, key=lambda chunk: place_of(chunk.first))
 
     def _places_of(self, message: BlockGradient | Abstain) -> list[Place]:

@@ -16,8 +16,8 @@ Neither rule can deadlock. The first: a rank whose part of the lowest chunk is m
 that part yet. Places rise on every stream, so none of its streams is parked beyond that chunk. The
 second: averages leave as the workers read, and workers read while they write. So a run holds at
 most two windows, two messages a stream (one that was the lowest when it was let in, and one parked)
-and one chunk with its average. A span of shared memory that is cut counts as one chunk: all of its
-averages may be on their way at once.
+and one chunk with its average: all of its nodes, if ranks contribute several. A span of shared
+memory that is cut counts as one chunk: all of its averages may be on their way at once.
 
 Averages for listeners are in neither rule: see `core.listeners`.
 """
@@ -36,6 +36,7 @@ from andon.protocol.messages import (
     StaleRound,
 )
 from andon.protocol.records import Key
+from andon_reducer.core.disagreement import Disagreement
 from andon_reducer.core.effects import (
     Effect,
     FreeRound,
@@ -49,10 +50,8 @@ from andon_reducer.core.effects import (
 from andon_reducer.core.events import ChunkReduced
 from andon_reducer.core.exchange import (
     OVERHEAD_BYTES,
-    Disagreement,
     IncompleteChunk,
     held_bytes_of,
-    last_place_of,
     place_of,
 )
 from andon_reducer.core.jobs import job_of
@@ -122,7 +121,7 @@ class Run:
         if round_ is None:
             return effects
         # Set even if the message is parked below: the stream's next place must be above this one.
-        stream.last = gradient.key, last_place_of(gradient)
+        stream.brought(gradient)
         if not self._parked and self._has_room(round_, gradient):
             self._hold(round_, stream, gradient, now, effects)
             return effects

@@ -14,7 +14,7 @@ from andon.protocol.messages import Abstain, BlockGradient, Operation
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon_reducer.core.effects import CallRefusal
-from andon_reducer.core.exchange import Place, answer_encoding_of, place_of
+from andon_reducer.core.exchange import Place, answer_encoding_of, last_place_of, place_of
 from andon_reducer.core.mean import MEAN_ENCODINGS
 
 __all__ = ["BRINGS_NOTHING", "ChunkLimits", "StreamState"]
@@ -57,6 +57,8 @@ class StreamState:
     """Whether it only listens; see `core.listeners`."""
     last: tuple[Key, Place] | None = None
     """The last chunk that it brought; of a slice, the place of its last element."""
+    last_node: tuple[Key, Place, int] | None = None
+    """Where the last node that it brought begins, and its first grain; None: it was no node."""
     parked: BlockGradient | None = None
     """A contribution that waits for room in the window."""
     paused: bool = False
@@ -81,11 +83,18 @@ class StreamState:
             return None
         return (
             _not_offered(message)
+            or _not_by_node(message)
             or _wrong_size(message, limits.max_payload_bytes)
             or _not_for_memory(message)
             or _off_grid(message, limits.chunk_elements)
             or self._out_of_order(message)
         )
+
+    def brought(self, gradient: BlockGradient) -> None:
+        """Notes a contribution that was not refused: the next one must come after it."""
+        last, node = (gradient.key, last_place_of(gradient)), gradient.node
+        self.last = last if self.last is None else max(self.last, last)
+        self.last_node = None if node is None else (gradient.key, place_of(gradient), node.first)
 
     def _out_of_order(self, gradient: BlockGradient) -> CallRefusal | None:
         # The window cannot deadlock only because places rise on every stream; see `core.run`.
@@ -94,8 +103,17 @@ class StreamState:
             return None
         if (gradient.key, place_of(gradient)) > self.last:
             return None
+        node, before = gradient.node, self.last_node
+        if node is not None and before is not None:
+            # Nodes of one chunk follow each other, by their grains.
+            here = gradient.key, place_of(gradient)
+            if before[:2] == here and before[2] < node.first:
+                return None
         place = f"block {gradient.block}, element {gradient.offset}"
-        text = f"{place} is out of order: send chunks by sequence, block and element on each stream"
+        order = (
+            "sequence, block, element and first grain" if node else "sequence, block and element"
+        )
+        text = f"{place} is out of order: send chunks by {order} on each stream"
         return CallRefusal(Reason.INVALID_MESSAGE, text)
 
 
@@ -113,6 +131,18 @@ def _not_offered(gradient: BlockGradient) -> CallRefusal | None:
             text = f"means of {encoding.label} are not offered by this reducer"
             return CallRefusal(Reason.NOT_OFFERED, text)
     return None
+
+
+def _not_by_node(gradient: BlockGradient) -> CallRefusal | None:
+    """Refuses a node of what is not added along the tree."""
+    if gradient.node is None or (
+        gradient.operation is Operation.WEIGHTED_MEAN
+        and gradient.group == 0
+        and gradient.encoding is Encoding.FLOAT32
+    ):
+        return None
+    text = "a node is a sum of float32, for the weighted mean of the whole roster"
+    return CallRefusal(Reason.INVALID_MESSAGE, text)
 
 
 def _wrong_size(gradient: BlockGradient, max_payload_bytes: int) -> CallRefusal | None:

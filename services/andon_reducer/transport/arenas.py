@@ -22,6 +22,7 @@ from pathlib import Path
 
 from andon.host.arena import (
     CAPABILITY,
+    MAX_AREAS,
     ArenaLayout,
     SharedMemoryUnavailable,
     folder_identity,
@@ -74,16 +75,19 @@ class Arenas:
                     "another host, nothing is wrong"
                 )
             layout = ArenaLayout(opening.block_elements)
+            areas = opening.contribution_areas or 1
+            if areas > MAX_AREAS:
+                return f"{areas} areas for contributions are more than {MAX_AREAS}: ask for fewer"
             # One at a time: two streams of a run that come together must find one memory for
             # averages, and making it takes a while.
             async with self._lock:
                 # In threads: the kernel clears as much memory as the model has.
-                mine = await asyncio.to_thread(ArenaFile, folder, layout.size_bytes)
+                mine = await asyncio.to_thread(ArenaFile, folder, areas * layout.size_bytes)
                 averages = self._averages.get(opening.run_id)
                 if averages is None or not averages.file.named or averages.layout != layout:
                     averages = await asyncio.to_thread(AveragesMemory, folder, layout)
                     self._averages[opening.run_id] = averages
-                return StreamMemory(mine, averages)
+                return StreamMemory(mine, averages, areas)
         except (SharedMemoryUnavailable, ValueError) as error:
             return str(error)
 
@@ -133,9 +137,13 @@ class AveragesMemory:
 class StreamMemory:
     """What one stream shares with the reducer. The worker proves it with `prove`, then slices."""
 
-    def __init__(self, contributions: ArenaFile, averages: AveragesMemory) -> None:
-        """Both files still have the names that the worker opens them by."""
+    def __init__(self, contributions: ArenaFile, averages: AveragesMemory, areas: int = 1) -> None:
+        """Both files still have the names that the worker opens them by.
+
+        That of the contributions has so many areas, each laid out like the averages.
+        """
         self.averages = averages
+        self._areas = areas
         self.mapped = False
         """Whether the worker has proved that it has mapped both."""
         self._contributions = contributions
@@ -189,18 +197,22 @@ class StreamMemory:
         """
         claimed = gradient.slice
         assert claimed is not None, "only slices are resolved"
-        at = self.averages.layout.offset_of(gradient.block, gradient.offset, gradient.count)
+        area = self.averages.layout.area_of(
+            claimed.offset, gradient.block, gradient.offset, gradient.count
+        )
+        # One contribution without a node is all that a rank has of an exchange.
+        areas = 1 if gradient.node is None else self._areas
         where = f"block {gradient.block}, element {gradient.offset}"
         if not self.mapped:
             text = f"{where} is a slice of shared memory that was not mapped"
-        elif at is None or claimed.offset != at:
+        elif area is None or area >= areas:
             text = f"{where} does not lie at byte {claimed.offset} of the shared memory"
         elif claimed.generation < max(1, self._generation):
             text = f"{where} is a slice of an older exchange ({claimed.generation})"
         else:
             self._generation = claimed.generation
             # A slice has no checksum: shared memory leaves the host by no wire.
-            payload = self._view[at : at + claimed.length]
+            payload = self._view[claimed.offset : claimed.offset + claimed.length]
             return replace(gradient, payload=payload, crc32c=None)
         raise CallRefused(Reason.INVALID_MESSAGE, text)
 

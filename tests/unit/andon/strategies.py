@@ -35,6 +35,7 @@ from andon.protocol.messages import (
     Slice,
     StaleRound,
     TcpOffer,
+    TreeNode,
 )
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
@@ -116,6 +117,11 @@ evidences = st.builds(
 
 
 def _plans(**known: Any) -> st.SearchStrategy[RunPlan]:
+    grain = {"grain": batches, "tree": st.integers(1, 2**32 - 1)}
+    return _plans_with(**known) | _plans_with(**known, **grain)
+
+
+def _plans_with(**known: Any) -> st.SearchStrategy[RunPlan]:
     return st.builds(
         RunPlan,
         **known,
@@ -167,6 +173,16 @@ def contents(draw: st.DrawFn) -> tuple[Encoding, int, memoryview, Slice | None]:
 
 
 @st.composite
+def nodes(draw: st.DrawFn) -> TreeNode:
+    first, grains, after = (
+        draw(st.integers(0, 2**31)),
+        draw(st.integers(1, 2**30)),
+        draw(st.integers(0, 2**30)),
+    )
+    return TreeNode(first, grains, first + grains + after, draw(st.integers(1, 2**32 - 1)))
+
+
+@st.composite
 def gradients(draw: st.DrawFn) -> BlockGradient:
     encoding, count, payload, where = draw(contents())
     return BlockGradient(
@@ -184,6 +200,7 @@ def gradients(draw: st.DrawFn) -> BlockGradient:
         group=draw(u32),
         sequence=draw(u32),
         operation=draw(st.sampled_from(Operation)),
+        node=draw(st.none() | nodes()),
     )
 
 
@@ -220,6 +237,8 @@ requests: st.SearchStrategy[Request] = st.one_of(
         capabilities,
         st.lists(u64, max_size=5).map(tuple),
         st.binary(max_size=16),
+        st.booleans(),
+        u32,
     ),
     st.builds(SharedMemoryMapped, st.binary(max_size=16), st.binary(max_size=16)),
     st.builds(Abstain, key=keys, rank=u32, world_size=u32, group=u32, sequence=u32),

@@ -15,6 +15,7 @@ from andon.protocol.messages import (
     BlockGradient,
     Operation,
     Request,
+    TreeNode,
 )
 from andon.protocol.records import Key
 from andon.wire.frames import parse_request
@@ -110,6 +111,39 @@ def test_c_ddp_001_an_average_is_the_vector_s_in_any_order_of_arrival(
     assert answer.total_weight == case["answer"]["total_weight"]
     assert answer.contributors == case["answer"]["contributors"]
     assert answer.encoding.name == case["answer_encoding"]
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["in-order", "backwards"])
+@pytest.mark.parametrize("case", golden("tree", "means"), ids=by_name)
+def test_the_mean_of_nodes_is_the_vector_s_in_any_order_of_arrival(
+    case: dict[str, Any], backwards: bool
+) -> None:
+    reducing, key, size = Reducing(), Key(1, 1), len(case["ranks"])
+    count = case["element_count"]
+    ranks = list(enumerate(case["ranks"]))
+
+    for rank, nodes in reversed(ranks) if backwards else ranks:
+        for each in nodes:
+            first, stop = each["node"]
+            gradient = BlockGradient(
+                key=key,
+                rank=rank,
+                world_size=size,
+                block=0,
+                offset=0,
+                count=count,
+                weight=each["weight"],
+                payload=memoryview(bytes.fromhex(each["payload"])),
+                node=TreeNode(first, stop - first, len(case["grains"]), case["grain"]),
+            )
+            reducing.take(rank, rank, gradient)
+
+    ((streams, answer),) = reducing.answers
+    assert set(streams) == set(range(size))
+    assert isinstance(answer, AveragedBlock)
+    assert answer.payload.hex() == case["answer"]["payload"]
+    assert answer.total_weight == case["answer"]["total_weight"]
+    assert answer.contributors == case["answer"]["contributors"]
 
 
 @pytest.mark.parametrize("case", golden("faults"), ids=by_name)

@@ -196,11 +196,14 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
             for each in fields(schema)
             if getattr(schema, each.name) == getattr(default, each.name)
         }
-        assert left_out <= {"config", "coordinator", "token"}
+        # Same bits can't go with many of the others.
+        assert left_out <= {"config", "coordinator", "token", "same_bits"}
 
-    again = read_config(["serve", *as_flags(replace(EVERYTHING, role="all"))], {})
+    alone = ServeConfig(run_id="7f3a", line=LineOptions(same_bits=True))
+    for settings in (replace(EVERYTHING, role="all"), alone):
+        again = read_config(["serve", *as_flags(settings)], {})
 
-    assert again == replace(EVERYTHING, role="all")
+        assert again == settings
 
 
 def settings_of_a_service() -> list[tuple[str, str]]:
@@ -214,7 +217,7 @@ def settings_of_a_service() -> list[tuple[str, str]]:
         "token": "a-token-of-24-characters", "average_buffers": "1", "overlap": "1",
         "schedule": "cadence", "shares": "balanced", "overhead_target": "0.3",
         "lr_scaling": "linear", "outer": "nesterov", "log_format": "json",
-        "may_stop": "operators",
+        "may_stop": "operators", "same_bits": "1",
     }  # fmt: skip
     own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
     arguments = settings_of(app_of(RunSettings).assemble_argument_collection())

@@ -9,6 +9,7 @@ import pytest
 
 from andon.protocol.capabilities import INT4, INT8, MEAN_BUFFERS, NORMS
 from andon.protocol.encoding import Encoding
+from andon.protocol.run_settings import Topology
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
@@ -62,6 +63,42 @@ def test_bounds_that_are_given_are_kept() -> None:
 def test_contradicting_settings_are_refused_at_construction(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields)).split("_")[0]):
         config(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"topology": Topology.RING}, "--topology star"),
+        ({"encoding": "bfloat16"}, "--encoding float32"),
+        ({"encoding": "int8", "answer_encoding": "float32"}, "--encoding float32"),
+        ({"schedule": "cadence"}, "--schedule every-step"),
+        ({"schedule": "local"}, "--schedule every-step"),
+        ({"shares": "interleaved"}, "--shares equal or balanced"),
+        ({"shares": "balanced-interleaved"}, "--shares equal or balanced"),
+        ({"max_grad_norm": 1.0}, "clip_grad_norm_"),
+        ({"worker_grad_norm": 9.0}, "--grad-norm-spike"),
+    ],
+)
+def test_what_makes_bits_depend_on_workers_is_refused_beside_same_bits(
+    fields: dict[str, Any], remedy: str
+) -> None:
+    config(**fields)
+
+    with pytest.raises(ValueError, match=f"--same-bits can't go with --.*: .*{remedy}"):
+        config(**fields, same_bits=True)
+
+
+def test_same_bits_go_with_what_does_not_touch_the_sum_of_gradients() -> None:
+    fields: dict[str, Any] = {
+        "answer_encoding": "bfloat16",
+        "shares": "balanced",
+        "schedule": "every-step",
+        "average_buffers": True,
+        "grad_norm_spike": 9.0,
+    }
+
+    assert config(**fields, same_bits=True).line_settings().same_bits
+    assert config(same_bits=True).line_settings().same_bits
 
 
 def test_schedules_need_what_their_workers_must_be_capable_of() -> None:

@@ -1,8 +1,8 @@
 """The core under random faults: what must hold whatever dies, and that the run still ends.
 
 Every kind of line meets them: one whose launcher numbers the workers and one that numbers them
-itself, one that divides work by speed, one of overlapped windows, and one whose reducers come and
-go. No step may hold what a lost reducer averaged.
+itself, one that divides work by speed, one of overlapped windows, one of grains, and one whose
+reducers come and go. No step may hold what a lost reducer averaged.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 
 from andon.protocol.records import RecordKind
 from andon_coordinator.core.effects import LineState
+from scenarios.grain_simulation import GrainSimulation
 from scenarios.line_simulation import Simulation
 from scenarios.overlapped_simulation import OverlappedSimulation
 from scenarios.paced_simulation import PacedSimulation
@@ -34,6 +35,7 @@ LINES = [
         )
         for seed in FEWER
     ),
+    *((GrainSimulation, seed) for seed in WORTH),
 ]  # fmt: skip
 _Kind = TypeVar("_Kind", bound=Simulation)
 
@@ -105,6 +107,7 @@ def test_the_simulations_are_worth_something_since_all_that_they_are_for_happens
     assert sum(each.bench.journal.term >> 32 for each in usual) > 20, "coordinators"
     assert sum(ended(UnnumberedSimulation, seed).moved for seed in WORTH) > 5, "other slots"
     assert len(set().union(*(ended(PacedSimulation, seed).sizes for seed in WORTH))) > 10
+    assert sum(ended(GrainSimulation, seed).redealt for seed in WORTH) > 10
     assert sum(each.kept for each in overlapped) > 100
     assert sum(each.dropped for each in overlapped) > 0
     assert sum(each.losses for each in reduced) > 20

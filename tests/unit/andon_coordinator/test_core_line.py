@@ -248,6 +248,18 @@ def test_the_status_shows_who_is_waited_for() -> None:
     assert status.workers[1].heartbeat_age_s == 0.5
 
 
+@pytest.mark.parametrize("grain", [0, 2])
+def test_the_status_shows_the_grain_of_a_line_of_equal_bits(grain: int) -> None:
+    bench = Bench(
+        LineSettings(run_id="7f3a"), RunPlan(global_batch=4, grain=grain, tree=int(grain > 0))
+    )
+
+    before = bench.line.status(0.0).grain
+    bench.join("w0", bench.request(0, 0))
+
+    assert (before, bench.line.status(0.0).grain) == (0, grain)
+
+
 def test_the_status_shows_how_far_a_worker_that_learns_has_come() -> None:
     settings = LineSettings(run_id="7f3a", expect_workers=1, min_workers=1, max_workers=2)
     bench = Bench(settings, RunPlan(global_batch=4, dataset_size=64))

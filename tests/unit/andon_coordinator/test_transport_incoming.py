@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.limits import COUNT_LIMIT
 from andon.protocol.reasons import Reason
@@ -139,6 +140,7 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                 world_size=2,
                 gradient_norm=0.0,
                 overflow=True,
+                node_losses=[pb.NodeLoss(first=4, grains=3, weight=2.0, loss_sum=1.5)],
             ),
             events.WorkerReady(
                 5,
@@ -154,6 +156,7 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                     gradient_norm=0.0,
                     overflow=True,
                     digest_base_hashed=True,
+                    node_losses=(NodeLoss(Node(4, 7), 2.0, 1.5),),
                 ),
             ),
         ),
@@ -271,6 +274,8 @@ def test_c_wire_002_message_becomes_its_event(message: Message, expected: events
         (pb.TrainRequest(), "no known case"),
         (join(), "join"),
         (pb.StepReady(), "step_ready"),
+        (pb.StepReady(key=KEY_PB, node_losses=[pb.NodeLoss(first=3)]), "not a node"),
+        (pb.StepReady(key=KEY_PB, node_losses=[pb.NodeLoss()] * 65537), "65537 losses of nodes"),
         (pb.StepReady(key=KEY_PB, digest=pb.WeightsDigest(sha256=b"short")), "32 bytes"),
         (pb.RequestWork(head=record_pb2.Key(round=3)), "request_work"),
         (pb.ScalarAllReduce(data=bytes(3073)), "scalar_all_reduce"),

@@ -11,6 +11,7 @@ from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.effects import (
     LineState,
     NoteCaughtUp,
+    NoteFewGrains,
     NoteSuspected,
     NoteWentBack,
     SaveRunEvent,
@@ -90,6 +91,17 @@ def test_a_line_that_went_back_is_logged_with_both_steps(caplog: pytest.LogCaptu
         "line_went_back step=100 lost=150 message='went on after step 100, which workers 0 and 1 "
         "brought: no worker held step 150'"
     )
+
+
+def test_a_batch_with_fewer_grains_than_workers_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log_effect(NoteFewGrains(2, 3))
+
+    (said,) = caplog.records
+    assert said.levelname == "WARNING"
+    assert "2 grains for 3 workers" in said.getMessage()
+    assert "micro_batch_size" in said.getMessage()
 
 
 def test_a_suspicion_is_logged_with_how_long_answers_took(

@@ -18,6 +18,7 @@ from andon.protocol.messages import (
     RoundOpened,
     SharedMemoryMapped,
     Slice,
+    TreeNode,
 )
 from andon.protocol.records import Key
 from andon_reducer.core.jobs import Job
@@ -41,12 +42,12 @@ def opened(arenas: Arenas, asked: OpenRound) -> StreamMemory:
     return memory
 
 
-def proof(folder: Path, memory: StreamMemory) -> SharedMemoryMapped:
+def proof(folder: Path, memory: StreamMemory, areas: int = 1) -> SharedMemoryMapped:
     """What a worker answers."""
     answer = memory.offered(RoundOpened((), 1))
     assert answer.contributions is not None
     assert answer.averages is not None
-    _, mine = map_offer(folder, answer.contributions, PLACES, writable=True)
+    _, mine = map_offer(folder, answer.contributions, PLACES, writable=True, areas=areas)
     _, theirs = map_offer(folder, answer.averages, PLACES, writable=False)
     return SharedMemoryMapped(mine, theirs)
 
@@ -180,6 +181,33 @@ def test_a_forged_slice_is_refused(tmp_path: Path, forged: BlockGradient) -> Non
 
     with pytest.raises(CallRefused, match=r"slice|does not lie"):
         memory.resolve(forged)
+
+
+def test_each_node_of_a_rank_has_an_area_of_its_own(tmp_path: Path) -> None:
+    memory = opened(Arenas(tmp_path), opening(tmp_path, contribution_areas=3))
+    offer = memory.offered(RoundOpened((), 1)).contributions
+    assert offer is not None
+    assert offer.size_bytes == 3 * PLACES.size_bytes
+    mapping, _ = map_offer(tmp_path, offer, PLACES, writable=True, areas=3)
+    memory.prove(proof(tmp_path, memory, areas=3))
+    places = [area * PLACES.size_bytes + PLACES.starts[1] + 4 for area in range(4)]
+
+    def sent(area: int, node: TreeNode | None) -> BlockGradient:
+        return memory.resolve(replace(gradient(1, 1, 2, places[area]), node=node))
+
+    for area in range(3):
+        found = sent(area, TreeNode(area, 1, 4, 8))
+        mapping[places[area] : places[area] + 8] = np.array([area, 4.0], np.float32).tobytes()
+        assert np.frombuffer(found.payload, np.float32).tolist() == [area, 4.0]
+    for area, node in ((3, TreeNode(3, 1, 4, 8)), (1, None)):
+        with pytest.raises(CallRefused, match="does not lie"):
+            sent(area, node)
+
+
+def test_more_areas_than_the_limit_get_no_memory(tmp_path: Path) -> None:
+    refused = asyncio.run(Arenas(tmp_path).open(opening(tmp_path, contribution_areas=17)))
+
+    assert refused == "17 areas for contributions are more than 16: ask for fewer"
 
 
 def test_a_slice_before_the_proof_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from andon.protocol import tokens
-from andon.protocol.messages import Abstain, BlockGradient
+from andon.protocol.messages import Abstain, BlockGradient, TreeNode
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.v1 import reducer_pb2
@@ -23,12 +23,8 @@ from andon.wire.frames import frame_request
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core import effects as do
 from andon_reducer.core import events as on
-from andon_reducer.core.exchange import (
-    OVERHEAD_BYTES,
-    RANGE_BYTES,
-    Disagreement,
-    FinishedRanges,
-)
+from andon_reducer.core.disagreement import Disagreement
+from andon_reducer.core.exchange import OVERHEAD_BYTES, RANGE_BYTES, FinishedRanges
 from andon_reducer.core.round import MAX_REMEMBERED_BYTES, ReducerRound
 from andon_reducer.core.rounds import Rounds
 from andon_reducer.core.stream import StreamState
@@ -78,6 +74,9 @@ def test_no_readable_message_ends_the_reducer_or_fills_its_memory(data: st.DataO
             st.sampled_from(
                 [
                     message_of(chunk(key=key, rank=rank, world_size=size)),
+                    message_of(
+                        chunk(key=key, rank=rank, world_size=size, node=TreeNode(rank, 1, size, 2))
+                    ),
                     message_of(Abstain(key=key, rank=rank, world_size=size)),
                 ]
             )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from andon.protocol.encoding import Encoding, decode, encode, fused
-from andon.protocol.messages import BlockFaultKind, BlockGradient
+from andon.protocol.messages import BlockFaultKind, BlockGradient, TreeNode
 from andon.protocol.records import Key
 from andon_reducer.core.mean import (
     TILE_ELEMENTS,
@@ -134,6 +135,64 @@ def test_c_ddp_001_the_mean_does_not_depend_on_tiles(size: int) -> None:
     share = [np.float32(weight / 7) for weight in weights]
     expected = (share[0] * one + share[1] * two) + share[2] * three
     assert mean.tobytes() == expected.tobytes()
+
+
+def by_nodes(numbers: Sequence[Floats], weights: Sequence[float]) -> list[BlockGradient]:
+    """One node for each grain of a batch, of one rank each; the last rank has the first grain."""
+    count = len(numbers)
+    return [
+        replace(part, rank=count - 1 - part.rank, node=TreeNode(part.rank, 1, count, 4))
+        for part in contributions(numbers, weights)
+    ]
+
+
+@pytest.mark.parametrize("size", [1, TILE_ELEMENTS, 2 * TILE_ELEMENTS + 3])
+def test_a_mean_along_the_tree_does_not_depend_on_tiles(size: int) -> None:
+    grains, weights = vectors(7, size), [4.0, 4.0, 3.0, 4.0, 4.0, 4.0, 1.0]
+    one, two, three, four, five, six, seven = grains
+    root = ((one + two) + (three + four)) + ((five + six) + seven)
+
+    mean = averaged(by_nodes(grains, weights))
+
+    assert mean.tobytes() == (root / np.float32(24.0 / 4)).tobytes()
+    into = np.empty(size, np.float32)
+    found = weighted_mean(
+        by_nodes(grains, weights), Encoding.FLOAT32, Encoding.FLOAT32, into.view(np.uint8).data
+    )
+    assert isinstance(found, Mean)
+    assert into.tobytes() == mean.tobytes()
+
+
+def test_a_mean_along_the_tree_may_be_asked_for_in_16_bits() -> None:
+    grains = vectors(3, 9)
+    root = (grains[0] + grains[1]) + grains[2]
+
+    mean = averaged(by_nodes(grains, [4.0] * 3), Encoding.FLOAT32, Encoding.BFLOAT16)
+
+    expected = decode(encode(root / np.float32(3), Encoding.BFLOAT16), Encoding.BFLOAT16, 9)
+    assert mean.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("at", [0, TILE_ELEMENTS + 1])
+@pytest.mark.parametrize("weight", [4.0, 0.0])
+def test_f_dp_003_of_nodes_that_are_not_finite_the_lowest_rank_is_named(
+    at: int, weight: float
+) -> None:
+    grains = vectors(3, TILE_ELEMENTS + 2)
+    grains[0][at] = grains[1][at] = np.nan
+
+    found = weighted_mean(by_nodes(grains, [weight] * 3), Encoding.FLOAT32, Encoding.FLOAT32)
+
+    assert isinstance(found, MeanDefect)
+    assert (found.kind, found.rank, found.element) == (BlockFaultKind.NON_FINITE, 1, at)
+
+
+@pytest.mark.parametrize("weight", [1e300, 1e-300])
+def test_weights_that_float32_does_not_hold_are_inconsistent(weight: float) -> None:
+    found = weighted_mean(by_nodes(vectors(2, 3), [weight] * 2), Encoding.FLOAT32, Encoding.FLOAT32)
+
+    assert isinstance(found, MeanDefect)
+    assert (found.kind, found.rank) == (BlockFaultKind.INCONSISTENT, None)
 
 
 def test_one_contributor_alone_may_ask_for_float32() -> None:

@@ -12,9 +12,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient
+from andon.protocol.grains import Node, cover, fold
+from andon.protocol.messages import Abstain, AveragedBlock, BlockGradient, TreeNode
 from andon.protocol.reasons import Reason
-from andon.protocol.records import Key
+from andon.protocol.records import Key, PositionRange
+from andon.protocol.shards import Ranges, merged
 from andon_reducer.core import effects as do
 from andon_reducer.core import events as on
 from andon_reducer.core.exchange import OVERHEAD_BYTES
@@ -120,11 +122,17 @@ class World:
 
 
 def world_of(
-    lanes_by_rank: Sequence[Sequence[Sequence[Message]]], window_messages: float, seed: int
+    lanes_by_rank: Sequence[Sequence[Sequence[Message]]],
+    window_messages: float,
+    seed: int,
+    parts: int = 0,
 ) -> World:
-    """A world whose rank r has one stream for each list of `lanes_by_rank[r]`."""
+    """A world whose rank r has one stream for each list of `lanes_by_rank[r]`.
+
+    A chunk has as many `parts`, by default one of each rank.
+    """
     streams = sum(map(len, lanes_by_rank))
-    ranks = len(lanes_by_rank)
+    ranks = parts or len(lanes_by_rank)
     window_bytes = int(window_messages * MESSAGE_BYTES)
     world = World(
         {},
@@ -168,6 +176,59 @@ def test_no_schedule_deadlocks_or_holds_more_than_its_bound(seed: int) -> None:
     assert not any(world.lanes.values()), f"streams are stuck (seed {seed})"
     assert [len(world.got[rank]) for rank in range(ranks)] == [chunks] * ranks
     assert len({tuple(sorted(got.items())) for got in world.got.values()}) == 1
+    assert world.rounds.inflight_bytes == 0
+
+
+def leaf_of(grain: int, chunk: int) -> np.ndarray:
+    return np.random.default_rng([7, grain, chunk]).standard_normal(COUNT).astype(np.float32)
+
+
+def nodes_of(grains: Ranges, count: int, chunk: int, rank: int, ranks: int) -> list[BlockGradient]:
+    """A rank's contributions to a chunk of a batch of so many grains; grain i has the weight i."""
+    found = []
+    for node in cover(grains, count):
+        own = range(node.first, node.stop)
+        leaves = {Node(grain, grain + 1): leaf_of(grain, chunk) for grain in own}
+        message = replace(
+            chunk_of(rank, ranks, chunk),
+            weight=float(sum(own)),
+            payload=memoryview(fold(leaves, node, np.add).tobytes()),
+            node=TreeNode(node.first, len(node), count, 3),
+        )
+        found.append(message)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nodes_give_the_tree_of_all_grains_for_any_shares_order_and_streams(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks, chunks, count = draw.randint(1, 4), draw.randint(1, 6), draw.randint(1, 20)
+    owners = [draw.randrange(ranks) for _ in range(count)]
+    lanes_by_rank, parts = [], 0
+    for rank in range(ranks):
+        own = [PositionRange(grain, grain + 1) for grain in range(count) if owners[grain] == rank]
+        shares = [nodes_of(merged(own), count, chunk, rank, ranks) for chunk in range(chunks)]
+        parts += len(shares[0])
+        lanes: list[list[Message]] = [[] for _ in range(draw.randint(1, 3))]
+        for nodes in shares:  # Those of one chunk travel on one stream.
+            draw.choice(lanes).extend(nodes)
+        if not own:
+            lanes = [[Abstain(key=KEY, rank=rank, world_size=ranks)]]
+        lanes_by_rank.append(lanes)
+    world = world_of(lanes_by_rank, draw.choice([0.01, 1, 2.5, 8]), seed, parts)
+
+    world.run()
+
+    assert not any(world.lanes.values()), f"streams are stuck (seed {seed})"
+    for chunk in range(chunks):
+        leaves = {Node(grain, grain + 1): leaf_of(grain, chunk) for grain in range(count)}
+        root, total = fold(leaves, Node(0, count), np.add), sum(range(count))
+        if count == 1:  # Its only grain has the weight 0.
+            root = np.zeros(COUNT, np.float32)
+        mean = root / np.float32(total / 3) if total else root
+        for got in world.got.values():
+            assert got[0, chunk // 3, chunk % 3 * COUNT] == mean.tobytes()
+    assert len(world.got) == ranks
     assert world.rounds.inflight_bytes == 0
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from andon.protocol.encoding import Encoding
-from andon.protocol.run_settings import Policy, Topology
+from andon.protocol.run_settings import Policy, RunPlan, Topology
 from andon_trainer.errors import JoinRefused
-from andon_trainer.place.candidate import refuse_other_policy
+from andon_trainer.place.candidate import refuse_other_plan, refuse_other_policy
 
 BEFORE = Policy()
 
@@ -32,3 +32,11 @@ def test_a_line_that_works_in_another_way_is_refused(changed: dict[str, Any], to
 
 def test_what_a_worker_looks_up_in_each_step_may_change() -> None:
     refuse_other_policy(BEFORE, replace(BEFORE, digest_every=7, max_grad_norm=1.0, max_steps=9))
+
+
+def test_a_coordinator_that_does_not_know_grains_is_refused() -> None:
+    mine = RunPlan(global_batch=8, grain=2, tree=1)
+
+    with pytest.raises(JoinRefused, match="does not keep the same bits"):
+        refuse_other_plan(mine, RunPlan(global_batch=8))
+    refuse_other_plan(mine, replace(mine, seed=3))

@@ -319,6 +319,23 @@ def test_micro_batches_change_nothing_but_the_memory_that_a_forward_takes() -> N
     assert same(done["model"], plain_twin(done["train_set"], [0.1] * 4, size=16))
 
 
+def test_grains_train_like_the_batch_that_they_are_cut_from() -> None:
+    done = run("guide/same-bits")
+
+    assert same(done["model"], plain_twin(done["train_set"], [0.1] * 4, size=16))
+
+
+def test_a_tally_is_the_mean_over_the_whole_set() -> None:
+    done = run("guide/same-bits", 1)
+
+    x, y = done["val_set"].tensors
+    with torch.no_grad():
+        scores = done["model"](x)
+    expected = float(F.cross_entropy(scores, y)), float((scores.argmax(1) == y).float().mean())
+    found = done["means"]["loss"], done["means"]["accuracy"]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_hidden_state_is_carried_through_the_columns_of_a_text() -> None:
     done = run("guide/carried-state")
 
@@ -521,6 +538,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
         "notebooks": 1,
         "plain-pytorch": 2,
         "plain-script": 4,
+        "same-bits": 2,
         "several-models": 4,
         "trainer": 1,
         "watching": 1,

@@ -10,7 +10,13 @@ from pathlib import Path
 __all__ = ["PROTOCOL", "ROOT", "Document", "documents", "protocol"]
 
 ROOT = Path(__file__).resolve().parents[3]
-PROTOCOL = ("protocol", "protocol-data", "protocol-servers", "protocol-sessions")
+PROTOCOL = (
+    "protocol",
+    "protocol-data",
+    "protocol-servers",
+    "protocol-sessions",
+    "protocol-same-bits",
+)
 """The pages in `docs/` that are the protocol, in their order."""
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

@@ -16,7 +16,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.records import Key
 from andon_trainer.averaging.feedback import ErrorFeedback, FeedbackMember
 from andon_trainer.averaging.norms import l2_norm
-from andon_trainer.core.calls import Call, Floats
+from andon_trainer.core.calls import Call, Floats, NodePart
 from andon_trainer.core.events import AveragesComplete
 from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import Exchange
@@ -93,10 +93,10 @@ class OpenExchange:
     """An exchange that was opened, and is not finished."""
 
     def __init__(
-        self, member: AveragingMember, exchange: Exchange, feedback: ErrorFeedback, weight: float
+        self, member: AveragingMember, exchange: Exchange, feedback: ErrorFeedback, *, gives: bool
     ) -> None:
         """`exchange` is the one that was begun."""
-        self.gives = weight > 0
+        self.gives = gives
         """Whether the others wait for this worker's blocks."""
         self.exchange = exchange
         self._member = member
@@ -112,6 +112,10 @@ class OpenExchange:
     def submit_numbers(self, block: int, flat: Floats) -> None:
         """Gives a block of numbers that are no gradients: nothing was lost of them before."""
         self.exchange.submit(block, flat)
+
+    def submit_nodes(self, block: int, flats: Sequence[Floats]) -> None:
+        """Gives a block's sums, one for each of the call's nodes, in float32."""
+        self.exchange.submit_nodes(block, flats)
 
     def finish(self, *, last: bool) -> Averages | None:
         """Waits for the averages; `last`: no other exchange of the round follows.
@@ -168,12 +172,15 @@ class Averaging:
         assert assigned is not None
         return assigned.rank
 
-    def open(self, weight: float, call: Call | None = None) -> OpenExchange | None:
+    def open(
+        self, weight: float, call: Call | None = None, nodes: tuple[NodePart, ...] = ()
+    ) -> OpenExchange | None:
         """Opens the round's next exchange.
 
         Args:
             weight: this worker's; with 0 it gives nothing, and the averages still come.
             call: what is exchanged; its number is set here. None: the gradients of all blocks.
+            nodes: what it gives, on a line of grains. Their weights may be 0.
 
         Returns:
             None if the round is void.
@@ -185,9 +192,11 @@ class Averaging:
             self._round, self._opened = assigned.key, 0
         number = self._opened
         if call is not None:
-            call = replace(call, sequence=number)
-        elif number:
-            call = Call(name=_GRADIENTS, sequence=number, blocks=range(len(self.sizes)))
+            call = replace(call, sequence=number, nodes=nodes)
+        elif number or nodes:
+            call = Call(
+                name=_GRADIENTS, sequence=number, blocks=range(len(self.sizes)), nodes=nodes
+            )
         if not self.member.begin(weight, call):
             return None
         # Only now: `begin` replaces the exchange if the map of reducers changed.
@@ -198,11 +207,12 @@ class Averaging:
             # this round's commit makes the residual.
             self._feedback.begin()
         # At once: the others need not wait until this worker's backward is over.
-        if not weight:
+        gives = weight > 0 or bool(nodes)
+        if not gives:
             exchange.abstain()
         elif call is not None and call.data is not None:
             exchange.submit_data()
-        return OpenExchange(self.member, exchange, self._feedback, weight)
+        return OpenExchange(self.member, exchange, self._feedback, gives=gives)
 
     def broadcast(self, call: Call, *, last: bool) -> bool:
         """Makes the call's bytes rank 0's; False if the round is void."""

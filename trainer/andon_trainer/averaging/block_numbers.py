@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from andon_trainer.averaging.averaging import Averaging
-from andon_trainer.core.calls import Call, Floats
+from andon_trainer.averaging.averaging import Averages, Averaging
+from andon_trainer.core.calls import Call, Floats, NodePart
 from andon_trainer.exchange.path import Exchange, lent_by
 
 __all__ = ["BlockNumbers", "rooms_for"]
@@ -52,12 +52,41 @@ class BlockNumbers:
                 flat[: part.size] = part
                 opened.submit_numbers(block, flat)
             averages = opened.finish(last=last)
+        return self._take(averages, call, mean)
+
+    def _take(self, averages: Averages | None, call: Call, mean: Floats) -> bool:
+        """Takes the averages of an exchange, if there are any."""
         if averages is None:
             return False
         for block, part in self._pieces(call.blocks, mean):
             # Copied at once: the next exchange may use the memory of the averages again.
             part[:] = averages.blocks[block][: part.size]
         return True
+
+    def share_nodes(
+        self,
+        call: Call,
+        nodes: tuple[NodePart, ...],
+        mine: Sequence[Floats],
+        mean: Floats,
+        *,
+        last: bool = False,
+    ) -> bool:
+        """As `share`, on a line of grains: `mine` has a vector for each node.
+
+        What lies in lent memory is written over: sums of nodes are kept elsewhere.
+        """
+        opened = self._averaging.open(0.0, call, nodes)
+        if opened is None:
+            return False
+        pieces = [list(self._pieces(call.blocks, each)) for each in mine]
+        for parts in zip(*pieces, strict=True) if opened.gives else ():
+            block = parts[0][0]
+            flats = [np.zeros(self.sizes[block], dtype=np.float32) for _ in parts]
+            for flat, (_, part) in zip(flats, parts, strict=True):
+                flat[: part.size] = part
+            opened.submit_nodes(block, flats)
+        return self._take(opened.finish(last=last), call, mean)
 
     def _pieces(self, blocks: range, numbers: Floats) -> Iterator[tuple[int, Floats]]:
         """Each block with the piece of `numbers` that travels in it."""

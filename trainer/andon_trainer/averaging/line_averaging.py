@@ -38,6 +38,7 @@ from andon_trainer.averaging.running_statistics import (
 from andon_trainer.averaging.staging import Factor, Staging, make_staging
 from andon_trainer.averaging.step_gather import Given, StepGather
 from andon_trainer.averaging.tap import GradientTap
+from andon_trainer.core.calls import NodePart
 from andon_trainer.core.values import first_not_finite
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.model.guards import LateGradients
@@ -117,10 +118,10 @@ class Averager(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """What is different where this process sends the sum of its host's."""
+    """What is different where this process sends sums: of its host's processes, or of grains."""
 
     staging: Staging
-    """Adds the gradients up; all processes must give it blocks in the layout's order."""
+    """Adds the gradients up; it must be given blocks in the layout's order."""
     sending: Callable[[], AbstractContextManager[None]]
     """Around all that is computed and sent, once a round was begun for it."""
 
@@ -246,11 +247,13 @@ class LineAverager:
         self._tap.close()
         self.late.close()
 
-    def _average(self, weight: float, send: Callable[[], None]) -> Averaged | None:
-        self._buffers.drop()
+    def _average(
+        self, weight: float, send: Callable[[], None], nodes: tuple[NodePart, ...] = ()
+    ) -> Averaged | None:
+        self._drop_buffers()
         self.clock.pause()  # Opening a round may wait for the network.
         # Before backward, whose hooks send blocks to it.
-        self._open = self._averaging.open(weight)
+        self._open = self._averaging.open(weight, nodes=nodes)
         if self._open is None:
             return None
         self._member.talk.show("COMPUTING")
@@ -258,7 +261,7 @@ class LineAverager:
         with self._sending():
             send()
         self._member.talk.show("EXCHANGING")
-        follow = self._buffers.follow
+        follow = self._follow
         averages = self._open.finish(last=not follow)
         if averages is None:
             return None
@@ -271,10 +274,23 @@ class LineAverager:
         self.late.averaged(range(len(self._plan.parameters)))
         self._member.talk.show("COMMITTING")
         began = time.perf_counter()
-        if follow and not self._buffers.exchange(weight):
+        if follow and not self._exchange_buffers(weight, averages.total_weight):
             return None
         more = time.perf_counter() - began  # What lies between is no exchange.
         return averages.averaged(norm, self._own_norm, more_s=more)
+
+    @property
+    def _follow(self) -> bool:
+        """Whether exchanges of buffers follow those of the gradients."""
+        return self._buffers.follow
+
+    def _exchange_buffers(self, weight: float, _total_weight: float) -> bool:
+        """Makes them; False if the round is void."""
+        return self._buffers.exchange(weight)
+
+    def _drop_buffers(self) -> None:
+        """Forgets what came of buffers in another round."""
+        self._buffers.drop()
 
     @property
     def _factor(self) -> torch.Tensor | None:

@@ -88,15 +88,23 @@ def make_staging(
     device: torch.device,
     lend: Lend = lend_nothing,
     timeline: Timeline | None = None,
+    beside: Staging | None = None,
 ) -> Staging:
     """The CUDA path if all parameters are on one CUDA device, else the CPU's.
 
-    `lend` returns the memory that the exchange would have a block's gradients in.
+    Args:
+        plan: the blocks.
+        device: the model's.
+        lend: returns the memory that the exchange would have a block's gradients in.
+        timeline: records how long the host takes part.
+        beside: one that was made for other contributions of the same blocks.
     """
     places = {parameter.device for block in plan.parameters for parameter in block}
     staging: Staging
     if device.type == "cuda" and len(places) == 1 and next(iter(places)).type == "cuda":
-        staging = CudaStaging(plan, places.pop(), lend)
+        near = beside.staging if isinstance(beside, TracedStaging) else beside
+        assert near is None or isinstance(near, CudaStaging)
+        staging = CudaStaging(plan, places.pop(), lend, beside=near)
     else:
         staging = HostStaging(plan, lend)
     return staging if timeline is None else TracedStaging(staging, timeline)
@@ -210,6 +218,7 @@ class CudaStaging:
         device: torch.device,
         lend: Lend = lend_nothing,
         gathered: Gathered | None = None,
+        beside: CudaStaging | None = None,
     ) -> None:
         """Makes the stream; memory is allocated at its first use.
 
@@ -218,18 +227,26 @@ class CudaStaging:
             device: a CUDA device.
             lend: returns the memory that the exchange would have a block's gradients in.
             gathered: called on the side stream, before a block is copied; may change its vector.
+            beside: another one, whose stream and memory on the device this one uses, and whose lent
+                memory is part of the same mapping.
         """
+        self._beside = beside
         self._gathered = gathered
         self._device = device
         self._lend = lend
         self._shapes = [[parameter.shape for parameter in block] for block in plan.parameters]
         self._sizes = [sum(shape.numel() for shape in shapes) for shapes in self._shapes]
-        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
+        self._side: torch.cuda.Stream
+        self._pin: PinnedMemory
+        if beside is None:
+            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types here
+            self._pin = PinnedMemory(torch.cuda.cudart(), self._side.synchronize)  # type: ignore[no-untyped-call]  # torch has no types here
+        else:
+            self._side, self._pin = beside._side, beside._pin
         self._writers: list[set[torch.cuda.Stream]] = [set() for _ in self._sizes]
         """For each block, the streams that wrote its gradients."""
         self._pinned: list[torch.Tensor | None] = [None] * len(self._sizes)
         self._own: list[torch.Tensor | None] = [None] * len(self._sizes)
-        self._pin = PinnedMemory(torch.cuda.cudart(), self._side.synchronize)  # type: ignore[no-untyped-call]  # torch has no types here
         self._done: list[torch.cuda.Event | None] = [None] * len(self._sizes)
         # One vector serves all blocks and both directions: the side stream runs in order.
         self._scratch: torch.Tensor | None = None
@@ -317,6 +334,8 @@ class CudaStaging:
         self._pin.close()
 
     def _on_device(self) -> torch.Tensor:
+        if self._beside is not None:
+            return self._beside._on_device()
         if self._scratch is None:
             # On the side stream, so that the allocator knows which stream uses it.
             with torch.cuda.stream(self._side):
@@ -343,7 +362,7 @@ class TracedStaging:
 
     def __init__(self, staging: Staging, timeline: Timeline) -> None:
         """Does what `staging` does."""
-        self._staging = staging
+        self.staging = self._staging = staging
         self._timeline = timeline
         self.note = staging.note
         self.ready = staging.ready

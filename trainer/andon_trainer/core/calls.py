@@ -8,13 +8,22 @@ import numpy as np
 import numpy.typing as npt
 
 from andon.protocol.encoding import Encoding
-from andon.protocol.messages import Operation
+from andon.protocol.messages import Operation, TreeNode
 from andon.protocol.run_settings import Policy
 
-__all__ = ["Bytes", "Call", "Floats"]
+__all__ = ["Bytes", "Call", "Floats", "NodePart"]
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePart:
+    """One of the contributions of a worker of a line of grains: the sum of a node."""
+
+    node: TreeNode
+    weight: float
+    """Sum of its grains' weights, added along the tree; may be 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,8 @@ class Call:
     head_bytes: int = 0
     exact: bool = False
     """Whether its numbers travel as float32, whatever the line's encoding is."""
+    nodes: tuple[NodePart, ...] = ()
+    """The worker's contributions by node, in rising order; empty: it has one, or abstains."""
 
     def encoding(self, policy: Policy) -> Encoding:
         """How this call's contributions travel."""

@@ -11,7 +11,8 @@ mean. Otherwise everything is computed anew.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.records import Key
@@ -49,6 +50,8 @@ class Kept:
     """`Conversation.doubts` when its computation began."""
     overflow: bool = False
     """Whether it was computed with a scale at which it overflowed, and holds zeros for that."""
+    grains: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """On a line of grains: the weight and the weighted loss of each, whose sums are kept."""
 
     def serves(self, assigned: Assigned, doubts: int) -> bool:
         """Whether all of it belongs to what `assigned` asks of this worker."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
 from andon.protocol.limits import PROTOCOL_VERSION
@@ -158,6 +159,8 @@ class StepReport:
     """Whether scaled gradients overflowed, so that zeros were sent in their place."""
     standing: Standing | None = None
     """What is asked for with it; None: the script may want something else after this step."""
+    node_losses: tuple[NodeLoss, ...] = ()
+    """On a line of grains: what each of this worker's nodes adds to the step's loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

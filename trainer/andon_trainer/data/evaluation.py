@@ -10,7 +10,7 @@ again, is divided among them: no new roster is known before the next step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,7 +31,7 @@ from andon.protocol.shards import shard_of
 from andon_trainer.data.draws import draw_once
 from andon_trainer.data.loader import loading_options, move_to
 
-__all__ = ["Coverage", "EvaluationShare", "Splitting"]
+__all__ = ["Coverage", "EvaluationShare", "Splitting", "WholeBatches"]
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +97,10 @@ class Coverage:
             len(self._ranks),
             " and ".join(self._share_of(rank) for rank in missing),
         )
+        self.shrink(left, round_)
+
+    def shrink(self, left: Sequence[int], round_: Key | None) -> None:
+        """Of a round's roster, only the ranks `left` are there: the next split is among them."""
         self._round, self._left, self._ranks = round_, tuple(left), tuple(left)
 
     def _share_of(self, rank: int) -> str:
@@ -105,6 +109,51 @@ class Coverage:
             return f"the samples of rank {rank}"
         share = shard_of(PositionRange(0, self._units), number, len(self._ranks))
         return f"{len(share)} of {self._units} (from {share.start} on, those of rank {rank})"
+
+
+class WholeBatches:
+    """The batches of a loader, each of which is computed by one worker; numbered from 0."""
+
+    def __init__(
+        self,
+        units: Sequence[Any] | None,
+        load: Callable[[Any], Iterator[Any]],
+        device: torch.device,
+    ) -> None:
+        """Deals nothing yet.
+
+        Args:
+            units: what each batch is made of; None: of a stream.
+            load: yields the batches of some units, or all of a stream.
+            device: where they go.
+        """
+        self._units = units
+        self._load = load
+        self._device = device
+        self.count = None if units is None else len(units)
+        """How many there are; of a stream that is known once it was read."""
+
+    def deal(
+        self, place: EvaluationShare, missing: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """A worker's part of those that are `missing` (None: all), each with its number."""
+        if missing is None and self.count is None:
+            yield from self._read(lambda number: number % place.workers == place.number)
+            return
+        left = range(self.count or 0) if missing is None else missing
+        share = shard_of(PositionRange(0, len(left)), place.number, place.workers)
+        mine = left[share.start : share.stop]
+        if self._units is None:
+            yield from self._read(set(mine).__contains__)
+        else:
+            yield from zip(mine, self._load([self._units[each] for each in mine]), strict=True)
+
+    def _read(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        number = -1
+        for number, batch in enumerate(self._load(None)):
+            if wanted(number):
+                yield number, move_to(self._device, batch)
+        self.count = number + 1
 
 
 class _Units:
@@ -145,19 +194,22 @@ class Splitting:
         """
         if isinstance(loader.dataset, IterableDataset):
             return None, self._every_nth(loader, place)
-        by_batch = loader.batch_size is None and loader.batch_sampler is not None
-        # Indices, or batches of indices.
-        units: Any
-        if loader.batch_size is None and loader.batch_sampler is not None:
-            units = draw_once(loader.batch_sampler, loader.dataset, seed)
-        else:
-            units = _samples_of(loader, seed)
+        units, by_batch = _units_of(loader, seed)
         share = shard_of(PositionRange(0, len(units)), place.number, place.workers)
         share = shard_of(share, place.part, place.parts)
         mine: Any = units[share.start : share.stop]
         if not by_batch and loader.batch_size is not None:
             mine = BatchSampler(mine, loader.batch_size, drop_last=False)
         return len(units), self._load(loader, mine)
+
+    def whole_batches(self, loader: DataLoader[Any], *, seed: int) -> WholeBatches:
+        """A loader's batches as it makes them, which are dealt whole; see `split` for the order."""
+        if isinstance(loader.dataset, IterableDataset):
+            return WholeBatches(None, lambda _: iter(loader), self._device)
+        units, by_batch = _units_of(loader, seed)
+        if not by_batch and loader.batch_size is not None:
+            units = list(BatchSampler(units, loader.batch_size, drop_last=False))
+        return WholeBatches(units, lambda mine: self._load(loader, mine), self._device)
 
     def close(self) -> None:
         """Ends the loading processes that were kept."""
@@ -200,6 +252,13 @@ class Splitting:
             turn, worker = divmod(number, place.workers)
             if worker == place.number and turn % place.parts == place.part:
                 yield move_to(self._device, batch)
+
+
+def _units_of(loader: DataLoader[Any], seed: int) -> tuple[Any, bool]:
+    """Indices of samples, or batches of them; and whether they are batches."""
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return draw_once(loader.batch_sampler, loader.dataset, seed), True
+    return _samples_of(loader, seed), False
 
 
 def _samples_of(loader: DataLoader[Any], seed: int) -> Sequence[int]:

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from andon.protocol.grains import Grains
 from andon.protocol.order import Order
 from andon.protocol.records import Cursor, PositionRange
-from andon.protocol.shards import Ranges, cursor_after, divide, next_batch, shard_of
+from andon.protocol.shards import Ranges, Split, cursor_after, divide, next_batch, shard_of
 
 __all__ = [
     "Feeder",
@@ -30,6 +31,7 @@ __all__ = [
     "count_loop_bodies",
     "indices_of",
     "refuse_length",
+    "usual_share",
     "whole_epoch",
 ]
 
@@ -46,6 +48,8 @@ class Share:
     """Equal parts that it is divided into first; no micro-batch belongs to two of them."""
     batch: PositionRange | None = field(default=None, compare=False)
     """The step's batch, if it is known: what other ranks have of it may become this one's."""
+    grain: int = 0
+    """Positions of a grain, of which a micro-batch is one exactly; 0: the line has no grains."""
 
     def __len__(self) -> int:
         """Number of positions."""
@@ -57,6 +61,9 @@ class Share:
         They are as few as possible, and as even as possible. A micro-batch may consist of several
         ranges: a share has many if it was interleaved, or assigned after a worker was lost.
         """
+        if self.grain:
+            yield from self._grains()
+            return
         for part in divide(self.ranges, self.parts):
             total = sum(map(len, part))
             if not total:
@@ -64,6 +71,13 @@ class Share:
             size = min(micro_batch_size or total, self.limit or total)
             # Even, not full pieces and a rest: BatchNorm refuses a rest of one sample.
             yield from divide(part, -(-total // size))
+
+    def _grains(self) -> Iterator[Ranges]:
+        assert self.batch is not None, "grains are counted from a batch's first position"
+        grains = Grains(self.batch, self.grain)
+        for part in grains.of(self.ranges):
+            for grain in range(part.start, part.stop):
+                yield (grains.positions(grain),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +93,8 @@ class MicroBatch:
     """Number of positions of the share that are done with it."""
     samples: int
     """Number of samples in it, from 1: the weight of its loss if the script gives none."""
+    start: int = 0
+    """Its first position."""
 
 
 class Feeder(Protocol):
@@ -182,6 +198,15 @@ def count_loop_bodies(
     return count
 
 
+def usual_share(epoch: int, batch: PositionRange, rank: int, world_size: int, grain: int) -> Share:
+    """A rank's part of a batch, with equal shares; `grain` as in `Share`."""
+    if not grain:
+        return Share(epoch, (shard_of(batch, rank, world_size),))
+    grains = Grains(batch, grain)
+    mine = grains.deal([()] * world_size, Split())[rank]
+    return Share(epoch, grains.ranges(mine), batch=batch, grain=grain)
+
+
 def around(position: int, size: int) -> PositionRange:
     """Two positions near `position` in an epoch of `size`: BatchNorm refuses a batch of one."""
     start = max(0, min(position, size - 2))
@@ -231,8 +256,11 @@ class ShardFeeder:
         seed: int,
         micro_batch_size: int | None,
         step: Callable[[], int],
+        grain: int = 0,
     ) -> None:
         """Feeds the indices of `size` samples; `step` tells which step they are for.
+
+        `grain`: positions of a grain, if the line has grains.
 
         Raises:
             ValueError: a size is below 1.
@@ -240,6 +268,7 @@ class ShardFeeder:
         if min(size, batch_size, 1 if micro_batch_size is None else micro_batch_size) < 1:
             raise ValueError("samples, batch_size and micro_batch_size must be at least 1")
         self._seed = seed
+        self._grain = grain
         self._micro_batch_size = micro_batch_size
         self.dataset_size = self.epoch_size = size
         self.batch_size = batch_size
@@ -259,7 +288,7 @@ class ShardFeeder:
         """The share's indices, one `Shard` for each micro-batch."""
         for piece in share.pieces(self._micro_batch_size):
             samples = sum(map(len, piece))
-            yield MicroBatch(self._shard(share.epoch, piece), samples, samples)
+            yield MicroBatch(self._shard(share.epoch, piece), samples, samples, piece[0].start)
 
     def samples_of(self, epoch: int, positions: Ranges) -> int:
         """One at each position."""
@@ -273,7 +302,7 @@ class ShardFeeder:
         """See `Feeder`."""
 
         def bodies(batch: PositionRange) -> int:
-            share = Share(epoch, (shard_of(batch, rank, world_size),))
+            share = usual_share(epoch, batch, rank, world_size, self._grain)
             return sum(1 for _ in share.pieces(self._micro_batch_size))
 
         return count_loop_bodies(self.epoch_size, self.batch_size, bodies)

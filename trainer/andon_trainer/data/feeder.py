@@ -30,10 +30,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from andon.protocol.order import splitmix64
 from andon.protocol.records import PositionRange
-from andon.protocol.shards import Ranges, shard_of
+from andon.protocol.shards import Ranges
 from andon_trainer.data.dataset_epochs import DatasetEpochs, EpochCalls
 from andon_trainer.data.digest import data_digest
-from andon_trainer.data.feed import MicroBatch, Share, count_loop_bodies
+from andon_trainer.data.feed import MicroBatch, Share, count_loop_bodies, usual_share
 from andon_trainer.data.loader import processes_stay, rebuild_loader
 from andon_trainer.data.loading_process import Indices
 from andon_trainer.data.orders import BatchOrders, Orders, Piece, orders_of
@@ -83,7 +83,11 @@ class LoaderFeeder:
 
     @classmethod
     def from_loader(
-        cls, loader: DataLoader[Any], seed: int, micro_batch_size: int | None = None
+        cls,
+        loader: DataLoader[Any],
+        seed: int,
+        micro_batch_size: int | None = None,
+        grain: int = 0,
     ) -> LoaderFeeder:
         """Takes over a script's DataLoader: its dataset, its order and its way of loading.
 
@@ -99,11 +103,13 @@ class LoaderFeeder:
         """
         if micro_batch_size is not None and micro_batch_size < 1:
             raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
-        return cls(loader, seed, micro_batch_size)
+        return cls(loader, seed, micro_batch_size, grain)
 
-    def __init__(self, loader: DataLoader[Any], seed: int, micro_batch_size: int | None) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], seed: int, micro_batch_size: int | None, grain: int
+    ) -> None:
         """Starts no process yet; see `from_loader`, which checks the arguments."""
-        orders, drop_last = orders_of(loader, seed)
+        orders, drop_last = orders_of(loader, seed, spread=not grain)
         self._orders: Orders = orders
         self.dataset_size = orders.size
         """Number of positions in an epoch, with those that `drop_last` leaves out."""
@@ -120,6 +126,7 @@ class LoaderFeeder:
             log.info("drop_last leaves %d samples out of each epoch", left_out)
         self._seed = seed
         self._micro_batch_size = micro_batch_size
+        self._grain = grain
         self._sampler = _ShareSampler(self._foreseen)
         self._given = loader
         self._loader: DataLoader[Any] | None = rebuild_loader(loader, self._sampler, seed)
@@ -206,7 +213,7 @@ class LoaderFeeder:
         """How often the loop body runs in an epoch, with equal shares and no void round."""
 
         def bodies(batch: PositionRange) -> int:
-            share = Share(epoch, (shard_of(batch, rank, world_size),))
+            share = usual_share(epoch, batch, rank, world_size, self._grain)
             return sum(1 for _ in self._orders.pieces(share, self._micro_batch_size))
 
         if not isinstance(self._orders, BatchOrders):
@@ -272,7 +279,7 @@ class LoaderFeeder:
         if not self._parallel:
             for piece in pieces:
                 batch = self._pinned(self._load(self._indices(share.epoch, piece)))
-                yield MicroBatch(batch, piece.positions, len(piece.indices))
+                yield MicroBatch(batch, piece.positions, len(piece.indices), piece.start)
             return
         stream = self._stream_at(share, upcoming)
         # A loop may leave this generator at any `yield`. Until the last batch is out, the stream
@@ -283,7 +290,7 @@ class LoaderFeeder:
             if number == len(pieces):
                 self._sampler.taken.popleft()
                 self._midway = False
-            yield MicroBatch(batch, piece.positions, len(piece.indices))
+            yield MicroBatch(batch, piece.positions, len(piece.indices), piece.start)
 
     def _stream_at(self, share: Share, upcoming: Callable[[], Iterator[Share]]) -> Iterator[Any]:
         """The loading processes' batches, with `share`'s first batch next."""

@@ -20,7 +20,7 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,6 +57,8 @@ class Piece:
     """A number for each sample, unlike those of all others in its epoch, for its random seed."""
     positions: int
     """Number of positions of the share that are done with it."""
+    start: int = 0
+    """The first position that is."""
 
 
 class Orders(Protocol):
@@ -96,8 +98,10 @@ class Orders(Protocol):
         """Raises ValueError if an epoch would have another length by now."""
 
 
-def orders_of(loader: DataLoader[Any], seed: int) -> tuple[Orders, bool]:
+def orders_of(loader: DataLoader[Any], seed: int, *, spread: bool = True) -> tuple[Orders, bool]:
     """The orders of a loader's epochs, and whether an epoch leaves out a short last batch.
+
+    `spread`: whether the samples of a batch sampler's batch are spread over its positions.
 
     Raises:
         ValueError: the loader's sampler can't be followed, or nothing is left of its dataset.
@@ -113,7 +117,7 @@ def orders_of(loader: DataLoader[Any], seed: int) -> tuple[Orders, bool]:
                 "DataLoader(dataset, batch_size=...) or DataLoader(dataset, batch_sampler=...)"
             )
         if type(batches) is not BatchSampler:
-            return BatchOrders(batches, loader.dataset, seed), False
+            return BatchOrders(batches, loader.dataset, seed, spread=spread), False
         # What the DataLoader itself would have made of these arguments.
         sampler, batch_size, drop_last = batches.sampler, batches.batch_size, batches.drop_last
     orders = _sample_orders(sampler, loader.dataset, batch_size, seed)
@@ -184,7 +188,7 @@ class _SampleOrders(ABC):
 
     def _piece(self, epoch: int, positions: Ranges) -> Piece:
         places = [place for part in positions for place in range(part.start, part.stop)]
-        return Piece(self._indices(epoch, positions), places, len(places))
+        return Piece(self._indices(epoch, positions), places, len(places), positions[0].start)
 
     @abstractmethod
     def refuse_other_length(self) -> None:
@@ -389,19 +393,37 @@ def _listed(values: Any) -> list[Any]:
 class BatchOrders:
     """The batches of a batch sampler, each on as many positions as the largest one needs."""
 
-    def __init__(self, sampler: Any, dataset: Any, seed: int) -> None:
+    def __init__(self, sampler: Any, dataset: Any, seed: int, *, spread: bool = True) -> None:
         """Draws the first epoch.
+
+        Args:
+            sampler: yields lists of indices.
+            dataset: what they are of.
+            seed: the run's.
+            spread: whether a batch's samples are spread over its positions. If not, sample j is at
+                position j, so that a grain is full or at the batch's end; and no batch may be
+                larger than those of the first epoch.
 
         Raises:
             ValueError: the sampler yields what can't be an epoch.
         """
+        self._spread = spread
         self._drawn = _Drawn(sampler, dataset, seed, batches=True)
         self.batch_size: int = max(map(len, self._drawn[0]))
         self.size = self._drawn.count * self.batch_size
 
     def enter(self, epoch: int) -> bool:
         """Draws the epoch; see `Orders.enter`."""
-        return self._drawn.enter(epoch)
+        same = self._drawn.enter(epoch)
+        largest = max(map(len, self._drawn[epoch]))
+        if not self._spread and largest > self.batch_size:
+            raise ValueError(
+                f"the batch sampler yields a batch of {largest} samples in epoch {epoch}, and the "
+                f"largest one of the first epoch had {self.batch_size}: with same_bits a batch "
+                "can't grow, since its grains would be others. Leave same_bits out, or let the "
+                "sampler yield its largest batch in the first epoch"
+            )
+        return same
 
     def foresee(self, epoch: int) -> bool:
         """Draws the epoch, if that works."""
@@ -416,6 +438,9 @@ class BatchOrders:
 
     def pieces(self, share: Share, micro_batch_size: int | None) -> Iterator[Piece]:
         """As few as possible and as even as possible; none belongs to two batches."""
+        if share.grain:
+            yield from self._grains(share)
+            return
         for part in divide(share.ranges, share.parts):
             pieces: list[Piece] = []
             empty = 0
@@ -432,6 +457,20 @@ class BatchOrders:
                 # Whoever counts positions learns from the last piece that the part is done.
                 pieces[-1] = _with_positions(pieces[-1], pieces[-1].positions + empty)
             yield from pieces
+
+    def _grains(self, share: Share) -> Iterator[Piece]:
+        """A piece for each grain that holds a sample; the last one is done with all others."""
+        pieces: list[Piece] = []
+        left = len(share)
+        for part in share.pieces(None):
+            for number, samples, positions in self._by_batch(share.epoch, part):
+                if samples:
+                    piece = self._piece(share.epoch, number, samples, positions)
+                    pieces.append(replace(piece, start=part[0].start))
+                    left -= positions
+        if pieces:
+            pieces[-1] = _with_positions(pieces[-1], pieces[-1].positions + left)
+        yield from pieces
 
     def samples_of(self, epoch: int, positions: Ranges) -> int:
         """Fewer than positions, as a rule."""
@@ -457,8 +496,11 @@ class BatchOrders:
                 first, end = number * size, (number + 1) * size
                 start, stop = max(part.start, first) - first, min(part.stop, end) - first
                 count = len(batches[number])
-                # floor(j * size / count) >= start if and only if j >= start * count / size.
-                here = range(-(-start * count // size), -(-stop * count // size))
+                if self._spread:
+                    # floor(j * size / count) >= start exactly if j >= start * count / size.
+                    here = range(-(-start * count // size), -(-stop * count // size))
+                else:
+                    here = range(min(start, count), min(stop, count))
                 samples, covered = found.get(number, ([], 0))
                 found[number] = [*samples, *here], covered + stop - start
         for number, (samples, covered) in found.items():
@@ -466,7 +508,7 @@ class BatchOrders:
 
 
 def _with_positions(piece: Piece, positions: int) -> Piece:
-    return Piece(piece.indices, piece.places, positions)
+    return replace(piece, positions=positions)
 
 
 def _evenly(samples: list[int], parts: int) -> Iterator[list[int]]:

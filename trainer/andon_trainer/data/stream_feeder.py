@@ -22,9 +22,16 @@ from torch.utils.data import DataLoader
 
 from andon.protocol.order import splitmix64
 from andon.protocol.records import PositionRange
-from andon.protocol.shards import Ranges, shard_of
+from andon.protocol.shards import Ranges
 from andon_trainer.data.dataset_epochs import DatasetEpochs
-from andon_trainer.data.feed import Feeder, MicroBatch, Share, count_loop_bodies, refuse_length
+from andon_trainer.data.feed import (
+    Feeder,
+    MicroBatch,
+    Share,
+    count_loop_bodies,
+    refuse_length,
+    usual_share,
+)
 from andon_trainer.data.feeder import LoaderFeeder
 from andon_trainer.data.loader import processes_stay
 from andon_trainer.data.stream_digest import StreamRefused
@@ -46,7 +53,11 @@ class StreamFeeder:
 
     @classmethod
     def from_loader(
-        cls, loader: DataLoader[Any], seed: int, micro_batch_size: int | None = None
+        cls,
+        loader: DataLoader[Any],
+        seed: int,
+        micro_batch_size: int | None = None,
+        grain: int = 0,
     ) -> StreamFeeder:
         """Takes over a script's DataLoader: its dataset and its way of loading.
 
@@ -56,9 +67,11 @@ class StreamFeeder:
         refuse_stream_loader(loader)
         if micro_batch_size is not None and micro_batch_size < 1:
             raise ValueError(f"micro_batch_size must be at least 1, not {micro_batch_size}")
-        return cls(loader, seed, micro_batch_size)
+        return cls(loader, seed, micro_batch_size, grain)
 
-    def __init__(self, loader: DataLoader[Any], seed: int, micro_batch_size: int | None) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], seed: int, micro_batch_size: int | None, grain: int
+    ) -> None:
         """Starts no process yet; see `from_loader`, which checks the arguments."""
         assert loader.batch_size is not None
         self.dataset_size = size = length_of(loader.dataset)
@@ -74,6 +87,7 @@ class StreamFeeder:
         self.epoch_size = None if size is None else size - left_out
         """Number of positions in an epoch; None: unknown."""
         self._seed = seed
+        self._grain = grain
         self._micro_batch_size = micro_batch_size
         only_whole = loader.drop_last and size is None
         self._whole = self.batch_size if only_whole else 1
@@ -177,7 +191,7 @@ class StreamFeeder:
             over = not self.samples_of(share.epoch, _after(pieces, number))
             positions = left if over else sum(map(len, piece))
             left -= positions
-            yield MicroBatch(batch, positions, samples)
+            yield MicroBatch(batch, positions, samples, piece[0].start)
             if over:
                 return
 
@@ -202,7 +216,7 @@ class StreamFeeder:
             raise TypeError(f"object of type '{type(self._given.dataset).__name__}' has no len()")
 
         def bodies(batch: PositionRange) -> int:
-            share = Share(epoch, (shard_of(batch, rank, world_size),))
+            share = usual_share(epoch, batch, rank, world_size, self._grain)
             return sum(1 for _ in share.pieces(self._micro_batch_size))
 
         return count_loop_bodies(self.epoch_size, self.batch_size, bodies)
@@ -362,18 +376,21 @@ def _chain(share: Share, upcoming: Iterator[Share]) -> Iterator[Share]:
     yield from upcoming
 
 
-def feeder_for(loader: DataLoader[Any], seed: int, micro_batch_size: int | None) -> Feeder:
+def feeder_for(
+    loader: DataLoader[Any], seed: int, micro_batch_size: int | None, grain: int = 0
+) -> Feeder:
     """The feeder of a script's DataLoader, by the kind of its dataset.
 
     Args:
         loader: the script's.
         seed: the run's.
         micro_batch_size: the most samples in one batch; None: all of a share.
+        grain: positions of a grain, if the line has grains.
 
     Raises:
         TypeError: the dataset has neither a length and indices, nor an `__iter__`.
         ValueError: the line can't follow how the loader loads.
     """
     if is_stream(loader.dataset):
-        return StreamFeeder.from_loader(loader, seed, micro_batch_size)
-    return LoaderFeeder.from_loader(loader, seed, micro_batch_size)
+        return StreamFeeder.from_loader(loader, seed, micro_batch_size, grain)
+    return LoaderFeeder.from_loader(loader, seed, micro_batch_size, grain)

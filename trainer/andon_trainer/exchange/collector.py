@@ -26,6 +26,7 @@ from andon.protocol.messages import (
     RoundAborted,
     RoundOpened,
     StaleRound,
+    TreeNode,
 )
 from andon.protocol.records import Key
 from andon.wire.frames import FrameError
@@ -75,6 +76,13 @@ class OpenCall:
     def __post_init__(self) -> None:
         """Asks the call."""
         self.operation = self.call.operation
+
+    @property
+    def contributions(self) -> list[tuple[float, TreeNode | None]]:
+        """Weight and node of each contribution of this worker, in the order of sending."""
+        if not self.call.nodes:
+            return [(self.weight, None)]
+        return [(part.weight, part.node) for part in self.call.nodes]
 
 
 class Collector:

@@ -145,6 +145,9 @@ class Exchange(Protocol):
         and nothing more of this exchange is sent.
         """
 
+    def submit_nodes(self, block: int, flats: Sequence[Floats]) -> None:
+        """Checks and sends the sums of a block, one for each of the call's nodes; see `submit`."""
+
     def submit_data(self) -> None:
         """Sends the call's bytes to all; only for rank 0."""
 
@@ -162,13 +165,17 @@ class Exchange(Protocol):
 class Lender(Protocol):
     """An exchange with memory of its own, into which gradients may be written before sending."""
 
-    def lend(self, block: int) -> tuple[Floats, Bytes] | None:
+    def lend(self, block: int, area: int = 0) -> tuple[Floats, Bytes] | None:
         """Memory for a block's gradients, and the whole mapping that it is part of.
 
         It stays valid whatever becomes of the exchange. None: there is none now.
+
+        Args:
+            block: its index in the layout.
+            area: which of the worker's contributions it is for.
         """
 
 
-def lent_by(exchange: Exchange, block: int) -> tuple[Floats, Bytes] | None:
+def lent_by(exchange: Exchange, block: int, area: int = 0) -> tuple[Floats, Bytes] | None:
     """Memory that an exchange lends for a block, if it lends any."""
-    return exchange.lend(block) if isinstance(exchange, Lender) else None
+    return exchange.lend(block, area) if isinstance(exchange, Lender) else None

@@ -6,7 +6,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from andon.host.arena import MAX_AREAS
 from andon.host.tls import TlsError
+from andon.protocol.capabilities import SAME_BITS
+from andon.protocol.grains import Grains, cover
 from andon.protocol.layout import Layout
 from andon.protocol.messages import OpenRound
 from andon.protocol.reducers import ReducerShare
@@ -102,7 +105,7 @@ class Route:
             # the threads of the old one have ended by now.
             self._before += before.traffic
         if not self.exchange.is_open:
-            self.exchange.open(address, self._opening(joined))
+            self.exchange.open(address, self._opening(joined, _nodes_of(joined, assigned)))
 
     def listen(
         self, joined: Joined, reducers: tuple[ReducerShare, ...], address: str, stream: int
@@ -133,12 +136,20 @@ class Route:
             raise RouteFailed("DATA_STREAM_LOST", str(error)) from error
         return exchange
 
-    def _opening(self, joined: Joined) -> OpenRound:
-        """The first message of each stream to a reducer."""
+    def _opening(self, joined: Joined, nodes: int = 0) -> OpenRound:
+        """The first message of each stream to a reducer; `nodes`: how many a round sends."""
         capabilities = (checksums.CAPABILITY,) if self._config.checksums else ()
         if self._config.tcp:
             capabilities = *capabilities, TCP
-        return OpenRound(joined.run_id, joined.worker, joined.session_token, capabilities)
+        if joined.plan.grain:
+            capabilities = *capabilities, SAME_BITS
+        return OpenRound(
+            joined.run_id,
+            joined.worker,
+            joined.session_token,
+            capabilities,
+            contribution_areas=min(nodes, MAX_AREAS),
+        )
 
     def _refuse_plain_text(self, reducers: Sequence[ReducerShare]) -> None:
         # Before anything is sent there: the coordinator may name a reducer on any host.
@@ -180,6 +191,14 @@ def make_exchange(
         return ring
     access = _access_of(config, joined, reducers)
     return StarExchange(layout, joined.policy, inbox, reducers, access)
+
+
+def _nodes_of(joined: Joined, assigned: Assigned) -> int:
+    """How many contributions a round takes of this worker on a line of grains; 0 on others."""
+    if not joined.plan.grain:
+        return 0
+    grains = Grains(assigned.batch, joined.plan.grain)
+    return len(cover(grains.of(assigned.positions), grains.count))
 
 
 def _access_of(

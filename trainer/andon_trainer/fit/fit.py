@@ -110,6 +110,12 @@ class Trainer:
             checkpoint_every=fit.checkpoint_every or None,
             total_steps=fit.steps,
         )
+        if line.same_bits:
+            line.close()
+            raise ValueError(
+                "Trainer does not support same_bits yet, since it seeds workers by their rank: "
+                "write the loop with Line, or leave same_bits (ANDON_SAME_BITS) out"
+            )
         seed_everything(fit.seed)
         training, validation = self.data()
         loader: Any = training_loader(training, fit, self.collate_fn)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from andon.protocol.capabilities import LEARNING
+from andon.protocol.capabilities import LEARNING, SAME_BITS
+from andon.protocol.grains import TREE_VERSION
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
@@ -15,6 +16,7 @@ from andon.protocol.schedules import (
 )
 from andon_trainer.averaging.changes import ChangeExchange, outer_optimizer
 from andon_trainer.averaging.collectives import LineCollectives, SoloCollectives
+from andon_trainer.averaging.grain_averaging import GrainAverager, LineGrains, SoloGrains
 from andon_trainer.averaging.line_averaging import LineAverager
 from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.data.feed import Feeder
@@ -25,6 +27,7 @@ from andon_trainer.line.session import LineSession
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import ModelPlan, plan_model
 from andon_trainer.model.wrappers import unwrapped
+from andon_trainer.schedules.grain_steps import GrainStepper
 from andon_trainer.schedules.local_steps import LocalStepper, OuterStep
 from andon_trainer.schedules.loop_steps import LoopParts, LoopSteps
 from andon_trainer.schedules.manual import ManualStepper
@@ -39,7 +42,7 @@ __all__ = ["join_by_hand", "join_with"]
 
 _CAPABILITIES: tuple[str, ...] = (
     *(BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY),
-    LEARNING,
+    *(LEARNING, SAME_BITS),
 )
 """What a loop over a loader can do. Manual steps can't: the line does not see their samples."""
 _OF_HOSTS = (BALANCE_CAPABILITY, CADENCE_CAPABILITY)
@@ -64,6 +67,8 @@ def join_with(session: LineSession, feeder: Feeder) -> None:
         drop_last=feeder.drop_last,
         sparse=feeder.sparse,
         data_digest=feeder.digest(session.device) if compares_data else "",
+        grain=session.grain,
+        tree=TREE_VERSION if session.grain else 0,
     )
     member = worker.join(plan, run, _CAPABILITIES if worker.host is None else _OF_HOSTS)
     parts = LoopParts(
@@ -74,6 +79,7 @@ def join_with(session: LineSession, feeder: Feeder) -> None:
         device=session.device,
         micro_batch_size=session.micro_batch_size,
         scaling=session.scaling,
+        grain=session.grain,
     )
     session.stepper = session.gate.stepper = _stepper_for(session, plan, parts)
 
@@ -90,6 +96,13 @@ def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> Loo
         else:
             averager = FollowerAverager(host, parts.member, plan, device, modules, scale)
         return Stepper(parts, averager, HostProcesses(host, parts, averager))
+    if parts.grain:
+        grains: GrainAverager
+        if line is None:
+            grains = SoloGrains(parts.member, plan, device, loss_scale=scale, modules=modules)
+        else:
+            grains = LineGrains(line, plan, device, modules, scale)
+        return GrainStepper(parts, grains, session.worker.config.seed)
     if line is None:
         alone = SoloAverager(parts.member, plan, device, loss_scale=scale, modules=modules)
         return Stepper(parts, alone)
@@ -120,6 +133,11 @@ def join_by_hand(session: LineSession, modules: Sequence[nn.Module]) -> None:
                 'scheduler to line.register("name", it)'
             )
     session.require_first()
+    if session.worker.config.same_bits:
+        raise ValueError(
+            "same_bits is for line.prepare, whose loop has grains; with line.join the script "
+            "averages what it likes: leave same_bits (ANDON_SAME_BITS) out, or call line.prepare"
+        )
     refuse_modules(modules)
     models = [unwrapped(module) for module in modules]
     refuse_shared_parameters(models)

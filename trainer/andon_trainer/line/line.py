@@ -67,6 +67,7 @@ class Line:
         total_steps: int | None = None,
         check_data: bool | None = None,
         on_halt: Literal["raise", "wait"] | None = None,
+        same_bits: bool | None = None,
         max_overflows: int | None = None,
         run_dir: str | Path | None = None,
         checkpoint_every: int | None = None,
@@ -104,6 +105,7 @@ class Line:
             total_steps: steps after which the run ends; default: the script decides.
             check_data: whether workers compare digests of their training sets when they join.
             on_halt: `raise` LineHalted when the line stops, or `wait` for the operator's answer.
+            same_bits: whether the weights have the same bits on any number of workers.
             max_overflows: steps in a row that a prepared GradScaler may skip; 16 by default.
             run_dir: folder of the run's files; default: the run keeps none.
             checkpoint_every: steps between two checkpoints, which one worker writes; 0: none.
@@ -167,7 +169,8 @@ class Line:
             objects: in any order, at most one scaler and one loader. The loader's `batch_size` is
                 that of a whole step, over all workers.
             micro_batch_size: the most samples in one forward; the loop body then runs several
-                times in a step, and gradients are accumulated. None: all of a worker's share.
+                times in a step, and gradients are accumulated. None: all of a worker's share. With
+                `same_bits` each forward sees exactly so many, and it must be given.
 
         Returns:
             The objects in the same order; the object itself if there is only one.
@@ -505,7 +508,9 @@ class Line:
         of the dataset or of the loader's own sampler. Batches of a batch sampler or of an
         `IterableDataset` are not divided: each goes to one worker, and every worker reads the
         whole stream. If a worker is lost, so is its share; `line.covered` tells. Before its first
-        step a worker gets all samples.
+        step a worker gets all samples. With `same_bits` no batch is divided, every worker must
+        iterate to the end, and those that are left compute a lost worker's batches: see
+        `line.tally`.
 
         ```python
         for x, y in line.split(val_loader):
@@ -567,10 +572,45 @@ class Line:
 
         Raises:
             ValueError: the weight is negative or not finite, or the workers' names differ.
-            RuntimeError: a step is under way; its workers wait for gradients, not for this.
+            RuntimeError: a step is under way; its workers wait for gradients, not for this. Or the
+                line has `same_bits`: use `line.tally`.
             LineHalted: the line stopped.
         """
         return self._together.mean(value, weight)
+
+    def tally(
+        self, value: float | torch.Tensor | Mapping[str, float | torch.Tensor], n: float
+    ) -> None:
+        """Adds sums over the present batch of `line.split`, on a line with `same_bits`.
+
+        ```python
+        for x, y in line.split(val_loader):
+            line.tally(F.cross_entropy(model(x), y, reduction="sum"), len(y))
+        val_loss = line.tallied()
+        ```
+
+        Args:
+            value: a sum over the batch, or several by name.
+            n: number of terms in it.
+
+        Raises:
+            RuntimeError: there is no batch to tally, or the line is not one of `same_bits`.
+            ValueError: `n` is negative or not finite.
+        """
+        self._together.tally(value, n)
+
+    def tallied(self) -> float | dict[str, float]:
+        """Returns the mean of what was tallied in the last loop over `line.split`.
+
+        It has the same bits on every worker, and whatever the workers are: the sums are added in
+        the order of the batches, in float64.
+
+        Raises:
+            RuntimeError: the loop was not run to its end, a batch was not tallied, or the line is
+                not one of `same_bits`.
+            ValueError: batches were tallied under different names.
+        """
+        return self._together.tallied()
 
     def gather(self, value: Any) -> Any:
         """Returns what all workers give, concatenated in the order of ranks, on every worker.
@@ -705,6 +745,11 @@ class Line:
             builtins.print(*values, sep=sep, end=end, file=file, flush=flush)
 
     # ------------------ where this worker and its line stand
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether the weights are to have the same bits on any number of workers."""
+        return self._session.worker.config.same_bits
 
     @property
     def device(self) -> torch.device:

@@ -75,7 +75,8 @@ class TrainingLoop:
                 return
             # The loader may go on to a later one in this body, if the line has done without this
             # worker for a while: then that is the epoch to leave.
-            self._begun_epoch = session.loop_steps.epoch = here.cursor.epoch
+            self._begun_epoch = here.cursor.epoch
+            session.loop_steps.begin_epoch(here.cursor.epoch)
             yield self._begun_epoch
             self._leave_epoch()
 
@@ -120,6 +121,7 @@ class TrainingLoop:
             seed=session.worker.config.seed,
             micro_batch_size=session.micro_batch_size,
             step=lambda: session.step + 1,
+            grain=session.grain,
         )
         if session.stepper is None:
             session.require_prepared()

@@ -12,6 +12,7 @@ from andon_trainer.line.joining import join_with
 from andon_trainer.line.loop import TrainingLoop
 from andon_trainer.line.session import LineSession
 from andon_trainer.script.gates import Audit, gate_optimizer, gate_scheduler, refuse_unprepared
+from andon_trainer.script.grain_checks import refuse_other_grains, refuse_without_grain
 from andon_trainer.script.prepared import (
     Prepared,
     place,
@@ -31,15 +32,19 @@ def prepare(
     given = Prepared.sort(objects)
     refuse_optimizers(given.models, given.optimizers)
     warn_of_unsaved_tensors(given.optimizers)
+    grain = 0
+    if session.worker.config.same_bits:
+        grain = refuse_without_grain(micro_batch_size)
+        refuse_other_grains(objects, in_host=bool(given.wrapped))
     session.scaling = _scaling_of(session, given)
     feeder = (
         None
         if given.loader is None
-        else feeder_for(given.loader, session.worker.config.seed, micro_batch_size)
+        else feeder_for(given.loader, session.worker.config.seed, micro_batch_size, grain)
     )
     # Whoever was refused up to here may call again: a notebook's cell that was put right.
     session.prepared = True
-    session.micro_batch_size = micro_batch_size
+    session.micro_batch_size, session.grain = micro_batch_size, grain
     session.worker.host = group_of(given.wrapped, session.worker.config)
     session.undo.append(switch_off(given.wrapped))
     # Moved before anything looks at the parameters: `to` may replace them.

@@ -40,6 +40,8 @@ class LineSession:
         self.manual: ManualStepper | None = None
         """The step, in a script with manual steps."""
         self.micro_batch_size: int | None = None
+        self.grain = 0
+        """Positions of a grain, if the line is to have equal bits; else 0."""
         self.feeder: Feeder | None = None
         """Where the loop's samples come from."""
         self.scaling: ScalerGate | None = None

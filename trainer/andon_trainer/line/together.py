@@ -7,14 +7,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader
 
 from andon.protocol.order import splitmix64
-from andon_trainer.data.evaluation import Coverage
+from andon_trainer.averaging.broadcast import NormBuffers
+from andon_trainer.averaging.copied_buffers import script_buffers
+from andon_trainer.averaging.held_buffers import Held
+from andon_trainer.data.evaluation import Coverage, WholeBatches
+from andon_trainer.data.grain_seeds import GrainSeeds
 from andon_trainer.data.loader import LineLoader, loader_of_script
 from andon_trainer.errors import RunOver
 from andon_trainer.hosts.calls import answer_in_host
@@ -30,6 +34,7 @@ from andon_trainer.line.gathering import (
     unpack,
 )
 from andon_trainer.line.session import LineSession
+from andon_trainer.line.tallies import Tallies
 from andon_trainer.schedules.loop_steps import LoopSteps
 from andon_trainer.state.best import BEST, BestSoFar
 
@@ -46,12 +51,15 @@ class Together:
         self._session = session
         self.coverage = Coverage()
         self._best: BestSoFar | None = None
+        self._tallies = Tallies()
 
     def split(self, loader: DataLoader[Any] | LineLoader) -> Iterator[Any]:
         """See `Line.split`."""
         session = self._session
         given = loader_of_script(loader)
         session.member.talk.show("EVALUATING")
+        if session.worker.config.same_bits:
+            return self._whole_batches(given)
         # Until its first round a worker does not know who evaluates beside it: at the start the
         # others may still wait for their weights. Every worker then evaluates everything, and
         # the mean of the same number is that number.
@@ -71,6 +79,72 @@ class Together:
         attends = assigned is not None and assigned.attends
         return islice(batches, 1) if attends else batches
 
+    def _whole_batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """This worker's batches, and what others are lost with; then all workers' tallies."""
+        session = self._session
+        self._tallies = tallies = Tallies()
+        seed = splitmix64(session.worker.config.seed) ^ session.step
+        batches = session.splitting.whole_batches(loader, seed=seed)
+        missing: list[int] | None = None
+        modules = session.worker.replica.modules
+        # A forward in training mode moves them, on each worker by other batches.
+        held = [Held(NormBuffers(modules)), Held(script_buffers(modules))]
+        for buffers in held:
+            buffers.begin()
+        while missing is None or missing:
+            yield from self._part_of(batches, missing)
+            assert batches.count is not None
+            missing = tallies.missing(batches.count)
+        for buffers in held:
+            buffers.put_away()
+        # Whatever was lost has been computed by others.
+        self.coverage.complete = True
+        tallies.end()
+        GrainSeeds(session.worker.config.seed).between(session.step)
+
+    def _part_of(self, batches: WholeBatches, missing: list[int] | None) -> Iterator[Any]:
+        """This worker's part of the batches that are missing; then it has all workers' tallies."""
+        session, tallies = self._session, self._tallies
+        seeds = GrainSeeds(session.worker.config.seed)
+        assigned = session.member.position.assigned
+        attends = assigned is not None and assigned.attends
+        place = self.coverage.place(0, 1, None)  # See `split`.
+        if assigned is not None:
+            rank = None if attends else assigned.rank
+            place = self.coverage.place(rank, assigned.world_size, assigned.key)
+        for number, batch in batches.deal(place, missing):
+            # A worker that learns computes one, so that its script has something to do.
+            if not (attends and tallies.present is not None):
+                tallies.begin_batch(number)
+                seeds.evaluation(session.step, number)
+                yield batch
+        if attends:
+            tallies.forget_own()
+        if assigned is not None:
+            found = self._gather_bytes(tallies.packed())
+            for each in chain.from_iterable(found.values()):
+                tallies.take(each)
+            if self.coverage.lacks(len(found)):
+                self.coverage.shrink(list(found), assigned.key)
+
+    def tally(
+        self, value: float | torch.Tensor | Mapping[str, float | torch.Tensor], n: float
+    ) -> None:
+        """See `Line.tally`."""
+        self._same_bits_only("tally", "line.mean")
+        self._tallies.add(value, float(n))
+
+    def tallied(self) -> float | dict[str, float]:
+        """See `Line.tallied`."""
+        self._same_bits_only("tallied", "line.mean")
+        return self._tallies.means()
+
+    def _same_bits_only(self, what: str, instead: str) -> None:
+        if not self._session.worker.config.same_bits:
+            raise RuntimeError(
+                f"line.{what} is for lines with same_bits, which deal whole batches: use {instead}"
+            )
+
     def mean(
         self,
         value: float | torch.Tensor | Mapping[str, float | torch.Tensor],
@@ -80,6 +154,12 @@ class Together:
         if not (weight >= 0 and weight < float("inf")):
             raise ValueError(f"weight must be finite and at least 0, not {weight}")
         self._session.require_between_steps("mean")
+        if self._session.worker.config.same_bits:
+            raise RuntimeError(
+                "line.mean adds up what each worker has, and with same_bits a mean may not depend "
+                "on the workers: call line.tally(loss_sum, n) for each batch of line.split, and "
+                "line.tallied() after the loop"
+            )
         if not isinstance(value, Mapping):
             return self._mean(float(value), float(weight))
         names = sorted(value)
@@ -133,7 +213,12 @@ class Together:
             self._best = BestSoFar()
             session.worker.replica.register(BEST, self._best)
         # What decides must be one number, even if a script passes its own worker's.
-        is_best = self._best.take(self._mean(float(value), 1.0), mode, session.step)
+        if session.worker.config.same_bits:
+            # It is the same everywhere if it comes from `tallied`; a mean of it would be rounded.
+            one = float(self._gather(float(value))[0])
+        else:
+            one = self._mean(float(value), 1.0)
+        is_best = self._best.take(one, mode, session.step)
         if is_best:
             session.worker.checkpoints.keep_best(session.step)
         elif patience is not None and self._best.since >= patience:

@@ -27,7 +27,7 @@ from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.member import FollowerMember, LeaderMember
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, located_by_leader
 from andon_trainer.model.layout import ModelPlan, warn_of_rounding
-from andon_trainer.place.candidate import Candidate
+from andon_trainer.place.candidate import Candidate, refuse_other_plan
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
 from andon_trainer.place.position import Position
@@ -185,6 +185,7 @@ class Worker:
         self._termination.install(membership.ask_to_leave)
         with _no_success():
             membership.join()
+        refuse_other_plan(run, membership.plan)
         if leader is not None:
             leader.joined((config.address, membership.run_id, config.run_dir))
         warn_of_rounding(plan.layout)

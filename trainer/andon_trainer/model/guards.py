@@ -56,16 +56,36 @@ class AccumulatedGradients:
                 zip(self._parameters, self._held, strict=True)
             ):
                 if parameter.grad is not None:
-                    raise RuntimeError(
-                        f"{self._names[index]} got a gradient between two micro-batches of one "
-                        "step, which would be lost: add up the losses and go backward once, "
-                        "line.backward(loss + other)"
-                    )
+                    raise self._lost(self._names[index])
                 parameter.grad = gradient
                 if gradient is not None and factor != 1.0:
                     with torch.no_grad():
                         gradient.mul_(factor)
             self._held = None
+
+    def refuse_other(self, *, first: bool) -> None:
+        """Raises RuntimeError if a gradient would be added to what backward makes next.
+
+        `first`: that is the first backward of a step, and `zero_grad` may have left zeros.
+        """
+        for name, parameter in self.named():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if not first:
+                raise self._lost(name)
+            if gradient.is_sparse or bool(gradient.count_nonzero()):
+                raise RuntimeError(
+                    f"{name} has a gradient before the step's first line.backward: with same_bits "
+                    "nothing may be added to a grain's gradient. Call optimizer.zero_grad() first"
+                )
+            parameter.grad = None
+
+    def _lost(self, name: str) -> RuntimeError:
+        return RuntimeError(
+            f"{name} got a gradient between two micro-batches of one step, which would be lost: "
+            "add up the losses and go backward once, line.backward(loss + other)"
+        )
 
     def detach(self) -> None:
         """Takes the graph off the gradients that a backward with `create_graph` left."""

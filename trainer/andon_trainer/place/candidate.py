@@ -15,7 +15,7 @@ from andon.protocol.run_settings import Policy, RunPlan
 from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.control.transfer import State
 
-__all__ = ["Candidate", "refuse_other_policy"]
+__all__ = ["Candidate", "refuse_other_plan", "refuse_other_policy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,20 @@ def refuse_other_policy(before: Policy, now: Policy) -> None:
                 mine=mine,
                 theirs=theirs,
             )
+
+
+def refuse_other_plan(mine: RunPlan, theirs: RunPlan) -> None:
+    """Refuses a line that has other grains: its coordinator may know nothing of them.
+
+    Raises:
+        JoinRefused: it has.
+    """
+    if (mine.grain, mine.tree) != (theirs.grain, theirs.tree):
+        raise JoinRefused(
+            "capability",
+            "the coordinator does not keep the same bits on any number of workers: update it, or "
+            "leave same_bits (ANDON_SAME_BITS) out",
+        )
 
 
 _FIXED = (

@@ -18,7 +18,8 @@ from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.host.trace import Track
 from andon.protocol.capabilities import STANDING
-from andon.protocol.run_settings import Policy
+from andon.protocol.grains import Grains
+from andon.protocol.run_settings import Policy, RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.core.calls import Call
 from andon_trainer.core.computed import Computed
@@ -162,6 +163,11 @@ class Membership:
         return self._state.computed
 
     @property
+    def plan(self) -> RunPlan:
+        """What the line intends, by the answer to the latest Join."""
+        return self._link.joined.plan
+
+    @property
     def policy(self) -> Policy:
         """How the line works, by the answer to the latest Join."""
         return self._link.policy
@@ -302,11 +308,21 @@ class Membership:
         self._wait(Wait.WORK)
         assigned = self._state.assigned
         assert assigned is not None
+        self._refuse_part_of_grain(assigned)
         self._telemetry.clock.assigned()
         if self.timeline is not None:
             self.timeline.span("wait for work", began)
             self.timeline.step_began(assigned.step, assigned.attempt)
         return assigned
+
+    def _refuse_part_of_grain(self, assigned: Assigned) -> None:
+        """Halts a line that assigns a part of a grain, which would be another number."""
+        if not self.plan.grain:
+            return
+        try:
+            Grains(assigned.batch, self.plan.grain).of(assigned.positions)
+        except ValueError as error:
+            self._refuse(self._state.own_fault("PROTOCOL", f"the coordinator's {error}"))
 
     def catch_up(self) -> None:
         """Gets the line's state, if the line has gone on without this worker; else returns at once.

@@ -86,6 +86,8 @@ class LoopParts:
     """The most samples in a micro-batch, if the script says so."""
     scaling: ScalerGate | None = None
     """The script's GradScaler, if it prepared one."""
+    grain: int = 0
+    """Positions of a grain, on a line of equal bits; else 0."""
 
 
 class LoopSteps(ABC):
@@ -104,7 +106,9 @@ class LoopSteps(ABC):
         self._member = parts.member
         self._accumulated = parts.accumulated
         self._feeder = parts.feeder
-        self._shares = Shares(parts.feeder, self._processes, in_parts=self._in_parts)
+        self._shares = Shares(
+            parts.feeder, self._processes, in_parts=self._in_parts, grain=parts.grain
+        )
         self._device = parts.device
         self._scaling = parts.scaling
         self._replica = parts.replica
@@ -235,6 +239,10 @@ class LoopSteps(ABC):
         self._averager.close()
 
     # ------------------------------------------------------------------ the loader
+
+    def begin_epoch(self, epoch: int) -> None:
+        """`line.epochs` begins an epoch."""
+        self.epoch = epoch
 
     def batches(self, between_steps: Callable[[], None]) -> Iterator[Any]:
         """This worker's micro-batches of the current epoch, on its device.
@@ -380,6 +388,24 @@ class LoopSteps(ABC):
         reader = self._averager.losses.reader
         state.count(None if correct is None else reader.begin(torch.as_tensor(correct)))
         # Only now, after all checks of the arguments: a call that was refused may be repeated.
+        self._go_backward(state, (loss, reported), given, graph)
+
+    def _go_backward(
+        self,
+        state: StepState,
+        losses: tuple[torch.Tensor, torch.Tensor],
+        given: float,
+        graph: Graph,
+    ) -> None:
+        """Goes backward from the micro-batch that waits, and accumulates.
+
+        Args:
+            state: the step.
+            losses: to go backward from, and as people read it.
+            given: the weight.
+            graph: what becomes of autograd's graph.
+        """
+        loss, reported = losses
         factor, state.waiting = state.make_room(given), 0
         # Before backward adds to it: what was held back has to have the same unit as what comes.
         self._accumulated.put_back(factor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from andon.protocol.grains import Grains
 from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.shards import Ranges, cursor_after, deal, divide, next_batch
 from andon_trainer.core.events import Assigned
@@ -16,16 +17,26 @@ __all__ = ["Shares"]
 class Shares:
     """Makes shares of positions that the line assigned."""
 
-    def __init__(self, feeder: Feeder, processes: Processes, *, in_parts: bool) -> None:
-        """`in_parts`: shares are divided into parts even if the line does not say so."""
+    def __init__(
+        self, feeder: Feeder, processes: Processes, *, in_parts: bool, grain: int = 0
+    ) -> None:
+        """Makes none yet.
+
+        Args:
+            feeder: where samples come from.
+            processes: those of this worker.
+            in_parts: whether shares are divided into parts even if the line does not say so.
+            grain: positions of a grain; 0: the line has none.
+        """
+        self._grain = grain
         self._feeder = feeder
         self._processes = processes
         self._in_parts = in_parts
 
     def of(self, assigned: Assigned, epoch: int, positions: Ranges, batch: PositionRange) -> Share:
         """A share that was assigned at a first attempt, in as many parts as the line wants."""
-        if not (assigned.micro_batches or self._in_parts):
-            return Share(epoch, positions, batch=batch)
+        if self._grain or not (assigned.micro_batches or self._in_parts):
+            return Share(epoch, positions, batch=batch, grain=self._grain)
         samples = sum(map(len, positions))
         part = -(-self._feeder.batch_size // assigned.world_size)
         parts = -(-samples // part)
@@ -57,7 +68,14 @@ class Shares:
         cursor = cursor_after(Cursor(assigned.epoch, last.start), last, size)
         while True:
             batch = next_batch(cursor, window, size)
-            shares = deal(batch, assigned.split, assigned.world_size)
-            share = self.of(assigned, cursor.epoch, shares[assigned.rank], batch)
+            share = self.of(assigned, cursor.epoch, self._dealt(assigned, batch), batch)
             yield self._processes.part_of(share, assigned.epoch)
             cursor = cursor_after(cursor, batch, size)
+
+    def _dealt(self, assigned: Assigned, batch: PositionRange) -> Ranges:
+        """What this worker would get of a batch at its first attempt."""
+        if not self._grain:
+            return deal(batch, assigned.split, assigned.world_size)[assigned.rank]
+        grains = Grains(batch, self._grain)
+        dealt = grains.deal([()] * assigned.world_size, assigned.split)
+        return grains.ranges(dealt[assigned.rank])

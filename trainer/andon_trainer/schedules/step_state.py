@@ -7,6 +7,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
+from andon.protocol.grains import NodeLoss
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.compute_clock import Busy
 from andon_trainer.averaging.readings import PendingNumbers
@@ -79,6 +80,8 @@ class StepState:
     data_s: float = 0.0
     """Time that the loop waited for data, in seconds."""
     averaged: Averaged | None = None
+    node_losses: tuple[NodeLoss, ...] = ()
+    """On a line of grains, once all losses are here."""
     assigned_at: float = field(default_factory=time.perf_counter)
     """When the step was begun, by `time.perf_counter`."""
 
@@ -210,6 +213,7 @@ class StepState:
             gradient_norm=averaged.gradient_norm,
             own_gradient_norm=averaged.own_gradient_norm,
             overflow=self.overflow,
+            node_losses=self.node_losses,
         )
 
 

@@ -21,6 +21,7 @@ import torch
 from torch.optim import Optimizer
 
 from andon.protocol.shards import subtract
+from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.line_averaging import Averager
 from andon_trainer.averaging.step_gather import Given, Rows
 from andon_trainer.core.events import Assigned
@@ -100,7 +101,7 @@ class Stepper(LoopSteps):
         self._averager.clock.begin()
         self._state = state = self._begin(assigned)
         # Before the first forward, which may move buffers.
-        self._averager.begin(kept=state.kept is not None)
+        self._begin_attempt(state)
         share, began, seen = self._share_to_compute(state), time.perf_counter(), 0
         positions = sum(len(each) for part in self._shares.filled(share) for each in part)
         batches = self._feeder.batches(share, lambda: self._shares.upcoming(assigned))
@@ -113,9 +114,7 @@ class Stepper(LoopSteps):
             borrowed = self._feeder.borrow(assigned.epoch, assigned.batch.start)
             first = MicroBatch(borrowed, positions, 1)
         if state.kept is not None and not state.borrowed:
-            # The kept gradient, times its weight, is what the missing positions are added to.
-            self._averager.recall(state.kept.weight / state.unit)
-            self._accumulated.hold()
+            self._take_up_kept(state)
         here = self._member.position
         # Before the loop body runs: the weights are still those of the head. Nobody compares those
         # of a worker that only attends.
@@ -132,6 +131,7 @@ class Stepper(LoopSteps):
             state.last = seen >= positions
             was = self._written_by_line
             self._moved.begin()
+            self._before_body(assigned, micro_batch)
             with self._lone.allowed(state.waiting):
                 yield self._hand_over(state, micro_batch.batch)
             if state is not self._state:
@@ -142,6 +142,19 @@ class Stepper(LoopSteps):
                 return  # The next assignment has the positions that are left.
             check_loop_body(state, self._scaling)
             began = time.perf_counter()
+
+    def _begin_attempt(self, state: StepState) -> None:
+        """An attempt begins, before its first forward."""
+        self._averager.begin(kept=state.kept is not None)
+
+    def _take_up_kept(self, state: StepState) -> None:
+        """The kept gradient, times its weight, is what the missing positions are added to."""
+        assert state.kept is not None
+        self._averager.recall(state.kept.weight / state.unit)
+        self._accumulated.hold()
+
+    def _before_body(self, assigned: Assigned, micro_batch: MicroBatch) -> None:
+        """A loop body follows."""
 
     @property
     def _written_by_line(self) -> tuple[int, int]:
@@ -249,6 +262,10 @@ class Stepper(LoopSteps):
         if averaged is None:
             self._drop()
             return
+        self._report(state, averaged)
+
+    def _report(self, state: StepState, averaged: Averaged) -> None:
+        """Tells the line of a step whose averages are in `p.grad`."""
         state.collect()
         state.averaged = averaged
         ends = self._feeder.epoch_size == state.assigned.batch.stop

@@ -98,6 +98,12 @@ def test_a_line_of_different_devices_says_why_it_steps_evenly() -> None:
     assert status_lines(status)[-1] == "schedule  every-step  samples 50 %, 50 %  (one can't)"
 
 
+def test_a_line_of_equal_bits_says_so() -> None:
+    status = replace(STATUS, workers=(), schedule="every-step", schedule_note="", grain=8)
+
+    assert status_lines(status)[-1] == "schedule  every-step  same bits in grains of 8"
+
+
 def test_what_a_worker_says_can_not_move_the_cursor() -> None:
     evil = replace(STATUS.workers[0], detail="\x1b[2Jboo\nhoo")
     halt = HaltEvidence(id=1, reason=HaltReason.OPERATOR, step=3, message="\x1b]0;title\x07")

@@ -23,7 +23,9 @@ def environment(config: RunConfig, **base: str) -> dict[str, str]:
 
 
 def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
-    settings = RunSettings(workers=2, checkpoint_every=7, line=LineOptions(max_steps=90))
+    settings = RunSettings(
+        workers=2, checkpoint_every=7, line=LineOptions(max_steps=90, same_bits=True)
+    )
     config = RunConfig(settings=settings, command=("train.py",), service=SERVICE, seed=5)
 
     found = environment(config)
@@ -35,6 +37,7 @@ def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
         "ANDON_SEED": "5",
         "ANDON_CHECKPOINT_EVERY": "7",
         "ANDON_STEPS": "90",
+        "ANDON_SAME_BITS": "1",
         "RANK": "1",
         "WORLD_SIZE": "3",
         "LOCAL_RANK": "1",

@@ -293,6 +293,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
         own_gradient_norm=report.own_gradient_norm,
         overflow=report.overflow,
         next=_standing(report.standing),
+        node_losses=conversion.node_losses_to_proto(report.node_losses),
     )
     if report.digest.sha256:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))

@@ -15,7 +15,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,6 +227,10 @@ class RingExchange:
         key = self._assigned.key
         given = functools.partial(RingRound.submit, block=block, flat=flat, keeps_loss=keeps_loss)
         self._acts.put(lambda: self._station.act(key, given))
+
+    def submit_nodes(self, block: int, flats: Sequence[Floats]) -> None:
+        """Is never called: a ring adds in another order than the tree, and grains refuse it."""
+        raise AssertionError("a ring exchanges no nodes")
 
     def submit_data(self) -> None:
         """See `Exchange`."""

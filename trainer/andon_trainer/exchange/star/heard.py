@@ -284,6 +284,9 @@ class HeardExchange:
     def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> None:
         """Gives nothing; see `Exchange`."""
 
+    def submit_nodes(self, block: int, flats: Sequence[Floats]) -> None:
+        """Gives nothing; see `Exchange`."""
+
     def submit_data(self) -> None:
         """Gives nothing; see `Exchange`."""
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from andon.protocol.capabilities import LISTENING, capabilities_of
+from andon.protocol.capabilities import LISTENING, SAME_BITS, capabilities_of
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk
 from andon.protocol.messages import (
@@ -34,6 +34,7 @@ from andon.protocol.messages import (
     Request,
     Response,
     TcpOffer,
+    TreeNode,
 )
 from andon.protocol.run_settings import Policy
 from andon.tcp.connecting import TcpUnavailable
@@ -84,8 +85,12 @@ class Lane(Protocol):
     def begin(self, call: OpenCall) -> None:
         """Takes part in a call that the collector knows of."""
 
-    def send(self, block: int, flat: Floats, *, keeps_loss: bool) -> None:
-        """Sends the lane's chunks of a block; see `Exchange.submit`."""
+    def send(self, block: int, flats: Sequence[Floats], *, keeps_loss: bool) -> None:
+        """Sends the lane's chunks of a block; see `Exchange.submit`.
+
+        `flats` has one vector for each of the call's contributions. All of them give a chunk before
+        any gives the next one (docs/protocol-same-bits.md, section 33).
+        """
 
     def send_data(self, data: Bytes) -> None:
         """Sends a broadcast's bytes."""
@@ -145,7 +150,13 @@ class WireLane:
         needed = capabilities_of((policy.encoding, policy.answer_encoding))
         if opening.listens:
             needed = *needed, LISTENING
-        able = [each for each in opening.capabilities if each != TCP or self._trust.may_try]
+        if SAME_BITS in opening.capabilities:
+            needed = *needed, SAME_BITS
+        able = [
+            each
+            for each in opening.capabilities
+            if each not in needed and (each != TCP or self._trust.may_try)
+        ]
         opening = replace(opening, capabilities=(*able, *needed))
 
         def lost(why: str) -> None:
@@ -235,6 +246,11 @@ class WireLane:
                 f"the reducer at {address} lacks {LISTENING}, so nobody can learn from it while "
                 "the line trains: update the reducer"
             )
+        if SAME_BITS in missing:
+            raise ReducerUnfit(
+                f"the reducer at {address} lacks {SAME_BITS}, so it can't add gradients along the "
+                "tree of grains: update the reducer, or leave same_bits out"
+            )
         raise ReducerUnfit(
             f"the reducer at {address} lacks {missing[0]}, which the line's encoding needs: "
             "update the reducer, or start the line with --encoding bfloat16"
@@ -265,17 +281,19 @@ class WireLane:
         """See `Lane`."""
         self._call = call
 
-    def send(self, block: int, flat: Floats, *, keeps_loss: bool) -> None:
+    def send(self, block: int, flats: Sequence[Floats], *, keeps_loss: bool) -> None:
         """See `Lane`."""
         call, policy = self._call, self._part.policy
         assert call is not None
         if self._stream is None:
             return
         encoding, answer = call.call.encoding(policy), call.call.answer_encoding(policy)
+        parts = list(zip(call.contributions, flats, strict=True))
         for chunk in self._part.chunks[block]:
-            numbers = flat[chunk.offset : chunk.offset + chunk.count]
-            encoded = partial(encode_own, numbers, encoding, keeps_loss=keeps_loss)
-            self._send(partial(_gradient, call, chunk, encoded, encoding, answer))
+            for whose, flat in parts:
+                numbers = flat[chunk.offset : chunk.offset + chunk.count]
+                encoded = partial(encode_own, numbers, encoding, keeps_loss=keeps_loss)
+                self._send(partial(_gradient, call, chunk, encoded, encoding, answer, whose))
 
     def send_data(self, data: Bytes) -> None:
         """See `Lane`: the bytes travel as a block of single bytes."""
@@ -286,7 +304,8 @@ class WireLane:
         for offset in range(0, data.size, step):
             chunk = Chunk(0, offset, min(step, data.size - offset))
             part = partial(_bytes_of, data[offset : offset + step])
-            self._send(partial(_gradient, call, chunk, part, Encoding.UINT8, None))
+            whose = call.weight, None
+            self._send(partial(_gradient, call, chunk, part, Encoding.UINT8, None, whose))
 
     def abstain(self) -> None:
         """See `Lane`."""
@@ -359,9 +378,11 @@ def _gradient(
     encoded: Callable[[], memoryview],
     encoding: Encoding,
     answer: Encoding | None,
+    whose: tuple[float, TreeNode | None],
 ) -> BlockGradient:
     """One chunk as a message. Runs on the sending thread."""
     assert call.operation is not None
+    weight, node = whose
     return BlockGradient(
         key=call.key,
         rank=call.rank,
@@ -369,12 +390,13 @@ def _gradient(
         block=chunk.block,
         offset=chunk.offset,
         count=chunk.count,
-        weight=call.weight,
+        weight=weight,
         sequence=call.call.sequence,
         operation=call.operation,
         payload=encoded(),
         encoding=encoding,
         answer_encoding=answer,
+        node=node,
     )
 
 

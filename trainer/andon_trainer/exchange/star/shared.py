@@ -34,6 +34,7 @@ from andon.host.arena import (
     map_offer,
     socket_of,
 )
+from andon.protocol.capabilities import SAME_BITS
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk, Layout
 from andon.protocol.messages import (
@@ -94,14 +95,17 @@ class SharedMemory:
     """What one stream shares with the reducer.
 
     Attributes:
-        contributions: float32, one vector a block; the worker writes them.
+        contributions: float32, by area one vector a block; the worker writes them. There is an
+            area for each of its contributions, up to a limit.
         averages: float32, one vector a block; only to be read.
         memory: all bytes of the mapping that `contributions` are a part of.
         generation: counts the exchanges that this worker has begun in it.
     """
 
-    def __init__(self, folder: Path, opened: RoundOpened, places: ArenaLayout) -> None:
-        """Maps what was offered.
+    def __init__(
+        self, folder: Path, opened: RoundOpened, places: ArenaLayout, areas: int = 1
+    ) -> None:
+        """Maps what was offered; `areas` is how many were asked for.
 
         Raises:
             SharedMemoryUnavailable: nothing was offered, or it can't be mapped.
@@ -110,11 +114,13 @@ class SharedMemory:
             raise SharedMemoryUnavailable(
                 opened.shared_memory_refused or "the reducer shares no memory: use one version"
             )
-        mine, my_nonce = map_offer(folder, opened.contributions, places, writable=True)
+        mine, my_nonce = map_offer(folder, opened.contributions, places, writable=True, areas=areas)
         theirs, their_nonce = map_offer(folder, opened.averages, places, writable=False)
         self.proof = SharedMemoryMapped(my_nonce, their_nonce)
         self.memory: Bytes = np.frombuffer(mine, np.uint8)
-        self.contributions = _vectors(mine, places)
+        self.contributions = [
+            _vectors(mine, places, area * places.size_bytes) for area in range(areas)
+        ]
         self.averages = _vectors(theirs, places)
         self.generation = 0
         self._places = places
@@ -131,9 +137,9 @@ class SharedMemory:
         return True
 
 
-def _vectors(mapping: mmap.mmap, places: ArenaLayout) -> list[Floats]:
+def _vectors(mapping: mmap.mmap, places: ArenaLayout, at: int = 0) -> list[Floats]:
     return [
-        np.asarray(_Window(mapping, start, count))
+        np.asarray(_Window(mapping, at + start, count))
         for start, count in zip(places.starts, places.elements, strict=True)
     ]
 
@@ -145,7 +151,7 @@ class _Span:
     offset: int
     count: int
     at: int
-    """Its first byte in the memory."""
+    """Its first byte in an area."""
 
 
 class SharedLane:
@@ -167,7 +173,9 @@ class SharedLane:
         self._places = ArenaLayout(tuple(block.elements for block in layout.blocks))
         clearing_s = self._places.size_bytes / _CLEARED_BYTES_PER_S
         self._access = replace(part.access, opening_s=part.access.opening_s + clearing_s)
-        self._spans = [self._spans_of(block, chunks) for block, chunks in enumerate(part.chunks)]
+        step = part.policy.chunk_elements
+        many = max(1, SPAN_ELEMENTS // step) * step
+        self._spans = [self._spans_of(block, many) for block in range(len(part.chunks))]
         self._memory: SharedMemory | None = None
         self._stream: BulkStream | None = None
         self._socket: MemorySocket | None = None
@@ -191,10 +199,11 @@ class SharedLane:
             raise SharedMemoryUnavailable(
                 "the line's encoding is not float32, which shared memory is for"
             )
+        needed = (SAME_BITS,) if SAME_BITS in opening.capabilities else ()
         asking = replace(
             opening,
             # No checksums: nothing of it leaves this host.
-            capabilities=(CAPABILITY, SOCKET_CAPABILITY),
+            capabilities=(CAPABILITY, SOCKET_CAPABILITY, *needed),
             block_elements=self._places.elements,
             shared_folder=folder_identity(self._folder),
         )
@@ -204,7 +213,11 @@ class SharedLane:
 
         stream = BulkStream(address, asking, self._received, lost, self._access)
         try:
-            memory = SharedMemory(self._folder, stream.opened, self._places)
+            if not set(needed) <= set(stream.opened.capabilities):
+                # Asked once more over the wire, whose lane says what to do.
+                raise SharedMemoryUnavailable("the reducer does not know the tree of grains")
+            areas = opening.contribution_areas or 1
+            memory = SharedMemory(self._folder, stream.opened, self._places, areas)
         except BaseException:
             stream.close()
             raise
@@ -223,11 +236,12 @@ class SharedLane:
             return False
         return self._socket is None or self._socket.alive
 
-    def lend(self, block: int) -> tuple[Floats, Bytes] | None:
+    def lend(self, block: int, area: int = 0) -> tuple[Floats, Bytes] | None:
         """See `Lender`."""
-        if self._memory is None or self._stream is None:
+        memory = self._memory
+        if memory is None or self._stream is None or area >= len(memory.contributions):
             return None
-        return self._memory.contributions[block], self._memory.memory
+        return memory.contributions[area][block], memory.memory
 
     def begin(self, call: OpenCall) -> None:
         """See `Lane`."""
@@ -239,35 +253,47 @@ class SharedLane:
             self._memory.generation += 1
         self._call = call
 
-    def send(self, block: int, flat: Floats, *, keeps_loss: bool) -> None:
+    def send(self, block: int, flats: Sequence[Floats], *, keeps_loss: bool) -> None:
         """See `Lane`; a vector that is not the lent one is copied there."""
         assert not keeps_loss, "shared memory carries float32, which loses nothing"
         call, memory = self._call, self._memory
         assert call is not None
         if self._stream is None or memory is None:
             return
-        mine = memory.contributions[block]
-        lent = flat.__array_interface__["data"] == mine.__array_interface__["data"]
-        for span in self._spans[block]:
-            if not lent:
-                part = slice(span.offset, span.offset + span.count)
-                # Written before it is announced: the reducer may read it at once.
-                np.copyto(mine[part], flat[part])
-            length = span.count * ITEM_BYTES
-            self._send(
-                BlockGradient(
+        spans = self._spans[block]
+        if len(flats) > len(memory.contributions):
+            # Bytes travel chunk by chunk, and what lies in memory may not be ahead of them.
+            spans = self._spans_of(block, self._part.policy.chunk_elements)
+        for span in spans:
+            for number, (flat, whose) in enumerate(zip(flats, call.contributions, strict=True)):
+                weight, node = whose
+                message = BlockGradient(
                     key=call.key,
                     rank=call.rank,
                     world_size=call.world_size,
                     block=block,
                     offset=span.offset,
                     count=span.count,
-                    weight=call.weight,
+                    weight=weight,
                     sequence=call.call.sequence,
-                    slice=Slice(span.at, length, memory.generation),
+                    node=node,
                 )
-            )
-            self.sent_bytes += length
+                self._send(self._with_contribution(message, memory, span, number, flat))
+                self.sent_bytes += span.count * ITEM_BYTES
+
+    def _with_contribution(
+        self, message: BlockGradient, memory: SharedMemory, span: _Span, number: int, flat: Floats
+    ) -> BlockGradient:
+        """A message with the numbers of contribution `number`: in its area, or as bytes."""
+        part = slice(span.offset, span.offset + span.count)
+        if number >= len(memory.contributions):
+            return replace(message, payload=flat[part].view(np.uint8).data)
+        mine = memory.contributions[number][message.block]
+        if flat.__array_interface__["data"] != mine.__array_interface__["data"]:
+            # Written before it is announced: the reducer may read it at once.
+            np.copyto(mine[part], flat[part])
+        at = number * self._places.size_bytes + span.at
+        return replace(message, slice=Slice(at, span.count * ITEM_BYTES, memory.generation))
 
     def send_data(self, data: Bytes) -> None:
         """See `Lane`: a broadcast's bytes travel as on the wire."""
@@ -331,12 +357,12 @@ class SharedLane:
         except OSError:  # Then gRPC carries the same.
             return None
 
-    def _spans_of(self, block: int, chunks: Sequence[Chunk]) -> list[_Span]:
-        start, chunk_elements = self._places.starts[block], self._part.policy.chunk_elements
-        step = max(1, SPAN_ELEMENTS // chunk_elements) * chunk_elements
+    def _spans_of(self, block: int, step: int) -> list[_Span]:
+        """Spans of up to `step` elements, a multiple of a chunk's."""
+        start = self._places.starts[block]
         return [
             _Span(offset, min(step, stop - offset), start + offset * ITEM_BYTES)
-            for begin, stop in _runs(chunks)
+            for begin, stop in _runs(self._part.chunks[block])
             for offset in range(begin, stop, step)
         ]
 

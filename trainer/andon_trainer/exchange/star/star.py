@@ -96,9 +96,9 @@ class _Reducer:
         if self._alone:
             self._part.collector.read_from(None)
 
-    def lend(self, block: int) -> tuple[Floats, Bytes] | None:
+    def lend(self, block: int, area: int) -> tuple[Floats, Bytes] | None:
         """Memory for a block, if the lane has any."""
-        return self.lane.lend(block) if isinstance(self.lane, SharedLane) else None
+        return self.lane.lend(block, area) if isinstance(self.lane, SharedLane) else None
 
     @property
     def traffic(self) -> Traffic:
@@ -195,9 +195,9 @@ class StarExchange:
         """See `Exchange`; over shared memory the reducer finds it, perhaps long after."""
         return self._found_bad_value or any(lane.found_bad_value for lane in self._lanes)
 
-    def lend(self, block: int) -> tuple[Floats, Bytes] | None:
+    def lend(self, block: int, area: int = 0) -> tuple[Floats, Bytes] | None:
         """See `Lender`. Of several reducers none has memory for a whole block."""
-        return self._reducers[0].lend(block) if len(self._reducers) == 1 else None
+        return self._reducers[0].lend(block, area) if len(self._reducers) == 1 else None
 
     def open(self, address: str, opening: OpenRound) -> None:
         """See `Exchange`; all lanes that are not open are opened at once."""
@@ -226,10 +226,17 @@ class StarExchange:
 
     def submit(self, block: int, flat: Floats, *, keeps_loss: bool = False) -> None:
         """See `Exchange`."""
+        self._submit(block, (flat,), keeps_loss=keeps_loss)
+
+    def submit_nodes(self, block: int, flats: Sequence[Floats]) -> None:
+        """See `Exchange`."""
+        self._submit(block, flats, keeps_loss=False)
+
+    def _submit(self, block: int, flats: Sequence[Floats], *, keeps_loss: bool) -> None:
         if self._found_bad_value or not self._lanes:
             return
         # Before anything of the block leaves: one with a bad value is not sent at all.
-        if self._checks:
+        for flat in flats if self._checks else ():
             assert self._open is not None
             bad = bad_value_of(flat, self._open.call.encoding(self._policy))
             if bad is not None:
@@ -239,7 +246,7 @@ class StarExchange:
         if self.first_sent is None:
             self.first_sent = time.perf_counter()
         for lane in self._lanes:
-            lane.send(block, flat, keeps_loss=keeps_loss)
+            lane.send(block, flats, keeps_loss=keeps_loss)
 
     def submit_data(self) -> None:
         """See `Exchange`."""

@@ -1,0 +1,179 @@
+"""What do the same bits on any number of workers cost a step?
+
+Two lines of one machine train the same model with equal micro-batches, one with `same_bits` and
+one without. They take turns, a block of steps each; which of the two begins alternates. A block
+takes as long as its slowest worker. The figure is the median of the pairs' ratios. Without workers
+a script that runs alone is measured.
+
+    python benchmarks/same_bits.py --json benchmarks/results/same-bits.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from machine import describe_machine
+from paths import PATHS
+from service import serving
+
+__all__ = ["measure"]
+
+_NAMES = ("without", "with")
+WARM_UP = 1
+"""Pairs that are not counted."""
+
+
+class Side:
+    """The workers of one line, or a script that runs alone."""
+
+    def __init__(self, workers: list[subprocess.Popen[str]]) -> None:
+        """They wait for the first block."""
+        self._workers = workers
+
+    def block(self) -> tuple[float, float]:
+        """Runs a block of steps: how long it took, and the processor time of all workers."""
+        for each in self._workers:
+            assert each.stdin is not None
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        took = [json.loads(self._line(each)) for each in self._workers]
+        return max(each["wall_s"] for each in took), sum(each["processor_s"] for each in took)
+
+    @staticmethod
+    def _line(worker: subprocess.Popen[str]) -> str:
+        assert worker.stdout is not None
+        line = worker.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a worker ended with code {worker.wait()}")
+        return line
+
+
+@contextmanager
+def _side(folder: Path, spec: dict[str, Any], workers: int, path: str) -> Iterator[Side]:
+    with ExitStack() as stack:
+        where = {"address": "", "run_id": "", "shared_dir": ""}
+        if workers:
+            flags = ["--same-bits"] if spec["same_bits"] else []
+            line = stack.enter_context(serving(folder, workers, [*PATHS[path].flags, *flags]))
+            shared = PATHS[path].shared_dir
+            where = {
+                "address": line.address,
+                "run_id": line.run_id,
+                "shared_dir": str(shared) if shared else "",
+            }
+        started = [stack.enter_context(_worker({**spec, **where})) for _ in range(max(1, workers))]
+        yield Side(started)
+
+
+@contextmanager
+def _worker(spec: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    program = Path(__file__).with_name("same_bits_worker.py")
+    process = subprocess.Popen(
+        [sys.executable, str(program), json.dumps(spec)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure(workers: int, path: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Both lines by turns; `ratio` is the time with `same_bits` over that without."""
+    spec = {
+        "layers": options.layers,
+        "width": options.width,
+        "context": options.context,
+        "micro": options.micro,
+        "batch": options.micro * options.grains * max(1, workers),
+        "block": options.block,
+    }
+    pairs: list[dict[str, tuple[float, float]]] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        sides = {}
+        for name in _NAMES:
+            (folder / name).mkdir()
+            mine = {**spec, "same_bits": name == "with"}
+            sides[name] = stack.enter_context(_side(folder / name, mine, workers, path))
+        for number in range(WARM_UP + options.pairs):
+            order = _NAMES if number % 2 else _NAMES[::-1]
+            pairs.append({name: sides[name].block() for name in order})
+    counted = pairs[WARM_UP:]
+    ratios = sorted(each["with"][0] / each["without"][0] for each in counted)
+    processor = [each["with"][1] / each["without"][1] for each in counted]
+    return {
+        "workers": workers,
+        "path": path if workers else "alone",
+        **spec,
+        **{
+            f"{name}_step_s": statistics.median(each[name][0] for each in counted) / options.block
+            for name in _NAMES
+        },
+        "ratio": statistics.median(ratios),
+        "spread": [ratios[0], ratios[-1]],
+        "processor_ratio": statistics.median(processor),
+    }
+
+
+def main() -> None:
+    """Measures each number of workers on each path, and prints a row for it."""
+    options = _arguments()
+    machine = describe_machine()
+    rows = []
+    print(f"{'workers':>7} {'path':14}{'without':>12}{'with':>12}{'ratio':>8}{'CPU':>8}  pairs")
+    for workers in options.workers:
+        for path in options.paths if workers else options.paths[:1]:
+            row = measure(workers, path, options)
+            rows.append(row)
+            low, high = row["spread"]
+            print(
+                f"{workers:7} {row['path']:14}{row['without_step_s'] * 1e3:9.1f} ms"
+                f"{row['with_step_s'] * 1e3:9.1f} ms{row['ratio']:8.3f}"
+                f"{row['processor_ratio']:8.3f}  {low:.2f} to {high:.2f}",
+                flush=True,
+            )
+    if options.json:
+        notes = ["the service and all workers of both lines on one host", *options.note]
+        figures = {"machine": {**machine, "notes": notes}, "rows": rows}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", nargs="+", type=int, default=[0, 2, 3, 4], metavar="N")
+    parser.add_argument(
+        "--paths", nargs="+", choices=["shared-memory", "tcp", "wire"],
+        default=["shared-memory", "tcp"], metavar="PATH",
+    )  # fmt: skip
+    parser.add_argument("--grains", type=int, default=4, help="a worker's in a step")
+    parser.add_argument("--micro", type=int, default=4, help="samples of a grain")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--block", type=int, default=5, help="steps that are timed together")
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--note", action="append", default=[], help="goes into the JSON")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

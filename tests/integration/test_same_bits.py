@@ -1,0 +1,143 @@
+"""The same bits on any number of workers: alone, on lines, and when a worker is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.harness import (
+    finish,
+    on_line,
+    start_line,
+    start_worker,
+    train,
+    train_alone,
+)
+
+pytestmark = pytest.mark.integration
+
+STEPS, KILLED_IN = 7, 4
+FLAGS = ("--same-bits", "--min-workers", "1", "--liveness", "2", "--digest-every", "1")
+WIRE = {"ANDON_SHARED_DIR": "off", "ANDON_TCP": "off"}
+LANES = {"ANDON_SHARED_DIR": "off"}
+ANSWER = ("digest", "losses", "draws", "evaluations")
+"""What is the same on all lines: weights and optimizer, losses, and what the script draws and
+evaluates."""
+
+# Batches of 20 and 5 in grains of 3: 7 and 2, the last ones short; 2 grains for 4 workers.
+
+
+@pytest.fixture(scope="module", params=["gpt", "cnn"])
+def alone(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp(request.param)
+    spec = {"kind": request.param, "steps": STEPS}
+    return request.param, train_alone(folder, spec, "grains.py").seen
+
+
+def answers(seen: dict[str, Any]) -> dict[str, Any]:
+    return {name: seen[name] for name in ANSWER}
+
+
+@pytest.mark.parametrize(("workers", "path"), [(1, WIRE), (2, {}), (4, LANES)])
+def test_any_number_of_workers_trains_the_same_bits(
+    tmp_path: Path, alone: tuple[str, dict[str, Any]], workers: int, path: dict[str, Any]
+) -> None:
+    kind, expected = alone
+    spec = {"kind": kind, "steps": STEPS}
+
+    flags = *FLAGS, "--shares", "balanced"
+    seen = train(tmp_path, spec, workers, *flags, script="grains.py", **path)
+
+    assert [answers(each) for each in seen] == [answers(expected)] * workers
+
+
+def test_a_worker_that_is_killed_changes_no_bit(
+    tmp_path: Path, alone: tuple[str, dict[str, Any]]
+) -> None:
+    kind, expected = alone
+    path = WIRE if kind == "gpt" else {}  # Else over shared memory.
+    spec = {"kind": kind, "steps": STEPS, "kill": [1, KILLED_IN]}
+
+    with start_line(tmp_path, spec, 3, *FLAGS, script="grains.py", **path) as (_, workers):
+        left = [workers[0], workers[2]]
+        seen = finish(left)
+
+    assert [answers(each) for each in seen] == [answers(expected)] * 2
+    # What a survivor had summed when the worker died was not computed again. Two samples may be
+    # borrowed ones.
+    grains = [
+        content
+        for each in seen
+        for step, samples, content in each["grains"]
+        if step == KILLED_IN and samples == 3
+    ]
+    assert len(grains) == len(set(grains)) == 6
+
+
+def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
+    tmp_path: Path, alone: tuple[str, dict[str, Any]]
+) -> None:
+    kind, expected = alone
+    spec = {"kind": kind, "steps": STEPS, "dies_evaluating": [2, 0]}
+
+    with start_line(tmp_path, spec, 3, *FLAGS, script="grains.py") as (_, workers):
+        seen = finish(workers[:2])
+
+    assert [answers(each) for each in seen] == [answers(expected)] * 2
+
+
+def test_a_run_goes_on_from_a_checkpoint_with_fewer_workers(
+    tmp_path: Path, alone: tuple[str, dict[str, Any]]
+) -> None:
+    kind, expected = alone
+    more: dict[str, Any] = {
+        "ANDON_RUN_DIR": str(tmp_path / "kept"),
+        "ANDON_CHECKPOINT_EVERY": "2",
+    }
+    train(tmp_path / "first", {"kind": kind, "steps": 4}, 3, *FLAGS, script="grains.py", **more)
+
+    (tmp_path / "second").mkdir()
+    spec = {"kind": kind, "steps": STEPS}
+    more["ANDON_RESUME"] = "latest"
+    resumed = start_worker(tmp_path / "second", spec, script="grains.py", **more)
+    (seen,) = finish([resumed])
+
+    assert seen["digest"] == expected["digest"]
+    assert sorted(seen["losses"]) == ["5", "6", "7"]
+    for name in ("losses", "draws", "evaluations"):
+        assert seen[name].items() <= expected[name].items()
+
+
+def test_a_worker_that_joins_and_one_that_leaves_it_alone_change_no_bit(tmp_path: Path) -> None:
+    spec: dict[str, Any] = {"kind": "cnn", "steps": 12, "pace_s": 0.03}
+    expected = train_alone(tmp_path / "alone", {**spec, "pace_s": 0.0}, "grains.py").seen
+
+    flags = *FLAGS, "--max-workers", "3"
+    with start_line(tmp_path / "line", spec, 2, *flags, script="grains.py") as (service, workers):
+        service.await_status(lambda line: line.step >= 2)
+        here = on_line(service, 2, 3)
+        workers.append(start_worker(tmp_path / "line", spec, slot=2, script="grains.py", **here))
+        service.await_status(lambda line: line.step >= 6)
+        workers[0].process.kill()
+        seen = finish(workers[1:])
+
+    assert [each["digest"] for each in seen] == [expected["digest"]] * 2
+    for each in seen:  # The newcomer has not seen the first steps.
+        for name in ("losses", "draws", "evaluations"):
+            assert each[name].items() <= expected[name].items()
+
+
+@pytest.mark.parametrize("kind", ["stream", "batches", "shards"])
+def test_however_samples_come_the_bits_are_the_same(tmp_path: Path, kind: str) -> None:
+    spec = {"kind": kind}
+    expected = train_alone(tmp_path / "alone", spec, "grain_data.py").seen
+
+    seen = train(tmp_path / "line", spec, 3, *FLAGS, script="grain_data.py")
+
+    assert [each["digest"] for each in seen] == [expected["digest"]] * 3
+    for each in seen:
+        assert each["losses"] == expected["losses"]

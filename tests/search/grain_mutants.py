@@ -1,0 +1,77 @@
+"""Mutants of grains: rules of the tree taken out, wherever they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from andon.protocol.grains import Grains
+from andon.protocol.messages import BlockGradient
+from andon.protocol.records import PositionRange
+from andon.protocol.shards import Ranges
+from andon_coordinator.core import round as round_module
+from andon_coordinator.core import steps
+from andon_reducer.core.exchange import IncompleteChunk, place_of
+from andon_reducer.core.nodes import ExchangeNodes
+from andon_reducer.core.run import Run
+from andon_reducer.core.stream import StreamState
+from search.mutants import Mutant, Patch, Right, mutants_of, wrap
+from search.state import Bounds
+
+__all__ = ["GRAIN_MUTANTS"]
+
+GRAIN_MUTANTS: list[Mutant] = []
+
+_mutant = mutants_of(GRAIN_MUTANTS)
+
+
+def _world(*kinds: str) -> Bounds:
+    return Bounds(faults=1, steps=1, grains=True, kinds=frozenset(kinds))
+
+
+@_mutant(_world("data"), "was next")
+def _a_node_counted_twice(patch: Patch) -> None:
+    """Sections 31 and 33: a lost round's grains are dealt to all, and nobody looks at overlaps."""
+
+    def deal(
+        right: Right, grains: Grains, kept: Sequence[Iterable[PositionRange]], *split: Any
+    ) -> tuple[Ranges, ...]:
+        owned = [tuple(each) for each in kept]
+        if not any(owned):
+            again: tuple[Ranges, ...] = right(grains, kept, *split)
+            return again
+        return ((PositionRange(0, grains.count),), *owned[1:])
+
+    def complete(chunk: IncompleteChunk) -> bool:
+        exchange = chunk.exchange
+        return len(chunk.streams) + len(exchange.abstained) == exchange.ranks.world_size
+
+    wrap(patch, Grains, "deal", deal)
+    wrap(patch, ExchangeNodes, "admit", _admitted)
+    patch.setattr(IncompleteChunk, "complete", property(complete))
+    patch.setattr(round_module, "along_tree", lambda losses, grains, number: float(grains.count))
+    patch.setattr(steps, "in_round", lambda *round_: None)
+
+
+def _admitted(_: Right, nodes: ExchangeNodes, rank: int, *sent: object) -> bool:
+    nodes.ranks.add(rank)
+    return False
+
+
+@_mutant(_world("break"), "of other weights")
+def _siblings_of_two_rounds_joined(patch: Patch) -> None:
+    """Rule 14: a node of an older round is taken for one of the present, and a second is left."""
+
+    def contribute(
+        right: Right, run: Run, stream: StreamState, gradient: BlockGradient, now: float
+    ) -> Any:
+        round_ = run._round
+        if round_ is not None and gradient.key < round_.key:
+            gradient = replace(gradient, key=round_.key)
+        elif stream.last is not None and (gradient.key, place_of(gradient)) <= stream.last:
+            return []
+        return right(run, stream, gradient, now)
+
+    wrap(patch, Run, "contribute", contribute)
+    patch.setattr(StreamState, "_out_of_order", lambda *_: None)

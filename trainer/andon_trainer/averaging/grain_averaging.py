@@ -1,0 +1,304 @@
+"""Averaging by grains: the sums of a worker's nodes go to the line, and its mean has the same bits.
+
+See `grain_sums` for what is sent when, and `andon.protocol.grains` for the arithmetic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from andon.protocol.grains import Grains
+from andon_trainer.averaging.averaging import Averaged
+from andon_trainer.averaging.grain_buffers import GrainBuffers, LineGrainBuffers
+from andon_trainer.averaging.grain_sums import GrainSums, NodeStaging
+from andon_trainer.averaging.line_averaging import Averager, HostPart, LineAverager
+from andon_trainer.averaging.loss_scale import LossScale
+from andon_trainer.averaging.node_sums import divided
+from andon_trainer.averaging.readings import Reader
+from andon_trainer.averaging.solo_averaging import SoloAverager
+from andon_trainer.averaging.staging import Staging, make_staging
+from andon_trainer.core.calls import NodePart
+from andon_trainer.core.reports import Timings
+from andon_trainer.exchange.path import lent_by
+from andon_trainer.model.layout import ModelPlan
+from andon_trainer.place.member import RunMember
+from andon_trainer.place.membership import Membership
+
+__all__ = ["GrainAverager", "LineGrains", "SoloGrains"]
+
+
+class GrainAverager(Averager, Protocol):
+    """Takes a step's grains one after another, and puts the mean of all into `p.grad`."""
+
+    def begin_grains(self, grains: Grains, *, kept: bool) -> None:
+        """An attempt begins; `kept`: the sums of the one before are a part of it."""
+
+    def next_grain(self) -> None:
+        """A loop body follows, whose forward starts from the head's buffers."""
+
+    def take_grain(self, grain: int, weight: float) -> None:
+        """A grain's backward is over: takes its gradient out of `p.grad`."""
+
+    def leave_out(self, grain: int) -> None:
+        """A grain has the weight 0, and did not go backward."""
+
+    def finish(
+        self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
+    ) -> Averaged | None:
+        """Averages; None if the round is void (`p.grad` is no mean then).
+
+        Args:
+            nodes: the maximal nodes of this worker's grains, with their weights.
+            loss: a scalar to go backward from first; None: all backwards are over.
+            last: grain and weight of that backward; None: its gradients are not used.
+
+        Raises:
+            LineHalted: the line stopped, and this worker raises.
+        """
+
+
+class LineGrains(LineAverager):
+    """Averages over the line, block by block while the last grain's backward runs."""
+
+    def __init__(
+        self,
+        member: Membership,
+        plan: ModelPlan,
+        device: torch.device,
+        modules: Sequence[nn.Module],
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        """Puts hooks on the parameters; the buffers of `modules` follow the gradients."""
+        areas: list[Staging] = []
+
+        def make(area: int) -> Staging:
+            areas.append(
+                make_staging(
+                    plan,
+                    device,
+                    lambda block: lent_by(member.exchange, block, area),
+                    member.timeline,
+                    beside=areas[0] if areas else None,
+                )
+            )
+            return areas[-1]
+
+        self._sums = GrainSums(plan)
+        self._staging = NodeStaging(self._sums, make)
+        super().__init__(
+            member, plan, device, modules, loss_scale, HostPart(self._staging, nullcontext)
+        )
+        self._grain_buffers = LineGrainBuffers(self._averaging, modules)
+        self._nodes: tuple[NodePart, ...] = ()
+
+    @property
+    def moved_buffers(self) -> list[str]:
+        """None: a forward that changes a buffer is refused."""
+        return []
+
+    def begin_grains(self, grains: Grains, *, kept: bool) -> None:
+        """See `GrainAverager`."""
+        self._whole = True
+        if kept:
+            self._grain_buffers.begin_again()
+        else:
+            self._sums.begin(grains)
+            self._grain_buffers.begin(grains)
+
+    def put_away(self) -> None:
+        """Sets the buffers back to the line's."""
+        self._grain_buffers.put_away()
+
+    def next_grain(self) -> None:
+        """See `GrainAverager`."""
+        self._grain_buffers.next_grain()
+
+    def take_grain(self, grain: int, weight: float) -> None:
+        """See `GrainAverager`."""
+        self._sums.take(grain, weight, self._unscale)
+        self._grain_buffers.take(grain, weight)
+
+    def leave_out(self, grain: int) -> None:
+        """See `GrainAverager`."""
+        self._sums.leave_out(grain)
+        self._grain_buffers.take(grain, 0.0)
+
+    def finish(
+        self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
+    ) -> Averaged | None:
+        """See `GrainAverager`; a node leaves as soon as backward has made it."""
+        self._grain_buffers.check()
+        self._whole = True
+        self.overflowed = False
+        self._nodes = nodes
+        weight = sum(part.weight for part in nodes)
+        averaged = self._average(weight, lambda: self._send_sums(loss, last), nodes)
+        if self._open is None and loss is not None and last is not None:
+            # The round was void before anything was sent. The grain is a part of the next one.
+            self.clock.resume()
+            self._go_back(loss)
+            self.take_grain(*last)
+        return averaged
+
+    def committed(self, *, overflow: bool = False) -> None:
+        """Sets the buffers that came with the mean."""
+        self._grain_buffers.committed()
+        self._averaging.committed(moves_weights=not overflow)
+        self._sums.clear()
+
+    @property
+    def _follow(self) -> bool:
+        return self._grain_buffers.follow
+
+    def _exchange_buffers(self, weight: float, total_weight: float) -> bool:
+        return self._grain_buffers.exchange(self._nodes, total_weight)
+
+    def _drop_buffers(self) -> None:
+        self._grain_buffers.drop()
+
+    @property
+    def _unscale(self) -> torch.Tensor | None:
+        return None if self._loss_scale is None else self._loss_scale.inverse
+
+    def _go_back(self, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+        self.clock.done()
+
+    def _send_sums(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
+        if last is None or loss is None:
+            self._send_what_is_here(loss)
+            return
+        self._whole = False
+        self._staging.arm(*last)
+        self._tap.arm(self._send_block, self._unscale, loss)
+        try:
+            self._go_back(loss)
+            self._tap.finish()
+        except BaseException:
+            # Some blocks may have been sent already: no other worker may average them.
+            self._tap.disarm()
+            self._member.abandon("backward raised")
+            raise
+        # Not in a `finally`: sums that lack the grain in some blocks must not be kept.
+        self._whole = True
+        self._grain_buffers.take(*last)
+
+    def _send_what_is_here(self, loss: torch.Tensor | None) -> None:
+        # The sums leave first, since the others wait for them. Nothing of a backward is sent.
+        for block in range(len(self._plan.parameters)) if self._nodes else ():
+            self._staging.stage(block)
+            self._send_block(block, None)
+        if loss is None:
+            self.clock.done()
+        else:
+            self._go_back(loss)
+            self._tap.clear()
+
+    def _send_block(self, block: int, _flat: torch.Tensor | None) -> None:
+        """Sends the sums of a block; while backward runs, on autograd's threads."""
+        assert self._open is not None
+        flats = self._staging.flats(block)
+        if self._loss_scale is not None:
+            for flat in flats:
+                self._look_for_overflow(flat, self._loss_scale)
+        self._open.submit_nodes(block, [flat.numpy() for flat in flats])
+
+
+class SoloGrains(SoloAverager):
+    """The same tree for a script that runs alone: its mean has the bits of a line's."""
+
+    def __init__(
+        self,
+        member: RunMember,
+        plan: ModelPlan,
+        device: torch.device,
+        reader: Reader | None = None,
+        loss_scale: LossScale | None = None,
+        modules: Sequence[nn.Module] = (),
+    ) -> None:
+        """Puts hooks on the parameters; see `SoloAverager`."""
+        super().__init__(member, plan, device, reader, loss_scale, modules)
+        self._sums = GrainSums(plan)
+        self._buffers = GrainBuffers(modules)
+        self._grains: Grains | None = None
+
+    def begin_grains(self, grains: Grains, *, kept: bool) -> None:
+        """See `GrainAverager`."""
+        self.losses.clear()
+        self._grains = grains
+        self._sums.begin(grains)
+        self._buffers.begin(grains)
+
+    def put_away(self) -> None:
+        """Sets the buffers back, if the step halted or was left."""
+        self._buffers.put_away()
+
+    def next_grain(self) -> None:
+        """See `GrainAverager`."""
+        self._buffers.next_grain()
+
+    def take_grain(self, grain: int, weight: float) -> None:
+        """See `GrainAverager`."""
+        scaled = self._loss_scale is not None and self._loss_scale.enabled
+        unscale = self._loss_scale.inverse if scaled and self._loss_scale is not None else None
+        self._sums.take(grain, weight, unscale)
+        self._buffers.take(grain, weight)
+
+    def leave_out(self, grain: int) -> None:
+        """See `GrainAverager`."""
+        self._sums.leave_out(grain)
+        self._buffers.take(grain, 0.0)
+
+    def finish(
+        self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
+    ) -> Averaged | None:
+        """See `GrainAverager`; this worker has all grains."""
+        self._buffers.check()
+        if loss is not None:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+        self.clock.done()
+        if last is not None and loss is not None:
+            self.take_grain(*last)
+        self.overflowed = False
+        total = sum(part.weight for part in nodes)
+        self._put_mean(total)
+        # After the check: from here on a gradient that is added is too late, as on a line.
+        self.late.averaged(range(len(self._plan.parameters)))
+        return Averaged(total, 1, Timings(), computed_at=time.perf_counter())
+
+    def committed(self, *, overflow: bool = False) -> None:
+        """Sets the statistics that the grains made."""
+        self._buffers.committed()
+        self._sums.clear()
+
+    def _put_mean(self, total: float) -> None:
+        assert self._grains is not None
+        there = []
+        for block, parameters in enumerate(self._plan.parameters):
+            parts = self._sums[block][self._grains.root]
+            for index, (parameter, part) in enumerate(zip(parameters, parts, strict=True)):
+                parameter.grad = None
+                if total == 0.0:
+                    # A line's reducer has nothing to divide by, and returns zeros.
+                    parameter.grad = torch.zeros_like(parameter)
+                elif part is not None:
+                    parameter.grad = self._mean(parameter, part, total)
+                    there.append((block, index, parameter.grad))
+        self._look(there)
+
+    def _mean(self, parameter: nn.Parameter, root: torch.Tensor, total: float) -> torch.Tensor:
+        assert self._grains is not None
+        mean = divided(root, total, self._grains.micro_batch, self._grains.count)
+        gradient = mean
+        if (mean.dtype, mean.stride()) != (parameter.dtype, parameter.stride()):
+            # With the parameter's strides, as on a line: a norm depends on them.
+            gradient = torch.empty_like(parameter, requires_grad=False).copy_(mean)
+        if self._loss_scale is not None and self._loss_scale.enabled:
+            gradient.mul_(self._loss_scale.factor.to(gradient.device))
+        return gradient

@@ -1,0 +1,179 @@
+"""Steps on a line of equal bits: the stepper whose loop bodies are grains.
+
+Theory of operation. A loop body gets exactly one grain, under the generators and with the buffers
+that belong to it (`data.grain_seeds`, `averaging.grain_buffers`). Its gradient is not accumulated
+in `p.grad`, but taken out and added along the tree of the batch's grains. So what a worker sends is
+a sum for each of its maximal nodes, and the mean has the same bits whoever computed what.
+
+If the step is void, the sums stay. The next share has all of this worker's grains and perhaps more,
+so only those are computed, and the nodes grow.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from andon.protocol.grains import Grains
+from andon_trainer.averaging.grain_averaging import GrainAverager
+from andon_trainer.averaging.step_gather import Rows
+from andon_trainer.core.events import Assigned
+from andon_trainer.core.keeping import Kept
+from andon_trainer.data.feed import MicroBatch, Share
+from andon_trainer.data.grain_seeds import GrainSeeds
+from andon_trainer.model.graph import Graph
+from andon_trainer.schedules.grain_losses import GrainLosses
+from andon_trainer.schedules.loop_steps import LoopParts
+from andon_trainer.schedules.step_state import StepPhase, StepState
+from andon_trainer.schedules.stepper import Stepper
+
+__all__ = ["GrainStepper"]
+
+
+class GrainStepper(Stepper):
+    """Steps whose gradients are added along the tree of a batch's grains."""
+
+    _averager: GrainAverager
+
+    def __init__(self, parts: LoopParts, averager: GrainAverager, seed: int) -> None:
+        """Stands between steps; `seed` is the run's."""
+        super().__init__(parts, averager)
+        self._grain = parts.grain
+        self._losses: GrainLosses | None = None
+        self._present: int | None = None
+        """The grain that the loop body has; None: borrowed samples."""
+        self._seeds = GrainSeeds(seed)
+        self._seeds.between(self._member.position.step)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The script begins an epoch: what it draws is the same on all workers."""
+        super().begin_epoch(epoch)
+        self._seeds.epoch(epoch, self._member.position.step)
+
+    def gather(self, data: bytes) -> Rows | None:
+        """Refuses: a loss of all workers' samples belongs to no grain."""
+        raise RuntimeError(
+            "line.gather in a loop body is for a loss of all workers' samples, and with same_bits "
+            "each grain is computed by itself: gather between two steps, or leave same_bits out"
+        )
+
+    def try_commit(self) -> bool:
+        """See `Stepper`; what the script draws next depends on the committed step alone."""
+        waits = self._state is not None and self._state.phase is StepPhase.AVERAGED
+        moved = super().try_commit()
+        if waits:
+            self._seeds.between(self._member.position.step)
+        return moved
+
+    # ------------------------------------------------------------------ the loop's batches
+
+    def _begin_attempt(self, state: StepState) -> None:
+        assigned, kept = state.assigned, state.kept
+        grains = Grains(assigned.batch, self._grain)
+        known = None if kept is None else kept.grains
+        self._losses = GrainLosses(grains, assigned.positions, known)
+        self._averager.begin_grains(grains, kept=kept is not None)
+
+    def _take_up_kept(self, state: StepState) -> None:
+        """Does nothing: the sums are where the next grains are added."""
+
+    def _share_left(self, state: StepState) -> Share:
+        share = super()._share_left(state)
+        return Share(share.epoch, share.ranges, batch=share.batch, grain=self._grain)
+
+    def _before_body(self, assigned: Assigned, micro_batch: MicroBatch) -> None:
+        state = self._state
+        assert state is not None
+        self._averager.next_grain()
+        start = micro_batch.start
+        self._present = None
+        if not state.borrowed:
+            self._present = (start - assigned.batch.start) // self._grain
+        self._seeds.grain(assigned.epoch, start)
+
+    # ------------------------------------------------------------------ backward
+
+    def _go_backward(
+        self,
+        state: StepState,
+        losses: tuple[torch.Tensor, torch.Tensor],
+        given: float,
+        graph: Graph,
+    ) -> None:
+        """Goes backward from a grain, and takes its gradient out of `p.grad`."""
+        loss, reported = losses
+        assert self._losses is not None
+        self._accumulated.refuse_other(first=not state.micro_batches)
+        state.waiting = 0
+        value = self._averager.losses.begin(reported, gated=given > 0)
+        known = value.here or not (given or state.borrowed)
+        if given and known and not math.isfinite(value.number()):
+            self._refuse_loss(state, value.number())
+            return
+        state.micro_batches += 1
+        grain = self._present
+        if grain is not None:
+            self._losses.add(grain, given, value)
+        scalar = None
+        if given or state.borrowed:
+            scalar = graph.goes_back(loss.reshape(()), self._accumulated)
+        self._in_backward = True
+        try:
+            if state.last:
+                self._finish(state, scalar, grain, given)
+                self._loss_check.collect()
+                return
+            assert grain is not None
+            if scalar is None:
+                self._averager.clock.done()
+                self._averager.leave_out(grain)
+            else:
+                scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+                self._averager.clock.done()
+                self._averager.take_grain(grain, given)
+        finally:
+            self._in_backward = False
+
+    def _finish(
+        self, state: StepState, scalar: torch.Tensor | None, grain: int | None, given: float
+    ) -> None:
+        """Runs the step's last backward, averages and reports."""
+        losses = self._losses
+        assert losses is not None
+        self._accumulation.refuse_other_bodies()
+        # Whatever raises below (the script's own backward, a halt), the step is then over.
+        state.phase = StepPhase.VOID
+        self._kept = None
+        self._hooked.look()  # A backward sees a part of the step's samples only.
+        if grain is not None and scalar is None:
+            self._averager.leave_out(grain)
+        for each in losses.missing:
+            losses.add(each, 0.0, None)
+            self._averager.leave_out(each)
+        last = None if grain is None or scalar is None else (grain, given)
+        averaged = self._averager.finish(losses.parts, scalar, last)
+        state.overflow = state.overflow or self._averager.overflowed
+        if self._averager.intact:
+            self._kept = self._keep(state, losses)
+        if averaged is None:
+            self._drop()
+            return
+        state.node_losses = losses.nodes
+        state.weight = sum(each.weight for each in state.node_losses)
+        state.loss_sum = sum(each.loss_sum for each in state.node_losses)
+        self._report(state, averaged)
+
+    def _keep(self, state: StepState, losses: GrainLosses) -> Kept:
+        state.collect()
+        return Kept(
+            parent=state.assigned.parent,
+            epoch=state.assigned.epoch,
+            positions=state.assigned.positions,
+            weight=0.0,
+            loss_sum=0.0,
+            correct=state.correct,
+            doubts=state.doubts,
+            overflow=state.overflow,
+            grains=losses.known,
+        )

@@ -1,0 +1,59 @@
+"""What a script can't have under `same_bits`: refused by name, with what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+__all__ = ["refuse_other_grains", "refuse_without_grain"]
+
+
+def refuse_without_grain(micro_batch_size: int | None) -> int:
+    """The positions of a grain.
+
+    Raises:
+        ValueError: the script does not say.
+    """
+    if micro_batch_size is None:
+        raise ValueError(
+            "same_bits needs the number of samples that one forward sees, whatever the number of "
+            "workers: line.prepare(..., micro_batch_size=8)"
+        )
+    return micro_batch_size
+
+
+def refuse_other_grains(objects: Sequence[Any], *, in_host: bool) -> None:
+    """Looks at what `prepare` was given.
+
+    Raises:
+        ValueError: a model's forward sees more than a grain, or may compute other bits each time.
+    """
+    if in_host:
+        raise ValueError(
+            "same_bits does not support models in DistributedDataParallel yet: give line.prepare "
+            "the model itself, and start one worker a GPU"
+        )
+    for model in objects:
+        if not isinstance(model, nn.Module):
+            continue
+        for name, module in model.named_modules():
+            where = name or type(model).__name__
+            if isinstance(module, nn.SyncBatchNorm):
+                raise ValueError(
+                    f"{where} is a SyncBatchNorm, whose forward sees the samples of other "
+                    "processes: with same_bits use BatchNorm, whose running statistics are "
+                    "averaged over all grains"
+                )
+            if _is_compiled(module):
+                raise ValueError(
+                    f"{where} is compiled, and same_bits does not support torch.compile yet: its "
+                    "kernels may differ from process to process. Leave torch.compile out"
+                )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    # `torch.compile(model)` makes a module of this name; `model.compile()` sets the attribute.
+    wrapped = type(module).__name__ == "OptimizedModule"
+    return wrapped or getattr(module, "_compiled_call_impl", None) is not None
