@@ -145,6 +145,10 @@ def _control_up() -> list[Message]:
         checkpoints=pb.CheckpointPlan(every=100, folder="/runs/7f3a/checkpoints"),
         process=pb.ProcessPlace(host=_DIGEST[:16], id=4711),
         spare=True,
+        arithmetic=[
+            pb.ArithmeticItem(name="threads", value="1"),
+            pb.ArithmeticItem(name="torch", value="2.13.0"),
+        ],
     )
     ready = pb.StepReady(
         key=KEY,
@@ -178,6 +182,17 @@ def _control_up() -> list[Message]:
             pb.NodeLoss(first=4, grains=1, weight=8.0, loss_sum=19.25),
             pb.NodeLoss(first=6, grains=2, weight=8.0, loss_sum=19.25),
         ],
+        attested=[
+            pb.Attestation(
+                first=4,
+                grains=1,
+                digest=_DIGEST[:16],
+                samples=_DIGEST[:16],
+                components=_DIGEST,
+            ),
+            pb.Attestation(first=6, grains=2, digest=_DIGEST[16:]),
+        ],
+        averages_digest=_DIGEST[:16],
     )
     fault = pb.Fault(
         key=KEY,
@@ -279,6 +294,10 @@ def _control_down() -> list[Message]:
             wants_digest=True,
             attends=True,
             attended=True,
+            attests=True,
+            verifies=[1, 6],
+            anew=True,
+            itemised=True,
             learning_rate_scale=1.5,
             copies_buffers=True,
             checkpoint_step=100,
@@ -363,6 +382,10 @@ def _people() -> list[Message]:
         schedule_note="the workers' devices differ",
         tcp_port=7170,
         grain=8,
+        verification=pb.VerificationStatus(
+            fraction=0.125, steps=14, grains=168, differences=1, convicted=[2]
+        ),
+        one_arithmetic=True,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,

@@ -27,6 +27,7 @@ __all__ = [
     "REDUCER_CAPABILITIES",
     "SAME_BITS",
     "STANDING",
+    "VERIFIES",
     "WORKER_CAPABILITIES",
     "capabilities_of",
 ]
@@ -55,6 +56,8 @@ LISTENING = "listening.v1"
 """The reducer takes streams that only listen."""
 SAME_BITS = "same-bits.v1"
 """The worker computes whole grains and sends their nodes; the reducer adds those along the tree."""
+VERIFIES = "verifies.v1"
+"""The worker obeys `ShardAssignment.attests` and what goes with it; it has SAME_BITS as well."""
 
 WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4, COPIED_BUFFERS)
 """What each PyTorch worker of this version can do; its Join may add others."""

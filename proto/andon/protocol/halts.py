@@ -28,6 +28,8 @@ class HaltReason(enum.Enum):
     STATE_LOST = 12
     CHECKPOINT = 13
     TOO_FEW_WORKERS = 14
+    WRONG_ARITHMETIC = 15
+    DATA_DIFFERS = 16
 
     @property
     def label(self) -> str:

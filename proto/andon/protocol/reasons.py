@@ -91,6 +91,11 @@ class Reason(enum.StrEnum):
         "FAILED_PRECONDITION",
         "leave out what the message names, or train without same bits",
     )
+    ARITHMETIC_DIFFERS = (
+        "ARITHMETIC_DIFFERS",
+        "FAILED_PRECONDITION",
+        "give the worker what the message names, or serve the line with --arithmetic tell",
+    )
     OTHER_USE = (
         "OTHER_USE",
         "FAILED_PRECONDITION",

@@ -40,6 +40,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_OTHER_USE: _ClassVar[Reason]
     REASON_WORLD_DIFFERS: _ClassVar[Reason]
     REASON_SAME_BITS: _ClassVar[Reason]
+    REASON_ARITHMETIC_DIFFERS: _ClassVar[Reason]
 
 class JoinStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -134,6 +135,7 @@ REASON_DROPPED: Reason
 REASON_OTHER_USE: Reason
 REASON_WORLD_DIFFERS: Reason
 REASON_SAME_BITS: Reason
+REASON_ARITHMETIC_DIFFERS: Reason
 JOIN_STATUS_UNSPECIFIED: JoinStatus
 JOIN_STATUS_IN_SYNC: JoinStatus
 JOIN_STATUS_BEHIND: JoinStatus
@@ -294,7 +296,7 @@ class ProcessPlace(_message.Message):
     def __init__(self, host: _Optional[bytes] = ..., id: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("run_id", "node_id", "launch_slot", "incarnation", "devices", "backend", "protocol_version", "capabilities", "layout", "plan", "metrics_address", "head", "cursor", "step", "held_key", "greatest_term", "halt", "token", "mid_script", "checkpoints", "speed_hint", "pacing", "process", "spare")
+    __slots__ = ("run_id", "node_id", "launch_slot", "incarnation", "devices", "backend", "protocol_version", "capabilities", "layout", "plan", "metrics_address", "head", "cursor", "step", "held_key", "greatest_term", "halt", "token", "mid_script", "checkpoints", "speed_hint", "pacing", "process", "spare", "arithmetic")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +321,7 @@ class Join(_message.Message):
     PACING_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node_id: str
     launch_slot: int
@@ -343,7 +346,16 @@ class Join(_message.Message):
     pacing: bytes
     process: ProcessPlace
     spare: bool
-    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., launch_slot: _Optional[int] = ..., incarnation: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., backend: _Optional[str] = ..., protocol_version: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., layout: _Optional[_Union[_layout_pb2.Layout, _Mapping]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., metrics_address: _Optional[str] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., step: _Optional[int] = ..., held_key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., greatest_term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., token: _Optional[bytes] = ..., mid_script: bool = ..., checkpoints: _Optional[_Union[CheckpointPlan, _Mapping]] = ..., speed_hint: _Optional[float] = ..., pacing: _Optional[bytes] = ..., process: _Optional[_Union[ProcessPlace, _Mapping]] = ..., spare: bool = ...) -> None: ...
+    arithmetic: _containers.RepeatedCompositeFieldContainer[ArithmeticItem]
+    def __init__(self, run_id: _Optional[str] = ..., node_id: _Optional[str] = ..., launch_slot: _Optional[int] = ..., incarnation: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., backend: _Optional[str] = ..., protocol_version: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., layout: _Optional[_Union[_layout_pb2.Layout, _Mapping]] = ..., plan: _Optional[_Union[RunPlan, _Mapping]] = ..., metrics_address: _Optional[str] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., step: _Optional[int] = ..., held_key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., greatest_term: _Optional[int] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., token: _Optional[bytes] = ..., mid_script: bool = ..., checkpoints: _Optional[_Union[CheckpointPlan, _Mapping]] = ..., speed_hint: _Optional[float] = ..., pacing: _Optional[bytes] = ..., process: _Optional[_Union[ProcessPlace, _Mapping]] = ..., spare: bool = ..., arithmetic: _Optional[_Iterable[_Union[ArithmeticItem, _Mapping]]] = ...) -> None: ...
+
+class ArithmeticItem(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class Liveness(_message.Message):
     __slots__ = ("lease_s", "heartbeat_s", "reconnect_s")
@@ -450,7 +462,7 @@ class RequestWork(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., ring_address: _Optional[str] = ..., leaves_epoch: bool = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_begun: _Optional[int] = ..., voided: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
 class ShardAssignment(_message.Message):
-    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step", "targets", "interleaved", "window", "learning_rate_scale", "ahead", "ahead_batch", "ahead_micro_batches", "copies_buffers", "wants_digest", "attends", "attended")
+    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step", "targets", "interleaved", "window", "learning_rate_scale", "ahead", "ahead_batch", "ahead_micro_batches", "copies_buffers", "wants_digest", "attends", "attended", "attests", "verifies", "anew", "itemised")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +489,10 @@ class ShardAssignment(_message.Message):
     WANTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ATTENDS_FIELD_NUMBER: _ClassVar[int]
     ATTENDED_FIELD_NUMBER: _ClassVar[int]
+    ATTESTS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIES_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
+    ITEMISED_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     parent: _record_pb2.Key
     roster: _containers.RepeatedScalarFieldContainer[int]
@@ -503,7 +519,11 @@ class ShardAssignment(_message.Message):
     wants_digest: bool
     attends: bool
     attended: bool
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ..., writes_checkpoint: bool = ..., checkpoint_step: _Optional[int] = ..., targets: _Optional[_Iterable[int]] = ..., interleaved: bool = ..., window: _Optional[int] = ..., learning_rate_scale: _Optional[float] = ..., ahead: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., ahead_batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., ahead_micro_batches: _Optional[int] = ..., copies_buffers: bool = ..., wants_digest: bool = ..., attends: bool = ..., attended: bool = ...) -> None: ...
+    attests: bool
+    verifies: _containers.RepeatedScalarFieldContainer[int]
+    anew: bool
+    itemised: bool
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ..., writes_checkpoint: bool = ..., checkpoint_step: _Optional[int] = ..., targets: _Optional[_Iterable[int]] = ..., interleaved: bool = ..., window: _Optional[int] = ..., learning_rate_scale: _Optional[float] = ..., ahead: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., ahead_batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., ahead_micro_batches: _Optional[int] = ..., copies_buffers: bool = ..., wants_digest: bool = ..., attends: bool = ..., attended: bool = ..., attests: bool = ..., verifies: _Optional[_Iterable[int]] = ..., anew: bool = ..., itemised: bool = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("compute_s", "exchange_s", "wait_s", "data_s", "busy_s", "micro_batches", "computed")
@@ -536,7 +556,7 @@ class WeightsDigest(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ..., prefixes: _Optional[bytes] = ..., base_hashed: bool = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses")
+    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses", "attested", "averages_digest")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -553,6 +573,8 @@ class StepReady(_message.Message):
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     NODE_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    ATTESTED_FIELD_NUMBER: _ClassVar[int]
+    AVERAGES_DIGEST_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     loss_sum: float
     weight: float
@@ -569,7 +591,23 @@ class StepReady(_message.Message):
     overflow: bool
     next: RequestWork
     node_losses: _containers.RepeatedCompositeFieldContainer[NodeLoss]
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ...) -> None: ...
+    attested: _containers.RepeatedCompositeFieldContainer[Attestation]
+    averages_digest: bytes
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., averages_digest: _Optional[bytes] = ...) -> None: ...
+
+class Attestation(_message.Message):
+    __slots__ = ("first", "grains", "digest", "samples", "components")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    GRAINS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    grains: int
+    digest: bytes
+    samples: bytes
+    components: bytes
+    def __init__(self, first: _Optional[int] = ..., grains: _Optional[int] = ..., digest: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., components: _Optional[bytes] = ...) -> None: ...
 
 class NodeLoss(_message.Message):
     __slots__ = ("first", "grains", "weight", "loss_sum")
@@ -928,7 +966,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class LineStatus(_message.Message):
-    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain")
+    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain", "verification", "one_arithmetic")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -957,6 +995,8 @@ class LineStatus(_message.Message):
     TCP_PORT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GRAIN_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    ONE_ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: LineState
     step: int
@@ -985,7 +1025,23 @@ class LineStatus(_message.Message):
     tcp_port: int
     session: _session_pb2.SessionStatus
     grain: int
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ...) -> None: ...
+    verification: VerificationStatus
+    one_arithmetic: bool
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ..., verification: _Optional[_Union[VerificationStatus, _Mapping]] = ..., one_arithmetic: bool = ...) -> None: ...
+
+class VerificationStatus(_message.Message):
+    __slots__ = ("fraction", "steps", "grains", "differences", "convicted")
+    FRACTION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    GRAINS_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    CONVICTED_FIELD_NUMBER: _ClassVar[int]
+    fraction: float
+    steps: int
+    grains: int
+    differences: int
+    convicted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, fraction: _Optional[float] = ..., steps: _Optional[int] = ..., grains: _Optional[int] = ..., differences: _Optional[int] = ..., convicted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CheckpointStatus(_message.Message):
     __slots__ = ("writer", "node_id", "folder", "every", "last", "overdue", "elsewhere")

@@ -24,6 +24,8 @@ class HaltReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HALT_REASON_STATE_LOST: _ClassVar[HaltReason]
     HALT_REASON_CHECKPOINT: _ClassVar[HaltReason]
     HALT_REASON_TOO_FEW_WORKERS: _ClassVar[HaltReason]
+    HALT_REASON_WRONG_ARITHMETIC: _ClassVar[HaltReason]
+    HALT_REASON_DATA_DIFFERS: _ClassVar[HaltReason]
 HALT_REASON_UNSPECIFIED: HaltReason
 HALT_REASON_NON_FINITE_GRADIENT: HaltReason
 HALT_REASON_NON_FINITE_LOSS: HaltReason
@@ -39,6 +41,8 @@ HALT_REASON_JOURNAL: HaltReason
 HALT_REASON_STATE_LOST: HaltReason
 HALT_REASON_CHECKPOINT: HaltReason
 HALT_REASON_TOO_FEW_WORKERS: HaltReason
+HALT_REASON_WRONG_ARITHMETIC: HaltReason
+HALT_REASON_DATA_DIFFERS: HaltReason
 
 class HaltEvidence(_message.Message):
     __slots__ = ("id", "reason", "key", "step", "worker", "block", "parameter", "element", "value", "message", "at_unix_s", "epoch", "positions", "reported_by")

@@ -11,7 +11,7 @@ from andon.protocol.halts import HaltEvidence, HaltReason, describe_value
 
 def test_a_label_is_the_reason_in_lower_case() -> None:
     assert HaltReason.NON_FINITE_GRADIENT.label == "non_finite_gradient"
-    assert len({reason.label for reason in HaltReason}) == 14
+    assert len({reason.label for reason in HaltReason}) == 16
 
 
 @pytest.mark.parametrize(
