@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from andon.protocol.arithmetic import Arithmetic
+from andon.protocol.arithmetic import check as check_arithmetic
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltEvidence, HaltReason
@@ -32,6 +34,8 @@ from andon.v1 import coordinator_pb2, halt_pb2, record_pb2
 
 __all__ = [
     "WireError",
+    "arithmetic_from_proto",
+    "arithmetic_to_proto",
     "cursor_from_proto",
     "cursor_to_proto",
     "enum_from_proto",
@@ -367,6 +371,28 @@ def node_losses_from_proto(messages: Iterable[coordinator_pb2.NodeLoss]) -> tupl
             node = Node(message.first, message.first + message.grains)
             losses.append(NodeLoss(node, message.weight, message.loss_sum))
     return tuple(losses)
+
+
+def arithmetic_to_proto(items: Arithmetic) -> list[coordinator_pb2.ArithmeticItem]:
+    """What a worker states of its arithmetic."""
+    return [coordinator_pb2.ArithmeticItem(name=name, value=value) for name, value in items]
+
+
+def arithmetic_from_proto(messages: Iterable[coordinator_pb2.ArithmeticItem]) -> Arithmetic:
+    """What a worker states of its arithmetic.
+
+    Raises:
+        WireError: names do not rise, or there is a text that can't be.
+        LimitExceeded: there is too much of it.
+    """
+    items = tuple((each.name, each.value) for each in messages)
+    try:
+        check_arithmetic(items)
+    except LimitExceeded:
+        raise
+    except ValueError as error:
+        raise WireError(f"ArithmeticItem: {error}") from None
+    return items
 
 
 def liveness_to_proto(liveness: Liveness) -> coordinator_pb2.Liveness:
