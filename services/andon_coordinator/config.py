@@ -23,6 +23,7 @@ from andon.host.settings import (
     whole,
 )
 from andon.protocol.announcements import Announcement
+from andon.protocol.arithmetic import ArithmeticRule
 from andon.protocol.encoding import Encoding
 from andon.protocol.limits import CHUNK_ELEMENTS, MAX_WORKERS
 from andon.protocol.records import Key
@@ -114,6 +115,9 @@ class LineOptions:
     same_bits: bool = False
     """Make the weights the same, bit for bit, on any number of workers, whatever is lost. Scripts
     must pass `prepare` a `micro_batch_size`."""
+    arithmetic: ArithmeticRule = ArithmeticRule.REQUIRE
+    """Of same bits: refuse a worker whose processor, versions or threads differ from the line's, or
+    tell people."""
 
     def __post_init__(self) -> None:
         """Refuses values beyond their limits."""
@@ -242,6 +246,7 @@ class CoordinatorConfig:
             worker_gradient_norm=self.line.worker_grad_norm,
             pacing=self.pacing,
             same_bits=self.line.same_bits,
+            arithmetic=self.line.arithmetic,
             capabilities=frozenset({RING_CAPABILITY} if self.line.topology is Topology.RING else ())
             | capabilities_for(self.pacing, self.policy),
         )

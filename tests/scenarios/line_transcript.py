@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import count, takewhile
 from typing import Any
 
-from andon.protocol.arithmetic import Arithmetic, in_order
+from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, in_order
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
@@ -92,6 +92,7 @@ class _Commands:
             worker_gradient_norm=_real(options.get("worker_norm", "")),
             pacing=_pacing(options),
             same_bits="same_bits" in options,
+            arithmetic=ArithmeticRule(options.get("arithmetic", "require")),
         )
         self.bench = Bench(self.settings, plan)
         self.names: dict[str, int] = {}
@@ -504,6 +505,11 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"worker {effect.worker}"
         case do.SendLearn():
             return f"listen at {[share.address for share in effect.reducers]}"
+        case do.SaveArithmetic(worker, _, items, step):
+            shown = " ".join(f"{name}:{value}" for name, value in items) or "nothing"
+            return f"worker {worker} states {shown} at step {step}"
+        case do.NoteArithmetic():
+            return f"worker {effect.worker}: {effect.in_words}"
         case do.NoteFewGrains(grains, workers):
             return f"{grains} grains for {workers} workers"
         case do.NoteSchedule(schedule, why):

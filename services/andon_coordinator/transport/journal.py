@@ -64,6 +64,7 @@ JournalEffect = (
     | effects.SaveHalt
     | effects.SaveAnswer
     | effects.SaveDeparture
+    | effects.SaveArithmetic
     | effects.SaveScalars
     | effects.SaveRunEvent
     | effects.FindAncestor
@@ -354,6 +355,7 @@ _SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
     effects.SaveHalt: JournalStore.save_halt,
     effects.SaveAnswer: JournalStore.save_answer,
     effects.SaveDeparture: JournalStore.save_departure,
+    effects.SaveArithmetic: JournalStore.save_arithmetic,
     effects.SaveRunEvent: JournalStore.save_run_event,
     SaveSessionEnd: JournalStore.save_session_end,
 }

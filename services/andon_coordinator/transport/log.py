@@ -114,10 +114,25 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
             log.info(
                 LogEvent("halt_answered", id=str(effect.halt_id), answer=answer, by=effect.operator)
             )
+        case effects.NoteFewGrains() | effects.NoteArithmetic():
+            _log_bits(effect)
         case effects.NoteWriter() | effects.NoteCheckpoint() | effects.NoteOverdue():
             _log_checkpoints(effect)
         case _:
             _log_rare(effect)
+
+
+def _log_bits(effect: effects.NoteFewGrains | effects.NoteArithmetic) -> None:
+    if isinstance(effect, effects.NoteFewGrains):
+        text = (
+            f"a batch has {effect.grains} grains for {effect.workers} workers, so some compute "
+            "nothing: use a smaller micro_batch_size, or larger batches"
+        )
+        log.warning(LogEvent("few_grains", text, grains=effect.grains, workers=effect.workers))
+    else:
+        text = "bits may depend on the workers, and what such workers computed is never compared"
+        fields = {"worker": effect.worker, "message": effect.in_words}
+        log.warning(LogEvent("arithmetic_differs", text, **fields))
 
 
 def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
@@ -163,12 +178,6 @@ def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
             )
         case effects.NoteSchedule():
             log.info(LogEvent("schedule_chosen", schedule=effect.schedule.value, why=effect.why))
-        case effects.NoteFewGrains():
-            text = (
-                f"a batch has {effect.grains} grains for {effect.workers} workers, so some compute "
-                "nothing: use a smaller micro_batch_size, or larger batches"
-            )
-            log.warning(LogEvent("few_grains", text, grains=effect.grains, workers=effect.workers))
         case effects.NoteScalarsRefused():
             why = f"the run has {MAX_SCALAR_NAMES} names, which is the limit"
             log.warning(

@@ -11,6 +11,7 @@ import pytest
 from andon.host.access import Access
 from andon.host.errors import UsageError
 from andon.host.tls import is_loopback
+from andon.protocol.arithmetic import ArithmeticRule
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Topology
 from andon_cli.app import read_config
@@ -162,6 +163,7 @@ EVERYTHING = ServeConfig(
         local_steps=64,
         outer="nesterov",
         overlap=True,
+        arithmetic=ArithmeticRule.TELL,
     ),
     resume_from=Key(3, 4),
     until_complete=True,
@@ -217,7 +219,7 @@ def settings_of_a_service() -> list[tuple[str, str]]:
         "token": "a-token-of-24-characters", "average_buffers": "1", "overlap": "1",
         "schedule": "cadence", "shares": "balanced", "overhead_target": "0.3",
         "lr_scaling": "linear", "outer": "nesterov", "log_format": "json",
-        "may_stop": "operators", "same_bits": "1",
+        "may_stop": "operators", "same_bits": "1", "arithmetic": "tell",
     }  # fmt: skip
     own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
     arguments = settings_of(app_of(RunSettings).assemble_argument_collection())
