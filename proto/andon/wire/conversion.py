@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from andon.protocol.arithmetic import Arithmetic
+from andon.protocol.arithmetic import check as check_arithmetic
 from andon.protocol.attestations import Attestation
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
@@ -33,6 +35,8 @@ from andon.v1 import coordinator_pb2, halt_pb2, record_pb2
 
 __all__ = [
     "WireError",
+    "arithmetic_from_proto",
+    "arithmetic_to_proto",
     "attestations_from_proto",
     "attestations_to_proto",
     "cursor_from_proto",
@@ -408,6 +412,28 @@ def attestations_from_proto(
                 )
             )
     return tuple(attested)
+
+
+def arithmetic_to_proto(items: Arithmetic) -> list[coordinator_pb2.ArithmeticItem]:
+    """What a worker states of its arithmetic."""
+    return [coordinator_pb2.ArithmeticItem(name=name, value=value) for name, value in items]
+
+
+def arithmetic_from_proto(messages: Iterable[coordinator_pb2.ArithmeticItem]) -> Arithmetic:
+    """What a worker states of its arithmetic.
+
+    Raises:
+        WireError: names do not rise, or there is a text that can't be.
+        LimitExceeded: there is too much of it.
+    """
+    items = tuple((each.name, each.value) for each in messages)
+    try:
+        check_arithmetic(items)
+    except LimitExceeded:
+        raise
+    except ValueError as error:
+        raise WireError(f"ArithmeticItem: {error}") from None
+    return items
 
 
 def liveness_to_proto(liveness: Liveness) -> coordinator_pb2.Liveness:

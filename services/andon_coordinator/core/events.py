@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.attestations import Attestation
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltAnswer, HaltEvidence
@@ -162,6 +163,8 @@ class JoinRequest:
     """The `pacing` of the last commit that it applied; untrusted, as everything here."""
     spare: bool = False
     """Whether it follows and computes nothing, as long as the line has all its workers."""
+    arithmetic: Arithmetic = ()
+    """Name and value of what decides the bits of its results, by name; empty: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

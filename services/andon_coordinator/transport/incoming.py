@@ -13,6 +13,7 @@ import math
 from dataclasses import replace
 
 from andon.host.process import Process
+from andon.protocol.arithmetic import MAX_ITEMS
 from andon.protocol.attestations import DIGEST_BYTES
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.limits import (
@@ -87,6 +88,7 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             speed_hint=join.speed_hint if 0.0 < join.speed_hint < math.inf else None,
             pacing=join.pacing,
             spare=join.spare,
+            arithmetic=conversion.arithmetic_from_proto(join.arithmetic),
         )
     except LimitExceeded as error:
         raise LineError(Reason.TOO_LARGE, f"join: {error}") from None
@@ -110,6 +112,7 @@ def is_slow_to_read(message: pb.TrainRequest) -> bool:
         # Sizes come first: nothing of a Join is converted before they are known to be small.
         require_at_most(len(message.join.devices), _MAX_CAPABILITIES, "devices")
         require_at_most(len(message.join.capabilities), _MAX_CAPABILITIES, "capabilities")
+        require_at_most(len(message.join.arithmetic), MAX_ITEMS, "things of an arithmetic")
         require_at_most(len(message.join.halt.element), MAX_DIMENSIONS, "dimensions")
         require_at_most(len(message.join.pacing), MAX_PACING_BYTES, "bytes of pacing")
         return count_layout_parts(message.join.layout) > _QUICK_PARTS
