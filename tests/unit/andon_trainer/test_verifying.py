@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +13,8 @@ from andon.protocol.grains import Node
 from andon_trainer.averaging.attesting import component_hash, digest_of
 from andon_trainer.averaging.node_sums import leaves_of
 from andon_trainer.data.sample_hashes import sample_hashes
+from unit.andon.golden import golden
 from unit.andon_trainer.step_bench import StepBench
-
-VECTORS = json.loads(Path("conformance/attestations.json").read_text())
 
 # Batches of 12 positions in grains of 3; this worker has grains 0 and 1, and verifies others.
 OWN = (0, 6)
@@ -34,7 +31,7 @@ def attested(bench: StepBench, number: int = -1) -> dict[Node, Attestation]:
     return {each.node: each for each in bench.member.reports[number].attested}
 
 
-@pytest.mark.parametrize("case", VECTORS["digests"], ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", golden("attestations", "digests"), ids=lambda case: case["name"])
 def test_a_digest_is_that_of_the_vectors(case: dict[str, Any]) -> None:
     components = [
         None if each is None else torch.frombuffer(bytearray.fromhex(each), dtype=torch.float32)
