@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from andon.protocol.arithmetic import Arithmetic
+from andon.protocol.attestations import Attestation
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
@@ -57,6 +59,8 @@ class Joining:
     """Whether it computes nothing as long as the line has all its workers."""
     pacing: bytes = field(default=b"", repr=False)
     """The `pacing` of the last commit that it applied."""
+    arithmetic: Arithmetic = ()
+    """What decides the bits of its results; empty: it does not say."""
     protocol_version: int = PROTOCOL_VERSION
     capabilities: tuple[str, ...] = ()
     """What it supports beyond what every worker must."""
@@ -161,6 +165,10 @@ class StepReport:
     """What is asked for with it; None: the script may want something else after this step."""
     node_losses: tuple[NodeLoss, ...] = ()
     """On a line of grains: what each of this worker's nodes adds to the step's loss."""
+    attested: tuple[Attestation, ...] = ()
+    """What it has computed, if the round is verified."""
+    averages_digest: bytes = b""
+    """Of the averages as its optimizer will read them, if the round is verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
