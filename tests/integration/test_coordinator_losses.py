@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,18 @@ asyncio.run(main())
 """
 
 
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as started:
+        yield started
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """Kills a process; it stays in the process table."""
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+
 async def test_killed_process_is_known_to_be_gone_at_once(tmp_path: Path) -> None:
     # The grace period is longer than this test, so only a process known to be gone is lost.
     async with serving(config_in(tmp_path, rejoin_grace_s=1000.0)) as served:
@@ -96,22 +109,20 @@ async def test_killed_process_is_known_to_be_gone_at_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not own_process().host, reason="/proc is not Linux's, or hidden")
-async def test_a_killed_process_is_gone_before_its_connections_are(tmp_path: Path) -> None:
+async def test_a_killed_process_is_gone_before_its_connections_are(
+    tmp_path: Path, child: subprocess.Popen[bytes]
+) -> None:
     # As long as the kernel frees the memory of a killed process, its connections stay. Here they
     # stay for good, since they are this process's.
     async with serving(config_in(tmp_path, rejoin_grace_s=1000.0)) as served:
         survivor, killed = served.worker(0), served.worker(1)
-        # Not asyncio's, which would take it out of the process table.
-        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         await survivor.join()
-        await killed.join(process=pb.ProcessPlace(host=own_process().host, id=process.pid))
+        await killed.join(process=pb.ProcessPlace(host=own_process().host, id=child.pid))
         await first_round([survivor, killed])
 
-        process.send_signal(signal.SIGKILL)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # It stays in the process table.
+        _kill(child)
 
         await survivor.expect("round_voided")
-    process.communicate()
 
 
 async def test_a_process_that_dies_as_its_join_is_read_keeps_no_slot(
