@@ -237,8 +237,9 @@ _LEARNING = (
     ),
     Amounts(
         title="Verified since the run began",
-        tells="Steps that workers computed twice before they were committed (green), and grains of them, attempts in "
-        "which two results differed (orange), and workers that were convicted (red).",
+        tells="Steps, and grains in them, that workers computed twice before they were committed "
+        "(green), attempts in which two results differed (orange), and workers that were convicted "
+        "(red).",
         see="docs/guide/same-bits.md#verification",
         queries=(
             Query(
