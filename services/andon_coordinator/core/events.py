@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from andon.protocol.arithmetic import Arithmetic
+from andon.protocol.attestations import Attestation
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
@@ -253,6 +254,10 @@ class Ready:
     """What it asks for once the round is committed."""
     node_losses: tuple[NodeLoss, ...] = ()
     """Of each maximal node of its share, in rising order; empty if the plan has no grain."""
+    attested: tuple[Attestation, ...] = field(default=(), repr=False)
+    """What it has computed, if the assignment has `attests`."""
+    averages_digest: bytes = b""
+    """Likewise of the averages that it holds, `DIGEST_BYTES`; empty: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

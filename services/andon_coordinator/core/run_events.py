@@ -27,6 +27,8 @@ class RunEventKind(enum.Enum):
     ANSWERED = "answered"
     ARITHMETIC = "arithmetic"
     """A worker joined whose arithmetic is not the line's; the text says what differs."""
+    CONVICTED = "convicted"
+    """A worker computed wrong, as two others say; the text says what."""
     OVERFLOW = "overflow"
     """A step moved no weight, because scaled gradients overflowed."""
     CHECKPOINT = "checkpoint"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from andon.protocol.arithmetic import is_one
 from andon.protocol.halts import HaltEvidence
@@ -15,6 +15,7 @@ from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimi
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.session_status import SessionSnapshot
 from andon_coordinator.core.state import CoreState
+from andon_coordinator.core.verification import VerifiedTotals
 
 __all__ = [
     "LineSnapshot",
@@ -102,6 +103,10 @@ class LineSnapshot:
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
     one_arithmetic: bool
     """Whether all live workers have stated one arithmetic."""
+    verify: float = 0.0
+    """The part of all steps that is computed twice."""
+    verified: VerifiedTotals = field(default_factory=VerifiedTotals)
+    """How much was; a copy."""
     session: SessionSnapshot | None = None
     """The run's sessions, if it is one of sessions."""
 
@@ -148,6 +153,8 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         schedule_note=core.pacing.note,
         grain=core.plan.grain if core.plan is not None else 0,
         one_arithmetic=bool(live) and is_one(*(each.arithmetic for each in live)),
+        verify=core.settings.verify.fraction,
+        verified=replace(core.verified, convicted=list(core.verified.convicted)),
     )
 
 

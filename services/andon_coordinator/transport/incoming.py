@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from andon.host.process import Process
 from andon.protocol.arithmetic import MAX_ITEMS
+from andon.protocol.attestations import DIGEST_BYTES
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.limits import (
     COUNT_LIMIT,
@@ -192,6 +193,9 @@ def _checkpoint(message: pb.RequestWork | pb.Leave) -> events.Checkpoint | None:
 def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
     ready = message.step_ready
     require_at_most(len(ready.node_losses), MAX_NUMBERS, "losses of nodes")
+    require_at_most(len(ready.attested), MAX_NUMBERS, "attestations")
+    if len(ready.averages_digest) not in (0, DIGEST_BYTES):
+        raise ValueError(f"{len(ready.averages_digest)} bytes are no digest of averages")
     timings = ready.timings
     digest, digest_head = _digest(ready.digest)
     return events.WorkerReady(
@@ -226,6 +230,8 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             digest_base_hashed=ready.digest.base_hashed,
             next=_standing(ready),
             node_losses=conversion.node_losses_from_proto(ready.node_losses),
+            attested=conversion.attestations_from_proto(ready.attested),
+            averages_digest=ready.averages_digest,
         ),
     )
 
