@@ -221,7 +221,8 @@ def worker_environment(
     """
     settings = config.settings
     # A worker can set them itself, unless its script computes something first.
-    kept = dict(ENVIRONMENT) if settings.line.same_bits else {}
+    same_bits = settings.line.same_bits or settings.line.verify
+    kept = dict(ENVIRONMENT) if same_bits else {}
     kept |= {name: value for name, value in base.items() if name not in (*_GIVEN, *_TORCHRUN)}
     variables = {
         **kept,
