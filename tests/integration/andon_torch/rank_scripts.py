@@ -223,7 +223,7 @@ COLLECTIVES = (
     *("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather"),
     *("gather", "scatter", "all_to_all", "barrier"),
 )
-_PLACES = {
+_PLACES: dict[str, Callable[[], Callable[[], object]]] = {
     **{place: partial(_collective, place) for place in COLLECTIVES},
     "send": _send,
     "backward": _backward,
