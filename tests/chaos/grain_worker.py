@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 from andon_trainer import Line
 from chaos.barrier import Barrier
@@ -91,7 +91,9 @@ class Worker:
         scaler = torch.amp.GradScaler(
             "cpu", init_scale=3000.0, growth_interval=20, enabled=spec["kind"] == "cnn"
         )
-        loader: Any = DataLoader(self._task.data, _BATCH, shuffle=True)
+        # Of a sampler that draws anew in each epoch, too.
+        drawn = RandomSampler(range(_SAMPLES), replacement=True) if scaler.is_enabled() else None
+        loader: Any = DataLoader(self._task.data, _BATCH, shuffle=not drawn, sampler=drawn)
         self._model, self._optimizer, self._scheduler, self._scaler, self._loader = line.prepare(
             self._task.model, optimizer, scheduler, scaler, loader, micro_batch_size=_GRAIN
         )
