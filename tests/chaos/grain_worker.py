@@ -84,8 +84,9 @@ class Worker:
         self._log = os.open(self._folder / "log.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._began = -1
         """The step of which it has had a grain."""
-        self._task = Task(spec["kind"])
         self._line = line = Line(same_bits=True, total_steps=spec.get("steps"))
+        torch.manual_seed(1)
+        self._task = Task(spec["kind"])
         optimizer = Stopping(self._task.model.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
         scaler = torch.amp.GradScaler(
@@ -165,9 +166,6 @@ class Worker:
 
 def main() -> None:
     """Trains as a spec says."""
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(1)
     Worker(json.loads(Path(sys.argv[1]).read_text())).run()
 
 

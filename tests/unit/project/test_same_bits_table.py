@@ -9,6 +9,7 @@ import pytest
 from unit.project.documents import ROOT, Document
 
 GUIDE = Document(ROOT / "docs/guide/same-bits.md")
+_SECTION = re.compile(r"^## What keeps bits.*?(?=^## )", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\| (?P<what>.+?) \| (?P<with>.+?) \|$", re.MULTILINE)
 
 LINES = "integration/test_same_bits.py::"
@@ -78,12 +79,21 @@ TESTS: dict[str, tuple[str, ...]] = {
     "an answer in bfloat16": (
         f"{LINES}test_averages_that_are_rounded_are_the_same_bits_on_every_line",
     ),
+    "an operation without": (
+        f"{TRAINER}test_arithmetic.py::test_switches_are_set_for_as_long_as_the_line_is_open",
+    ),
+    "another number of threads": (
+        f"{LINES}test_a_worker_with_another_number_of_threads_is_refused_or_told",
+        f"{TRAINER}test_arithmetic.py::"
+        "test_a_checkpoint_of_another_arithmetic_is_refused_unless_that_is_meant",
+    ),
 }
 """By how a row begins: what shows it."""
 
 
 def rows() -> dict[str, str]:
-    return {found["what"]: found["with"] for found in _ROW.finditer(GUIDE.text)}
+    (section,) = _SECTION.findall(GUIDE.text)
+    return {found["what"]: found["with"] for found in _ROW.finditer(section)}
 
 
 def test_each_row_has_tests_or_says_that_nothing_is_kept() -> None:
