@@ -588,7 +588,7 @@ class Worker:
                 )
                 if has
             ),
-            arithmetic=(("processor", "x"),) if self.verifies else (),
+            arithmetic=(("processor", "any"),) if self.plan.grain else (),
         )
         out.append(Open(self.stream, request))
 
