@@ -115,5 +115,8 @@ function showPlace(state) {
   say(byId("checkpoints"), text);
   mark(byId("checkpoints"), "title", known?.folder || null);
   const uneven = state.schedule && !["equal", "even", "every-step"].includes(state.schedule);
-  say(byId("schedule"), uneven ? `Schedule: ${state.schedule}${state.schedule_note ? ` (${state.schedule_note})` : ""}.` : "");
+  const schedule = uneven ? `Schedule: ${state.schedule}${state.schedule_note ? ` (${state.schedule_note})` : ""}.` : "";
+  const differ = state.one_arithmetic || state.live < 2 ? "" : ", but the workers' arithmetics differ";
+  const bits = state.grain ? `Same bits in grains of ${state.grain}${differ}.` : "";
+  say(byId("schedule"), [schedule, bits].filter(Boolean).join(" "));
 }
