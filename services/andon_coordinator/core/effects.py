@@ -20,6 +20,7 @@ from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean
 
 __all__ = [
     "AcceptJoin",
@@ -53,6 +54,7 @@ __all__ = [
     "SaveRun",
     "SaveRunEvent",
     "SaveScalars",
+    "SaveSteered",
     "SaveTerm",
     "SendCommitted",
     "SendHalt",
@@ -254,6 +256,20 @@ class SaveScalars:
     """The stream that they came on; 0: nobody waits for an answer."""
     sequence: int = 0
     """The heartbeat that carried them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSteered:
+    """Save the answer of a scalar all-reduce: scripts decide by it, and an audit answers with it.
+
+    Only a line with grains can be audited.
+    """
+
+    step: int
+    """Committed steps of the head."""
+    answer: ScalarAllReduceMean
+    left_out: bool = False
+    """Whether it and all that follow it at this head are too much to keep: it has no data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,6 +586,7 @@ Effect = (
     | SaveAnswer
     | SaveDeparture
     | SaveScalars
+    | SaveSteered
     | SaveRunEvent
     | AcceptJoin
     | RefuseJoin

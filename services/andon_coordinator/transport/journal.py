@@ -66,6 +66,7 @@ JournalEffect = (
     | effects.SaveDeparture
     | effects.SaveScalars
     | effects.SaveRunEvent
+    | effects.SaveSteered
     | effects.FindAncestor
     | SaveSession
     | SaveSessionEnd
@@ -285,6 +286,8 @@ class Journal:
         if isinstance(effect, effects.SaveScalars):
             self._lose(effect)
             return
+        if isinstance(effect, effects.SaveSteered):
+            return  # An audit then computes it by itself.
         if isinstance(effect, effects.SaveRunEvent):
             kept = sum(isinstance(each, effects.SaveRunEvent) for each in self._overdue)
             if kept >= _MOST_EVENTS:
@@ -355,6 +358,7 @@ _SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
     effects.SaveAnswer: JournalStore.save_answer,
     effects.SaveDeparture: JournalStore.save_departure,
     effects.SaveRunEvent: JournalStore.save_run_event,
+    effects.SaveSteered: JournalStore.save_steered,
     SaveSessionEnd: JournalStore.save_session_end,
 }
 """What is written, and nobody waits for."""

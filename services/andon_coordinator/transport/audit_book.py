@@ -1,0 +1,112 @@
+"""The audit book: what a journal has for a program that recomputes the run's steps.
+
+Beside the records that is what steered the scripts (`steered`), which weights were compared
+(`weights`, and the digests with which workers left), and what workers attested (`attested`).
+Journals of lines without grains, and those that an older program wrote, lack some of these tables.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from andon.protocol.records import Key, RecordKind
+from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.transport import rows
+from andon_coordinator.transport.reader import JournalEntry, entry_of
+from andon_coordinator.transport.step_reader import StepReader
+
+__all__ = ["AttestedNode", "AuditBook"]
+
+_LEFT_WELL = [reason.name for reason in LeaveReason if reason.in_order]
+
+
+@dataclass(frozen=True, slots=True)
+class AttestedNode:
+    """What a worker said that it has computed for some grains of a step."""
+
+    first: int
+    grains: int
+    worker: int
+    digest: str
+    """Hexadecimal."""
+
+
+class AuditBook(StepReader):
+    """A run's journal, open for an audit."""
+
+    def forward(self, after: Key | None) -> Iterator[JournalEntry]:
+        """The line's history after a record, first to last, without contributions.
+
+        None: from its first record on.
+        """
+        row = None if after is None else rows.find(self._database, after)
+        first = 0 if row is None else row["id"]
+        for each in self._database.execute(
+            f"SELECT * FROM records WHERE id > ?{self._in_history()} ORDER BY id", (first,)
+        ):
+            yield entry_of(each, ())
+
+    def answers(self, step: int) -> list[dict[str, Any]]:
+        """The answers of scalar all-reduces between a step and the next one, by sequence.
+
+        One that was left out has no `data`, and none follows it.
+        """
+        if not rows.has_table(self._database, "steered"):
+            return []
+        found: dict[int, dict[str, Any]] = {}
+        for sequence, answer in self._database.execute(
+            f"SELECT sequence, answer FROM steered WHERE step = ?{self._in_history('record')}"
+            " ORDER BY sequence, record",
+            (step,),
+        ):
+            kept = {} if answer is None else json.loads(answer)
+            found[sequence] = {"sequence": sequence, **kept}
+        return list(found.values())
+
+    def weights(self) -> dict[int, str]:
+        """SHA-256 of the line's weights after a step, by step, as far as workers compared them."""
+        found: dict[int, str] = {}
+        kept = self._in_history("record")
+        if rows.has_table(self._database, "weights"):
+            found |= dict(
+                self._database.execute(
+                    f"SELECT step, sha256 FROM weights WHERE 1{kept} ORDER BY rowid"
+                )
+            )
+        marks = ", ".join("?" * len(_LEFT_WELL))
+        for step, digest in self._database.execute(
+            "SELECT departures.step, digest FROM departures JOIN records ON record = records.id "
+            f"WHERE digest <> '' AND departures.step = records.step AND reason IN ({marks}){kept}",
+            _LEFT_WELL,
+        ):
+            found.setdefault(step, digest)
+        return found
+
+    def attested(self, key: Key) -> list[AttestedNode]:
+        """What workers attested of a step that was verified, by node and worker."""
+        row = rows.find(self._database, key)
+        if row is None or not rows.has_table(self._database, "attested"):
+            return []
+        return [
+            AttestedNode(*each)
+            for each in self._database.execute(
+                "SELECT first, grains, worker, digest FROM attested WHERE record = ?"
+                " ORDER BY first, grains, worker",
+                (row["id"],),
+            )
+        ]
+
+    def resumed_at(self, after: int, up_to: int) -> list[int]:
+        """The steps in a range at which the line went back, or scripts began anew."""
+        return [
+            step
+            for (step,) in self._database.execute(
+                "SELECT step FROM records WHERE kind = ? AND halt IS NULL AND step > ? AND step < ?"
+                f"{self._in_history()} ORDER BY id",
+                (RecordKind.MARK.name, after, up_to),
+            )
+        ]
