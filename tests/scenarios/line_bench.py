@@ -265,6 +265,7 @@ class Bench:
             plan=self.plan,
             launch_slot=slot,
             capabilities=frozenset({SAME_BITS} if self.plan.grain else ()),
+            arithmetic=(("processor", "x"),) if self.plan.grain else (),
         )
 
     def rejoin(self, stream: int, slot: int, incarnation: int) -> on.JoinRequest:

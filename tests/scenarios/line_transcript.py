@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import count, takewhile
 from typing import Any
 
+from andon.protocol.arithmetic import Arithmetic, in_order
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
@@ -162,6 +163,9 @@ class _Commands:
             speed_hint=_real(options.get("hint", "")),
             pacing=request.pacing,
             spare="spare" in (*words, *options),
+            arithmetic=_arithmetic(options["arithmetic"])
+            if "arithmetic" in options
+            else request.arithmetic,
             checkpoints=on.CheckpointPlan(int(options["every"]), "/runs")
             if "every" in options
             else None,
@@ -612,6 +616,11 @@ def _capabilities(options: Options) -> frozenset[str]:
     older = "older" in options
     can = options.get("can", "").split(",")
     return frozenset(filter(None, (*can, "" if older else OVERFLOW)))
+
+
+def _arithmetic(text: str) -> Arithmetic:
+    """As in `threads:1,torch:2.0`; `none` states nothing."""
+    return () if text == "none" else in_order(dict(each.split(":") for each in text.split(",")))
 
 
 def _key(text: str) -> Key | None:

@@ -82,6 +82,14 @@ class RankTerms(RoundTerms):
     """Whether this worker writes the checkpoint that the step may make due."""
     attends: bool = False
     """Whether the worker is not on the roster: it takes the averages, and gives nothing."""
+    attests: bool = False
+    """Whether the worker reports digests of what it computed; see `attestations`."""
+    verifies: tuple[int, ...] = ()
+    """Grains of the batch that it computes beside its own, in rising order, to attest them."""
+    anew: bool = False
+    """Whether it keeps nothing of earlier attempts: it computes all of its grains again."""
+    itemised: bool = False
+    """Whether each attestation of a grain in `verifies` has the hashes of its components."""
 
     @classmethod
     def of(cls, terms: RoundTerms, **own: Any) -> Self:

@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from andon.protocol.arithmetic import Arithmetic
+from andon.protocol.arithmetic import check as check_arithmetic
+from andon.protocol.attestations import Attestation
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltEvidence, HaltReason
@@ -32,6 +35,10 @@ from andon.v1 import coordinator_pb2, halt_pb2, record_pb2
 
 __all__ = [
     "WireError",
+    "arithmetic_from_proto",
+    "arithmetic_to_proto",
+    "attestations_from_proto",
+    "attestations_to_proto",
     "cursor_from_proto",
     "cursor_to_proto",
     "enum_from_proto",
@@ -367,6 +374,66 @@ def node_losses_from_proto(messages: Iterable[coordinator_pb2.NodeLoss]) -> tupl
             node = Node(message.first, message.first + message.grains)
             losses.append(NodeLoss(node, message.weight, message.loss_sum))
     return tuple(losses)
+
+
+def attestations_to_proto(
+    attested: Iterable[Attestation],
+) -> list[coordinator_pb2.Attestation]:
+    """What a worker has computed."""
+    return [
+        coordinator_pb2.Attestation(
+            first=each.node.first,
+            grains=len(each.node),
+            digest=each.digest,
+            samples=each.samples,
+            components=each.components,
+        )
+        for each in attested
+    ]
+
+
+def attestations_from_proto(
+    messages: Iterable[coordinator_pb2.Attestation],
+) -> tuple[Attestation, ...]:
+    """What a worker has computed. Whether it was asked for that is checked elsewhere.
+
+    Raises:
+        WireError: a node without grains, or hashes of another length than theirs.
+    """
+    attested = []
+    for message in messages:
+        with reading(message):
+            attested.append(
+                Attestation(
+                    node=Node(message.first, message.first + message.grains),
+                    digest=message.digest,
+                    samples=message.samples,
+                    components=message.components,
+                )
+            )
+    return tuple(attested)
+
+
+def arithmetic_to_proto(items: Arithmetic) -> list[coordinator_pb2.ArithmeticItem]:
+    """What a worker states of its arithmetic."""
+    return [coordinator_pb2.ArithmeticItem(name=name, value=value) for name, value in items]
+
+
+def arithmetic_from_proto(messages: Iterable[coordinator_pb2.ArithmeticItem]) -> Arithmetic:
+    """What a worker states of its arithmetic.
+
+    Raises:
+        WireError: names do not rise, or there is a text that can't be.
+        LimitExceeded: there is too much of it.
+    """
+    items = tuple((each.name, each.value) for each in messages)
+    try:
+        check_arithmetic(items)
+    except LimitExceeded:
+        raise
+    except ValueError as error:
+        raise WireError(f"ArithmeticItem: {error}") from None
+    return items
 
 
 def liveness_to_proto(liveness: Liveness) -> coordinator_pb2.Liveness:

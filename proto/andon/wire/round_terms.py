@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -52,8 +53,8 @@ def terms_from_proto(message: ShardAssignment, kind: type[_Terms], **own: Any) -
     """A round's terms and one rank's part, as a `kind` with the fields `own` beside them.
 
     Raises:
-        WireError: a key or a range is invalid, the numbers of ranks differ, or the factor of the
-            learning rate is not a positive finite number.
+        WireError: a key or a range is invalid, the numbers of ranks differ, the grains to verify
+            don't rise, or the factor of the learning rate is not a positive finite number.
     """
     with reading(message):
         terms = kind(**{name: read(message) for name, read in _READERS}, **own)
@@ -86,6 +87,12 @@ def _ranges_from(messages: Iterable[RangeMessage]) -> Ranges:
     return tuple(map(range_from_proto, messages))
 
 
+def _rising(grains: tuple[int, ...]) -> tuple[int, ...]:
+    if any(one >= other for one, other in pairwise(grains)):
+        raise ValueError(f"verifies must rise, and is {list(grains[:8])}")
+    return grains
+
+
 def _ranges_to(ranges: Iterable[PositionRange]) -> list[RangeMessage]:
     return list(map(range_to_proto, ranges))
 
@@ -106,6 +113,7 @@ _CONVERTED = {
     "positions": _Conversion(
         lambda m: _ranges_from(m.positions), lambda v: {"positions": _ranges_to(v)}
     ),
+    "verifies": _Conversion(lambda m: _rising(tuple(m.verifies)), lambda v: {"verifies": v}),
     "ahead": _Conversion(lambda m: _ranges_from(m.ahead), lambda v: {"ahead": _ranges_to(v)}),
     "reducers": _Conversion(
         lambda m: shares_from_proto(m.reducers), lambda v: {"reducers": shares_to_proto(v)}

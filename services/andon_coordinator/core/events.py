@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from andon.protocol.arithmetic import Arithmetic
+from andon.protocol.attestations import Attestation
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
@@ -161,6 +163,8 @@ class JoinRequest:
     """The `pacing` of the last commit that it applied; untrusted, as everything here."""
     spare: bool = False
     """Whether it follows and computes nothing, as long as the line has all its workers."""
+    arithmetic: Arithmetic = ()
+    """Name and value of what decides the bits of its results, by name; empty: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +254,10 @@ class Ready:
     """What it asks for once the round is committed."""
     node_losses: tuple[NodeLoss, ...] = ()
     """Of each maximal node of its share, in rising order; empty if the plan has no grain."""
+    attested: tuple[Attestation, ...] = field(default=(), repr=False)
+    """What it has computed, if the assignment has `attests`."""
+    averages_digest: bytes = b""
+    """Likewise of the averages that it holds, `DIGEST_BYTES`; empty: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

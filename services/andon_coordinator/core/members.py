@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.records import Key
 from andon_coordinator.core.events import (
     Activity,
@@ -115,6 +116,11 @@ class LineMember:
     def __post_init__(self) -> None:
         """Derives what never changes."""
         self.process = _process_of(self.worker, self.request)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What decides the bits of its results; an empty one equals nobody's."""
+        return self.request.arithmetic
 
     @property
     def exchanges(self) -> bool:

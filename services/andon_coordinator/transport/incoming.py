@@ -13,6 +13,8 @@ import math
 from dataclasses import replace
 
 from andon.host.process import Process
+from andon.protocol.arithmetic import MAX_ITEMS
+from andon.protocol.attestations import DIGEST_BYTES
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.limits import (
     COUNT_LIMIT,
@@ -86,6 +88,7 @@ def join_from(message: pb.TrainRequest) -> events.JoinRequest:
             speed_hint=join.speed_hint if 0.0 < join.speed_hint < math.inf else None,
             pacing=join.pacing,
             spare=join.spare,
+            arithmetic=conversion.arithmetic_from_proto(join.arithmetic),
         )
     except LimitExceeded as error:
         raise LineError(Reason.TOO_LARGE, f"join: {error}") from None
@@ -109,6 +112,7 @@ def is_slow_to_read(message: pb.TrainRequest) -> bool:
         # Sizes come first: nothing of a Join is converted before they are known to be small.
         require_at_most(len(message.join.devices), _MAX_CAPABILITIES, "devices")
         require_at_most(len(message.join.capabilities), _MAX_CAPABILITIES, "capabilities")
+        require_at_most(len(message.join.arithmetic), MAX_ITEMS, "things of an arithmetic")
         require_at_most(len(message.join.halt.element), MAX_DIMENSIONS, "dimensions")
         require_at_most(len(message.join.pacing), MAX_PACING_BYTES, "bytes of pacing")
         return count_layout_parts(message.join.layout) > _QUICK_PARTS
@@ -189,6 +193,9 @@ def _checkpoint(message: pb.RequestWork | pb.Leave) -> events.Checkpoint | None:
 def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
     ready = message.step_ready
     require_at_most(len(ready.node_losses), MAX_NUMBERS, "losses of nodes")
+    require_at_most(len(ready.attested), MAX_NUMBERS, "attestations")
+    if len(ready.averages_digest) not in (0, DIGEST_BYTES):
+        raise ValueError(f"{len(ready.averages_digest)} bytes are no digest of averages")
     timings = ready.timings
     digest, digest_head = _digest(ready.digest)
     return events.WorkerReady(
@@ -223,6 +230,8 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             digest_base_hashed=ready.digest.base_hashed,
             next=_standing(ready),
             node_losses=conversion.node_losses_from_proto(ready.node_losses),
+            attested=conversion.attestations_from_proto(ready.attested),
+            averages_digest=ready.averages_digest,
         ),
     )
 

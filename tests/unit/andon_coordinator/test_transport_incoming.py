@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from andon.protocol.attestations import Attestation
 from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.limits import COUNT_LIMIT
@@ -141,6 +142,16 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                 gradient_norm=0.0,
                 overflow=True,
                 node_losses=[pb.NodeLoss(first=4, grains=3, weight=2.0, loss_sum=1.5)],
+                attested=[
+                    pb.Attestation(
+                        first=4,
+                        grains=1,
+                        digest=b"d" * 16,
+                        samples=b"s" * 8,
+                        components=b"c" * 32,
+                    )
+                ],
+                averages_digest=b"a" * 16,
             ),
             events.WorkerReady(
                 5,
@@ -157,6 +168,15 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                     overflow=True,
                     digest_base_hashed=True,
                     node_losses=(NodeLoss(Node(4, 7), 2.0, 1.5),),
+                    attested=(
+                        Attestation(
+                            node=Node(4, 5),
+                            digest=b"d" * 16,
+                            samples=b"s" * 8,
+                            components=b"c" * 32,
+                        ),
+                    ),
+                    averages_digest=b"a" * 16,
                 ),
             ),
         ),
@@ -276,6 +296,9 @@ def test_c_wire_002_message_becomes_its_event(message: Message, expected: events
         (pb.StepReady(), "step_ready"),
         (pb.StepReady(key=KEY_PB, node_losses=[pb.NodeLoss(first=3)]), "not a node"),
         (pb.StepReady(key=KEY_PB, node_losses=[pb.NodeLoss()] * 65537), "65537 losses of nodes"),
+        (pb.StepReady(key=KEY_PB, attested=[pb.Attestation(grains=1)]), "a digest has 16 bytes"),
+        (pb.StepReady(key=KEY_PB, attested=[pb.Attestation()] * 65537), "65537 attestations"),
+        (pb.StepReady(key=KEY_PB, averages_digest=b"short"), "no digest of averages"),
         (pb.StepReady(key=KEY_PB, digest=pb.WeightsDigest(sha256=b"short")), "32 bytes"),
         (pb.RequestWork(head=record_pb2.Key(round=3)), "request_work"),
         (pb.ScalarAllReduce(data=bytes(3073)), "scalar_all_reduce"),

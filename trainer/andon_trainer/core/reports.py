@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
@@ -57,6 +58,8 @@ class Joining:
     """Whether it computes nothing as long as the line has all its workers."""
     pacing: bytes = field(default=b"", repr=False)
     """The `pacing` of the last commit that it applied."""
+    arithmetic: Arithmetic = ()
+    """What decides the bits of its results; empty: it does not say."""
     protocol_version: int = PROTOCOL_VERSION
     capabilities: tuple[str, ...] = ()
     """What it supports beyond what every worker must."""

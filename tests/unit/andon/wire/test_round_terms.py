@@ -38,6 +38,10 @@ TERMS = RankTerms(
     ahead_micro_batches=3,
     writes_checkpoint=True,
     attends=True,
+    attests=True,
+    verifies=(1, 3),
+    anew=True,
+    itemised=True,
 )
 
 
@@ -85,6 +89,7 @@ def test_rank_0_writes_the_checkpoint_if_nobody_says_who_does() -> None:
         ("learning_rate_scale", float("nan")),
         ("key", None),
         ("batch", {"start": 2, "stop": 1}),
+        ("verifies", [3, 3]),
     ],
 )
 def test_terms_that_contradict_themselves_are_refused_by_name(name: str, value: object) -> None:

@@ -73,6 +73,7 @@ def join_to(joining: Joining) -> pb.Join:
         spare=joining.spare,
         pacing=joining.pacing,
         process=_process(),
+        arithmetic=conversion.arithmetic_to_proto(joining.arithmetic),
     )
     if joining.launch_slot is not None:
         message.launch_slot = joining.launch_slot
