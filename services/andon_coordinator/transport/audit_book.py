@@ -8,15 +8,15 @@ Journals of lines without grains, and those that an older program wrote, lack so
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from andon.protocol.records import Key, RecordKind
+from andon.protocol.records import Key, Record, RecordKind
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.reader import JournalEntry, entry_of
+from andon_coordinator.transport.schema import key_of
 from andon_coordinator.transport.step_reader import StepReader
 
 __all__ = ["AttestedNode", "AuditBook"]
@@ -49,6 +49,11 @@ class AuditBook(StepReader):
             f"SELECT * FROM records WHERE id > ?{self._in_history()} ORDER BY id", (first,)
         ):
             yield entry_of(each, ())
+
+    def record(self, key: Key) -> Record | None:
+        """A record by its key; None if there is none."""
+        row = rows.find(self._database, key)
+        return None if row is None else rows.record_of(row)
 
     def answers(self, step: int) -> list[dict[str, Any]]:
         """The answers of scalar all-reduces between a step and the next one, by sequence.
@@ -85,6 +90,17 @@ class AuditBook(StepReader):
         ):
             found.setdefault(step, digest)
         return found
+
+    def attested_keys(self) -> frozenset[Key]:
+        """The records of steps that were verified."""
+        if not rows.has_table(self._database, "attested"):
+            return frozenset()
+        return frozenset(
+            key_of(key)
+            for (key,) in self._database.execute(
+                "SELECT key FROM records WHERE id IN (SELECT record FROM attested)"
+            )
+        )
 
     def attested(self, key: Key) -> list[AttestedNode]:
         """What workers attested of a step that was verified, by node and worker."""

@@ -27,6 +27,7 @@ from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.member import FollowerMember, LeaderMember
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, located_by_leader
 from andon_trainer.model.layout import ModelPlan, warn_of_rounding
+from andon_trainer.place.audit import AuditMember
 from andon_trainer.place.candidate import Candidate, refuse_other_plan
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
@@ -163,6 +164,16 @@ class Worker:
         self._launch.publish()  # Here: it begins a thread, and by now the loaders have forked.
         self._open_timeline()
         config = self.config
+        if config.audit is not None:
+            self.member = AuditMember(
+                config.audit,
+                run,
+                plan.layout,
+                self.checkpoints.origin,
+                self.replica.weights,
+                before_end=self.checkpoints.end,
+            )
+            return self.member
         if config.solo:
             self.member = SoloMember(run, self.checkpoints.origin, self._timeline)
             return self.member
@@ -270,7 +281,7 @@ class Worker:
                 return
             assert self._run is not None
             self.checkpoints.settle(self.replica, self.member, self._run)
-            if not isinstance(self.member, SoloMember):
+            if self.config.audit is not None or not isinstance(self.member, SoloMember):
                 self.compare_ends()
         except BaseException as error:
             self.crash = error  # `leave` reports it.

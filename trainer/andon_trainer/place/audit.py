@@ -31,6 +31,7 @@ from andon.protocol.run_settings import RunPlan
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.core.reports import Digest
 from andon_trainer.errors import JoinRefused
+from andon_trainer.place.member import RunMember
 from andon_trainer.place.solo import SoloMember
 
 __all__ = ["AuditMember"]
@@ -49,7 +50,7 @@ class AuditMember(SoloMember):
         layout: Layout,
         origin: CheckpointFacts | None,
         weights: Callable[[], Digest],
-        before_end: Callable[[], None],
+        before_end: Callable[[RunMember], None],
     ) -> None:
         """Begins at the order's origin.
 
@@ -59,7 +60,7 @@ class AuditMember(SoloMember):
             layout: what it would exchange.
             origin: the checkpoint that it has loaded; None: it begins anew.
             weights: the digest of its weights now.
-            before_end: called before the process ends.
+            before_end: called with this member before the process ends.
 
         Raises:
             JoinRefused: the script describes another run.
@@ -90,7 +91,7 @@ class AuditMember(SoloMember):
         self._digest()
         record = self._up_to_step()
         if record is None:
-            self._end()
+            self._over()
         self.position = replace(self.position, assigned=None)
         assigned = replace(
             super().next_round(),
@@ -164,7 +165,7 @@ class AuditMember(SoloMember):
         self._sequence += 1
         self._digest(digest)
         if self.position.stop_reason:
-            self._end()
+            self._over()
         self._report_file.say("left", step=self.position.step, message="the script came to its end")
 
     # ------------------------------------------------------------------ records
@@ -206,13 +207,13 @@ class AuditMember(SoloMember):
             sha256 = (digest or self._weights()).sha256.hex()
             self._report_file.say("weights", step=self.position.step, sha256=sha256)
 
-    def _end(self) -> NoReturn:
+    def _over(self) -> NoReturn:
         self._report_file.say("over", step=self.position.step)
         self._exit()
 
     def _exit(self) -> NoReturn:
         """Ends the process at once; its loading processes end with it."""
-        self._before_end()
+        self._before_end(self)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
