@@ -73,7 +73,7 @@ def call(module: ModuleType, chance: random.Random) -> None:
     elements = size // 4
     bits = chance.choice([8, 4])
     payload = 4 * -(-elements // (128 if bits == 8 else 32)) + -(-elements * bits // 8)
-    match chance.randrange(7):
+    match chance.randrange(8):
         case 0:
             module.weighted_mean(buffers.one(size), vectors, shares, chance.random() < 0.5)
         case 1:
@@ -92,6 +92,9 @@ def call(module: ModuleType, chance: random.Random) -> None:
             decode(buffers.one(4 * min(some, 100)), buffers.one(payload), most, start)
         case 5:
             neighbours(module, chance, buffers, size)
+        case 6:
+            sums = bytes(chance.choice([0, 0, 1, 1, 2, 255]) for _ in range(count))
+            module.tree_mean(buffers.one(size), vectors, sums, 2.0, chance.random() < 0.5)
         case _:
             mean = module.int8_mean if bits == 8 else module.int4_mean
             if isinstance(vectors, tuple):

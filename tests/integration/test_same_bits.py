@@ -9,7 +9,6 @@ import pytest
 
 from integration.harness import (
     finish,
-    on_line,
     start_line,
     start_worker,
     train,
@@ -110,25 +109,6 @@ def test_a_run_goes_on_from_a_checkpoint_with_fewer_workers(
     assert sorted(seen["losses"]) == ["5", "6", "7"]
     for name in ("losses", "draws", "evaluations"):
         assert seen[name].items() <= expected[name].items()
-
-
-def test_a_worker_that_joins_and_one_that_leaves_it_alone_change_no_bit(tmp_path: Path) -> None:
-    spec: dict[str, Any] = {"kind": "cnn", "steps": 12, "pace_s": 0.03}
-    expected = train_alone(tmp_path / "alone", {**spec, "pace_s": 0.0}, "grains.py").seen
-
-    flags = *FLAGS, "--max-workers", "3"
-    with start_line(tmp_path / "line", spec, 2, *flags, script="grains.py") as (service, workers):
-        service.await_status(lambda line: line.step >= 2)
-        here = on_line(service, 2, 3)
-        workers.append(start_worker(tmp_path / "line", spec, slot=2, script="grains.py", **here))
-        service.await_status(lambda line: line.step >= 6)
-        workers[0].process.kill()
-        seen = finish(workers[1:])
-
-    assert [each["digest"] for each in seen] == [expected["digest"]] * 2
-    for each in seen:  # The newcomer has not seen the first steps.
-        for name in ("losses", "draws", "evaluations"):
-            assert each[name].items() <= expected[name].items()
 
 
 @pytest.mark.parametrize("kind", ["stream", "batches", "shards"])

@@ -163,6 +163,7 @@ static int narrow_mean(char *out, char *const *vectors, const float *shares, Py_
 }
 
 #include "_strips.h"
+#include "_tree.h"
 
 /* The arguments of the means. */
 typedef struct {
@@ -183,15 +184,16 @@ static void release(Arguments *given)
     PyBuffer_Release(&given->out);
 }
 
-/* Takes the buffers. The vectors have `length` bytes each; if that is -1, as many as `out`, which
-   then must be whole items of `itemsize`. On an error returns -1 with an exception set, and holds
-   nothing. All checks are done before a pass, since passes run without the GIL and can't raise. */
+/* Takes the buffers, and the shares unless those are NULL. The vectors have `length` bytes each; if
+   that is -1, as many as `out`, which then must be whole items of `itemsize`. On an error returns
+   -1 with an exception set, and holds nothing. All checks are done before a pass, since passes run
+   without the GIL and can't raise. */
 static int hold(Arguments *given, PyObject *out, PyObject *vectors, PyObject *shares,
                 Py_ssize_t length, Py_ssize_t itemsize)
 {
     memset(given, 0, sizeof *given);
     given->count = PyTuple_Size(vectors);
-    if (given->count == 0 || PyTuple_Size(shares) != given->count) {
+    if (given->count == 0 || (shares != NULL && PyTuple_Size(shares) != given->count)) {
         PyErr_SetString(PyExc_ValueError, "there must be vectors, and one share for each");
         return -1;
     }
@@ -205,7 +207,7 @@ static int hold(Arguments *given, PyObject *out, PyObject *vectors, PyObject *sh
         goto fail;
     }
     for (Py_ssize_t r = 0; r < given->count; r++) {
-        double share = PyFloat_AsDouble(PyTuple_GetItem(shares, r));
+        double share = shares == NULL ? 1.0 : PyFloat_AsDouble(PyTuple_GetItem(shares, r));
         if (share == -1.0 && PyErr_Occurred())
             goto fail;
         if (PyObject_GetBuffer(PyTuple_GetItem(vectors, r), &given->views[r],
@@ -259,6 +261,53 @@ static PyObject *weighted_mean(PyObject *module, PyObject *args)
 #endif
     /* The rest of a line, or everything where there is no AVX. */
     finite &= mean(given.out.buf, given.vectors, given.shares, given.count, lines, size);
+    Py_END_ALLOW_THREADS
+    release(&given);
+    return PyBool_FromLong(finite);
+}
+
+/* Checks the number of sums after each of `count` vectors: they leave the root alone. */
+static int check_sums(const unsigned char *sums, Py_ssize_t length, Py_ssize_t count)
+{
+    int waiting = 0, deepest = 0, fits = length == count;
+    for (Py_ssize_t r = 0; fits && r < count; r++) {
+        deepest = ++waiting > deepest ? waiting : deepest;
+        fits = sums[r] < waiting && deepest <= TREE_DEPTH;
+        waiting -= sums[r];
+    }
+    if (fits && waiting == 1)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "the sums don't join all vectors, or are too deep");
+    return -1;
+}
+
+PyDoc_STRVAR(tree_mean_doc,
+"tree_mean(out, vectors, sums, divisor, past_caches, /)\n--\n\n"
+"Writes the mean of nodes of a tree, which come in order. Returns whether all of it is finite.\n\n"
+"`sums` has a byte for each vector: how many sums, each of the two parts that came last, are done\n"
+"once it is there. The root is divided by `divisor`; if that is 0, multiplied by 0. The rest is as\n"
+"for weighted_mean.\n\n"
+"Raises:\n    ValueError: the lengths do not match, or the sums don't join all vectors.\n");
+
+static PyObject *tree_mean(PyObject *module, PyObject *args)
+{
+    PyObject *out, *vectors;
+    Arguments given;
+    TreeMean mean;
+    const unsigned char *sums;
+    Py_ssize_t length;
+    float divisor;
+    int past_caches, finite;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!y#fp:tree_mean", &out, &PyTuple_Type, &vectors, &sums, &length,
+                          &divisor, &past_caches)
+        || check_sums(sums, length, PyTuple_Size(vectors)) < 0
+        || hold(&given, out, vectors, NULL, -1, sizeof(float)) < 0)
+        return NULL;
+    past_caches = past_caches && (uintptr_t)given.out.buf % (LINE * sizeof(float)) == 0;
+    mean = (TreeMean){given.out.buf, given.vectors, sums, given.count, divisor, past_caches};
+    Py_BEGIN_ALLOW_THREADS
+    finite = tree_mean_of(&mean, given.out.len / (Py_ssize_t)sizeof(float));
     Py_END_ALLOW_THREADS
     release(&given);
     return PyBool_FromLong(finite);
@@ -482,6 +531,7 @@ static PyObject *int4_mean(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"weighted_mean", weighted_mean, METH_VARARGS, weighted_mean_doc},
+    {"tree_mean", tree_mean, METH_VARARGS, tree_mean_doc},
     {"bfloat16_mean", bfloat16_mean, METH_VARARGS, bfloat16_mean_doc},
     {"to_bfloat16", to_bfloat16, METH_VARARGS, to_bfloat16_doc},
     {"to_int8", to_int8, METH_VARARGS, to_int8_doc},

@@ -5,6 +5,14 @@ from typing_extensions import Buffer
 def weighted_mean(
     out: Buffer, vectors: tuple[Buffer, ...], shares: tuple[float, ...], past_caches: bool, /
 ) -> bool: ...
+def tree_mean(
+    out: Buffer,
+    vectors: tuple[Buffer, ...],
+    sums: bytes,
+    divisor: float,
+    past_caches: bool,
+    /,
+) -> bool: ...
 def bfloat16_mean(
     out: Buffer, vectors: tuple[Buffer, ...], shares: tuple[float, ...], /
 ) -> bool: ...

@@ -647,26 +647,19 @@ PyDoc_STRVAR(sum_doc,
 
 static PyObject *sum_vectors(PyObject *module, PyObject *args)
 {
-    PyObject *out, *vectors, *ones;
+    PyObject *out, *vectors;
     Arguments given;
     Py_ssize_t bad = -1;
     float divisor;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO!f", &out, &PyTuple_Type, &vectors, &divisor))
+    if (!PyArg_ParseTuple(args, "OO!f", &out, &PyTuple_Type, &vectors, &divisor)
+        || hold(&given, out, vectors, NULL, -1, sizeof(float)) < 0)
         return NULL;
-    ones = PyTuple_New(PyTuple_Size(vectors));
-    for (Py_ssize_t r = 0; ones != NULL && r < PyTuple_Size(vectors); r++)
-        PyTuple_SetItem(ones, r, PyFloat_FromDouble(1.0));
-    if (ones == NULL || hold(&given, out, vectors, ones, -1, sizeof(float)) < 0) {
-        Py_XDECREF(ones);
-        return NULL;
-    }
     Py_BEGIN_ALLOW_THREADS
     if (!sum(given.out.buf, NULL, given.vectors, (int)given.count,
              given.out.len / (Py_ssize_t)sizeof(float), divisor, 0))
         bad = first_bad(given.out.buf, given.out.len / (Py_ssize_t)sizeof(float));
     Py_END_ALLOW_THREADS
     release(&given);
-    Py_DECREF(ones);
     return PyLong_FromSsize_t(bad);
 }

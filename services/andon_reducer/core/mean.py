@@ -125,6 +125,8 @@ def weighted_mean(
         mean = memory(answer.payload_bytes(contributions[0].count)) if into is None else into
         terms = total, encoding, answer
         if tree is not None:
+            if answer is encoding and tree.mean_in_one_pass(mean, past_caches=in_place):
+                return Mean(mean, total)
             return _in_tiles(contributions, terms, mean, tree.mean_into)
         return _mean(contributions, terms, mean, in_place=in_place)
 

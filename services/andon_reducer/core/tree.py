@@ -8,6 +8,9 @@ mostly one or two.
 
 No addition is left out or done in another order for the sake of speed: the result is defined to the
 bit (docs/protocol-same-bits.md).
+
+Where the C module was built, it makes a float32 mean in one pass over memory, to the same bits.
+`_tree.h` and this file must be changed together.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from andon.protocol.encoding import fused
 from andon.protocol.grains import Node, children, fold, root_divisor
 from andon.protocol.messages import BlockGradient
 
@@ -44,6 +48,10 @@ class TreeSum:
         self.divisor = root_divisor(self.weight, grain, count) if self.weight else np.float32(0)
         """What the root is divided by; 0 if by nothing."""
         self._additions: list[tuple[Operand, Operand, int]] = []
+        self._in_order: list[int] = []
+        """The contributions in the order of their grains."""
+        self._sums = bytearray()
+        """After each of these, how many additions have both operands and are not done yet."""
         self._result = self._compile(self._root, 0)
         # The tile of the result is register 0.
         others = max((into for _, _, into in self._additions), default=0)
@@ -58,6 +66,18 @@ class TreeSum:
     def is_gradient(self) -> bool:
         """Whether the mean is the only contribution, as it is."""
         return self.divisor == 1 and not self._additions
+
+    def mean_in_one_pass(self, out: memoryview, *, past_caches: bool) -> bool:
+        """Makes the whole mean in C. Returns whether that was possible, and all of it is finite.
+
+        Set `past_caches` if this thread does not read `out` soon.
+        """
+        # Beside the sources there may be a module that was built from older ones.
+        if fused is None or not hasattr(fused, "tree_mean"):
+            return False
+        payloads = tuple(self._contributions[at].payload for at in self._in_order)
+        divisor = float(self.divisor)
+        return bool(fused.tree_mean(out, payloads, bytes(self._sums), divisor, past_caches))
 
     def mean_into(self, start: int, out: Floats) -> None:
         """Makes the mean of as many elements, from `start` on, as `out` has."""
@@ -84,12 +104,15 @@ class TreeSum:
     def _compile(self, node: Node, register: int) -> Operand:
         """Notes the additions that make a node's sum; returns where it is then."""
         if node in self._indices:
+            self._in_order.append(self._indices[node])
+            self._sums.append(0)
             return False, self._indices[node]
         below = children(node)
         assert below is not None, "the contributions partition the root"
         left = self._compile(below[0], register)
         right = self._compile(below[1], register + left[0])
         self._additions.append((left, right, register))
+        self._sums[-1] += 1
         return True, register
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.scalars import Scalar
+from andon_trainer.averaging.grain_averaging import LineGrains
 from andon_trainer.averaging.line_averaging import LineAverager
 from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.core.calls import Call
@@ -28,6 +30,7 @@ from andon_trainer.model.layout import plan_model
 from andon_trainer.place.membership import Membership
 from andon_trainer.place.position import Position
 from andon_trainer.place.talk import Silence
+from andon_trainer.schedules.grain_steps import GrainStepper
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.stepper import Stepper
 from andon_trainer.script.scaling import ScalerGate
@@ -74,6 +77,10 @@ class Sent:
             self.rounds[-1][block] = flat.tobytes()
         decoded = rounded(flat, self.encoding, keeps_loss=keeps_loss)
         self.averages[block] = decoded * np.float32(0.5 if self.halves else 1.0)
+
+    def submit_nodes(self, block: int, flats: Sequence[npt.NDArray[np.float32]]) -> None:
+        self.rounds[-1][block] = b"".join(flat.tobytes() for flat in flats)
+        self.averages[block] = reduce(np.add, flats).copy()
 
     def submit_data(self) -> None:
         """It is where it arrives."""
@@ -224,6 +231,7 @@ class StepBench:
         dtype: Any = torch.float32,
         middle: nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        grain: int = 0,
     ) -> None:
         torch.manual_seed(0)
         middle = middle or nn.Tanh()
@@ -238,13 +246,15 @@ class StepBench:
         scale = None if scaler is None else LossScale(scaler, device, MAX_OVERFLOWS)
         self.scaling = None if scale is None else ScalerGate(scale)
         member = cast(Membership, self.member)
-        self.averager = LineAverager(member, plan, device, [self.model], scale)
+        kind = LineGrains if grain else LineAverager
+        self.averager = kind(member, plan, device, [self.model], scale)
         feeder = feed or ShardFeeder(
             _SAMPLES,
             BATCH,
             seed=0,
             micro_batch_size=micro,
             step=lambda: self.member.position.step + 1,
+            grain=grain,
         )
         parts = LoopParts(
             member=self.member,
@@ -253,8 +263,11 @@ class StepBench:
             replica=Replica([self.model]),
             device=device,
             scaling=self.scaling,
+            grain=grain,
         )
-        self.stepper = Stepper(parts, self.averager)
+        self.stepper: Stepper = Stepper(parts, self.averager)
+        if isinstance(self.averager, LineGrains):
+            self.stepper = GrainStepper(parts, self.averager, seed=0)
         self.computed: list[list[int]] = []
         """Of each loop body, the samples that it got."""
         self._rounds = 0

@@ -23,6 +23,7 @@ from andon_trainer.averaging.node_sums import divided
 from andon_trainer.averaging.readings import Reader
 from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.averaging.staging import Staging, make_staging
+from andon_trainer.averaging.verification import Verification
 from andon_trainer.core.calls import NodePart
 from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import lent_by
@@ -36,8 +37,18 @@ __all__ = ["GrainAverager", "LineGrains", "SoloGrains"]
 class GrainAverager(Averager, Protocol):
     """Takes a step's grains one after another, and puts the mean of all into `p.grad`."""
 
-    def begin_grains(self, grains: Grains, *, kept: bool) -> None:
-        """An attempt begins; `kept`: the sums of the one before are a part of it."""
+    @property
+    def verification(self) -> Verification | None:
+        """Takes the grains that this worker verifies, and attests; None: there is no line."""
+
+    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
+        """An attempt begins.
+
+        Args:
+            grains: those of the batch.
+            kept: the sums of the attempt before are a part of it.
+            attests: what is computed is hashed, for `verification`.
+        """
 
     def next_grain(self) -> None:
         """A loop body follows, whose forward starts from the head's buffers."""
@@ -96,20 +107,23 @@ class LineGrains(LineAverager):
         )
         self._grain_buffers = LineGrainBuffers(self._averaging, modules)
         self._nodes: tuple[NodePart, ...] = ()
+        self.verification = Verification(plan, self._sums, lambda: self._unscale)
 
     @property
     def moved_buffers(self) -> list[str]:
         """None: a forward that changes a buffer is refused."""
         return []
 
-    def begin_grains(self, grains: Grains, *, kept: bool) -> None:
+    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
         """See `GrainAverager`."""
         self._whole = True
         if kept:
             self._grain_buffers.begin_again()
         else:
-            self._sums.begin(grains)
+            self._sums.begin(grains, attests=attests)
             self._grain_buffers.begin(grains)
+        if attests:
+            self.verification.begin(grains)
 
     def put_away(self) -> None:
         """Sets the buffers back to the line's."""
@@ -151,6 +165,7 @@ class LineGrains(LineAverager):
         self._grain_buffers.committed()
         self._averaging.committed(moves_weights=not overflow)
         self._sums.clear()
+        self.verification.end()
 
     @property
     def _follow(self) -> bool:
@@ -204,6 +219,9 @@ class LineGrains(LineAverager):
         """Sends the sums of a block; while backward runs, on autograd's threads."""
         assert self._open is not None
         flats = self._staging.flats(block)
+        if self._sums.hashes is not None:
+            # Before zeros take the place of an overflow: whoever verifies has none.
+            self._sums.hash_sent(block, flats)
         if self._loss_scale is not None:
             for flat in flats:
                 self._look_for_overflow(flat, self._loss_scale)
@@ -227,8 +245,9 @@ class SoloGrains(SoloAverager):
         self._sums = GrainSums(plan)
         self._buffers = GrainBuffers(modules)
         self._grains: Grains | None = None
+        self.verification = None
 
-    def begin_grains(self, grains: Grains, *, kept: bool) -> None:
+    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
         """See `GrainAverager`."""
         self.losses.clear()
         self._grains = grains

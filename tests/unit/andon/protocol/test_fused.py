@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import operator
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from andon.protocol.encoding import (
     encode,
 )
 from andon.protocol.encoding import fused as built
+from andon.protocol.grains import Node, children, fold
 
 NO_COMPILER = "no C compiler was there when Andon was installed: apt-get install gcc"
 UNHURRIED = settings(deadline=None)  # A busy machine is no defect.
@@ -116,6 +118,82 @@ def test_sums_are_those_of_numpy_and_the_first_that_is_not_finite_is_found(
         wrong = np.flatnonzero(~np.isfinite(values))
         assert found == (wrong[0] if wrong.size else -1)
     assert fused.checked_copy(None, vectors[0].data) == bad_input
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> list[tuple[Node, int]]:
+    """Nodes that partition a root, and how many sums can be done once each of them is there."""
+
+    def below(node: Node) -> list[tuple[Node, int]]:
+        both = children(node)
+        if both is None or draw(st.integers(0, 3)) == 0:
+            return [(node, 0)]
+        *others, (last, sums) = (part for child in both for part in below(child))
+        return [*others, (last, sums + 1)]
+
+    return below(Node(0, draw(st.sampled_from([1, 2, 3, 5, 8, 13, 33]))))
+
+
+EDGES = np.array([0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x7F7FFFFF, 0x7F800000], np.uint32)
+"""Zeros, subnormals, the greatest float32, an infinity."""
+
+
+@UNHURRIED
+@given(
+    partitions(),
+    st.sampled_from([1, 7, 16, 511, 512, 1040]),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0.0, 0.0, 0.2]),
+    st.sampled_from([1.0, 3.0, 0.25, 0.0]),
+    st.booleans(),
+)
+def test_a_mean_along_any_tree_has_the_bits_that_numpy_gives(
+    fused: ModuleType,
+    parts: list[tuple[Node, int]],
+    size: int,
+    seed: int,
+    wild: float,
+    divisor: float,
+    past_caches: bool,
+) -> None:
+    random = np.random.default_rng(seed)
+    vectors = {}
+    for node, _ in parts:
+        numbers = random.standard_normal(size, np.float32) * np.float32(
+            2.0 ** random.integers(-149, 8)
+        )
+        edges = random.choice(EDGES[: None if wild else 5], size).view(np.float32)
+        vectors[node] = np.where(random.random(size) < 0.3, edges, numbers)
+    room = np.full(size + 32, 7, np.float32)
+    out = room[16 - room.ctypes.data % 64 // 4 :][:size]
+    before = room.ctypes.data % 64
+
+    finite = fused.tree_mean(
+        out.data,
+        tuple(vectors[node].data for node, _ in parts),
+        bytes(sums for _, sums in parts),
+        divisor,
+        past_caches,
+    )
+
+    with np.errstate(all="ignore"):
+        root = fold(vectors, Node(0, parts[-1][0].stop), operator.add)
+        expected = root / np.float32(divisor) if divisor else root * np.float32(0) + np.float32(0)
+    assert finite == np.isfinite(expected).all()
+    if finite:
+        assert out.tobytes() == expected.tobytes()
+    untouched = np.delete(room, np.arange(size) + (16 - before // 4))
+    assert (untouched == 7).all()
+
+
+@pytest.mark.parametrize("sums", [b"", b"\0\0", b"\0\2", b"\1\0", b"\0\1\0"])
+def test_sums_that_are_no_tree_are_refused(fused: ModuleType, sums: bytes) -> None:
+    four = np.zeros(4, np.float32)
+
+    with pytest.raises(ValueError, match="don't join all vectors"):
+        fused.tree_mean(four.data, (four.data,) * 2, sums, 1.0, False)
+    with pytest.raises(ValueError, match="or are too deep"):
+        fused.tree_mean(four.data, (four.data,) * 65, bytes(64) + b"\x40", 1.0, False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="waits by Linux' futex")
