@@ -188,15 +188,14 @@ class AuditReport:
     """What a script appends while it is audited; each line is there at once."""
 
     def __init__(self, path: Path) -> None:
-        """Opens it.
-
-        Raises:
-            OSError: it can't be opened.
-        """
-        self._file = open(  # noqa: SIM115 - held
-            path, "a", buffering=1, encoding="utf-8", opener=open_private
-        )
+        """Writes nothing yet."""
+        self._path = path
 
     def say(self, what: str, **fields: Any) -> None:
-        """Appends a line: `began`, `step`, `weights`, `evaluation`, `left` or `over`."""
-        self._file.write(json.dumps({"what": what, **fields}) + "\n")
+        """Appends a line: `began`, `step`, `weights`, `evaluation`, `left` or `over`.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        with open(self._path, "a", encoding="utf-8", opener=open_private) as file:
+            file.write(json.dumps({"what": what, **fields}) + "\n")

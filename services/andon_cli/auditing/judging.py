@@ -8,16 +8,21 @@ is computed from the weights before its step, so one that differs may be an earl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from andon.protocol.records import Key
 from andon_coordinator.core.effects import StepResult
-from andon_coordinator.transport.audit_book import AttestedNode
+from andon_coordinator.transport.audit_book import AttestedNode, AttestedStep, ComparedWeights
 from andon_coordinator.transport.reader import JournalEntry
 
 __all__ = ["Difference", "Judge"]
+
+
+_VERBS = {"weights": "are", "samples": "are", "averages": "are"}
+_SHORT = 12
+"""Digits of a digest that people see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +31,8 @@ class Difference:
 
     step: int
     what: str
-    """`weights`, `loss`, `samples`, `weight`, `correct`, `overflow`, `evaluation` or `grains`."""
+    """`weights` or `averages`; `gradient` or `data` of grains; `loss`, `samples`, `weight`,
+    `correct` or `overflow`; `evaluation`."""
     recorded: str
     """What the journal has."""
     recomputed: str
@@ -40,36 +46,35 @@ class Difference:
     @property
     def in_words(self) -> str:
         """What differs, and what is known of where it arose."""
-        if self.what == "grains":
-            who = " and ".join(map(str, self.workers))
-            return (
-                f"step {self.step} differs: worker {who} attested {self.recorded} for "
-                f"{self.grains}, and recomputed it is {self.recomputed}"
-            )
         if self.what == "evaluation":
             return (
                 f"the evaluation after step {self.step} differs: the line has other sums for "
-                f"{self.recorded}, and the losses of all steps until then are equal"
+                f"{self.recorded}, and all losses until then are equal"
             )
-        short = 12 if self.what == "weights" else None
-        recorded, recomputed = self.recorded[:short], self.recomputed[:short]
-        name = {"weights": "its weights are", "samples": "its samples are"}.get(
-            self.what, f"its {self.what} is"
-        )
+        recorded, recomputed = self.recorded, self.recomputed
+        if self.grains or self.what in ("weights", "averages"):
+            recorded, recomputed = recorded[:_SHORT], recomputed[:_SHORT]
+        if self.grains:
+            who = " and ".join(map(str, self.workers))
+            of = f"the {self.what} of {self.grains}, by worker {who},"
+        else:
+            of = f"its {self.what}"
         return (
-            f"step {self.step} differs: {name} {recorded} by the journal, and {recomputed} "
-            f"recomputed{self._place}"
+            f"step {self.step} differs: {of} {_VERBS.get(self.what, 'is')} {recorded} by the "
+            f"journal, and {recomputed} recomputed; {self._place}"
         )
 
     @property
     def _place(self) -> str:
         before = self.step - 1
         if self.since == before:
-            return f". Weights before it (after step {before}) are equal"
-        known = "" if self.since is None else f"weights were last equal after step {self.since}, "
-        if self.what == "weights":
-            return f"; {known}and the losses of the steps before it are equal"
-        return f"; {known}and no weights were compared since then: it may be an earlier step's"
+            return f"the weights before it, after step {before}, are equal"
+        if self.since is None:
+            return "no weights before it were compared, so an earlier step may be at fault"
+        return (
+            f"weights were last equal after step {self.since}, so any step from "
+            f"{self.since + 1} on may be at fault"
+        )
 
     def fields(self) -> dict[str, Any]:
         """For JSON."""
@@ -90,14 +95,14 @@ class Judge:
     def __init__(
         self,
         entries: Iterator[JournalEntry],
-        weights: Mapping[int, str],
-        attested: Callable[[Key], Sequence[AttestedNode]],
+        weights: Mapping[int, ComparedWeights],
+        attested: Callable[[Key], AttestedStep | None],
     ) -> None:
         """Nothing was recomputed yet.
 
         Args:
             entries: the line's history after the record where the audit begins.
-            weights: SHA-256 of its weights after a step, by step.
+            weights: its weights after a step, by step, as far as they are known.
             attested: what workers attested of a step.
         """
         self._steps = (each for each in entries if each.result is not None)
@@ -116,7 +121,7 @@ class Judge:
             case "step":
                 return self._step(said)
             case "weights":
-                return self._weights_after(int(said["step"]), str(said["sha256"]))
+                return self._weights_after(said)
             case "evaluation":
                 batches = ", ".join(str(each) for each in said["batches"][:8])
                 return self._difference(
@@ -124,12 +129,13 @@ class Judge:
                 )
         return None
 
-    def _weights_after(self, step: int, found: str) -> Difference | None:
+    def _weights_after(self, said: Mapping[str, Any]) -> Difference | None:
+        step = int(said["step"])
         recorded = self._weights.get(step)
-        if recorded is None:
-            return None
-        if recorded != found:
-            return self._difference(step, "weights", recorded, found)
+        if recorded is None or recorded.base_hashed not in (None, said["base_hashed"]):
+            return None  # Two kinds of digest differ anyway.
+        if recorded.sha256 != said["sha256"]:
+            return self._difference(step, "weights", recorded.sha256, said["sha256"])
         self.weights_at = step
         return None
 
@@ -138,44 +144,52 @@ class Judge:
         step, result = entry.record.step, entry.result
         assert result is not None
         assert step == said["step"]
-        # First what a step is made of, then what came of it.
-        for what, recorded in _numbers(result).items():
-            if not _same(recorded, said[what]):
-                return self._difference(step, what, f"{recorded}", f"{said[what]}")
-        difference = self._grains(entry.record.key, step, said.get("attested", ()))
+        # First what a step is made of, then what came of it, as narrowly as it is known.
+        difference = (
+            self._number(said, result, "samples", "weight", "overflow")
+            or self._attested_in(entry.record.key, said)
+            or self._number(said, result, "loss", "correct")
+        )
         if difference is None:
             self.step = step
         return difference
 
-    def _grains(self, key: Key, step: int, found: Sequence[Sequence[Any]]) -> Difference | None:
-        recomputed = {(first, grains): digest for first, grains, digest in found}
-        if not recomputed:
+    def _number(
+        self, said: Mapping[str, Any], result: StepResult, *names: str
+    ) -> Difference | None:
+        for what in names:
+            recorded, recomputed = getattr(result, what), said[what]
+            if not _same(recorded, recomputed):
+                return self._difference(said["step"], what, f"{recorded}", f"{recomputed}")
+        return None
+
+    def _attested_in(self, key: Key, said: Mapping[str, Any]) -> Difference | None:
+        """Compares the sums of a step's grains, and its averages, if workers attested any."""
+        recomputed = {(first, grains): rest for first, grains, *rest in said["attested"]}
+        attested = self._attested(key) if recomputed else None
+        if attested is None:
             return None
-        # Single grains first: a sum that differs has a grain that does, or was added wrongly.
-        nodes = sorted(self._attested(key), key=lambda each: (each.grains, each.first))
-        for node in nodes:
-            mine = recomputed.get((node.first, node.grains))
-            if mine is None:
-                continue
-            if mine != node.digest:
-                wrong = [
-                    each.worker
-                    for each in nodes
-                    if (each.first, each.grains, each.digest)
-                    == (node.first, node.grains, node.digest)
-                ]
-                last = node.first + node.grains - 1
-                which = f"grain {last}" if node.grains == 1 else f"grains {node.first} to {last}"
-                return Difference(
-                    step=step,
-                    what="grains",
-                    recorded=node.digest,
-                    recomputed=mine,
-                    since=self.weights_at,
-                    workers=tuple(wrong),
-                    grains=which,
-                )
-            self.nodes += 1
+        # Single grains come first: a sum that differs has one that does, or was added wrongly.
+        for node in attested.nodes:
+            gradient, data = recomputed.get((node.first, node.grains), ("", ""))
+            for what, there, here in (
+                ("data", node.samples, data),
+                ("gradient", node.digest, gradient),
+            ):
+                if there and here and there != here:
+                    alike = {each.worker for each in attested.nodes if _is_alike(each, node)}
+                    return Difference(
+                        step=said["step"],
+                        what=what,
+                        recorded=there,
+                        recomputed=here,
+                        since=self.weights_at,
+                        workers=tuple(sorted(alike)),
+                        grains=_named(node),
+                    )
+            self.nodes += bool(gradient)
+        if attested.averages and said["averages"] not in ("", attested.averages):
+            return self._difference(said["step"], "averages", attested.averages, said["averages"])
         return None
 
     def _difference(self, step: int, what: str, recorded: str, recomputed: str) -> Difference:
@@ -184,14 +198,13 @@ class Judge:
         )
 
 
-def _numbers(result: StepResult) -> dict[str, float | int | bool | None]:
-    return {
-        "samples": result.samples,
-        "weight": result.weight,
-        "overflow": result.overflow,
-        "loss": result.loss,
-        "correct": result.correct,
-    }
+def _is_alike(one: AttestedNode, other: AttestedNode) -> bool:
+    return (one.first, one.grains, one.digest) == (other.first, other.grains, other.digest)
+
+
+def _named(node: AttestedNode) -> str:
+    last = node.first + node.grains - 1
+    return f"grain {last}" if node.grains == 1 else f"grains {node.first} to {last}"
 
 
 def _same(one: float | None, other: float | None) -> bool:

@@ -11,7 +11,7 @@ from andon.host.errors import CommandError, ExitCode, UsageError
 from andon.host.manifest import CheckpointDamaged, Manifest, checkpoints_in
 from andon.protocol.records import Key, RecordKind
 from andon.protocol.run_settings import RunPlan
-from andon_coordinator.transport.audit_book import AuditBook
+from andon_coordinator.transport.audit_book import AuditBook, ComparedWeights
 from andon_coordinator.transport.reader import JournalEntry
 
 __all__ = ["AuditRefused", "Scope", "scope_of"]
@@ -35,8 +35,8 @@ class Scope:
     last: int
     checkpoint: Path | None = None
     """The checkpoint of the origin; None: the script begins as it did."""
-    weights: dict[int, str] = field(default_factory=dict, repr=False)
-    """The SHA-256 of the line's weights after a step, by step, as far as it is known."""
+    weights: dict[int, ComparedWeights] = field(default_factory=dict, repr=False)
+    """The line's weights after a step, by step, as far as they are known."""
     attested: frozenset[Key] = frozenset()
     """The records of steps that were verified."""
 
@@ -48,7 +48,8 @@ class Scope:
     @property
     def known(self) -> list[int]:
         """The steps after which weights can be compared."""
-        return sorted(step for step in self.weights if self.origin.step <= step <= self.last)
+        least = self.first if self.checkpoint is not None else 0
+        return sorted(step for step in self.weights if least <= step <= self.last)
 
     def from_checkpoint(self, book: AuditBook, folder: Path) -> Scope:
         """The rest of it, from a checkpoint on that the audit itself has written."""
@@ -126,7 +127,9 @@ def scope_of(book: AuditBook, run_dir: Path, first: int | None, last: int | None
         raise UsageError(f"--steps begins at step {first}, and the run has {steps} steps")
     history = frozenset(book.ancestry())
     checkpoints = list(_checkpoints(run_dir, history))
-    weights = {each.facts.step: each.facts.digest for _, each in checkpoints} | book.weights()
+    weights = {
+        each.facts.step: ComparedWeights(each.facts.digest) for _, each in checkpoints
+    } | book.weights()
     before = [(path, each.facts) for path, each in checkpoints if each.facts.step < first]
     checkpoint: Path | None = None
     if before and first > 1:
@@ -147,7 +150,7 @@ def scope_of(book: AuditBook, run_dir: Path, first: int | None, last: int | None
     )
 
 
-def _beginning(book: AuditBook, run_dir: Path, weights: dict[int, str]) -> AuditRecord:
+def _beginning(book: AuditBook, run_dir: Path, weights: dict[int, ComparedWeights]) -> AuditRecord:
     entry = next(book.forward(None), None)
     if entry is None or entry.record.step or entry.record.kind is not RecordKind.INITIAL:
         raise AuditRefused(
@@ -157,7 +160,7 @@ def _beginning(book: AuditBook, run_dir: Path, weights: dict[int, str]) -> Audit
     return _origin(book, entry.record.key, weights)
 
 
-def _origin(book: AuditBook, key: Key, weights: dict[int, str]) -> AuditRecord:
+def _origin(book: AuditBook, key: Key, weights: dict[int, ComparedWeights]) -> AuditRecord:
     found = book.record(key)
     if found is None:
         raise AuditRefused(f"the journal has no record {key}, with whose weights to begin")

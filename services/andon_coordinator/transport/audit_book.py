@@ -19,7 +19,7 @@ from andon_coordinator.transport.reader import JournalEntry, entry_of
 from andon_coordinator.transport.schema import key_of
 from andon_coordinator.transport.step_reader import StepReader
 
-__all__ = ["AttestedNode", "AuditBook"]
+__all__ = ["AttestedNode", "AttestedStep", "AuditBook", "ComparedWeights"]
 
 _LEFT_WELL = [reason.name for reason in LeaveReason if reason.in_order]
 
@@ -32,7 +32,29 @@ class AttestedNode:
     grains: int
     worker: int
     digest: str
+    """Of their sum, hexadecimal."""
+    samples: str
+    """Of what a single grain was computed from, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttestedStep:
+    """What workers attested of a step that was verified before its commit."""
+
+    nodes: tuple[AttestedNode, ...]
+    """Single grains first."""
+    averages: str
+    """The digest of the averages, hexadecimal; empty: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedWeights:
+    """The digest of the line's weights at one head, which several workers gave alike."""
+
+    sha256: str
     """Hexadecimal."""
+    base_hashed: bool | None = None
+    """Whether it has hashes of frozen parameters in their place; None: not known."""
 
 
 class AuditBook(StepReader):
@@ -72,23 +94,23 @@ class AuditBook(StepReader):
             found[sequence] = {"sequence": sequence, **kept}
         return list(found.values())
 
-    def weights(self) -> dict[int, str]:
-        """SHA-256 of the line's weights after a step, by step, as far as workers compared them."""
-        found: dict[int, str] = {}
+    def weights(self) -> dict[int, ComparedWeights]:
+        """The line's weights after a step, by step, as far as workers compared them."""
+        found: dict[int, ComparedWeights] = {}
         kept = self._in_history("record")
-        if rows.has_table(self._database, "weights"):
-            found |= dict(
-                self._database.execute(
-                    f"SELECT step, sha256 FROM weights WHERE 1{kept} ORDER BY rowid"
-                )
-            )
+        # Only as the last weights of workers that left: what kind of digest that is, is not kept.
         marks = ", ".join("?" * len(_LEFT_WELL))
         for step, digest in self._database.execute(
             "SELECT departures.step, digest FROM departures JOIN records ON record = records.id "
             f"WHERE digest <> '' AND departures.step = records.step AND reason IN ({marks}){kept}",
             _LEFT_WELL,
         ):
-            found.setdefault(step, digest)
+            found[step] = ComparedWeights(digest)
+        if rows.has_table(self._database, "weights"):
+            for step, digest, base_hashed in self._database.execute(
+                f"SELECT step, sha256, base_hashed FROM weights WHERE 1{kept} ORDER BY rowid"
+            ):
+                found[step] = ComparedWeights(digest, bool(base_hashed))
         return found
 
     def attested_keys(self) -> frozenset[Key]:
@@ -102,19 +124,23 @@ class AuditBook(StepReader):
             )
         )
 
-    def attested(self, key: Key) -> list[AttestedNode]:
-        """What workers attested of a step that was verified, by node and worker."""
+    def attested(self, key: Key) -> AttestedStep | None:
+        """What workers attested of a step; None if it was not verified."""
         row = rows.find(self._database, key)
         if row is None or not rows.has_table(self._database, "attested"):
-            return []
-        return [
+            return None
+        nodes = tuple(
             AttestedNode(*each)
             for each in self._database.execute(
-                "SELECT first, grains, worker, digest FROM attested WHERE record = ?"
-                " ORDER BY first, grains, worker",
+                "SELECT first, grains, worker, digest, samples FROM attested WHERE record = ?"
+                " ORDER BY grains, first, worker",
                 (row["id"],),
             )
-        ]
+        )
+        averages = self._database.execute(
+            "SELECT digest FROM averages WHERE record = ?", (row["id"],)
+        ).fetchone()
+        return AttestedStep(nodes, averages[0] if averages else "") if nodes else None
 
     def resumed_at(self, after: int, up_to: int) -> list[int]:
         """The steps in a range at which the line went back, or scripts began anew."""

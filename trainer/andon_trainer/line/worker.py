@@ -18,6 +18,7 @@ import torch
 
 from andon.protocol.records import Key
 from andon.protocol.run_settings import DRAINED, RunPlan
+from andon_trainer.averaging.attesting import can_attest
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Digest, LeaveReport
@@ -164,19 +165,6 @@ class Worker:
         self._launch.publish()  # Here: it begins a thread, and by now the loaders have forked.
         self._open_timeline()
         config = self.config
-        if config.audit is not None:
-            self.member = AuditMember(
-                config.audit,
-                run,
-                plan.layout,
-                self.checkpoints.origin,
-                self.replica.weights,
-                before_end=self.checkpoints.end,
-            )
-            return self.member
-        if config.solo:
-            self.member = SoloMember(run, self.checkpoints.origin, self._timeline)
-            return self.member
         candidate = Candidate(
             layout=plan.layout,
             plan=run,
@@ -185,6 +173,18 @@ class Worker:
             origin=self.checkpoints.origin,
             capabilities=capabilities,
         )
+        if config.audit is not None:
+            self.member = AuditMember(
+                config.audit,
+                candidate,
+                self.replica.weights,
+                self.checkpoints.end,
+                can_attest=can_attest(),
+            )
+            return self.member
+        if config.solo:
+            self.member = SoloMember(run, self.checkpoints.origin, self._timeline)
+            return self.member
         self._telemetry = Telemetry(config, self._timeline, gpu_of(self.device))
         self.membership = membership = Membership(config, candidate, self._telemetry)
         leader = None

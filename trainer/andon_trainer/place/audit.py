@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from andon.host.audit_files import AuditAnswer, AuditOrder, AuditRecord, AuditReport, read_order
-from andon.host.manifest import CheckpointFacts
 from andon.protocol.layout import Layout
 from andon.protocol.records import Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.core.reports import Digest
 from andon_trainer.errors import JoinRefused
+from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.solo import SoloMember
 
@@ -46,28 +46,29 @@ class AuditMember(SoloMember):
     def __init__(
         self,
         path: Path,
-        plan: RunPlan,
-        layout: Layout,
-        origin: CheckpointFacts | None,
+        candidate: Candidate,
         weights: Callable[[], Digest],
         before_end: Callable[[RunMember], None],
+        *,
+        can_attest: bool,
     ) -> None:
         """Begins at the order's origin.
 
         Args:
             path: the order.
-            plan: what the script intends.
-            layout: what it would exchange.
-            origin: the checkpoint that it has loaded; None: it begins anew.
+            candidate: what the script would bring to a line.
             weights: the digest of its weights now.
             before_end: called with this member before the process ends.
+            can_attest: whether this process can hash the sums of grains.
 
         Raises:
             JoinRefused: the script describes another run.
+            OSError, ValueError: the order can't be read.
         """
         order, self._records = read_order(path)
-        _refuse_other_run(order, plan, layout)
-        super().__init__(plan, origin)
+        _refuse_other_run(order, candidate.plan, candidate.layout)
+        origin = candidate.origin
+        super().__init__(candidate.plan, origin)
         start = order.origin
         if origin is not None and origin.head != start.key:
             raise JoinRefused("plan", f"the audit begins at {start.key}, not at {origin.head}")
@@ -77,6 +78,7 @@ class AuditMember(SoloMember):
         self._last_step = order.last_step
         self._weights = weights
         self._before_end = before_end
+        self._can_attest = can_attest
         self._report_file = AuditReport(order.report)
         self._next: AuditRecord | None = None
         """The next record, if it was read already."""
@@ -99,7 +101,7 @@ class AuditMember(SoloMember):
             epoch=record.epoch,
             batch=record.batch,
             positions=(record.batch,),
-            attests=record.attests,
+            attests=record.attests and self._can_attest,
         )
         self.position = replace(self.position, assigned=assigned)
         return assigned
@@ -135,6 +137,11 @@ class AuditMember(SoloMember):
             weight=report.weight,
             correct=report.correct,
             overflow=report.overflow,
+            averages=report.averages_digest.hex(),
+            attested=[
+                [it.node.first, len(it.node), it.digest.hex(), it.samples.hex()]
+                for it in report.attested
+            ],
         )
         self._apply(record)
         here = Record(
@@ -204,8 +211,13 @@ class AuditMember(SoloMember):
         """Says the digest of the head's weights, if it is wanted and was not said."""
         wanted, self._wanted = self._wanted, False
         if wanted:
-            sha256 = (digest or self._weights()).sha256.hex()
-            self._report_file.say("weights", step=self.position.step, sha256=sha256)
+            found = digest or self._weights()
+            self._report_file.say(
+                "weights",
+                step=self.position.step,
+                sha256=found.sha256.hex(),
+                base_hashed=found.base_hashed,
+            )
 
     def _over(self) -> NoReturn:
         self._report_file.say("over", step=self.position.step)
