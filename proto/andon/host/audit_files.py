@@ -13,11 +13,12 @@ them gives the same bits.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from andon.host.private_files import open_private
 from andon.protocol.records import Cursor, Key, PositionRange, RecordKind
@@ -169,18 +170,17 @@ def read_order(path: Path) -> tuple[AuditOrder, Iterator[AuditRecord]]:
         ValueError: it is no order.
         OSError: it can't be read.
     """
-    file = path.open(encoding="utf-8")
     try:
-        order = AuditOrder.from_json(json.loads(file.readline()))
+        with path.open(encoding="utf-8") as file:
+            order = AuditOrder.from_json(json.loads(file.readline()))
     except (KeyError, TypeError, ValueError) as error:
-        file.close()
         raise ValueError(f"{path} is no order of `andon audit` ({error!r:.200})") from error
-    return order, _records(file)
+    return order, _records(path)
 
 
-def _records(file: IO[str]) -> Iterator[AuditRecord]:
-    with file:
-        for line in file:
+def _records(path: Path) -> Iterator[AuditRecord]:
+    with path.open(encoding="utf-8") as file:
+        for line in itertools.islice(file, 1, None):
             yield AuditRecord.from_json(json.loads(line))
 
 

@@ -59,6 +59,11 @@ class Sent:
         self.refused = False
         self.halves = False
         """Whether others contribute as much as this worker, and zeros."""
+        self.divisor = 1.0
+        """What sums of nodes are divided by."""
+        self.others: dict[int, bytes] = {}
+        """The sums of the node that others send, by block."""
+        self.weight_of_others = 0.0
         self.first_sent: float | None = None
         self.averages: list[npt.NDArray[np.float32]] = [
             np.zeros(elements, np.float32) for elements in blocks
@@ -80,7 +85,9 @@ class Sent:
 
     def submit_nodes(self, block: int, flats: Sequence[npt.NDArray[np.float32]]) -> None:
         self.rounds[-1][block] = b"".join(flat.tobytes() for flat in flats)
-        self.averages[block] = reduce(np.add, flats).copy()
+        if block in self.others:
+            flats = *flats, np.frombuffer(self.others[block], np.float32)
+        self.averages[block] = reduce(np.add, flats) / np.float32(self.divisor)
 
     def submit_data(self) -> None:
         """It is where it arrives."""
@@ -156,7 +163,8 @@ class ScriptedSeat:
             self.ends.pop(0)
             return None
         assert self.position.assigned is not None
-        return AveragesComplete(self.position.assigned.key, self.exchange.weights[-1], 1)
+        weight = self.exchange.weights[-1] + self.exchange.weight_of_others
+        return AveragesComplete(self.position.assigned.key, weight, 1)
 
     def await_commit(self) -> Committed | None:
         self.waited()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from andon.protocol.records import Cursor, Key, PositionRange, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.core.reports import Digest, StepReport, Timings
 from andon_trainer.errors import JoinRefused
-from andon_trainer.place import audit
 from andon_trainer.place.audit import AuditMember
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.state.replica import Replica
@@ -55,7 +55,7 @@ def joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Joining:
     def end(_code: int) -> None:
         raise Over
 
-    monkeypatch.setattr(audit.os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", end)
 
     def join(*records: AuditRecord, plan: RunPlan = PLAN, origin: AuditRecord = INITIAL) -> Any:
         order = AuditOrder(
@@ -85,14 +85,9 @@ def joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Joining:
 def take(member: AuditMember) -> AuditMember:
     """Takes a step; returns the member."""
     assigned = member.next_round()
+    size = len(assigned.batch)
     member.report(
-        StepReport(
-            key=assigned.key,
-            loss_sum=2.0,
-            weight=4.0,
-            samples=len(assigned.batch),
-            timings=Timings(),
-        )  # fmt: skip
+        StepReport(key=assigned.key, loss_sum=2.0, weight=4.0, samples=size, timings=Timings())
     )
     committed = member.await_commit()
     assert committed is not None

@@ -156,23 +156,47 @@ def test_an_itemised_attestation_has_the_hash_of_each_component() -> None:
     assert not found[Node(0, 1)].components
 
 
-def test_the_averages_are_attested_as_the_optimizer_will_read_them() -> None:
-    bench = bench_of(())
-
-    for _body in bench.bodies():
-        pass
-
-    (report,) = bench.member.reports
+def averages(bench: StepBench) -> bytes:
+    """The digest of what the line's averages are in `p.grad`."""
     plan = bench.averager._plan.parameters
-    averages = [torch.from_numpy(each) for each in bench.member.exchange.averages]
-    split = [
+    flats = map(torch.from_numpy, bench.member.exchange.averages)
+    components = [
         part.reshape(parameter.shape) if parameter is not bench.unused else None
-        for block, flat in zip(plan, averages, strict=True)
+        for block, flat in zip(plan, flats, strict=True)
         for parameter, part in zip(
             block, torch.split(flat, [each.numel() for each in block]), strict=True
         )
     ]
-    assert report.averages_digest == digest_of(map(component_hash, split))
+    return digest_of(map(component_hash, components))
+
+
+def test_the_averages_are_attested_as_the_optimizer_will_read_them() -> None:
+    bench = bench_of(())
+
+    bench.run()  # It clips them.
+
+    assert bench.member.reports[0].averages_digest == averages(bench)
+
+
+@pytest.mark.parametrize("verifies", [(), (2, 3)])
+@pytest.mark.parametrize("divisor", [4.0, 4.0 + 2.0**-20])
+def test_averages_that_are_not_the_mean_of_all_grains_have_a_digest_that_nobody_else_has(
+    divisor: float, verifies: tuple[int, ...]
+) -> None:
+    bench = StepBench(grain=3)
+    bench.assign(OWN if verifies else (0, 12), end="commit", attests=True, verifies=verifies)
+    bench.member.exchange.divisor = divisor
+    if verifies:
+        other = StepBench(grain=3)
+        other.assign((6, 12), end="commit", attests=True)
+        other.run()
+        bench.member.exchange.others = other.sent[0]
+        bench.member.exchange.weight_of_others = 6.0
+
+    bench.run()
+
+    honest = divisor == 4.0
+    assert (bench.member.reports[0].averages_digest == averages(bench)) is honest
 
 
 def test_a_grain_of_weight_0_is_absent_for_everybody() -> None:

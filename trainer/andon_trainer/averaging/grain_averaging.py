@@ -19,7 +19,7 @@ from andon_trainer.averaging.grain_buffers import GrainBuffers, LineGrainBuffers
 from andon_trainer.averaging.grain_sums import GrainSums, NodeStaging
 from andon_trainer.averaging.line_averaging import Averager, HostPart, LineAverager
 from andon_trainer.averaging.loss_scale import LossScale
-from andon_trainer.averaging.node_sums import divided
+from andon_trainer.averaging.node_sums import divided, gradient_of
 from andon_trainer.averaging.readings import Reader
 from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.averaging.staging import Staging, make_staging
@@ -107,7 +107,7 @@ class LineGrains(LineAverager):
         )
         self._grain_buffers = LineGrainBuffers(self._averaging, modules)
         self._nodes: tuple[NodePart, ...] = ()
-        self.verification = Verification(plan, self._sums, lambda: self._unscale)
+        self.verification = Verification(member, plan, self._sums, self._loss_scale)
 
     @property
     def moved_buffers(self) -> list[str]:
@@ -246,7 +246,7 @@ class SoloGrains(SoloAverager):
         self._buffers = GrainBuffers(modules)
         self._grains: Grains | None = None
         # Nobody else's grains are verified alone; an audit has its own ones attested.
-        self.verification = Verification(plan, self._sums, lambda: self._unscale)
+        self.verification = Verification(None, plan, self._sums)
 
     def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
         """See `GrainAverager`."""
@@ -315,17 +315,13 @@ class SoloGrains(SoloAverager):
                     # A line's reducer has nothing to divide by, and returns zeros.
                     parameter.grad = torch.zeros_like(parameter)
                 elif part is not None:
-                    parameter.grad = self._mean(parameter, part, total)
+                    mean = divided(part, total, self._grains.micro_batch, self._grains.count)
+                    parameter.grad = gradient_of(parameter, mean, self._factor)
                     there.append((block, index, parameter.grad))
         self._look(there)
 
-    def _mean(self, parameter: nn.Parameter, root: torch.Tensor, total: float) -> torch.Tensor:
-        assert self._grains is not None
-        mean = divided(root, total, self._grains.micro_batch, self._grains.count)
-        gradient = mean
-        if (mean.dtype, mean.stride()) != (parameter.dtype, parameter.stride()):
-            # With the parameter's strides, as on a line: a norm depends on them.
-            gradient = torch.empty_like(parameter, requires_grad=False).copy_(mean)
-        if self._loss_scale is not None and self._loss_scale.enabled:
-            gradient.mul_(self._loss_scale.factor.to(gradient.device))
-        return gradient
+    @property
+    def _factor(self) -> torch.Tensor | None:
+        """The loss scale that gradients have in `p.grad`."""
+        scaled = self._loss_scale is not None and self._loss_scale.enabled
+        return self._loss_scale.factor if scaled and self._loss_scale is not None else None
