@@ -150,7 +150,7 @@ example:
 
 Recomputes the steps of a run with the same bits (--same-bits) on this machine, with its script and
 data, and compares weights and losses with those in its journal. The run is not changed. An audit
-that was interrupted goes on where it was. docs/audit.md says what it needs, and what it proves.
+that was interrupted goes on where it was. What it needs, and what it proves: docs/guide/audit.md.
 
 exit codes:
   0 all is equal   1 a step differs   2 a flag makes no sense   4 the run can't be audited
