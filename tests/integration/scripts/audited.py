@@ -44,8 +44,9 @@ def main() -> None:
                 raise SystemExit(7)
         for inputs, classes in line.split(DataLoader(data, 50)):
             line.tally(F.cross_entropy(model(inputs), classes, reduction="sum"), len(inputs))
+        mean: Any = line.tallied()
         if not line.stopped:
-            line.best(line.tallied())
+            line.best(mean)
     line.close()
     Path(sys.argv[2]).write_text(json.dumps({"step": line.step}))
 
