@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from andon.host.private_files import open_private
+from andon.protocol.arithmetic import ENVIRONMENT
 
 __all__ = ["KeptCommand", "secret_in"]
 
 _FILE = "command.json"
-_VARIABLES = ("ANDON_STEPS", "OMP_NUM_THREADS")
+_VARIABLES = ("ANDON_STEPS", "OMP_NUM_THREADS", *ENVIRONMENT)
 _SECRET = re.compile(
     r"pass(word|wd|phrase)|secret|token(?!s|i|_?len)|credential|api[-_]?key|private[-_]?key|"
     r"access[-_]?key|://[^/@\s]+:[^/@\s]+@",

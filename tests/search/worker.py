@@ -575,6 +575,7 @@ class Worker:
             capabilities=frozenset(
                 name for name, has in ((LEARNING, self.learns), (SAME_BITS, self.plan.grain)) if has
             ),
+            arithmetic=(("processor", "any"),) if self.plan.grain else (),
         )
         out.append(Open(self.stream, request))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from andon.host.audit_files import AuditOrder, write_order
 from andon.host.errors import ExitCode
 from andon.host.strict_json import strict_json
+from andon.protocol.arithmetic import ENVIRONMENT, difference, in_order, remedy
 from andon_cli.auditing.config import AuditConfig
 from andon_cli.auditing.folder import AuditFolder
 from andon_cli.auditing.judging import Difference, Judge
@@ -206,6 +207,8 @@ class _Audit:
                 self._folder.note(self._identity, step)
             if said is None:
                 continue
+            if said["what"] == "began":
+                self._note_arithmetic(said["arithmetic"])
             difference = judge.take(said)
             if difference is not None:
                 return difference
@@ -220,6 +223,22 @@ class _Audit:
             f"the script stopped at step {judge.step or scope.origin.step} of {scope.last}: it "
             f"{script.ended_how}"
         )
+
+    def _note_arithmetic(self, mine: Mapping[str, str]) -> None:
+        """Says what this machine computes with that the run's did not."""
+        theirs = [each.items for each in self._book.arithmetics() if each.items]
+        found = difference(in_order(mine), theirs[0]) if theirs else None
+        if found is not None:
+            name, here, there = found
+            self._outcome.notes.append(
+                f"this process computes with {name} {here}, and the run with {there}: bits may "
+                f"differ for that alone ({remedy(name, there)})"
+            )
+        if len(set(theirs)) > 1:
+            self._outcome.notes.append(
+                f"the run's workers had {len(set(theirs))} arithmetics (--arithmetic tell): who "
+                "computes a grain may decide its bits"
+            )
 
     @contextmanager
     def _noting(self, judge: Judge, scope: Scope) -> Iterator[None]:
@@ -239,6 +258,7 @@ class _Audit:
 
     def _environment(self, scope: Scope) -> dict[str, str]:
         given = {
+            **ENVIRONMENT,
             **of_no_launch(os.environ),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or "1",
             **self._kept.variables,
@@ -247,6 +267,8 @@ class _Audit:
             "ANDON_CHECKPOINT_EVERY": str(self._config.settings.own_checkpoint_every),
             "ANDON_KEEP_CHECKPOINTS": "2",
             "ANDON_SAME_BITS": "1",
+            # The output says what differs; here nobody trains on with it.
+            "ANDON_ARITHMETIC": "tell",
             "ANDON_SEED": str(scope.plan.seed),
             "PYTHONUNBUFFERED": "1",
         }

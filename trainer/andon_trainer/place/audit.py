@@ -86,7 +86,7 @@ class AuditMember(SoloMember):
         """Whether the weights of the head are still to be digested."""
         self._answers: list[AuditAnswer] = list(start.answers)
         self._sequence = 0
-        self._report_file.say("began", step=start.step)
+        self._report_file.say("began", step=start.step, arithmetic=dict(candidate.arithmetic))
 
     def next_round(self) -> Assigned:
         """Assigns the batch of the line's next step."""
