@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
 from andon.protocol.reasons import Reason
@@ -20,6 +21,7 @@ from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean
 from andon_coordinator.core.verification import Proved
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "JoinRefusal",
     "JoinStatus",
     "LineState",
+    "NoteArithmetic",
     "NoteCaughtUp",
     "NoteCheckpoint",
     "NoteDifference",
@@ -50,12 +53,14 @@ __all__ = [
     "RefuseJoin",
     "RefuseOperator",
     "SaveAnswer",
+    "SaveArithmetic",
     "SaveDeparture",
     "SaveHalt",
     "SaveRecord",
     "SaveRun",
     "SaveRunEvent",
     "SaveScalars",
+    "SaveSteered",
     "SaveTerm",
     "SaveVerdict",
     "SendCommitted",
@@ -248,6 +253,16 @@ class SaveDeparture:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveArithmetic:
+    """Save that a worker joined, at which step, with another arithmetic than it had last."""
+
+    worker: int
+    node_id: str
+    items: Arithmetic
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class SaveScalars:
     """Save what a worker's script logged, then report ScalarsSaved.
 
@@ -260,6 +275,20 @@ class SaveScalars:
     """The stream that they came on; 0: nobody waits for an answer."""
     sequence: int = 0
     """The heartbeat that carried them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSteered:
+    """Save the answer of a scalar all-reduce: scripts decide by it, and an audit answers with it.
+
+    Only a line with grains can be audited.
+    """
+
+    step: int
+    """Committed steps of the head."""
+    answer: ScalarAllReduceMean
+    left_out: bool = False
+    """Whether it and all that follow it at this head are too much to keep: it has no data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -598,6 +627,24 @@ class NoteFewGrains:
     workers: int
 
 
+@dataclass(frozen=True, slots=True)
+class NoteArithmetic:
+    """Tell people that a worker joined whose arithmetic is not the line's."""
+
+    worker: int
+    name: str = ""
+    """The first name in which they differ; empty: neither is stated."""
+    mine: str = ""
+    theirs: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """What differs, for people."""
+        if not self.name:
+            return "neither it nor the line's first worker states its arithmetic"
+        return f"it computes with {self.name} {self.mine}, and the line with {self.theirs}"
+
+
 Effect = (
     FindAncestor
     | SaveTerm
@@ -606,8 +653,10 @@ Effect = (
     | SaveHalt
     | SaveAnswer
     | SaveDeparture
+    | SaveArithmetic
     | SaveVerdict
     | SaveScalars
+    | SaveSteered
     | SaveRunEvent
     | AcceptJoin
     | RefuseJoin
@@ -631,6 +680,7 @@ Effect = (
     | NoteStopRefused
     | NoteSchedule
     | NoteFewGrains
+    | NoteArithmetic
     | NoteDifference
     | NoteUnverified
     | NoteSuspected

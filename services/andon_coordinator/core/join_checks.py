@@ -31,6 +31,7 @@ from andon.protocol.schedules import (
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
 )
+from andon_coordinator.core import arithmetics
 from andon_coordinator.core.effects import JoinRefusal, LineState
 from andon_coordinator.core.events import JoinRequest
 from andon_coordinator.core.same_bits import obstacle_in
@@ -79,6 +80,7 @@ def check_join(
         or _check_same_bits(core, request)
         or _check_plan(core, request)
         or _check_dataset_size(core, request)
+        or _check_arithmetic(core, request)
         or _check_plausible(core, request)
     )
     return _slot(core, request) if refusal is None else refusal
@@ -234,8 +236,9 @@ def _check_same_bits(core: CoreState, request: JoinRequest) -> JoinRefusal | Non
             return None  # Or the plans differ.
         return _differs(
             Reason.SAME_BITS,
-            "the line is served with --same-bits, and the worker's script has no grains: set "
-            "same_bits (ANDON_SAME_BITS=1), and pass prepare a micro_batch_size",
+            f"the line is served with {'--verify' if settings.verify.fraction else '--same-bits'}, "
+            "and the worker's script has no grains: set same_bits (ANDON_SAME_BITS=1), and pass "
+            "prepare a micro_batch_size",
             ("grain", "0", "needed"),
         )
     grains = f"the worker's plan has grains of {plan.grain} sample{'' if plan.grain == 1 else 's'}"
@@ -319,6 +322,14 @@ def _check_dataset_size(core: CoreState, request: JoinRequest) -> JoinRefusal | 
             ("dataset_size", str(size), str(workers)),
         )
     return None
+
+
+def _check_arithmetic(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    if not request.plan.grain:
+        return None
+    others = (*core.members.live(), *core.members.in_grace())
+    alone = all(each.request.incarnation == request.incarnation for each in others)
+    return arithmetics.refusal(core.arithmetics, request, core.settings.arithmetic, alone=alone)
 
 
 def _check_plausible(core: CoreState, request: JoinRequest) -> JoinRefusal | None:

@@ -64,9 +64,11 @@ JournalEffect = (
     | effects.SaveHalt
     | effects.SaveAnswer
     | effects.SaveDeparture
+    | effects.SaveArithmetic
     | effects.SaveVerdict
     | effects.SaveScalars
     | effects.SaveRunEvent
+    | effects.SaveSteered
     | effects.FindAncestor
     | SaveSession
     | SaveSessionEnd
@@ -294,6 +296,8 @@ class Journal:
         if isinstance(effect, effects.SaveScalars):
             self._lose(effect)
             return
+        if isinstance(effect, effects.SaveSteered):
+            return  # An audit then computes it by itself.
         if isinstance(effect, effects.SaveRunEvent):
             kept = sum(isinstance(each, effects.SaveRunEvent) for each in self._overdue)
             if kept >= _MOST_EVENTS:
@@ -363,8 +367,10 @@ _SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
     effects.SaveHalt: JournalStore.save_halt,
     effects.SaveAnswer: JournalStore.save_answer,
     effects.SaveDeparture: JournalStore.save_departure,
+    effects.SaveArithmetic: JournalStore.save_arithmetic,
     effects.SaveVerdict: JournalStore.save_verdict,
     effects.SaveRunEvent: JournalStore.save_run_event,
+    effects.SaveSteered: JournalStore.save_steered,
     SaveSessionEnd: JournalStore.save_session_end,
 }
 """What is written, and nobody waits for."""

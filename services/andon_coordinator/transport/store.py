@@ -25,12 +25,14 @@ from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.effects import (
     SaveAnswer,
+    SaveArithmetic,
     SaveDeparture,
     SaveHalt,
     SaveRecord,
     SaveRun,
     SaveRunEvent,
     SaveScalars,
+    SaveSteered,
     SaveVerdict,
     StepResult,
 )
@@ -40,6 +42,7 @@ from andon_coordinator.transport import logbook, proofs, rows
 from andon_coordinator.transport.damage import JournalError, check_tables
 from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
+    ARITHMETICS,
     BARRED,
     OVERFLOW,
     PACING,
@@ -48,6 +51,7 @@ from andon_coordinator.transport.schema import (
     SCALARS,
     SCHEMA,
     SESSIONS,
+    STEERED,
     VERSION,
     compact_json,
     evidence_of,
@@ -164,7 +168,8 @@ class JournalStore:
             )
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
-        for table in (PACING, SCALARS, RUN_EVENTS, BARRED, SESSIONS, *proofs.TABLES):
+        later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED
+        for table in (*later, *proofs.TABLES):
             self._database.execute(table)
         if not rows.has_column(self._database, "records", "overflow"):
             self._database.execute(OVERFLOW)
@@ -194,10 +199,20 @@ class JournalStore:
         with self._own_transaction():
             logbook.save_scalars(self._database, effect, self._clock())
 
+    def save_arithmetic(self, effect: SaveArithmetic) -> None:
+        """Saves with which arithmetic a worker joined."""
+        with self._own_transaction():
+            rows.save_arithmetic(self._database, effect, self._clock())
+
     def save_run_event(self, effect: SaveRunEvent) -> None:
         """Saves something that happened."""
         with self._own_transaction():
             logbook.save_run_event(self._database, effect.event)
+
+    def save_steered(self, effect: SaveSteered) -> None:
+        """Saves the answer of a scalar all-reduce."""
+        with self._own_transaction():
+            logbook.save_steered(self._database, effect, self._clock())
 
     def gaps(self) -> tuple[int, int]:
         """How many records lack their parent, and the step of the last of them; (0, 0) if none."""
@@ -237,6 +252,7 @@ class JournalStore:
         ).fetchone()[0]
         plan, layout = one("SELECT plan, layout FROM run").fetchone()
         run_end = rows.run_end(self._database)
+        arithmetics = rows.arithmetics(self._database)
         pacing = one("SELECT state FROM pacing").fetchone()
         retried = halt is not None and halt["answer"] == HaltAnswer.RETRY.name
         accepted = latest.step if latest is not None and retried and is_spike(latest) else None
@@ -257,6 +273,8 @@ class JournalStore:
             abandoned=rows.abandoned(self._database),
             recent=self._recent(),
             accepted_step=accepted,
+            arithmetic=arithmetics[0].items if arithmetics else None,
+            arithmetics={each.worker: each.items for each in arithmetics},
             scalar_names=frozenset(logbook.scalar_names(self._database)),
             sessions=one("SELECT count(*) FROM sessions").fetchone()[0],
             verified=proofs.verified_totals(self._database),

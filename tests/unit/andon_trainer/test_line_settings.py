@@ -10,7 +10,7 @@ from typing import Any
 from andon_trainer import Line
 from andon_trainer.config import LineConfig
 
-FOUND = {"andon_run", "launch"}
+FOUND = {"andon_run", "audit", "launch"}
 """Found in the environment by `LineConfig.read`, and never given."""
 
 
@@ -58,6 +58,7 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
         "log_to": "tensorboard",
         "trace": str(tmp_path / "trace"),
         "same_bits": True,
+        "arithmetic": "tell",
         "checksums": False,
     }
 
