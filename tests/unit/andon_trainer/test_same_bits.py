@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon.protocol.records import PositionRange
-from andon_trainer import Fit, Line, Trainer
+from andon_trainer import Line
 from andon_trainer.data.feed import Share
 from andon_trainer.data.orders import BatchOrders
 from andon_trainer.script.grain_checks import refuse_other_grains
@@ -95,18 +95,56 @@ def test_a_batch_larger_than_those_of_the_first_epoch_is_refused() -> None:
         orders.enter(1)
 
 
+def tuned(net: nn.Module) -> Any:
+    """A module as mode="max-autotune" makes it; the mode itself would load the whole compiler."""
+    compiled: Any = torch.compile(net, backend="eager")
+    compiled.dynamo_ctx.compiler_config = {"max_autotune": True}
+    return compiled
+
+
+def compiled_itself(net: nn.Module) -> nn.Module:
+    net.compile(backend="eager")
+    return net
+
+
 @pytest.mark.parametrize(
     ("net", "micro", "why"),
     [
         (nn.Linear(1, 1), None, r"micro_batch_size=8"),
         (nn.Sequential(nn.Linear(1, 1), nn.SyncBatchNorm(1)), 3, "1 is a SyncBatchNorm"),
-        (torch.compile(nn.Linear(1, 1), backend="eager"), 3, "torch.compile"),
+        (torch.compile(nn.Linear(1, 1), dynamic=True, backend="eager"), 3, "dynamic=False"),
+        (tuned(nn.Linear(1, 1)), 3, "by their time"),
+        (compiled_itself(nn.Linear(1, 1)), 3, "nobody can see how"),
     ],
-    ids=["no-size", "sync-batch-norm", "compiled"],
+    ids=["no-size", "sync-batch-norm", "dynamic", "tuned", "compiled-itself"],
 )
 def test_what_is_no_grain_is_refused_by_name(net: Any, micro: int | None, why: str) -> None:
     with Line(same_bits=True) as line, pytest.raises(ValueError, match=why):
         prepared(line, net, micro=micro)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["compiled-first", "prepared-first"])
+def test_each_size_of_a_compiled_model_has_a_graph_of_its_own(first: bool) -> None:
+    graphs: list[list[Any]] = []
+
+    def backend(graph: Any, inputs: list[torch.Tensor]) -> Any:
+        graphs.append([size for each in inputs for size in each.shape])
+        return graph.forward
+
+    net: Any = nn.Linear(1, 1)
+    with Line(same_bits=True, total_steps=4) as line:
+        given: Any = torch.compile(net, backend=backend) if first else net
+        compiled: Any
+        compiled, optimizer, loader = prepared(line, given)
+        compiled = compiled if first else torch.compile(net, backend=backend)
+        for _ in line.epochs(2):
+            for (x,) in loader:  # Of 3 and of 2 samples.
+                optimizer.zero_grad()
+                line.backward(F.mse_loss(compiled(x), x))
+                optimizer.step()
+
+    assert len(graphs) == 2
+    assert all(type(size) is int for sizes in graphs for size in sizes)
 
 
 def test_models_in_ddp_are_refused() -> None:
@@ -121,19 +159,6 @@ def test_rows_of_other_grains_are_refused_in_a_loop_body() -> None:
 
         with pytest.raises(RuntimeError, match="gather between two steps"):
             line.gather(x)
-
-
-def test_a_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANDON_SAME_BITS", "1")
-
-    trainer = Trainer(
-        model=lambda: nn.Linear(1, 1),
-        optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
-        data=lambda: (DATA, None),
-    )
-
-    with pytest.raises(ValueError, match="write the loop with Line"):
-        trainer.fit(Fit(steps=1))
 
 
 def test_manual_steps_are_refused() -> None:
