@@ -136,7 +136,7 @@ def test_a_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_compiled_module_is_refused() -> None:
-    compiled = torch.compile(nn.Linear(1, 1), backend="eager")
+    compiled: Any = torch.compile(nn.Linear(1, 1), backend="eager")
 
     with Line(same_bits=True) as line, pytest.raises(ValueError, match=r"torch\.compile"):
         prepared(line, compiled, micro=3)
