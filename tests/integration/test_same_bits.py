@@ -165,6 +165,15 @@ def test_a_worker_with_another_number_of_threads_is_refused_or_told(
     assert told == ["it computes with threads 2, and the line with 1"]
 
 
+def test_a_trainer_gives_the_same_bits_alone_and_on_a_line(tmp_path: Path) -> None:
+    expected = train_alone(tmp_path / "alone", {}, "grain_trainer.py").seen
+
+    seen = train(tmp_path / "line", {}, 2, *FLAGS, script="grain_trainer.py")
+
+    assert seen == [expected] * 2
+    assert len(expected["evaluations"]) == 5
+
+
 @pytest.mark.parametrize("kind", ["stream", "batches", "shards"])
 def test_however_samples_come_the_bits_are_the_same(tmp_path: Path, kind: str) -> None:
     spec = {"kind": kind}

@@ -1,10 +1,14 @@
-"""The guide's table of what keeps bits: each row has tests, or says that nothing is kept."""
+"""The guide's table of what keeps bits: each row has tests, or says that nothing is kept.
+
+And its drawing is of the tree that the protocol has.
+"""
 
 from __future__ import annotations
 
 import re
 
 import pytest
+from tree_drawing import drawing
 
 from unit.project.documents import ROOT, Document
 
@@ -110,3 +114,9 @@ def test_what_shows_a_row_exists(name: str) -> None:
     file, _, function = name.partition("::")
 
     assert f"\ndef {function}(" in (ROOT / "tests" / file).read_text("utf-8")
+
+
+def test_the_drawing_shows_the_protocols_tree() -> None:
+    drawn = (ROOT / "docs/assets/grains.svg").read_text("utf-8")
+
+    assert drawn == drawing(), "python docs/tree_drawing.py docs/assets/grains.svg"
