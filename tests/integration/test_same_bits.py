@@ -177,3 +177,15 @@ def test_averages_that_are_rounded_are_the_same_bits_on_every_line(tmp_path: Pat
     three = train(tmp_path / "three", spec, 3, *flags, script="grains.py", **WIRE)
 
     assert [answers(each) for each in three] == [answers(one)] * 3
+
+
+def test_a_trainers_loop_and_its_evaluations_have_the_same_bits(tmp_path: Path) -> None:
+    on: dict[str, Any] = {"ANDON_SAME_BITS": "1"}
+    (tmp_path / "alone").mkdir()
+    alone = start_worker(tmp_path / "alone", {}, script="fitted.py", **on)
+
+    seen = train(tmp_path / "line", {}, 3, *FLAGS, script="fitted.py", **on)
+
+    (expected,) = finish([alone])
+    assert len(expected["evaluations"]) == 3
+    assert seen == [expected] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,11 @@ def evaluate(
         names: of all that `measure` returns; a worker may have no batch to learn them from.
     """
     was_training = model.training
+    if line.same_bits:
+        model.eval()
+        means = _tallied(line, line.split(loader), measure, names)
+        model.train(was_training)
+        return means
     while True:
         model.eval()
         sums = _sums(line.split(loader), measure, names)
@@ -48,6 +54,33 @@ def evaluate(
         if covered:
             return means
         # A worker was lost meanwhile, and its share with it: the others divide the whole set.
+
+
+def _tallied(
+    line: Line,
+    batches: Iterable[Any],
+    measure: Callable[[Any], Mapping[str, Any]],
+    names: Sequence[str],
+) -> dict[str, float]:
+    """The means, of sums that the line adds up in the order of the batches."""
+    for batch in batches:
+        sums = _sums([batch], measure, names)
+        # Each name has weights of its own, so they are tallied as well.
+        line.tally(
+            {
+                f"{kind} {name}": number
+                for name, both in sums.items()
+                for kind, number in zip(("sum", "weight"), both, strict=True)
+            },
+            1.0,
+        )
+    found = line.tallied()
+    tallied = found if isinstance(found, dict) else {}  # There was no batch.
+    weights = {name: tallied.get(f"weight {name}", 0.0) for name in names}
+    return {
+        name: tallied[f"sum {name}"] / weight if weight else math.nan
+        for name, weight in weights.items()
+    }
 
 
 @torch.no_grad()

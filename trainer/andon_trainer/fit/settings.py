@@ -72,7 +72,8 @@ class Fit:
     """Where the main worker writes the final weights: a `.safetensors` file; or a folder, if the
     model has `save_pretrained`."""
     seed: int = 0
-    """Seed of the weights, of the sample order, and, with a worker's rank, of its dropout."""
+    """Seed of the weights, of the sample order, and, with a worker's rank, of its dropout; with
+    `same_bits` of each grain's."""
     progress: bool | None = None
     """Whether the main worker shows a progress bar. None: if its output is a terminal."""
 
