@@ -157,6 +157,15 @@ def test_a_worker_with_another_number_of_threads_is_refused_or_told(
     assert told == ["it computes with threads 2, and the line with 1"]
 
 
+def test_a_trainer_gives_the_same_bits_alone_and_on_a_line(tmp_path: Path) -> None:
+    expected = train_alone(tmp_path / "alone", {}, "grain_trainer.py").seen
+
+    seen = train(tmp_path / "line", {}, 2, *FLAGS, script="grain_trainer.py")
+
+    assert seen == [expected] * 2
+    assert len(expected["evaluations"]) == 5
+
+
 @pytest.mark.parametrize("kind", ["stream", "batches", "shards"])
 def test_however_samples_come_the_bits_are_the_same(tmp_path: Path, kind: str) -> None:
     spec = {"kind": kind}
@@ -177,15 +186,3 @@ def test_averages_that_are_rounded_are_the_same_bits_on_every_line(tmp_path: Pat
     three = train(tmp_path / "three", spec, 3, *flags, script="grains.py", **WIRE)
 
     assert [answers(each) for each in three] == [answers(one)] * 3
-
-
-def test_a_trainers_loop_and_its_evaluations_have_the_same_bits(tmp_path: Path) -> None:
-    on: dict[str, Any] = {"ANDON_SAME_BITS": "1"}
-    (tmp_path / "alone").mkdir()
-    alone = start_worker(tmp_path / "alone", {}, script="fitted.py", **on)
-
-    seen = train(tmp_path / "line", {}, 3, *FLAGS, script="fitted.py", **on)
-
-    (expected,) = finish([alone])
-    assert len(expected["evaluations"]) == 3
-    assert seen == [expected] * 3

@@ -62,8 +62,8 @@ def checks_of(
         return _of_inquest(roster, attempts.inquest)
     step = core.chain.step + 1
     attempts.verified = attempts.verified or is_drawn(settings.key, step, settings.fraction)
-    newcomers = core.unattested
-    if not attempts.verified and (attempts.attempt or not newcomers):
+    newcomers = {rank for rank, each in enumerate(roster) if each.worker in core.unattested}
+    if not attempts.verified and (attempts.attempt or not newcomers or len(roster) < 2):
         return None
     owned = [
         [at for part in grains.of(share) for at in range(part.start, part.stop)] for share in shares
@@ -71,8 +71,7 @@ def checks_of(
     # What a worker can't verify equals nobody's.
     arithmetics = [each.arithmetic if _can_verify(each) else () for each in roster]
     if not attempts.verified:
-        ranks = {rank for rank, each in enumerate(roster) if each.worker in newcomers}
-        return deal_to_newcomers(owned, arithmetics, ranks)
+        return deal_to_newcomers(owned, arithmetics, newcomers)
     _note_unverified(core, roster)
     return RoundChecks(attests=tuple(map(_can_verify, roster)), verifies=deal(owned, arithmetics))
 

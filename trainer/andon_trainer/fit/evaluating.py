@@ -40,7 +40,7 @@ def evaluate(
     was_training = model.training
     if line.same_bits:
         model.eval()
-        means = _tallied(line, line.split(loader), measure, names)
+        means = _tallied(line, loader, measure, names)
         model.train(was_training)
         return means
     while True:
@@ -56,29 +56,26 @@ def evaluate(
         # A worker was lost meanwhile, and its share with it: the others divide the whole set.
 
 
+@torch.no_grad()
 def _tallied(
     line: Line,
-    batches: Iterable[Any],
+    loader: Any,
     measure: Callable[[Any], Mapping[str, Any]],
     names: Sequence[str],
 ) -> dict[str, float]:
-    """The means, of sums that the line adds up in the order of the batches."""
-    for batch in batches:
+    """The means on a line of same bits, which adds up whole batches in their order."""
+    for batch in line.split(loader):
         sums = _sums([batch], measure, names)
-        # Each name has weights of its own, so they are tallied as well.
-        line.tally(
-            {
-                f"{kind} {name}": number
-                for name, both in sums.items()
-                for kind, number in zip(("sum", "weight"), both, strict=True)
-            },
-            1.0,
-        )
+        # Each name has a weight of its own, and a tally has one number of terms.
+        parts = {f"sum {name}": total for name, (total, _) in sums.items()}
+        parts |= {f"weight {name}": weight for name, (_, weight) in sums.items()}
+        line.tally(parts, 1)
     found = line.tallied()
-    tallied = found if isinstance(found, dict) else {}  # There was no batch.
-    weights = {name: tallied.get(f"weight {name}", 0.0) for name in names}
+    if not isinstance(found, Mapping):  # There was no batch.
+        return dict.fromkeys(names, math.nan)
+    weights = {name: found[f"weight {name}"] for name in names}
     return {
-        name: tallied[f"sum {name}"] / weight if weight else math.nan
+        name: found[f"sum {name}"] / weight if weight else math.nan
         for name, weight in weights.items()
     }
 

@@ -126,6 +126,7 @@ class Trainer:
             micro_batch_size=fit.micro_batch_size,
         )
         rates = LearningRates(optimizer, scheduler, fit)
+        # With same bits the line seeds each grain, whoever computes it.
         seeds = None if line.same_bits else WorkerSeeds(fit.seed)
         measure = None
         if evaluated is not None:  # A loader over a stream has no truth value.
@@ -134,7 +135,7 @@ class Trainer:
         with line, bar, course.over(model, loader, rates, measure):
             for epoch in line.epochs(fit.epochs or fit.steps or 0):
                 for batch in loader:
-                    if seeds is not None:  # Else the line seeds each grain.
+                    if seeds is not None:
                         seeds.begin(line.step, line.rank)
                     optimizer.zero_grad()
                     with fit.autocast(line.device):
