@@ -73,6 +73,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "`Trainer`": (f"{LINES}test_a_trainer_gives_the_same_bits_alone_and_on_a_line",),
     "`torch.compile`": (
         f"{ALONE}test_what_is_no_grain_is_refused_by_name",
+        f"{ALONE}test_a_compiled_module_is_refused",
         f"{ALONE}test_models_in_ddp_are_refused",
         f"{ALONE}test_manual_steps_are_refused",
     ),
