@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 from torch.backends import mkl
 
 from andon.host.errors import ExitCode
+from andon_cli.app import main
 from andon_coordinator.core.run_events import RunEventKind
 from andon_coordinator.transport.reader import JournalReader
 from integration.harness import (
+    SCRIPTS,
     Service,
     finish,
     on_line,
@@ -94,6 +98,10 @@ def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
         seen = finish(workers[:2])
 
     assert [answers(each) for each in seen] == [answers(expected)] * 2
+    # An audit is answered as the workers were, who gathered twice.
+    script = [str(each) for each in (SCRIPTS / "grains.py", tmp_path / "alone.json", tmp_path)]
+    (tmp_path / "alone.json").write_text(json.dumps({**spec, "dies_evaluating": None, "slot": 0}))
+    assert main(["audit", str(tmp_path / "run"), "--", sys.executable, *script]) == 0
 
 
 def test_a_run_goes_on_from_a_checkpoint_with_fewer_workers(
