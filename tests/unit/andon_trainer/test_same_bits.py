@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon.protocol.records import PositionRange
-from andon_trainer import Fit, Line, Trainer
+from andon_trainer import Line
 from andon_trainer.data.feed import Share
 from andon_trainer.data.orders import BatchOrders
 from andon_trainer.script.grain_checks import refuse_other_grains
@@ -120,19 +120,6 @@ def test_rows_of_other_grains_are_refused_in_a_loop_body() -> None:
 
         with pytest.raises(RuntimeError, match="gather between two steps"):
             line.gather(x)
-
-
-def test_a_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANDON_SAME_BITS", "1")
-
-    trainer = Trainer(
-        model=lambda: nn.Linear(1, 1),
-        optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
-        data=lambda: (DATA, None),
-    )
-
-    with pytest.raises(ValueError, match="write the loop with Line"):
-        trainer.fit(Fit(steps=1))
 
 
 def test_a_compiled_module_is_refused() -> None:
