@@ -61,6 +61,9 @@ PARTS = {
     "learners": Part(
         tests=("tests/chaos/test_learning_storm.py",), variables={"ANDON_STORMS": "10"}
     ),
+    "same-bits": Part(
+        tests=("tests/chaos/test_same_bits_storm.py",), variables={"ANDON_SAME_BITS_STORMS": "10"}
+    ),
     "peers": Part(tests=("tests/chaos/test_peer_storm.py",), variables={"ANDON_STORMS": "10"}),
     "conformance": Part(
         tests=("tests/conformance",),

@@ -82,13 +82,14 @@ def main() -> None:
     """Trains until the run is over, after `--steps` steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--grain", type=int, help="samples of a grain: the same bits on any line")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    line = Line(seed=SEED, total_steps=options.steps)
+    line = Line(seed=SEED, total_steps=options.steps, same_bits=options.grain is not None)
     features, groups, labels = load()
     model = Logistic()
     optimizer = Descent(model.parameters(), RATE)
-    line.prepare(model, optimizer)
+    line.prepare(model, optimizer, micro_batch_size=options.grain)
 
     for _ in line.epochs(10**6):  # `total_steps` ends the run.
         for shard in line.shards(len(labels), batch_size=BATCH):

@@ -1,4 +1,5 @@
-// Checks the conformance vectors for the sample order, layout digests, weights' digests and checksums.
+// Checks the conformance vectors for the sample order, layout digests, weights' digests, checksums and
+// the tree over grains.
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 #include <google/protobuf/util/message_differencer.h>
@@ -9,6 +10,7 @@
 #include "worker/digests.h"
 #include "worker/files.h"
 #include "worker/order.h"
+#include "worker/tree.h"
 
 namespace {
 
@@ -105,6 +107,53 @@ void check_weights(const Struct& file) {
   }
 }
 
+std::uint64_t whole(const Value& value) { return static_cast<std::uint64_t>(value.number_value()); }
+
+andon::Node node(const Value& span) {
+  return {whole(span.list_value().values(0)), whole(span.list_value().values(1))};
+}
+
+void check_cover(const Struct& one) {
+  andon::Owned owned;
+  for (const auto& run : list(one, "runs"))
+    for (auto grain = node(run).first; grain < node(run).stop; ++grain) owned[grain];
+  const auto found = andon::cover({0, whole(at(one, "grains"))}, owned);
+  const auto& expected = list(one, "nodes");
+  bool same = static_cast<int>(found.size()) == expected.size();
+  for (std::size_t i = 0; same && i < found.size(); ++i)
+    same = found[i].first == node(expected[i]).first && found[i].stop == node(expected[i]).stop;
+  expect(same, "cover of " + text(one, "name"));
+}
+
+void check_sums(const Struct& one) {
+  const auto& grains = list(one, "grains");
+  const auto leaf = [&](std::uint64_t index) {
+    const Struct& grain = grains[index].struct_value();
+    const std::string raw = bytes(text(grain, "gradient"));
+    andon::Contribution leaf;
+    leaf.weight = at(grain, "weight").number_value();
+    leaf.gradients = {std::vector<float>(whole(at(one, "element_count")), -0.0f)};
+    if (leaf.weight == 0) return leaf;
+    andon::from_bytes(leaf.gradients[0].data(), raw.data(), raw.size() / 4);
+    andon::scale(leaf, whole(at(one, "grain")), grains.size());
+    return leaf;
+  };
+  for (const auto& rank : list(one, "ranks"))
+    for (const auto& each : rank.list_value().values()) {
+      const Struct& wanted = each.struct_value();
+      const auto sum = andon::sum(node(at(wanted, "node")), leaf);
+      const auto& numbers = sum.gradients[0];
+      expect(sum.weight == at(wanted, "weight").number_value() &&
+                 andon::to_bytes(numbers.data(), numbers.size()) == bytes(text(wanted, "payload")),
+             "a node of " + text(one, "name"));
+    }
+}
+
+void check_tree(const Struct& file) {
+  for (const auto& each : list(file, "covers")) check_cover(each.struct_value());
+  for (const auto& each : list(file, "means")) check_sums(each.struct_value());
+}
+
 template <typename Message>
 Message golden(const std::string& folder, const std::string& name) {
   Message message;
@@ -114,7 +163,7 @@ Message golden(const std::string& folder, const std::string& name) {
 }
 
 void check_checksums(const std::string& folder) {
-  for (const std::string name : {"ReduceRequest.block_gradient", "ReduceRequest.abstain"}) {
+  for (const std::string name : {"ReduceRequest.block_gradient", "ReduceRequest.abstain", "ReduceRequest.block_gradient.node"}) {
     const auto given = golden<andon::v1::ReduceRequest>(folder, name);
     auto made = given;
     made.clear_header_crc32c();
@@ -137,6 +186,7 @@ int main(int argc, char** argv) {
   check_order(vectors(folder, "order.json"));
   check_layout(vectors(folder, "layout.json"));
   check_weights(vectors(folder, "weights.json"));
+  check_tree(vectors(folder, "tree.json"));
   check_checksums(folder);
   std::cout << checked << " vectors, " << wrong << " wrong\n";
   return wrong > 0;

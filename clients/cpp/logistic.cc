@@ -113,9 +113,10 @@ std::string hex(const std::string& bytes) {
 }
 
 void train(int argc, char** argv) {
-  std::string steps = "50", path = "clients/data/samples.csv";
+  std::string steps = "50", grain = andon::environment("ANDON_SAME_BITS") == "1" ? "3" : "0", path = "clients/data/samples.csv";
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::string(argv[i]) == "--steps") steps = argv[i + 1];
+    if (std::string(argv[i]) == "--grain") grain = argv[i + 1];  // of so many samples; 0: none
     if (std::string(argv[i]) == "--data") path = argv[i + 1];
   }
   const std::string slot = andon::environment("RANK");
@@ -133,6 +134,7 @@ void train(int argc, char** argv) {
   config.plan.set_global_batch(kBatch);
   config.plan.set_seed(kSeed);
   config.plan.set_total_steps(std::stoull(steps));
+  config.plan.set_grain(std::stoul(grain));
   config.optimizers = kOptimizers;
   andon::Worker worker(config, model);
   worker.run();

@@ -78,13 +78,16 @@ async function main() {
   const { values } = parseArgs({
     options: {
       steps: { type: 'string', default: '50' },
+      // Samples of a grain: the same bits on any line; 0: none.
+      grain: { type: 'string', default: process.env.ANDON_SAME_BITS === '1' ? '3' : '0' },
       data: { type: 'string', default: new URL('../data/samples.csv', import.meta.url).pathname },
     },
   });
   const { ANDON_ADDRESS: address, ANDON_RUN_ID: runId, ANDON_TLS_DIR: tls, RANK: rank } = process.env;
   if (!address) throw new Error('ANDON_ADDRESS is not set: start a line with `andon serve`, and name it there');
   const rows = load(values.data);
-  const plan = { datasetSize: rows.length, globalBatch: BATCH, seed: SEED, totalSteps: Number(values.steps) };
+  const [totalSteps, grain] = [Number(values.steps), Number(values.grain)];
+  const plan = { datasetSize: rows.length, globalBatch: BATCH, seed: SEED, totalSteps, grain };
   const slot = rank ? Number(rank) : undefined;
   const model = new Logistic(rows);
   const worker = new Worker(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalReader
@@ -28,6 +28,7 @@ __all__ = [
     "PATHS",
     "PATIENCE_S",
     "ChaosLine",
+    "Program",
     "WorkerSlot",
     "await_until",
     "chaos_line",
@@ -48,6 +49,20 @@ PATHS: dict[str, dict[str, str]] = {
 SLOWNESS = 3.0
 """How many times longer the slow worker of a line takes."""
 _POLL_S = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A worker's script. It gets a file with its slot and folder, and logs as worker.py does."""
+
+    script: Path
+    imports: Literal["trainer", "service"] = "service"
+    """The nursery of its processes: the one that has imported PyTorch, or not."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """What else its file says."""
+
+
+PLAIN = Program(script=WORKER)
 
 
 def await_until(
@@ -183,6 +198,7 @@ class ChaosLine:
     """After how many steps workers average a number; 0: never."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """More of the workers' environment."""
+    program: Program = PLAIN
     workers: dict[int, WorkerSlot] = field(default_factory=dict)
 
     @property
@@ -226,6 +242,7 @@ class ChaosLine:
                     "learns": self.learns,
                     "numbers": self.numbers,
                     "finish": str(self.folder / "finish"),
+                    **self.program.spec,
                 }
             )
         )
@@ -240,7 +257,8 @@ class ChaosLine:
             **self.variables,
         )
         output = worker.folder / "output.txt"
-        arguments = [str(MUTANT), str(spec), mutant] if mutant else [str(WORKER), str(spec)]
+        script = self.program.script
+        arguments = [str(MUTANT), str(spec), mutant] if mutant else [str(script), str(spec)]
         if prefix:
             with output.open("ab") as file:
                 worker.process = subprocess.Popen(
@@ -250,7 +268,7 @@ class ChaosLine:
                     env=environment,
                 )
         else:
-            start = start_anew if self.measured else nursery("service").start
+            start = start_anew if self.measured else nursery(self.program.imports).start
             worker.process = start(arguments, environment, output, output)
         return worker
 
@@ -412,6 +430,7 @@ def chaos_line(
     learns: bool = True,
     numbers: int = 0,
     variables: Mapping[str, str] | None = None,
+    program: Program = PLAIN,
 ) -> Iterator[ChaosLine]:
     """A line with its workers started, except for slot `absent`.
 
@@ -433,6 +452,7 @@ def chaos_line(
         learns=learns,
         numbers=numbers,
         variables=variables or {},
+        program=program,
     )
     try:
         for slot in range(workers):

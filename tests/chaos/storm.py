@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chaos.barrier import POINTS
@@ -41,15 +41,17 @@ class Fault:
     """The point at which it hits the first worker, and the second."""
 
 
-def plan_storm(seed: int, faults: int, kinds: dict[str, int]) -> list[Fault]:
-    """The faults of a seed. All random choices are made here."""
+def plan_storm(
+    seed: int, faults: int, kinds: dict[str, int], points: Sequence[str] = POINTS
+) -> list[Fault]:
+    """The faults of a seed. All random choices are made here; workers stop at `points`."""
     chance = random.Random(seed)
     names, often = list(kinds), list(kinds.values())
     return [
         Fault(
             kind=chance.choices(names, often)[0],
             slots=tuple(chance.sample(range(3), 3)),
-            points=(chance.choice(POINTS), chance.choice(POINTS)),
+            points=(chance.choice(points), chance.choice(points)),
         )
         for _ in range(faults)
     ]
@@ -128,6 +130,18 @@ def _join_in_a_step(line: ChaosLine, fault: Fault) -> None:
     line.await_progress(steps=1)
 
 
+def _newcomer(line: ChaosLine, fault: Fault) -> None:
+    """A worker more than the line began with; it is killed once it has taken part."""
+    newcomer = line.start_worker(line.expected)
+    line.await_arrival(newcomer.slot)
+    line.await_progress(newcomer.slot, steps=1)
+    newcomer.stop_at(fault.points[0])
+    newcomer.await_point(fault.points[0])
+    newcomer.kill()
+    del line.workers[newcomer.slot]
+    line.await_progress(*fault.slots[:2], steps=1)
+
+
 def _stop_for_a_moment(line: ChaosLine, fault: Fault) -> None:
     first, second, _ = fault.slots
     _reach(line, fault)
@@ -155,4 +169,5 @@ _STRIKES: dict[str, Callable[[ChaosLine, Fault], None]] = {
     "kill a worker, and hold a step while it joins": _join_in_a_step,
     "stop a worker for a moment": _stop_for_a_moment,
     "stop a worker beyond its lease": _stop_beyond_lease,
+    "a newcomer, and kill it": _newcomer,
 }

@@ -62,6 +62,8 @@ class MixedLine:
     steps: int
     flags: Sequence[str]
     small_chunks: bool = False
+    grain: int = 0
+    """Positions of a grain; 0: none."""
     port: int = field(default_factory=free_port)
     processes: dict[int, WorkerProcess] = field(default_factory=dict)
     _started: int = 0
@@ -100,11 +102,14 @@ class MixedLine:
         }
         environment = clean_environment(**{**mine, **more})
         process: Process
+        options = ["--steps", str(self.steps)]
+        if self.grain:
+            options += ["--grain", str(self.grain)]
         if language == "python":
-            command = [str(_HELD), "--steps", str(self.steps)]
+            command = [str(_HELD), *options]
             process = nursery("trainer").start(command, environment, output, errors)
         else:
-            command = [*built(language).run, "--steps", str(self.steps)]
+            command = [*built(language).run, *options]
             with output.open("wb") as out, errors.open("wb") as err:
                 process = subprocess.Popen(command, env=environment, stdout=out, stderr=err)
         self.processes[slot] = worker = WorkerProcess(process, output, errors)
@@ -128,6 +133,11 @@ class MixedLine:
             request = pb.PullCordRequest(reason="a test", operator="test")
             return CoordinatorStub(channel).PullCord(request, timeout=10).halt.id
 
+    def drain(self) -> None:
+        """Ends the run after the present step."""
+        with grpc.insecure_channel(self.service.address) as channel:
+            CoordinatorStub(channel).Drain(pb.DrainRequest(operator="test"), timeout=10)
+
     def ended_alike(self) -> dict[str, Any]:
         """Checks that all workers ended with the same step, digest and weights; returns them."""
         ends = {slot: worker.end() for slot, worker in self.processes.items()}
@@ -137,6 +147,11 @@ class MixedLine:
                 ends, first[name]
             )
         return first
+
+    def chain(self) -> Sequence[Any]:
+        """The journal's records, from the first one."""
+        with JournalReader(self.service.journal) as reader:
+            return reader.chain()
 
     def judge(self) -> Sequence[Any]:
         """Checks the journal: every step once, and every position once per epoch (F-DP-002)."""
@@ -168,10 +183,15 @@ class MixedLine:
 
 @contextmanager
 def mixed_line(
-    folder: Path, workers: int, steps: int, *flags: str, small_chunks: bool = False
+    folder: Path,
+    workers: int,
+    steps: int,
+    *flags: str,
+    small_chunks: bool = False,
+    grain: int = 0,
 ) -> Iterator[MixedLine]:
     """A line that waits for `workers` workers, which the test starts."""
-    line = MixedLine(folder, workers, steps, flags, small_chunks)
+    line = MixedLine(folder, workers, steps, flags, small_chunks, grain)
     try:
         yield line
     finally:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from andon.protocol.peer_calls import Call, CallKind
-from andon.protocol.sessions import SessionEnd
+from andon.protocol.sessions import RankFault, SessionEnd
 from andon.tcp.listening import TcpListener
 from andon_trainer.core.peer_plan import Places, places_of
 from andon_trainer.core.peer_work import Found, Part, Work
@@ -437,6 +437,27 @@ def test_a_rank_that_leaves_without_taking_what_is_sent_to_it_is_named() -> None
         assert (over.end, over.culprit) == (SessionEnd.RANK_LEFT, 1)
 
 
+@pytest.mark.parametrize("memory", [False, True], ids=["lanes", "memory"])
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_the_end_of_a_session_ends_a_call_of_any_kind_on_every_rank_that_waits(
+    folder: Path, kind: CallKind, memory: bool
+) -> None:
+    works = collective(kind, alone(3), [400_000]).works
+    with sessions(3, shared_dirs=[folder] * 3 if memory else None) as ranks:
+        groups = groups_of(ranks)
+        calls = [groups[rank].begin(works[rank]) for rank in (0, 2)]
+
+        ranks.peers[0].fault(RankFault(end=SessionEnd.UNREACHABLE, culprit=1, message="it died"))
+
+        for call in calls:
+            # A rank that needs nothing of the others has nothing to wait for.
+            with contextlib.suppress(SessionEnded):
+                call.wait(PATIENCE_S)
+        for rank in (0, 2):
+            with pytest.raises(SessionEnded, match="it died"):
+                groups[rank].begin(works[rank]).wait(PATIENCE_S)
+
+
 def test_a_rank_whose_lanes_break_is_accused_at_once() -> None:
     with sessions(2) as ranks:
         groups = groups_of(ranks)
@@ -453,6 +474,28 @@ def test_a_rank_whose_lanes_break_is_accused_at_once() -> None:
 
         assert (over.end, over.culprit) == (SessionEnd.UNREACHABLE, 1)
         assert time.monotonic() - began < 1.0
+
+
+def test_faults_of_a_rank_are_told_in_the_order_in_which_they_were_found() -> None:
+    told: list[str] = []
+    second = threading.Event()
+
+    class Slow(RankSeat):
+        def fault(self, fault: RankFault) -> None:
+            if fault.message == "first":
+                second.wait(0.2)
+            else:
+                second.set()
+            told.append(fault.message)
+
+    with contextlib.closing(TcpListener("127.0.0.1")) as listener:
+        address = f"127.0.0.1:{listener.port}"
+        peers = Peers(Slow(FakeSession(), 0, formed_for(0, [address])), listener)
+        for message in ("first", "second"):
+            peers.fault(RankFault(end=SessionEnd.CORRUPT, culprit=0, message=message))
+        peers.close()
+
+    assert told == ["first", "second"]
 
 
 def test_a_rank_that_learns_later_that_the_session_was_formed_is_waited_for() -> None:

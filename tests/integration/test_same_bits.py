@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.backends import mkl
 
+from andon.host.errors import ExitCode
+from andon_cli.app import main
+from andon_coordinator.core.run_events import RunEventKind
+from andon_coordinator.transport.reader import JournalReader
 from integration.harness import (
+    SCRIPTS,
+    Service,
     finish,
     on_line,
     start_line,
     start_worker,
+    start_workers,
     train,
     train_alone,
 )
@@ -20,7 +30,7 @@ pytestmark = pytest.mark.integration
 
 STEPS, KILLED_IN = 7, 4
 FLAGS = ("--same-bits", "--min-workers", "1", "--liveness", "2", "--digest-every", "1")
-WIRE = {"ANDON_SHARED_DIR": "off", "ANDON_TCP": "off"}
+WIRE: dict[str, Any] = {"ANDON_SHARED_DIR": "off", "ANDON_TCP": "off"}
 LANES = {"ANDON_SHARED_DIR": "off"}
 ANSWER = ("digest", "losses", "draws", "evaluations")
 """What is the same on all lines: weights and optimizer, losses, and what the script draws and
@@ -88,6 +98,10 @@ def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
         seen = finish(workers[:2])
 
     assert [answers(each) for each in seen] == [answers(expected)] * 2
+    # An audit is answered as the workers were, who gathered twice.
+    script = [str(each) for each in (SCRIPTS / "grains.py", tmp_path / "alone.json", tmp_path)]
+    (tmp_path / "alone.json").write_text(json.dumps({**spec, "dies_evaluating": None, "slot": 0}))
+    assert main(["audit", str(tmp_path / "run"), "--", sys.executable, *script]) == 0
 
 
 def test_a_run_goes_on_from_a_checkpoint_with_fewer_workers(
@@ -112,23 +126,52 @@ def test_a_run_goes_on_from_a_checkpoint_with_fewer_workers(
         assert seen[name].items() <= expected[name].items()
 
 
-def test_a_worker_that_joins_and_one_that_leaves_it_alone_change_no_bit(tmp_path: Path) -> None:
-    spec: dict[str, Any] = {"kind": "cnn", "steps": 12, "pace_s": 0.03}
-    expected = train_alone(tmp_path / "alone", {**spec, "pace_s": 0.0}, "grains.py").seen
+@pytest.mark.skipif(not mkl.is_available(), reason="this torch computes without Intel's MKL")  # type: ignore[no-untyped-call]  # torch has no types here
+def test_a_product_has_one_result_wherever_it_lies_or_the_line_comes_too_late(
+    tmp_path: Path,
+) -> None:
+    assert train_alone(tmp_path / "placed", {}, "placed.py").seen == {"different": 1}
 
-    flags = *FLAGS, "--max-workers", "3"
-    with start_line(tmp_path / "line", spec, 2, *flags, script="grains.py") as (service, workers):
-        service.await_status(lambda line: line.step >= 2)
-        here = on_line(service, 2, 3)
-        workers.append(start_worker(tmp_path / "line", spec, slot=2, script="grains.py", **here))
-        service.await_status(lambda line: line.step >= 6)
-        workers[0].process.kill()
-        seen = finish(workers[1:])
+    late = start_worker(tmp_path, {"computes_first": True}, script="placed.py")
 
-    assert [each["digest"] for each in seen] == [expected["digest"]] * 2
-    for each in seen:  # The newcomer has not seen the first steps.
-        for name in ("losses", "draws", "evaluations"):
-            assert each[name].items() <= expected[name].items()
+    assert late.wait() == ExitCode.FAILED
+    assert "MKL is in use already" in late.output
+
+
+@pytest.mark.parametrize("rule", ["require", "tell"])
+def test_a_worker_with_another_number_of_threads_is_refused_or_told(
+    tmp_path: Path, rule: str
+) -> None:
+    spec: dict[str, Any] = {"kind": "cnn", "steps": 2}
+    with (
+        Service(tmp_path / "run", 2, "--arithmetic", rule) as service,
+        start_workers(tmp_path, service, spec, 1, script="grains.py") as workers,
+    ):
+        # It waits for the other one, and its arithmetic is the line's.
+        service.await_status(lambda line: line.live == 1)
+        here = {**on_line(service, 1, 2), "OMP_NUM_THREADS": "2"}
+        other = start_worker(tmp_path, spec, slot=1, script="grains.py", **here)
+        workers.append(other)
+        if rule == "require":
+            assert other.wait() == ExitCode.REFUSED
+            assert "computes with threads 2, and the line with threads 1" in other.output
+            return
+        finish(workers)
+
+    with JournalReader(service.journal) as reader:
+        stated = [dict(each.items) for each in reader.arithmetics()]
+        told = [each.text for each in reader.run_events() if each.kind is RunEventKind.ARITHMETIC]
+    assert [each["threads"] for each in stated] == ["1", "2"]
+    assert told == ["it computes with threads 2, and the line with 1"]
+
+
+def test_a_trainer_gives_the_same_bits_alone_and_on_a_line(tmp_path: Path) -> None:
+    expected = train_alone(tmp_path / "alone", {}, "grain_trainer.py").seen
+
+    seen = train(tmp_path / "line", {}, 2, *FLAGS, script="grain_trainer.py")
+
+    assert seen == [expected] * 2
+    assert len(expected["evaluations"]) == 5
 
 
 @pytest.mark.parametrize("kind", ["stream", "batches", "shards"])
@@ -141,3 +184,13 @@ def test_however_samples_come_the_bits_are_the_same(tmp_path: Path, kind: str) -
     assert [each["digest"] for each in seen] == [expected["digest"]] * 3
     for each in seen:
         assert each["losses"] == expected["losses"]
+
+
+def test_averages_that_are_rounded_are_the_same_bits_on_every_line(tmp_path: Path) -> None:
+    spec = {"kind": "cnn", "steps": 3}
+    flags = *FLAGS, "--answer-encoding", "bfloat16"
+
+    (one,) = train(tmp_path / "one", spec, 1, *flags, script="grains.py")
+    three = train(tmp_path / "three", spec, 3, *flags, script="grains.py", **WIRE)
+
+    assert [answers(each) for each in three] == [answers(one)] * 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from andon.protocol.attestations import DIGEST_BYTES
 from andon.protocol.capabilities import SAME_BITS
 from andon.protocol.grains import Grains, NodeLoss, cover
 from andon.protocol.halts import HaltAnswer, HaltEvidence
@@ -16,6 +17,7 @@ from andon_coordinator.core import events as on
 from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
+from scenarios.attesting import attested
 
 __all__ = ["LAYOUT", "Bench", "Journal", "Peer", "make_layout"]
 
@@ -60,6 +62,7 @@ class Journal:
     plan: RunPlan | None = None
     layout: Layout | None = None
     pacing: bytes = b""
+    arithmetics: list[do.SaveArithmetic] = field(default_factory=list)
     rolled_back_to: Key | None = None
     rolled_back: int = 0
     """How many records came before the last one that rolled the line back; 0: none did."""
@@ -79,6 +82,8 @@ class Journal:
                 self.pending_searches.append(heads)
             case do.SaveRun(plan, layout):
                 self.plan, self.layout = plan, layout
+            case do.SaveArithmetic():
+                self.arithmetics.append(effect)
             case do.SaveHalt(evidence):
                 self.open_halt = evidence
                 self.halted_after = len(self.records) + len(self.pending_records)
@@ -158,6 +163,8 @@ class Journal:
             plan=self.plan,
             layout=self.layout,
             pacing=self.pacing,
+            arithmetic=self.arithmetics[0].items if self.arithmetics else None,
+            arithmetics={each.worker: each.items for each in self.arithmetics},
             recent=tuple(result for _, result in self.records if result is not None)[-WINDOW:],
             accepted_step=self.accepted_step,
             last_roster=self._last_roster() if roll_back_to is None else (),
@@ -303,6 +310,10 @@ class Bench:
             total_weight=float(len(assignment.batch)),
             world_size=len(assignment.roster),
             node_losses=self._node_losses(assignment, loss),
+            attested=attested(assignment, self.plan.grain),
+            averages_digest=bytes(DIGEST_BYTES) if assignment.attests else b"",
+            digest=bytes(32) if assignment.wants_digest and assignment.attests else b"",
+            digest_head=assignment.parent,
         )
 
     def _node_losses(self, assignment: do.Assignment, loss: float) -> tuple[NodeLoss, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vectors.accepting import accepting
+from vectors.attestations import attestations_file
 from vectors.averages import averages_file
 from vectors.book import files_of
 from vectors.disagreeing import faults_file
@@ -29,4 +30,5 @@ def made() -> dict[str, bytes]:
         **shares_file(),
         **state_files(),
         **tree_file(),
+        **attestations_file(),
     }

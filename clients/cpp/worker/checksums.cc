@@ -37,9 +37,12 @@ class Checksum {
 };
 
 Checksum header_of(const v1::BlockGradient& it) {
-  return Checksum().u32(2).key(it.key()).u32(it.group()).u32(it.sequence()).u32(it.operation())
+  auto header = Checksum().u32(2).key(it.key()).u32(it.group()).u32(it.sequence()).u32(it.operation())
       .u32(it.rank()).u32(it.world_size()).u32(it.block()).u64(it.element_offset()).u64(it.element_count())
       .f64(it.weight()).u32(it.encoding()).u32(it.answer_encoding());
+  const auto& node = it.node();
+  if (it.has_node()) header.u32(node.first()).u32(node.grains()).u32(node.batch_grains()).u32(node.grain());
+  return header;
 }
 
 Checksum header_of(const v1::Abstain& it) {

@@ -1,5 +1,7 @@
 #include "worker/exchange.h"
 
+#include <algorithm>
+#include <future>
 #include <set>
 
 #include "worker/checksums.h"
@@ -15,6 +17,7 @@ struct Exchange::Stream {
   grpc::ClientContext context;
   std::unique_ptr<grpc::ClientReaderWriter<v1::ReduceRequest, v1::ReduceResponse>> call;
   Queue<std::shared_ptr<v1::ReduceRequest>> outgoing;
+  std::promise<bool> suits;  // whether the reducer has what the opening names
   std::thread reader, writer;
 };
 
@@ -43,19 +46,26 @@ Exchange::Stream& Exchange::to(const std::string& address) {
   *opening->mutable_open_round() = opening_;
   opening->mutable_open_round()->add_capabilities(kChecksums);
   stream->outgoing.put(opening);
-  stream->writer = std::thread([it = stream.get()] {
-    while (const auto message = it->outgoing.take())
+  stream->writer = std::thread([it = stream.get(), waits = opening_.capabilities_size() > 0]() mutable {
+    while (const auto message = it->outgoing.take()) {
+      if (waits && !message->has_open_round() && !it->suits.get_future().get()) return;
+      waits = waits && message->has_open_round();
       if (!it->call->Write(*message)) return;  // the reading thread reports the status
+    }
   });
-  stream->reader = std::thread([it = stream.get(), inbox = inbox_, number = number] {
+  stream->reader = std::thread([this, it = stream.get(), inbox = inbox_, number = number] {
     auto answer = std::make_shared<v1::ReduceResponse>();
-    bool agreed = false, readable = true;  // agreed: the reducer's averages have checksums
+    bool agreed = false, readable = true, opened = false;  // agreed: the reducer's averages have checksums
     for (; readable && it->call->Read(answer.get()); answer = std::make_shared<v1::ReduceResponse>()) {
-      for (const auto& capability : answer->round_opened().capabilities())
-        agreed = agreed || capability == kChecksums;
+      if (answer->has_round_opened() && !opened) {
+        opened = true;
+        agreed = has(answer->round_opened(), kChecksums);
+        it->suits.set_value(suits(answer->round_opened()));
+      }
       readable = header_intact(*answer);
       if (readable) inbox->put({nullptr, answer, number, {}, agreed && !payload_intact(*answer)});
     }
+    if (!opened) it->suits.set_value(false);
     if (!readable) it->context.TryCancel();
     auto ended = finish(*it->call, it->context);
     if (!readable) ended = {grpc::StatusCode::DATA_LOSS, "an average does not match its header_crc32c"};
@@ -64,17 +74,33 @@ Exchange::Stream& Exchange::to(const std::string& address) {
   return *stream;
 }
 
-void Exchange::send(const Round& round, const std::vector<std::vector<float>>& gradients) {
+bool has(const v1::RoundOpened& opened, const std::string& capability) {
+  const auto& all = opened.capabilities();
+  return std::find(all.begin(), all.end(), capability) != all.end();
+}
+
+bool Exchange::suits(const v1::RoundOpened& opened) const {
+  const auto& needed = opening_.capabilities();
+  return std::all_of(needed.begin(), needed.end(), [&](const auto& each) { return has(opened, each); });
+}
+
+void Exchange::send(const Round& round) {
   std::set<std::string> told;
+  const auto put = [&](const std::string& address, const std::shared_ptr<v1::ReduceRequest>& message) {
+    seal(*message);
+    to(address).outgoing.put(message);
+  };
   for (const auto& chunk : round.chunks) {
-    auto message = std::make_shared<v1::ReduceRequest>();
-    if (round.samples == 0) {
-      if (!told.insert(chunk.address).second) continue;
+    if (round.contributions.empty() && told.insert(chunk.address).second) {
+      auto message = std::make_shared<v1::ReduceRequest>();
       auto* abstain = message->mutable_abstain();
       *abstain->mutable_key() = round.work.key();
       abstain->set_rank(round.work.rank());
       abstain->set_world_size(round.work.world_size());
-    } else {
+      put(chunk.address, message);
+    }
+    for (const auto& each : round.contributions) {
+      auto message = std::make_shared<v1::ReduceRequest>();
       auto* block = message->mutable_block_gradient();
       *block->mutable_key() = round.work.key();
       block->set_operation(v1::OPERATION_WEIGHTED_MEAN);
@@ -83,12 +109,12 @@ void Exchange::send(const Round& round, const std::vector<std::vector<float>>& g
       block->set_block(chunk.block);
       block->set_element_offset(chunk.offset);
       block->set_element_count(chunk.count);
-      block->set_weight(static_cast<double>(round.samples));
+      block->set_weight(each.weight);
       block->set_encoding(v1::ENCODING_FLOAT32);
-      block->set_payload(to_bytes(gradients[chunk.block].data() + chunk.offset, chunk.count));
+      block->set_payload(to_bytes(each.gradients[chunk.block].data() + chunk.offset, chunk.count));
+      if (each.node) *block->mutable_node() = *each.node;
+      put(chunk.address, message);
     }
-    seal(*message);
-    to(chunk.address).outgoing.put(message);
   }
 }
 

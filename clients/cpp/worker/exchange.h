@@ -11,20 +11,25 @@
 
 namespace andon {
 
+// Whether a reducer names a capability.
+bool has(const v1::RoundOpened& opened, const std::string& capability);
+
 // The worker's streams to the reducers. If a round is void, its streams are discarded (rule 16).
 class Exchange {
  public:
   Exchange(std::uint64_t number, std::string home, std::string folder, v1::OpenRound opening, std::shared_ptr<Inbox> inbox);
   ~Exchange();
 
-  // Queues a round's gradients in chunks, or one Abstain for each reducer. Never blocks.
-  void send(const Round& round, const std::vector<std::vector<float>>& gradients);
+  // Queues a round's contributions in chunks, or one Abstain for each reducer. Never blocks. If the
+  // opening names capabilities, nothing leaves for a reducer that lacks one of them.
+  void send(const Round& round);
 
   const std::uint64_t number;
 
  private:
   struct Stream;
   Stream& to(const std::string& address);
+  bool suits(const v1::RoundOpened& opened) const;
 
   const std::string home_, folder_;
   const v1::OpenRound opening_;

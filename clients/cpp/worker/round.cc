@@ -1,10 +1,12 @@
 #include "worker/round.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "worker/digests.h"
 #include "worker/order.h"
+#include "worker/replica.h"
 
 namespace andon {
 namespace {
@@ -40,17 +42,54 @@ std::optional<v1::Fault> Round::cut(const v1::Layout& layout, std::uint64_t size
   return {};
 }
 
-std::vector<std::uint64_t> Round::share(const v1::RunPlan& plan) {
-  const Order order(plan.seed(), work.epoch(), plan.dataset_size());
-  std::vector<std::uint64_t> share;
-  for (const auto& run : work.positions())
-    for (auto position = run.start(); position < run.stop(); ++position)
-      share.push_back(order.at(position));
-  samples = share.size();
-  return share;
+Contribution Round::gradient(Model& model, const Order& order, const std::vector<std::uint64_t>& positions) {
+  std::vector<std::uint64_t> indices;
+  for (const auto position : positions) indices.push_back(order.at(position));
+  samples += indices.size();
+  ++backwards;
+  Contribution mean;
+  mean.weight = static_cast<double>(indices.size());
+  const auto began = std::chrono::steady_clock::now();
+  mean.gradients = model.gradient(indices, mean.loss_sum);
+  busy_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  return mean;
 }
 
-std::optional<v1::Fault> Round::check(const std::vector<std::vector<float>>& gradients) const {
+std::optional<v1::Fault> Round::compute(Model& model, const v1::RunPlan& plan, const v1::Layout& layout, double most) {
+  const Order order(plan.seed(), work.epoch(), plan.dataset_size());
+  if (plan.grain() == 0) {
+    std::vector<std::uint64_t> share;
+    for (const auto& run : work.positions())
+      for (auto position = run.start(); position < run.stop(); ++position) share.push_back(position);
+    if (share.empty()) return {};
+    contributions.push_back(gradient(model, order, share));
+    limit(contributions.back().gradients, most);
+  } else {
+    const auto owned = owned_grains(work, plan.grain());
+    if (!owned) return fault(v1::FAULT_KIND_PROTOCOL, "assigned positions that are not whole grains of the batch");
+    const auto count = grains_of(work, plan.grain());
+    const auto leaf = [&](std::uint64_t grain) {
+      auto leaf = gradient(model, order, owned->at(grain));
+      scale(leaf, plan.grain(), count);
+      mark(leaf, layout);
+      return leaf;
+    };
+    for (const auto& each : cover({0, count}, *owned)) {
+      contributions.push_back(sum(each, leaf));
+      auto& node = contributions.back().node.emplace();
+      node.set_first(each.first);
+      node.set_grains(each.stop - each.first);
+      node.set_batch_grains(count);
+      node.set_grain(plan.grain());
+    }
+  }
+  for (const auto& each : contributions)
+    if (const auto bad = check(each)) return bad;
+  return {};
+}
+
+std::optional<v1::Fault> Round::check(const Contribution& contribution) const {
+  const auto& [gradients, weight, loss_sum, node] = contribution;
   if (!std::isfinite(loss_sum)) {
     const std::string value = std::to_string(loss_sum);
     auto bad = fault(v1::FAULT_KIND_NON_FINITE_LOSS, "the loss is " + value);
@@ -149,15 +188,23 @@ void Round::limit(std::vector<std::vector<float>>& gradients, double most) {
 v1::StepReady Round::report() const {
   v1::StepReady report;
   *report.mutable_key() = work.key();
-  report.set_loss_sum(loss_sum);
-  report.set_weight(static_cast<double>(samples));
+  for (const auto& each : contributions) {
+    report.set_weight(report.weight() + each.weight);
+    report.set_loss_sum(report.loss_sum() + each.loss_sum);
+    if (!each.node) continue;
+    auto& node = *report.add_node_losses();
+    node.set_first(each.node->first());
+    node.set_grains(each.node->grains());
+    node.set_weight(each.weight);
+    node.set_loss_sum(each.loss_sum);
+  }
   report.set_samples(samples);
   report.set_total_weight(total);
   report.set_world_size(work.world_size());
   // Nothing is kept of an earlier attempt: what is in the share was computed now.
   auto& timings = *report.mutable_timings();
   timings.set_busy_s(busy_s);
-  timings.set_micro_batches(samples > 0);
+  timings.set_micro_batches(backwards);
   timings.set_computed(samples);
   return report;
 }

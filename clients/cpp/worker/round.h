@@ -9,6 +9,7 @@
 
 #include "andon/v1/coordinator.pb.h"
 #include "andon/v1/reducer.pb.h"
+#include "worker/tree.h"
 
 namespace andon {
 
@@ -19,6 +20,9 @@ inline bool same(const v1::Key& one, const v1::Key& other) {
 inline bool same(const std::optional<v1::Key>& one, const v1::Key& other) {
   return one.has_value() && same(*one, other);
 }
+
+class Model;
+class Order;
 
 // The L2 norm of all blocks together, in float64.
 double norm(const std::vector<std::vector<float>>& blocks);
@@ -38,8 +42,10 @@ struct Round {
   std::set<std::string> reducers;
   std::vector<std::vector<float>> averages;
   std::uint64_t samples = 0;
-  double loss_sum = 0, total = -1;
-  double busy_s = 0;    // how long the gradient took
+  std::vector<Contribution> contributions;  // in rising order; none without samples
+  double total = -1;
+  double busy_s = 0;        // how long the gradients took
+  std::uint32_t backwards = 0;  // gradients that were computed
   double own_norm = 0;  // of the gradient, before it was limited
   std::size_t silent = 0;  // reducers that reported that all ranks abstained
   bool held = false;
@@ -48,10 +54,9 @@ struct Round {
   // Divides the blocks into chunks; returns a fault if the map of reducers is invalid.
   std::optional<v1::Fault> cut(const v1::Layout& layout, std::uint64_t size,
                                const google::protobuf::RepeatedPtrField<v1::ReducerShare>& shares);
-  // The samples of this worker's share. Sets `samples` to their number.
-  std::vector<std::uint64_t> share(const v1::RunPlan& plan);
-  // The fault to report if the loss or a gradient is not finite; they must not be sent then.
-  std::optional<v1::Fault> check(const std::vector<std::vector<float>>& gradients) const;
+  // Computes the share: the sums of its nodes if the plan has a grain, else the mean over it, limited
+  // to the norm `most`; 0 is no limit. Returns the fault that forbids sending them.
+  std::optional<v1::Fault> compute(Model& model, const v1::RunPlan& plan, const v1::Layout& layout, double most);
   // Stores one average; returns what is wrong if it is invalid, or disagrees with the others (rule 15).
   std::string take(const v1::AveragedBlock& average);
   // The fault of a chunk that was changed on its way from or to a rank.
@@ -60,12 +65,15 @@ struct Round {
   std::optional<v1::Fault> told(const v1::ReduceResponse& answer) const;
   bool complete() const { return waiting.empty() || silent == reducers.size(); }
   std::uint64_t largest() const;  // elements of the largest chunk
-  // Notes the gradient's norm, and scales it down to the norm `most`; 0 is no limit.
-  void limit(std::vector<std::vector<float>>& gradients, double most);
   // The StepReady of a complete round.
   v1::StepReady report() const;
   // A Fault with this round's key.
   v1::Fault fault(v1::FaultKind kind, const std::string& message) const;
+
+ private:
+  Contribution gradient(Model& model, const Order& order, const std::vector<std::uint64_t>& positions);
+  void limit(std::vector<std::vector<float>>& gradients, double most);
+  std::optional<v1::Fault> check(const Contribution& contribution) const;
 };
 
 }  // namespace andon

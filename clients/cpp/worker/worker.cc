@@ -1,8 +1,10 @@
 #include "worker/worker.h"
 
+#include <gnu/libc-version.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <fstream>
 #include <iostream>
 #include <random>
 #include <thread>
@@ -15,8 +17,25 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 // What this client can do beyond the steps of every worker: docs/protocol.md, Capabilities.
-constexpr const char* kCapabilities[] = {"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1"};
+constexpr const char* kCapabilities[] = {"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1", kSameBits};
 constexpr double kFirstPatienceS = 300, kFirstWaitS = 0.05, kLongestWaitS = 2;
+
+// States what decides the bits of this worker's sums and products, in rising order of names:
+// docs/protocol-same-bits.md, section 36. The C library's `exp` uses other instructions on other
+// processors.
+void state_arithmetic(v1::Join& join) {
+  const auto state = [&](const char* name, const std::string& value) {
+    auto* item = join.add_arithmetic();
+    item->set_name(name);
+    item->set_value(value);
+  };
+  std::string processor = "unknown";
+  std::ifstream lines("/proc/cpuinfo");
+  for (std::string line; std::getline(lines, line);)
+    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos) processor = line.substr(line.find(": ") + 2);
+  state("client", std::string("andon-cpp, compiler ") + __VERSION__ + ", glibc " + gnu_get_libc_version());
+  state("processor", processor);
+}
 
 void say(const std::string& text) { std::cerr << "cpp: " << text << std::endl; }
 
@@ -38,6 +57,7 @@ Worker::Worker(Config config, Model& model)
         return std::uint64_t{random()} << 32 | random();
       }()), replica_(model, config_.optimizers) {
   config_.layout.set_digest(layout_digest(config_.layout));
+  if (config_.plan.grain() > 0) config_.plan.set_tree(kTreeVersion);
 }
 
 void Worker::run() {
@@ -106,6 +126,7 @@ v1::Join Worker::join() const {
   for (const char* each : kCapabilities) join.add_capabilities(each);
   *join.mutable_layout() = config_.layout;
   *join.mutable_plan() = config_.plan;
+  if (config_.plan.grain() > 0) state_arithmetic(join);
   if (replica_.head()) *join.mutable_head() = *replica_.head();
   *join.mutable_cursor() = replica_.cursor();
   join.set_step(replica_.step());
@@ -132,8 +153,9 @@ void Worker::accept(const v1::JoinAccepted& welcome) {
 
 // Creates a new exchange. It opens its streams to the reducers when they are needed.
 void Worker::open() {
-  exchange_ = std::make_unique<Exchange>(++exchanges_, config_.address, config_.tls,
-                                         ticket<v1::OpenRound>(config_, *welcome_), session_->inbox);
+  auto opening = ticket<v1::OpenRound>(config_, *welcome_);
+  if (config_.plan.grain() > 0) opening.add_capabilities(kSameBits);
+  exchange_ = std::make_unique<Exchange>(++exchanges_, config_.address, config_.tls, opening, session_->inbox);
 }
 
 // Requests work, once for each head on a stream.
@@ -200,16 +222,9 @@ void Worker::begin(const v1::ShardAssignment& work) {
   const auto& shares = work.reducers_size() > 0 ? work.reducers() : welcome_->reducers();
   if (const auto wrong = round_->cut(config_.layout, welcome_->policy().chunk_elements(), shares))
     return fault(*wrong);
-  const auto samples = round_->share(config_.plan);
-  std::vector<std::vector<float>> gradients;
-  if (!samples.empty()) {
-    const auto began = Clock::now();
-    gradients = model_.gradient(samples, round_->loss_sum);
-    round_->busy_s = Seconds(Clock::now() - began).count();
-    round_->limit(gradients, welcome_->policy().max_grad_norm());
-    if (const auto bad = round_->check(gradients)) return fault(*bad);
-  }
-  exchange_->send(*round_, gradients);
+  if (const auto bad = round_->compute(model_, config_.plan, config_.layout, welcome_->policy().max_grad_norm()))
+    return fault(*bad);
+  exchange_->send(*round_);
 }
 
 // Reports a fault of the current round; the coordinator then voids the round.
@@ -234,6 +249,9 @@ void Worker::hear(const v1::ReduceResponse& answer, bool corrupt) {
     if (most > 0 && most < largest)
       fault(round_->fault(v1::FAULT_KIND_PROTOCOL, "a reducer accepts payloads of " + std::to_string(most) +
                                                        " bytes, and chunks have " + std::to_string(largest)));
+    else if (config_.plan.grain() > 0 && !has(answer.round_opened(), kSameBits))
+      fault(round_->fault(v1::FAULT_KIND_PROTOCOL, "a reducer lacks same-bits.v1, so it can't add gradients along "
+                                                   "the tree of grains: update it"));
   } else if (answer.has_averaged_block() && present(answer.averaged_block().key())) {
     const auto& average = answer.averaged_block();
     if (corrupt)

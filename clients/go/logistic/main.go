@@ -98,6 +98,14 @@ func (m *logistic) Apply(averages [][]float32) {
 	}
 }
 
+// grainOf is how many samples a grain has if no flag says it.
+func grainOf(sameBits string) uint64 {
+	if sameBits == "1" {
+		return 3
+	}
+	return 0
+}
+
 func load(path string) ([]sample, error) {
 	text, err := ioutil.ReadFile(path)
 	if err != nil {
@@ -126,6 +134,7 @@ func load(path string) ([]sample, error) {
 
 func run() error {
 	steps := flag.Uint64("steps", 50, "steps of the run")
+	grain := flag.Uint64("grain", grainOf(os.Getenv("ANDON_SAME_BITS")), "samples of a grain: the same bits on any line; 0: none")
 	path := flag.String("data", "clients/data/samples.csv", "the samples")
 	flag.Parse()
 	data, err := load(*path)
@@ -135,7 +144,7 @@ func run() error {
 	config := worker.Config{
 		Address: os.Getenv("ANDON_ADDRESS"), RunID: os.Getenv("ANDON_RUN_ID"), TLS: os.Getenv("ANDON_TLS_DIR"),
 		Blocks: blocks(), Optimizers: optimizers,
-		Plan: &pb.RunPlan{GlobalBatch: batch, Seed: seed,
+		Plan: &pb.RunPlan{GlobalBatch: batch, Seed: seed, Grain: uint32(*grain),
 			XDatasetSize: &pb.RunPlan_DatasetSize{DatasetSize: uint64(len(data))},
 			XTotalSteps:  &pb.RunPlan_TotalSteps{TotalSteps: *steps}},
 	}

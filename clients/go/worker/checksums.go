@@ -36,10 +36,14 @@ func (h header) u64(numbers ...uint64) header {
 func (h header) crc() uint32 { return crc32.Checksum(h, castagnoli) }
 
 func headerOfGradient(g *pb.BlockGradient) header {
-	return header{}.u32(2).u64(g.Key.GetTerm(), g.Key.GetRound()).
+	fields := header{}.u32(2).u64(g.Key.GetTerm(), g.Key.GetRound()).
 		u32(g.Group, g.Sequence, uint32(g.Operation), g.Rank, g.WorldSize, g.Block).
 		u64(g.ElementOffset, g.ElementCount, math.Float64bits(g.Weight)).
 		u32(uint32(g.Encoding), uint32(g.AnswerEncoding))
+	if n := g.Node; n != nil {
+		fields = fields.u32(n.First, n.Grains, n.BatchGrains, n.Grain)
+	}
+	return fields
 }
 
 func headerOfAbstain(a *pb.Abstain) header {

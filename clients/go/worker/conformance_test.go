@@ -5,6 +5,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"io/ioutil"
+	"math"
+	"reflect"
 	"strconv"
 	"testing"
 
@@ -125,7 +127,8 @@ func message(t *testing.T, name string, into proto.Message) {
 }
 
 func TestChecksums(t *testing.T) {
-	for _, name := range []string{"ReduceRequest.block_gradient.checksums", "ReduceRequest.abstain.checksums"} {
+	for _, name := range []string{"ReduceRequest.block_gradient.checksums", "ReduceRequest.abstain.checksums",
+		"ReduceRequest.block_gradient.node.checksums"} {
 		given, made := &pb.ReduceRequest{}, &pb.ReduceRequest{}
 		message(t, name, given)
 		made.Message = given.Message
@@ -145,5 +148,74 @@ func TestChecksums(t *testing.T) {
 	answer.GetAveragedBlock().TotalWeight++
 	if headerIntact(answer) {
 		t.Error("a changed header is not noticed")
+	}
+}
+
+func span(of [2]uint64) node { return node{of[0], of[1]} }
+
+func TestTree(t *testing.T) {
+	var file struct {
+		Covers []struct {
+			Name        string
+			Grains      uint64
+			Runs, Nodes [][2]uint64
+		}
+		Means []struct {
+			Name   string
+			Grain  uint32
+			Grains []struct {
+				Weight   float64
+				Gradient string
+			}
+			ElementCount int `json:"element_count"`
+			Ranks        [][]struct {
+				Node    [2]uint64
+				Weight  float64
+				Payload string
+			}
+		}
+	}
+	vectors(t, "tree", &file)
+	for _, one := range file.Covers {
+		owned := map[uint64][]uint64{}
+		for _, run := range one.Runs {
+			for grain := run[0]; grain < run[1]; grain++ {
+				owned[grain] = []uint64{}
+			}
+		}
+		var expected []node
+		for _, each := range one.Nodes {
+			expected = append(expected, span(each))
+		}
+		if found := (node{0, one.Grains}).cover(owned); !reflect.DeepEqual(found, expected) {
+			t.Errorf("cover of %s: %v", one.Name, found)
+		}
+	}
+	for _, one := range file.Means {
+		leaf := func(grain uint64) contribution {
+			of := one.Grains[grain]
+			raw, err := hex.DecodeString(of.Gradient)
+			if err != nil {
+				t.Fatal(err)
+			}
+			numbers := make([]float32, one.ElementCount)
+			readFloats(numbers[:len(raw)/4], raw)
+			if of.Weight == 0 {
+				for i := range numbers {
+					numbers[i] = float32(math.Copysign(0, -1))
+				}
+			} else {
+				scale([][]float32{numbers}, of.Weight, one.Grain, uint64(len(one.Grains)))
+			}
+			return contribution{weight: of.Weight, gradients: [][]float32{numbers}}
+		}
+		for _, rank := range one.Ranks {
+			for _, each := range rank {
+				sum := span(each.Node).sum(leaf)
+				if found := hex.EncodeToString(Floats(sum.gradients[0])); found != each.Payload || sum.weight != each.Weight {
+					t.Errorf("%s: node %v of weight %g is %s", one.Name, each.Node, sum.weight, found)
+				}
+			}
+		}
 	}
 }

@@ -12,41 +12,53 @@ import (
 	pb "andon/v1"
 )
 
+// A bulkStream is a stream to a reducer.
+type bulkStream struct {
+	pb.Reducer_ReduceClient
+	opened chan struct{} // closed once the reducer takes what the line needs
+}
+
 // An exchange is the worker's streams to the reducers. If a round is void before all its averages
 // arrived, its exchange is discarded and the next round opens another one (rule 16).
 type exchange struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
-	streams map[string]pb.Reducer_ReduceClient
+	streams map[string]*bulkStream
 	open    func(context.Context, string) (*grpc.ClientConn, pb.Reducer_ReduceClient, error)
+	needs   string // a capability without which nothing is sent to a reducer; empty: none
 	inbox   *inbox
 }
 
-func newExchange(ctx context.Context, box *inbox, open func(context.Context, string) (*grpc.ClientConn, pb.Reducer_ReduceClient, error)) *exchange {
+func newExchange(ctx context.Context, box *inbox, needs string, open func(context.Context, string) (*grpc.ClientConn, pb.Reducer_ReduceClient, error)) *exchange {
 	ctx, cancel := context.WithCancel(ctx)
-	return &exchange{ctx: ctx, cancel: cancel, streams: map[string]pb.Reducer_ReduceClient{}, open: open, inbox: box}
+	return &exchange{ctx: ctx, cancel: cancel, streams: map[string]*bulkStream{}, open: open, needs: needs, inbox: box}
 }
 
 // to returns the stream to a reducer, and opens it if necessary. Its answers go to the inbox.
-func (x *exchange) to(address string) (pb.Reducer_ReduceClient, error) {
+func (x *exchange) to(address string) (*bulkStream, error) {
 	if stream, ok := x.streams[address]; ok {
 		return stream, nil
 	}
-	connection, stream, err := x.open(x.ctx, address)
+	connection, call, err := x.open(x.ctx, address)
 	if err != nil {
 		return nil, err
 	}
+	stream := &bulkStream{call, make(chan struct{})}
 	x.streams[address] = stream
 	go func() {
 		defer connection.Close()
-		agreed := false // the reducer's averages have checksums
+		agreed, able := false, false // the reducer's averages have checksums; it takes what the line needs
 		for {
 			answer, err := stream.Recv()
 			if err == nil && !headerIntact(answer) {
 				err = errors.New("an average does not match its header_crc32c")
 			}
-			for _, capability := range answer.GetRoundOpened().GetCapabilities() {
-				agreed = agreed || capability == checksums
+			if opened := answer.GetRoundOpened(); opened != nil {
+				agreed = has(opened.Capabilities, checksums)
+				if !able && (x.needs == "" || has(opened.Capabilities, x.needs)) {
+					able = true
+					close(stream.opened)
+				}
 			}
 			corrupt := err == nil && agreed && !payloadIntact(answer)
 			x.inbox.put(event{bulk: answer, from: x, lost: err, corrupt: corrupt})
@@ -67,11 +79,15 @@ func (w *Worker) openReducer(ctx context.Context, address string) (*grpc.ClientC
 	if err != nil {
 		return nil, nil, err
 	}
+	capabilities := []string{checksums}
+	if w.config.Plan.Grain > 0 {
+		capabilities = append(capabilities, sameBits)
+	}
 	stream, err := pb.NewReducerClient(connection).Reduce(ctx)
 	if err == nil {
 		err = stream.Send(&pb.ReduceRequest{Message: &pb.ReduceRequest_OpenRound{OpenRound: &pb.OpenRound{
 			RunId: w.config.RunID, Worker: w.welcome.Worker, SessionToken: w.welcome.SessionToken,
-			Capabilities: []string{checksums}}}})
+			Capabilities: capabilities}}})
 	}
 	if err != nil {
 		connection.Close()
@@ -82,8 +98,23 @@ func (w *Worker) openReducer(ctx context.Context, address string) (*grpc.ClientC
 
 // reopen discards the streams to the reducers, and ignores all later answers on them.
 func (w *Worker) reopen() {
-	w.exchange.cancel()
-	w.exchange = newExchange(w.ctx, w.inbox, w.openReducer)
+	if w.exchange != nil {
+		w.exchange.cancel()
+	}
+	needs := ""
+	if w.config.Plan.Grain > 0 {
+		needs = sameBits
+	}
+	w.exchange = newExchange(w.ctx, w.inbox, needs, w.openReducer)
+}
+
+func has(capabilities []string, wanted string) bool {
+	for _, each := range capabilities {
+		if each == wanted {
+			return true
+		}
+	}
+	return false
 }
 
 // A chunk is a run of elements of one block, and the reducer that averages it.
@@ -134,19 +165,21 @@ type position struct {
 
 // A round is one attempt at a step.
 type round struct {
-	work     *pb.ShardAssignment
-	chunks   []chunk
-	waiting  map[position]chunk
-	reducers map[string]bool
-	averages [][]float32
-	samples  uint64
-	lossSum  float64
-	busy     time.Duration // how long the gradient took
-	ownNorm  float64       // L2 norm of the gradient, before it was limited
-	total    float64
-	answered int
-	silent   int // reducers that reported that all ranks abstained
-	held     bool
+	work          *pb.ShardAssignment
+	chunks        []chunk
+	waiting       map[position]chunk
+	reducers      map[string]bool
+	averages      [][]float32
+	samples       uint64
+	contributions []contribution // in rising order; none if there are no samples
+	busy          time.Duration  // how long the gradients took
+	ownNorm       float64        // L2 norm of the gradient, before it was limited
+	total         float64
+	answered      int
+	silent        int // reducers that reported that all ranks abstained
+	held          bool
+
+	backwards uint32 // gradients that were computed
 }
 
 func newRound(work *pb.ShardAssignment, chunks []chunk) *round {
@@ -205,10 +238,7 @@ func (r *round) complete() bool {
 // timings returns how long this attempt computed, and how much. Nothing is kept of an earlier
 // attempt.
 func (r *round) timings() *pb.Timings {
-	if r.samples == 0 {
-		return &pb.Timings{}
-	}
-	return &pb.Timings{BusyS: r.busy.Seconds(), MicroBatches: 1, Computed: r.samples}
+	return &pb.Timings{BusyS: r.busy.Seconds(), MicroBatches: r.backwards, Computed: r.samples}
 }
 
 // norm returns the L2 norm of all blocks together, in float64.
@@ -235,41 +265,58 @@ func limit(gradients [][]float32, own, most float64) {
 	}
 }
 
-// send writes the round's gradients, or one Abstain to each reducer. The reading goroutine reports
-// errors.
-func (x *exchange) send(r *round, gradients [][]float32) error {
-	var messages []*pb.ReduceRequest
-	var streams []pb.Reducer_ReduceClient
+// A delivery is one message for one stream.
+type delivery struct {
+	stream  *bulkStream
+	message *pb.ReduceRequest
+}
+
+// send writes the round's contributions chunk by chunk, or one Abstain to each reducer. The reading goroutine
+// reports errors.
+func (x *exchange) send(r *round) error {
+	var deliveries []delivery
 	told := map[string]bool{}
 	for _, piece := range r.chunks {
 		stream, err := x.to(piece.address)
 		if err != nil {
 			return err
 		}
-		message := &pb.ReduceRequest{}
-		if r.samples == 0 {
-			if told[piece.address] {
-				continue
-			}
+		if len(r.contributions) == 0 && !told[piece.address] {
 			told[piece.address] = true
-			message.Message = &pb.ReduceRequest_Abstain{Abstain: &pb.Abstain{Key: r.work.Key, Rank: r.work.Rank, WorldSize: r.work.WorldSize}}
-		} else {
-			message.Message = &pb.ReduceRequest_BlockGradient{BlockGradient: &pb.BlockGradient{
-				Key: r.work.Key, Operation: pb.Operation_OPERATION_WEIGHTED_MEAN,
-				Rank: r.work.Rank, WorldSize: r.work.WorldSize, Block: uint32(piece.block),
-				ElementOffset: piece.offset, ElementCount: piece.count, Weight: float64(r.samples),
-				Encoding: pb.Encoding_ENCODING_FLOAT32,
-				Content:  &pb.BlockGradient_Payload{Payload: Floats(gradients[piece.block][piece.offset : piece.offset+piece.count])},
-			}}
+			abstain := &pb.Abstain{Key: r.work.Key, Rank: r.work.Rank, WorldSize: r.work.WorldSize}
+			message := sealed(&pb.ReduceRequest{Message: &pb.ReduceRequest_Abstain{Abstain: abstain}})
+			deliveries = append(deliveries, delivery{stream, message})
 		}
-		messages, streams = append(messages, sealed(message)), append(streams, stream)
+		for _, each := range r.contributions {
+			message := sealed(&pb.ReduceRequest{Message: &pb.ReduceRequest_BlockGradient{BlockGradient: r.slice(piece, each)}})
+			deliveries = append(deliveries, delivery{stream, message})
+		}
 	}
 	go func() {
-		for i, message := range messages {
-			if streams[i].Send(message) != nil {
+		for _, each := range deliveries {
+			if x.needs != "" {
+				select {
+				case <-each.stream.opened:
+				case <-x.ctx.Done():
+					return
+				}
+			}
+			if each.stream.Send(each.message) != nil {
 				return
 			}
 		}
 	}()
 	return nil
+}
+
+// slice is one chunk of a contribution.
+func (r *round) slice(piece chunk, of contribution) *pb.BlockGradient {
+	numbers := of.gradients[piece.block][piece.offset : piece.offset+piece.count]
+	return &pb.BlockGradient{
+		Key: r.work.Key, Operation: pb.Operation_OPERATION_WEIGHTED_MEAN,
+		Rank: r.work.Rank, WorldSize: r.work.WorldSize, Block: uint32(piece.block),
+		ElementOffset: piece.offset, ElementCount: piece.count, Weight: of.weight,
+		Encoding: pb.Encoding_ENCODING_FLOAT32, Node: of.node,
+		Content: &pb.BlockGradient_Payload{Payload: Floats(numbers)},
+	}
 }

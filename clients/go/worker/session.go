@@ -3,7 +3,10 @@ package worker
 import (
 	"context"
 	"errors"
+	"io/ioutil"
 	"os"
+	"runtime"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -26,7 +29,7 @@ func (l *Lost) Error() string { return "the line is lost: " + l.Message }
 
 // capabilities are what this client can do beyond the steps of every worker: docs/protocol.md,
 // Capabilities.
-var capabilities = []string{"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1"}
+var capabilities = []string{"balance.v1", "norms.v1", "mean-buffers.v1", "overflow.v1", sameBits}
 
 var errOver = errors.New("the run is over")
 
@@ -74,7 +77,7 @@ func (w *Worker) join(ctx context.Context) error {
 		return &Refused{"the coordinator did not answer Join with JoinAccepted"}
 	}
 	w.welcome, w.ctx, w.inbox, w.askedOnce = welcome, ctx, newInbox(), false
-	w.exchange = newExchange(ctx, w.inbox, w.openReducer)
+	w.reopen()
 	w.see(welcome.Term)
 	if err := unsupportedLine(welcome); err != nil {
 		return &Refused{err.Error()}
@@ -92,6 +95,9 @@ func (w *Worker) joinRequest() *pb.Join {
 		Plan:   w.config.Plan, Head: w.head, Cursor: w.cursor, Step: w.Step,
 		GreatestTerm: w.greatest, Halt: w.halt, Token: w.config.Token,
 	}
+	if w.config.Plan.Grain > 0 {
+		join.Arithmetic = arithmetic()
+	}
 	if slot := w.config.Slot; w.welcome != nil {
 		join.XLaunchSlot = &pb.Join_LaunchSlot{LaunchSlot: w.welcome.Worker}
 	} else if slot != nil {
@@ -101,6 +107,21 @@ func (w *Worker) joinRequest() *pb.Join {
 		join.HeldKey = w.round.work.Key
 	}
 	return join
+}
+
+// arithmetic returns what decides the bits of this worker's sums and products, in rising order of
+// names: docs/protocol-same-bits.md, section 36. `math.Exp` uses other instructions on other
+// processors.
+func arithmetic() []*pb.ArithmeticItem {
+	processor := runtime.GOARCH
+	text, _ := ioutil.ReadFile("/proc/cpuinfo")
+	for _, line := range strings.Split(string(text), "\n") {
+		if strings.HasPrefix(line, "model name") {
+			processor = strings.TrimSpace(line[strings.Index(line, ":")+1:])
+			break
+		}
+	}
+	return []*pb.ArithmeticItem{{Name: "client", Value: "andon-go, " + runtime.Version()}, {Name: "processor", Value: processor}}
 }
 
 // refusal returns *Refused for a status that a retry can't change, and the error itself otherwise.

@@ -29,33 +29,48 @@ func (w *Worker) begin(work *pb.ShardAssignment) error {
 		w.fault(pb.FaultKind_FAULT_KIND_PROTOCOL, &pb.Fault{Message: err.Error()})
 		return nil
 	}
-	order := NewOrder(w.config.Plan.Seed, work.Epoch, w.datasetSize())
-	var samples []uint64
 	for _, run := range work.Positions {
-		for position := run.Start; position < run.Stop; position++ {
-			samples = append(samples, order.At(position))
-		}
+		r.samples += run.Stop - run.Start
 	}
-	r.samples = uint64(len(samples))
 	for _, block := range w.config.Blocks {
 		r.averages = append(r.averages, make([]float32, blockElements(block)))
 	}
-	var gradients [][]float32
-	if len(samples) > 0 {
-		began := time.Now()
-		gradients, r.lossSum = w.model.Gradient(samples)
-		r.busy = time.Since(began)
-		r.ownNorm = norm(gradients)
-		limit(gradients, r.ownNorm, w.welcome.Policy.MaxGradNorm)
-		if bad := w.check(gradients, r.lossSum); bad != nil {
+	if w.config.Plan.Grain == 0 {
+		w.computeMean(r)
+	} else if err := w.computeNodes(r); err != nil {
+		w.fault(pb.FaultKind_FAULT_KIND_PROTOCOL, &pb.Fault{Message: err.Error()})
+		return nil
+	}
+	for _, each := range r.contributions {
+		if bad := w.check(each.gradients, each.lossSum); bad != nil {
 			w.fault(bad.Kind, bad)
 			return nil
 		}
 	}
-	if err := w.exchange.send(r, gradients); err != nil {
+	if err := w.exchange.send(r); err != nil {
 		w.fault(pb.FaultKind_FAULT_KIND_DATA_STREAM_LOST, &pb.Fault{Message: err.Error()})
 	}
 	return nil
+}
+
+// computeMean computes a share's gradient as one, and limits its norm.
+func (w *Worker) computeMean(r *round) {
+	if r.samples == 0 {
+		return
+	}
+	order := NewOrder(w.config.Plan.Seed, r.work.Epoch, w.datasetSize())
+	var samples []uint64
+	for _, run := range r.work.Positions {
+		for position := run.Start; position < run.Stop; position++ {
+			samples = append(samples, order.At(position))
+		}
+	}
+	began := time.Now()
+	gradients, lossSum := w.model.Gradient(samples)
+	r.busy, r.backwards = time.Since(began), 1
+	r.ownNorm = norm(gradients)
+	limit(gradients, r.ownNorm, w.welcome.Policy.MaxGradNorm)
+	r.contributions = []contribution{{weight: float64(r.samples), lossSum: lossSum, gradients: gradients}}
 }
 
 func (w *Worker) datasetSize() uint64 {
@@ -126,6 +141,9 @@ func (w *Worker) average(one event) {
 		if most, largest := uint64(it.RoundOpened.MaxPayloadBytes), 4*w.round.largest(); most > 0 && most < largest {
 			text := fmt.Sprintf("a reducer takes payloads of %d bytes, and chunks have %d", most, largest)
 			w.fault(pb.FaultKind_FAULT_KIND_PROTOCOL, &pb.Fault{Message: text})
+		} else if w.config.Plan.Grain > 0 && !has(it.RoundOpened.Capabilities, sameBits) {
+			text := "a reducer lacks same-bits.v1, so it can't add gradients along the tree of grains: update it"
+			w.fault(pb.FaultKind_FAULT_KIND_PROTOCOL, &pb.Fault{Message: text})
 		}
 	case *pb.ReduceResponse_AveragedBlock:
 		if !w.present(it.AveragedBlock.Key) {
@@ -174,8 +192,16 @@ func (w *Worker) average(one event) {
 func (w *Worker) ready() {
 	r := w.round
 	r.held = true
-	report := &pb.StepReady{Key: r.work.Key, LossSum: r.lossSum, Weight: float64(r.samples), Samples: r.samples,
-		TotalWeight: r.total, WorldSize: r.work.WorldSize, Timings: r.timings()}
+	report := &pb.StepReady{Key: r.work.Key, Samples: r.samples, TotalWeight: r.total,
+		WorldSize: r.work.WorldSize, Timings: r.timings()}
+	for _, each := range r.contributions {
+		report.Weight += each.weight
+		report.LossSum += each.lossSum
+		if each.node != nil {
+			report.NodeLosses = append(report.NodeLosses, &pb.NodeLoss{First: each.node.First,
+				Grains: each.node.Grains, Weight: each.weight, LossSum: each.lossSum})
+		}
+	}
 	if every := uint64(w.welcome.Policy.DigestEvery); r.work.WantsDigest || every > 0 && w.Step%every == 0 {
 		report.Digest = w.digest()
 	}

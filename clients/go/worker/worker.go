@@ -79,6 +79,9 @@ func New(config Config, model Model) *Worker {
 	if _, err := rand.Read(random[:]); err != nil {
 		panic(err)
 	}
+	if config.Plan.Grain > 0 {
+		config.Plan.Tree = treeVersion
+	}
 	return &Worker{config: config, model: model, incarnation: binary.LittleEndian.Uint64(random[:])}
 }
 

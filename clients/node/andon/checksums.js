@@ -26,10 +26,12 @@ const u32 = (value) => ['u32', value];
 const u64 = (value) => ['u64', value];
 const key = ({ term, round }) => [u64(term), u64(round)];
 
+const ofNode = (it) => (it ? [u32(it.first), u32(it.grains), u32(it.batchGrains), u32(it.grain)] : []);
+
 const ofGradient = (it) => packed(
   u32(2), ...key(it.key), u32(it.group), u32(it.sequence), u32(OPERATIONS[it.operation]), u32(it.rank),
   u32(it.worldSize), u32(it.block), u64(it.elementOffset), u64(it.elementCount), ['f64', it.weight],
-  u32(ENCODINGS[it.encoding]), u32(ENCODINGS[it.answerEncoding]),
+  u32(ENCODINGS[it.encoding]), u32(ENCODINGS[it.answerEncoding]), ...ofNode(it.node),
 );
 
 const ofAbstain = (it) => packed(

@@ -8,10 +8,11 @@ import { connect, listen, v1, write } from './wire.js';
 export class Exchange {
   #calls = new Map();
 
-  /** `opening` is OpenRound; `told(exchange, answer, error)` is called with each answer or error.
+  /** `opening` is OpenRound; `needs` are capabilities without which nothing is sent to a reducer;
+   * `told(exchange, answer, error)` is called with each answer or error.
    * An answer is `corrupt` if it is an average that does not match its checksum. */
-  constructor(home, folder, opening, told) {
-    Object.assign(this, { home, folder, opening, told });
+  constructor(home, folder, opening, needs, told) {
+    Object.assign(this, { home, folder, opening, needs, told });
   }
 
   #to(address) {
@@ -19,19 +20,28 @@ export class Exchange {
       const client = connect(v1.Reducer, address || this.home, this.folder);
       const call = client.reduce();
       let agreed = false; // the reducer's averages have checksums
+      let open;
+      const opened = new Promise((resolve) => {
+        open = resolve;
+      });
       listen(call, (answer) => {
-        agreed ||= answer.roundOpened?.capabilities.includes(CAPABILITY) ?? false;
+        const { capabilities } = answer.roundOpened ?? {};
+        if (capabilities) {
+          agreed = capabilities.includes(CAPABILITY);
+          open(this.needs.every((each) => capabilities.includes(each)));
+        }
         if (headerIntact(answer)) {
           this.told(this, { ...answer, corrupt: agreed && !payloadIntact(answer) }, null);
         } else {
           this.told(this, null, new Error('an average does not match its header_crc32c'));
         }
       }, (error) => {
+        open(false);
         client.close();
         this.told(this, null, error);
       });
-      call.write({ openRound: { ...this.opening, capabilities: [CAPABILITY] } });
-      this.#calls.set(address, call);
+      call.write({ openRound: { ...this.opening, capabilities: [CAPABILITY, ...this.needs] } });
+      this.#calls.set(address, { call, opened });
     }
     return this.#calls.get(address);
   }
@@ -39,26 +49,32 @@ export class Exchange {
   /** Ends the streams, and ignores everything that they still deliver. */
   cancel() {
     this.told = () => {};
-    for (const call of this.#calls.values()) call.cancel();
+    for (const { call } of this.#calls.values()) call.cancel();
   }
 
-  /** Sends a round's gradients, chunk by chunk, or one Abstain to each reducer. */
-  async send(round, gradients) {
+  async #write(address, message) {
+    const { call, opened } = this.#to(address);
+    if (this.needs.length > 0 && !(await opened)) return false;
+    return write(call, { ...message, ...checksumsOf(message) });
+  }
+
+  /** Sends a round's contributions, chunk by chunk, or one Abstain to each reducer. */
+  async send(round) {
     const { key, rank, worldSize } = round.work;
     if (round.samples === 0) {
       const message = { abstain: { key, rank, worldSize } };
-      const sealed = { ...message, ...checksumsOf(message) };
-      await Promise.all([...round.reducers].map((each) => write(this.#to(each), sealed)));
+      await Promise.all([...round.reducers].map((each) => this.#write(each, message)));
       return;
     }
     for (const { block, offset, count, address } of round.chunks) {
-      const blockGradient = {
-        key, rank, worldSize, block, elementOffset: offset, elementCount: count,
-        operation: 'OPERATION_WEIGHTED_MEAN', encoding: 'ENCODING_FLOAT32', weight: round.samples,
-        payload: toBytes(gradients[block].subarray(offset, offset + count)),
-      };
-      const sealed = { blockGradient, ...checksumsOf({ blockGradient }) };
-      if (!(await write(this.#to(address), sealed))) return;
+      for (const { node, weight, gradients } of round.contributions) {
+        const blockGradient = {
+          key, rank, worldSize, block, elementOffset: offset, elementCount: count,
+          operation: 'OPERATION_WEIGHTED_MEAN', encoding: 'ENCODING_FLOAT32', weight, node,
+          payload: toBytes(gradients[block].subarray(offset, offset + count)),
+        };
+        if (!(await this.#write(address, { blockGradient }))) return;
+      }
     }
   }
 }

@@ -4,6 +4,7 @@ import { performance } from 'node:perf_hooks';
 
 import { blockElements, fromBytes } from './digests.js';
 import { Order } from './order.js';
+import { cover, grainsOf, mark, scale, sum } from './tree.js';
 
 const FAULTS = {
   BLOCK_FAULT_KIND_NON_FINITE: 'NON_FINITE_GRADIENT',
@@ -15,10 +16,11 @@ const FAULTS = {
 export class Round {
   held = false;
   samples = 0;
-  lossSum = 0;
-  busyS = 0; // how long the gradient took
+  contributions = []; // {weight, lossSum, gradients, node}, in rising order; none without samples
+  backwards = 0;
+  busyS = 0; // how long the gradients took
   ownNorm = 0; // the L2 norm of the gradient, before it was limited
-  total = null;
+  totalWeight = null;
   chunks = [];
   #waiting = new Map();
   #silent = 0;
@@ -35,25 +37,74 @@ export class Round {
     for (const chunk of this.chunks) this.#waiting.set(`${chunk.block}:${chunk.offset}`, chunk);
   }
 
-  /** Computes the share, and limits its gradient to the norm `most` (0: no limit). Returns its
-   * gradients (null without samples), or the fault that forbids sending them. */
-  compute(model, { seed, datasetSize }, most) {
+  /** Computes the share: the sums of its nodes if the plan has a grain, else the mean over it, limited
+   * to the norm `most` (0: no limit). Returns the fault that forbids sending them, or null. */
+  compute(model, plan, blocks, most) {
     const { epoch, positions, rank } = this.work;
-    const order = new Order(BigInt(seed), BigInt(epoch), BigInt(datasetSize));
-    const samples = [];
-    for (const { start, stop } of positions) {
-      for (let p = BigInt(start); p < BigInt(stop); p += 1n) samples.push(Number(order.at(p)));
+    const order = new Order(BigInt(plan.seed), BigInt(epoch), BigInt(plan.datasetSize));
+    if (plan.grain) {
+      let grains;
+      try {
+        grains = grainsOf(this.work, plan.grain);
+      } catch (error) {
+        return { kind: 'PROTOCOL', message: error.message };
+      }
+      this.#computeNodes(model, order, grains, plan.grain, blocks);
+    } else {
+      this.#computeMean(model, order, positions, most);
     }
-    this.samples = samples.length;
-    if (samples.length === 0) return { gradients: null, bad: null };
+    for (const { gradients, lossSum } of this.contributions) {
+      const bad = defect(gradients, lossSum);
+      if (bad) return { ...bad, rank };
+    }
+    return null;
+  }
+
+  #gradient(model, order, positions) {
+    this.samples += positions.length;
+    this.backwards += 1;
     const began = performance.now();
-    const { gradients, lossSum } = model.gradient(samples);
-    this.busyS = (performance.now() - began) / 1000;
-    this.lossSum = lossSum;
-    this.ownNorm = norm(gradients);
-    if (most > 0) limit(gradients, this.ownNorm, most);
-    const bad = defect(gradients, lossSum);
-    return { gradients, bad: bad && { ...bad, rank } };
+    const found = model.gradient(positions.map((position) => Number(order.at(position))));
+    this.busyS += (performance.now() - began) / 1000;
+    return { weight: positions.length, ...found };
+  }
+
+  #computeMean(model, order, ranges, most) {
+    const positions = [];
+    for (const { start, stop } of ranges) {
+      for (let p = BigInt(start); p < BigInt(stop); p += 1n) positions.push(p);
+    }
+    if (positions.length === 0) return;
+    const mean = this.#gradient(model, order, positions);
+    this.ownNorm = norm(mean.gradients);
+    if (most > 0) limit(mean.gradients, this.ownNorm, most);
+    this.contributions = [mean];
+  }
+
+  /** Computes each grain by itself, and adds up the maximal nodes. */
+  #computeNodes(model, order, { owned, count }, grain, blocks) {
+    const leaf = (index) => {
+      const one = this.#gradient(model, order, owned.get(index));
+      scale(one.gradients, one.weight, grain, count);
+      mark(one.gradients, blocks);
+      return one;
+    };
+    this.contributions = cover([0, count], owned).map(([first, stop]) => {
+      const node = { first, grains: stop - first, batchGrains: count, grain };
+      return { ...sum([first, stop], leaf), node };
+    });
+  }
+
+  /** The sum over all contributions of `weight` or `lossSum`. */
+  sum(name) {
+    return this.contributions.reduce((total, each) => total + each[name], 0);
+  }
+
+  /** Weight and loss of each node, for StepReady. */
+  get nodeLosses() {
+    return this.contributions.filter(({ node }) => node).map(
+      ({ node, weight, lossSum }) => ({ first: node.first, grains: node.grains, weight, lossSum }),
+    );
   }
 
   /** Handles a reducer's answer for this round. Returns the fault to forward, or null; throws if an
@@ -87,10 +138,10 @@ export class Round {
     if (worldSize !== this.work.worldSize) {
       throw new Error(`an average has world_size ${worldSize}, and the round has ${this.work.worldSize}`);
     }
-    if (totalWeight !== (this.total ?? totalWeight)) {
-      throw new Error(`averages have different total weights: ${this.total} and ${totalWeight}`);
+    if (totalWeight !== (this.totalWeight ?? totalWeight)) {
+      throw new Error(`averages have different total weights: ${this.totalWeight} and ${totalWeight}`);
     }
-    this.total = totalWeight;
+    this.totalWeight = totalWeight;
     if (totalWeight === 0 && Number(average.elementCount) === 0) {
       this.#silent += 1;
       return;
@@ -117,7 +168,7 @@ export class Round {
 
   /** How long this attempt computed, and how much. Nothing is kept of an earlier attempt. */
   get timings() {
-    return { busyS: this.busyS, microBatches: this.samples > 0 ? 1 : 0, computed: this.samples };
+    return { busyS: this.busyS, microBatches: this.backwards, computed: this.samples };
   }
 }
 

@@ -2,12 +2,13 @@
 //
 // It is never resumed: the worker joins again on a new stream. Streams only put events into its inbox.
 
-import { hostname } from 'node:os';
+import { cpus, hostname } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import { unsupportedLine } from './checks.js';
 import { layoutDigest } from './digests.js';
 import { Exchange } from './exchange.js';
+import { CAPABILITY as SAME_BITS } from './tree.js';
 import { connect, Inbox, listen, status, v1 } from './wire.js';
 
 /** The line refuses this worker; a retry can't succeed. */
@@ -22,12 +23,21 @@ export class Again extends Error {}
 const LEAVE_PATIENCE_MS = 5000;
 
 /** What this client can do beyond the steps of every worker: docs/protocol.md, Capabilities. */
-const CAPABILITIES = ['balance.v1', 'norms.v1', 'mean-buffers.v1', 'overflow.v1'];
+const CAPABILITIES = ['balance.v1', 'norms.v1', 'mean-buffers.v1', 'overflow.v1', SAME_BITS];
 
 const REFUSALS = new Set([
   status.FAILED_PRECONDITION, status.INVALID_ARGUMENT, status.UNAUTHENTICATED, status.PERMISSION_DENIED,
   status.NOT_FOUND, status.UNIMPLEMENTED,
 ]);
+
+/** What decides the bits of this worker's sums and products, in rising order of names:
+ * docs/protocol-same-bits.md, section 36. */
+function arithmetic() {
+  return [
+    { name: 'client', value: `andon-node, V8 ${process.versions.v8}` },
+    { name: 'processor', value: cpus()[0]?.model.trim() ?? process.arch },
+  ];
+}
 
 /** One Train stream. `welcome` is the previous session's JoinAccepted until this Join is accepted;
  * null if no Join was accepted yet. */
@@ -62,6 +72,7 @@ export class Session {
         capabilities: CAPABILITIES,
         layout: { blocks, digest: layoutDigest(blocks) },
         plan, token, ...claims,
+        ...(plan.grain ? { arithmetic: arithmetic() } : {}),
       },
     });
     const { joinAccepted } = (await this.take()).control;
@@ -86,8 +97,9 @@ export class Session {
   /** Creates a new exchange. It opens its streams to the reducers when they are needed. */
   open() {
     this.exchange?.cancel();
-    const { address, tls } = this.config;
-    this.exchange = new Exchange(address, tls, this.pass, (from, answer, error) => {
+    const { address, tls, plan } = this.config;
+    const needs = plan.grain ? [SAME_BITS] : [];
+    this.exchange = new Exchange(address, tls, this.pass, needs, (from, answer, error) => {
       this.#inbox.put({ from, answer, error });
     });
   }

@@ -12,6 +12,7 @@ import { Round } from './round.js';
 import { Again, Lost, Refused, Session } from './session.js';
 import { bootstrapState, install, patch } from './state.js';
 import { Arrived, give } from './transfer.js';
+import { CAPABILITY as SAME_BITS, TREE_VERSION } from './tree.js';
 
 export { Lost, Refused };
 
@@ -43,7 +44,8 @@ export class Worker {
   #arrived = new Arrived();
 
   constructor(config, model) {
-    this.config = config;
+    const { plan } = config;
+    this.config = plan.grain ? { ...config, plan: { ...plan, tree: TREE_VERSION } } : config;
     this.model = model;
   }
 
@@ -191,9 +193,9 @@ export class Worker {
       this.#fault({ kind: 'PROTOCOL', message: error.message });
       return;
     }
-    const { gradients, bad } = round.compute(this.model, plan, policy.maxGradNorm);
+    const bad = round.compute(this.model, plan, blocks, policy.maxGradNorm);
     if (bad) this.#fault(bad);
-    else this.#session.exchange.send(round, gradients); // the stream's reader reports errors
+    else this.#session.exchange.send(round); // the stream's reader reports errors
   }
 
   /** Reports a fault of the current round; the coordinator then voids the round. */
@@ -207,8 +209,12 @@ export class Worker {
     this.#session.open();
   }
 
-  /** Reports a fault if the reducer's payload limit is below the largest chunk. */
-  #measure({ maxPayloadBytes: most }) {
+  /** Reports a fault if the reducer can't take what this round sends. */
+  #measure({ maxPayloadBytes: most, capabilities }) {
+    if (this.config.plan.grain && !capabilities.includes(SAME_BITS)) {
+      const message = `a reducer lacks ${SAME_BITS}, so it can't add gradients along the tree of grains: update it`;
+      this.#fault({ kind: 'PROTOCOL', message });
+    }
     const largest = 4 * Math.max(...this.#round.chunks.map((chunk) => chunk.count));
     if (most === 0 || most >= largest) return;
     const message = `a reducer takes payloads of ${most} bytes, and chunks have ${largest}`;
@@ -234,13 +240,14 @@ export class Worker {
 
   /** Reports that all averages have arrived. The weights have not moved yet. */
   #ready() {
-    const { work, samples, lossSum, total, norm, ownNorm, timings } = this.#round;
+    const { work, samples, totalWeight, norm, ownNorm, timings, nodeLosses } = this.#round;
+    const [weight, lossSum] = [this.#round.sum('weight'), this.#round.sum('lossSum')];
     const { digestEvery, gradientNorm, ownGradientNorm } = this.#session.welcome.policy;
     this.#round.held = true;
     const due = work.wantsDigest || (digestEvery > 0 && this.step % digestEvery === 0);
     this.#session.send({
       stepReady: {
-        key: work.key, lossSum, samples, weight: samples, totalWeight: total, worldSize: work.worldSize, timings,
+        key: work.key, lossSum, samples, weight, totalWeight, worldSize: work.worldSize, timings, nodeLosses,
         ...(due ? { digest: { head: this.#head, sha256: this.digest } } : {}),
         ...(gradientNorm ? { gradientNorm: norm } : {}),
         ...(ownGradientNorm && samples > 0 ? { ownGradientNorm: ownNorm } : {}),
@@ -260,7 +267,7 @@ export class Worker {
       throw new Again("got a record that can't be applied here");
     }
     if (isStep) {
-      if (this.#round.total > 0 && !overflow) this.model.apply(this.#round.averages);
+      if (this.#round.totalWeight > 0 && !overflow) this.model.apply(this.#round.averages);
       this.loss = loss;
       this.#round = null;
     }

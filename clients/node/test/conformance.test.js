@@ -5,8 +5,9 @@ import { readFileSync } from 'node:fs';
 import test from 'node:test';
 
 import { checksumsOf, headerIntact, payloadIntact } from '../andon/checksums.js';
-import { blockElements, layoutDigest, weightsDigest } from '../andon/digests.js';
+import { blockElements, fromBytes, layoutDigest, toBytes, weightsDigest } from '../andon/digests.js';
 import { Order, splitmix64 } from '../andon/order.js';
+import { cover, scale, sum } from '../andon/tree.js';
 import { v1 } from '../andon/wire.js';
 
 const vectors = (name) =>
@@ -38,7 +39,7 @@ test("the weights' digest", () => {
 test('checksums', () => {
   const golden = (name) => readFileSync(new URL(`../../../conformance/messages/${name}.checksums.binpb`, import.meta.url));
   const { requestDeserialize, responseDeserialize } = v1.Reducer.service.Reduce;
-  for (const name of ['block_gradient', 'abstain']) {
+  for (const name of ['block_gradient', 'abstain', 'block_gradient.node']) {
     const { headerCrc32c, crc32c, ...rest } = requestDeserialize(golden(`ReduceRequest.${name}`));
     const expected = name === 'abstain' ? { headerCrc32c } : { headerCrc32c, crc32c };
     assert.deepEqual(checksumsOf(rest), expected);
@@ -50,4 +51,28 @@ test('checksums', () => {
   assert.deepEqual(intact(), [true, false]);
   answer.averagedBlock.totalWeight += 1;
   assert.deepEqual(intact(), [false, false]);
+});
+
+test('the tree over grains', () => {
+  const { covers, means } = vectors('tree');
+  for (const { name, grains, runs, nodes } of covers) {
+    const owned = new Map();
+    for (const [first, stop] of runs) for (let grain = first; grain < stop; grain += 1) owned.set(grain, []);
+    assert.deepEqual(cover([0, grains], owned), nodes, name);
+  }
+  for (const { name, grain, grains, element_count: elements, ranks } of means) {
+    const leaf = (index) => {
+      const { weight, gradient } = grains[index];
+      const numbers = new Float32Array(elements).fill(-0);
+      if (weight > 0) {
+        fromBytes(numbers, Buffer.from(gradient, 'hex'));
+        scale([numbers], weight, grain, grains.length);
+      }
+      return { weight, lossSum: 0, gradients: [numbers] };
+    };
+    for (const { node, weight, payload } of ranks.flat()) {
+      const found = sum(node, leaf);
+      assert.deepEqual([found.weight, toBytes(found.gradients[0]).toString('hex')], [weight, payload], name);
+    }
+  }
 });

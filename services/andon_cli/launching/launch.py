@@ -26,6 +26,7 @@ from andon.host.manifest import checkpoints_in, step_of
 from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
 from andon_cli.drawing.screen import Screen
+from andon_cli.kept_command import KeptCommand
 from andon_cli.launching.follower import Follower
 from andon_cli.launching.output import OutputLog
 from andon_cli.launching.own_service import STANDBY_AFTER_S, OwnService
@@ -75,13 +76,27 @@ _ENDED_WELL = (ExitCode.COMPLETE, ExitCode.TERMINATED)
 class Launch:
     """The processes of one `andon run`."""
 
-    def __init__(self, config: RunConfig, screen: Screen, interrupts: Interrupts) -> None:
-        """Starts nothing yet."""
+    def __init__(
+        self,
+        config: RunConfig,
+        screen: Screen,
+        interrupts: Interrupts,
+        warm: WarmStarts | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            config: what is run.
+            screen: where people see it.
+            interrupts: what people want.
+            warm: starts all workers; it is ended with the launch. None: new interpreters start them
+                the first time, and one that begins once they train starts them again.
+        """
         self._config = config
         self._screen = screen
         self._interrupts = interrupts
         self._service = self._make_service()
-        self._warm: WarmStarts | None = None
+        self._warm = warm
         """Starts workers again, sooner than a new interpreter would."""
         self._warming: asyncio.Task[None] | None = None
         self._workers: list[Child] = []
@@ -116,6 +131,7 @@ class Launch:
         if line is None:
             return self._interrupted
         self.line = line
+        self._keep_command(line)
         self._follower = Follower(self._config, line, self._screen)
         self._returns = Returns(self._config, self._follower, self._workers)
         # Before the first worker starts: SIGUSR1 ends a process that does not handle it.
@@ -125,7 +141,7 @@ class Launch:
             self._workers.append(await self._start_worker(line, slot))
         if self._service is not None:
             self._service.stand_by(self._follower)
-        if settings.restarts:
+        if settings.restarts and self._warm is None:
             self._warming = asyncio.create_task(self._warm_up(line), name="template")
         await self._until_workers_end()
         return self._verdict
@@ -202,6 +218,22 @@ class Launch:
     def _run_dir(self, line: ServiceAddress) -> Path:
         service = self._config.service
         return service.folder if service else RUNS / line.run_id
+
+    def _keep_command(self, line: ServiceAddress) -> None:
+        """Leaves the script's command in the run's folder, for `andon audit`."""
+        service = self._config.service
+        if service is None:
+            return
+        kept = KeptCommand.of(
+            self._command,
+            self._environment(line, 0),
+            folder=Path.cwd(),
+            answer_encoding=service.line.answer_encoding,
+        )
+        try:
+            kept.write(service.folder)
+        except OSError as error:
+            self._screen.say(f"andon audit will ask for the command: {error}")
 
     @property
     def _command(self) -> list[str]:
@@ -428,7 +460,7 @@ class Launch:
         if self._restarts.used == self._restarts.most:
             return
         with suppress(OSError, TemplateGone):  # Without one, workers start as the first time.
-            self._warm = WarmStarts(self._command, self._environment(line, 0))
+            self._warm = WarmStarts.begin(self._command, self._environment(line, 0))
 
     def _say_of_service(self, line: str) -> None:
         self._screen.say(f"[service] {line}")

@@ -22,6 +22,7 @@ from typing import Protocol
 from andon.host.errors import ExitCode
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon.host.tether import tether_command
+from andon.protocol.arithmetic import ENVIRONMENT, ArithmeticRule
 from andon_cli.config import RunConfig
 from andon_cli.launching.output import OutputLog, pass_on
 from andon_cli.settings import as_flags
@@ -35,6 +36,7 @@ __all__ = [
     "exit_code_of",
     "free_port",
     "line_slot",
+    "of_no_launch",
     "start_service",
     "start_worker",
     "worker_environment",
@@ -42,9 +44,11 @@ __all__ = [
 
 # What an outer launch may have set: it must not reach the workers of this one.
 _GIVEN = ("ANDON_ADDRESS", "ANDON_RUN_ID", "ANDON_RUN_DIR", "ANDON_ON_HALT", "ANDON_SEED",
-          "ANDON_RESUME", "ANDON_OPERATOR_TOKEN_FILE", "ANDON_SPARE")  # fmt: skip
+          "ANDON_RESUME", "ANDON_AUDIT", "ANDON_OPERATOR_TOKEN_FILE", "ANDON_SPARE")  # fmt: skip
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
              "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
+_OF_A_LINE = ("ANDON_TOKEN", "ANDON_TOKEN_FILE", "ANDON_TLS_DIR", "ANDON_TRACE", "ANDON_LOG_TO",
+              "ANDON_STEPS")  # fmt: skip
 
 
 class ChildProcess(Protocol):
@@ -219,7 +223,10 @@ def worker_environment(
         spare: whether it is a spare.
     """
     settings = config.settings
-    kept = {name: value for name, value in base.items() if name not in (*_GIVEN, *_TORCHRUN)}
+    # A worker can set them itself, unless its script computes something first.
+    same_bits = settings.line.same_bits or settings.line.verify
+    kept = dict(ENVIRONMENT) if same_bits else {}
+    kept |= {name: value for name, value in base.items() if name not in (*_GIVEN, *_TORCHRUN)}
     variables = {
         **kept,
         **line,
@@ -255,6 +262,12 @@ def worker_environment(
     }
 
 
+def of_no_launch(base: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what belongs to a launch, or to a line."""
+    taken = (*_GIVEN, *_TORCHRUN, *_OF_A_LINE)
+    return {name: value for name, value in base.items() if name not in taken}
+
+
 def line_slot(config: RunConfig, slot: int) -> int:
     """The slot on the line that the process in a launch's `slot` asks for.
 
@@ -274,8 +287,10 @@ def _variables_of_the_run(config: RunConfig) -> dict[str, str]:
         given["ANDON_STEPS"] = str(settings.line.max_steps)
     if settings.checkpoint_every is not None:
         given["ANDON_CHECKPOINT_EVERY"] = str(settings.checkpoint_every)
-    if settings.line.same_bits:
+    if settings.line.same_bits or settings.line.verify:
         given["ANDON_SAME_BITS"] = "1"
+    if settings.line.arithmetic is not ArithmeticRule.REQUIRE:
+        given["ANDON_ARITHMETIC"] = settings.line.arithmetic.value
     if settings.keep_checkpoints is not None:
         given["ANDON_KEEP_CHECKPOINTS"] = str(settings.keep_checkpoints)
     if config.checkpoint is not None and config.checkpoint.exists():

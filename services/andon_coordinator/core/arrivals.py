@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from andon.protocol.capabilities import VERIFIES
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.limits import clipped
 from andon.protocol.reasons import Reason
@@ -23,8 +24,10 @@ from andon_coordinator.core.effects import (
     JoinRefusal,
     JoinStatus,
     LineState,
+    NoteArithmetic,
     NoteScalarsRefused,
     RefuseJoin,
+    SaveArithmetic,
     SaveHalt,
     SaveRun,
     SaveScalars,
@@ -56,6 +59,8 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
             known.expected_until = None  # Now it knows.
         return
     doubted = None if known is None else known.doubted
+    if known is None and request.plan.grain and VERIFIES in request.capabilities:
+        core.unattested.add(slot)
     if request.head is not None and known is None:
         # From a checkpoint, or from before this coordinator: what it was compared with is unknown.
         core.note_uncompared(slot)
@@ -87,13 +92,29 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
         heard_at=core.now,
         spare=request.spare,
         doubted=doubted,
+        weights_from=None if known is None else known.weights_from,
     )
     core.members.put(member)
     mistaken_s = suspects.came_back(core, known, member)
     core.dropped.discard(slot)
+    if request.plan.grain:
+        _note_arithmetic(core, member)
     # The answer goes first: a worker that is ahead hears that it joined, and then of the halt.
     _answer(core, member, mistaken_s)
     _halt_if_ahead(core, member)
+
+
+def _note_arithmetic(core: CoreState, member: LineMember) -> None:
+    known, stated = core.arithmetics, member.arithmetic
+    if not known.note(member.worker, stated):
+        return  # People and the journal know it.
+    host = member.request.node_id
+    core.emit(SaveArithmetic(member.worker, host, stated, core.chain.step))
+    differs = known.difference(stated)
+    if differs is not None:
+        core.emit(NoteArithmetic(member.worker, *differs))
+    elif not stated and len(known.stated) > 1:
+        core.emit(NoteArithmetic(member.worker))
 
 
 def heartbeat(core: CoreState, member: LineMember, event: HeartbeatArrived) -> None:

@@ -143,6 +143,8 @@ class Chronicle:
                     f"{evidence.reason.label}: {evidence.message}",
                     evidence.step,
                 )
+            case effects.SaveVerdict(worker=int(worker)):
+                self._tell(RunEventKind.CONVICTED, worker, effect.text, effect.step)
             case effects.SaveAnswer():
                 who = f" by {effect.operator}" if effect.operator else ""
                 text = f"{effect.answer.name.lower()}{who}"
@@ -160,6 +162,8 @@ class Chronicle:
         match effect:
             case effects.NoteCaughtUp():
                 self._tell(RunEventKind.CAUGHT_UP, effect.worker, effect.in_words)
+            case effects.NoteArithmetic():
+                self._tell(RunEventKind.ARITHMETIC, effect.worker, effect.in_words)
             case effects.NoteWentBack():
                 self._tell(RunEventKind.WENT_BACK, None, effect.in_words, effect.step)
             case effects.NoteCheckpoint():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
 from andon.protocol.reasons import Reason
@@ -20,6 +21,8 @@ from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean
+from andon_coordinator.core.verification import Proved
 
 __all__ = [
     "AcceptJoin",
@@ -33,8 +36,10 @@ __all__ = [
     "JoinRefusal",
     "JoinStatus",
     "LineState",
+    "NoteArithmetic",
     "NoteCaughtUp",
     "NoteCheckpoint",
+    "NoteDifference",
     "NoteFewGrains",
     "NoteOverdue",
     "NoteScalarsRefused",
@@ -42,18 +47,22 @@ __all__ = [
     "NoteSetback",
     "NoteStopRefused",
     "NoteSuspected",
+    "NoteUnverified",
     "NoteWentBack",
     "NoteWriter",
     "RefuseJoin",
     "RefuseOperator",
     "SaveAnswer",
+    "SaveArithmetic",
     "SaveDeparture",
     "SaveHalt",
     "SaveRecord",
     "SaveRun",
     "SaveRunEvent",
     "SaveScalars",
+    "SaveSteered",
     "SaveTerm",
+    "SaveVerdict",
     "SendCommitted",
     "SendHalt",
     "SendHeartbeatAnswer",
@@ -197,6 +206,8 @@ class SaveRecord:
     """What is known of the workers' pace once it is durable; empty: nothing new."""
     by_itself: bool = False
     """Whether the line rolls back by itself: then what people decided of workers stands."""
+    proved: Proved | None = None
+    """What its round has shown of weights and gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +245,21 @@ class SaveDeparture:
     step: int
     digest: bytes
     dropped: bool = False
-    """Whether a person dropped it."""
+    """Whether a person dropped it, or the line did because it computes wrong."""
     incarnation: int = 0
     """Of a worker that was dropped: the process that may not join again."""
     credential: str = ""
     """Likewise the name of its own token, which opens nothing any more; empty: it had none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveArithmetic:
+    """Save that a worker joined, at which step, with another arithmetic than it had last."""
+
+    worker: int
+    node_id: str
+    items: Arithmetic
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +275,20 @@ class SaveScalars:
     """The stream that they came on; 0: nobody waits for an answer."""
     sequence: int = 0
     """The heartbeat that carried them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSteered:
+    """Save the answer of a scalar all-reduce: scripts decide by it, and an audit answers with it.
+
+    Only a line with grains can be audited.
+    """
+
+    step: int
+    """Committed steps of the head."""
+    answer: ScalarAllReduceMean
+    left_out: bool = False
+    """Whether it and all that follow it at this head are too much to keep: it has no data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,12 +588,61 @@ class NoteSchedule:
     why: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveVerdict:
+    """Save what an inquest came to, or why a verified step halts the line."""
+
+    step: int
+    key: Key
+    """The round's."""
+    worker: int | None
+    """Who is convicted; None: nobody."""
+    text: str
+    evidence: str = field(repr=False)
+    """What each process attested, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteDifference:
+    """Tell people that workers computed different results of the same samples."""
+
+    step: int
+    node: str
+    """The first one that differs, as people read it."""
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoteUnverified:
+    """Tell people that steps of these workers are not verified: nobody has their arithmetic."""
+
+    workers: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class NoteFewGrains:
     """Tell people that a batch has fewer grains than the line has workers: some get none."""
 
     grains: int
     workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteArithmetic:
+    """Tell people that a worker joined whose arithmetic is not the line's."""
+
+    worker: int
+    name: str = ""
+    """The first name in which they differ; empty: neither is stated."""
+    mine: str = ""
+    theirs: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """What differs, for people."""
+        if not self.name:
+            return "neither it nor the line's first worker states its arithmetic"
+        return f"it computes with {self.name} {self.mine}, and the line with {self.theirs}"
 
 
 Effect = (
@@ -569,7 +653,10 @@ Effect = (
     | SaveHalt
     | SaveAnswer
     | SaveDeparture
+    | SaveArithmetic
+    | SaveVerdict
     | SaveScalars
+    | SaveSteered
     | SaveRunEvent
     | AcceptJoin
     | RefuseJoin
@@ -593,6 +680,9 @@ Effect = (
     | NoteStopRefused
     | NoteSchedule
     | NoteFewGrains
+    | NoteArithmetic
+    | NoteDifference
+    | NoteUnverified
     | NoteSuspected
     | NoteWentBack
     | NoteWriter

@@ -17,6 +17,7 @@ from andon.protocol.capabilities import (
     MEAN_BUFFERS,
     NORMS,
     SAME_BITS,
+    VERIFIES,
 )
 from andon.protocol.grains import TREE_VERSION
 from andon.protocol.layout import first_difference
@@ -30,6 +31,7 @@ from andon.protocol.schedules import (
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
 )
+from andon_coordinator.core import arithmetics
 from andon_coordinator.core.effects import JoinRefusal, LineState
 from andon_coordinator.core.events import JoinRequest
 from andon_coordinator.core.same_bits import obstacle_in
@@ -49,6 +51,8 @@ _REMEDIES = {
         (INT4, INT8), ": start the line with --encoding float32 or bfloat16, or update the client"
     ),
     MEAN_BUFFERS: ": start the line without --average-buffers, or update the client",
+    VERIFIES: ": start the line without --verify, or give the worker same_bits and the package "
+    "xxhash (`pip install andon[trainer]`)",
     SAME_BITS: ": leave same_bits out of line and scripts, or update the client",
 }
 """What helps a worker that lacks a capability."""
@@ -76,6 +80,7 @@ def check_join(
         or _check_same_bits(core, request)
         or _check_plan(core, request)
         or _check_dataset_size(core, request)
+        or _check_arithmetic(core, request)
         or _check_plausible(core, request)
     )
     return _slot(core, request) if refusal is None else refusal
@@ -147,7 +152,7 @@ def _check_not_dropped(core: CoreState, request: JoinRequest) -> JoinRefusal | N
         what, fact = "token", f"the worker that the token {request.credential!r} is for"
     else:
         return None
-    message = f"an operator dropped {fact}: it may not join run {core.settings.run_id} again"
+    message = f"{fact} was dropped: it may not join run {core.settings.run_id} again"
     return JoinRefusal(reason=Reason.DROPPED, message=message, component=what)
 
 
@@ -162,6 +167,8 @@ def _check_protocol(core: CoreState, request: JoinRequest) -> JoinRefusal | None
     needed = core.settings.capabilities | core.pacing.capabilities
     if core.settings.same_bits or request.plan.grain:
         needed |= {SAME_BITS}
+    if core.settings.verify.fraction:
+        needed |= {VERIFIES}
     missing = sorted(needed - request.capabilities)
     if missing:
         remedy = _REMEDIES.get(missing[0], "")
@@ -229,8 +236,9 @@ def _check_same_bits(core: CoreState, request: JoinRequest) -> JoinRefusal | Non
             return None  # Or the plans differ.
         return _differs(
             Reason.SAME_BITS,
-            "the line is served with --same-bits, and the worker's script has no grains: set "
-            "same_bits (ANDON_SAME_BITS=1), and pass prepare a micro_batch_size",
+            f"the line is served with {'--verify' if settings.verify.fraction else '--same-bits'}, "
+            "and the worker's script has no grains: set same_bits (ANDON_SAME_BITS=1), and pass "
+            "prepare a micro_batch_size",
             ("grain", "0", "needed"),
         )
     grains = f"the worker's plan has grains of {plan.grain} sample{'' if plan.grain == 1 else 's'}"
@@ -314,6 +322,14 @@ def _check_dataset_size(core: CoreState, request: JoinRequest) -> JoinRefusal | 
             ("dataset_size", str(size), str(workers)),
         )
     return None
+
+
+def _check_arithmetic(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    if not request.plan.grain:
+        return None
+    others = (*core.members.live(), *core.members.in_grace())
+    alone = all(each.request.incarnation == request.incarnation for each in others)
+    return arithmetics.refusal(core.arithmetics, request, core.settings.arithmetic, alone=alone)
 
 
 def _check_plausible(core: CoreState, request: JoinRequest) -> JoinRefusal | None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from andon.protocol.arithmetic import Arithmetic, ArithmeticRule
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
 from andon.protocol.limits import MAX_WORKERS
@@ -16,8 +17,9 @@ from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core.cadence import CadenceRules
 from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.verification import VerifiedTotals
 
-__all__ = ["History", "LearningRateScaling", "LineSettings", "PacingSettings"]
+__all__ = ["History", "LearningRateScaling", "LineSettings", "PacingSettings", "VerifySettings"]
 
 _ABOVE_0 = {
     "forming_timeout_s": "s",
@@ -65,6 +67,23 @@ class PacingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySettings:
+    """How much is computed twice before it is committed."""
+
+    fraction: float = 0.0
+    """With which probability a step is verified; 0 never is."""
+    drops: bool = False
+    """Whether a worker that is convicted is dropped, rather than the line halted."""
+    key: bytes = field(default=b"", repr=False)
+    """Decides which steps are drawn; nobody who computes may know it."""
+
+    def __post_init__(self) -> None:
+        """Refuses what is no probability."""
+        if not 0.0 <= self.fraction <= 1.0:
+            raise ValueError(f"verify must be from 0 to 1, not {self.fraction}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LineSettings:
     """How a line is run. They do not change while the process lives."""
 
@@ -106,12 +125,16 @@ class LineSettings:
     """How many deviations above the median a loss may be; None: any. See `detectors`."""
     gradient_norm_spike: float | None = None
     """Likewise for the norm of the averaged gradients; the policy must ask for it."""
+    arithmetic: ArithmeticRule = ArithmeticRule.REQUIRE
+    """What becomes of a worker of another arithmetic, if the plan has a grain."""
     worker_gradient_norm: float | None = None
     """How many times the median of the others' norms a worker's own may be; None: any number."""
     pacing: PacingSettings = field(default_factory=PacingSettings)
     """How work is divided."""
     same_bits: bool = False
     """Whether every worker's plan must have a grain; one that has makes the line such a one."""
+    verify: VerifySettings = field(default_factory=VerifySettings)
+    """Which steps are computed twice, and what follows from differences."""
 
     def __post_init__(self) -> None:
         """Refuses numbers that contradict each other."""
@@ -186,8 +209,14 @@ class History:
     """No rolled-back record has a greater key; a worker with such a head is merely behind."""
     scalar_names: frozenset[str] = frozenset()
     """Names of the scalars that were logged."""
+    arithmetic: Arithmetic | None = None
+    """That of the first worker that was ever accepted; None: the plan has no grain."""
+    arithmetics: Mapping[int, Arithmetic] = field(default_factory=dict)
+    """What each worker stated when it joined last."""
     sessions: int = 0
     """How many sessions of ranks the run had; above 0 it never is a line."""
+    verified: VerifiedTotals = field(default_factory=VerifiedTotals)
+    """How much was computed twice."""
 
     def __post_init__(self) -> None:
         """Refuses a plan without a layout, and a roll-back without a record."""

@@ -19,6 +19,7 @@ from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import ScalarNames
+from andon_coordinator.core.arithmetics import Arithmetics
 from andon_coordinator.core.chain import Chain, Keys
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.defects import LineDefect
@@ -45,6 +46,7 @@ from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.core.suspicion import Delays, durations_of_rounds
 from andon_coordinator.core.transfers import StateTransfer, StateTransfers
+from andon_coordinator.core.verification import VerifiedTotals
 
 __all__ = ["TRANSITIONS", "CoreState", "Trigger", "next_state"]
 
@@ -125,6 +127,7 @@ class CoreState:
     standing: frozenset[int] = frozenset()
     """Workers that asked for the step after the record that the present event made durable."""
     scalar_names: ScalarNames = field(default_factory=ScalarNames)
+    arithmetics: Arithmetics = field(default_factory=Arithmetics)
     checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
     detectors: Detectors = field(default_factory=Detectors)
     pacing: Pacing
@@ -164,6 +167,11 @@ class CoreState:
     """Slots of workers that a person dropped, unless another process took the slot since."""
     barred: set[int | str] = field(default_factory=set)
     """Who may not join again: incarnations of dropped workers, and names of their own tokens."""
+    unattested: set[int] = field(default_factory=set)
+    """Workers whose gradients nobody has compared since their processes joined."""
+    unverified: tuple[int, ...] = ()
+    """Workers that nobody of the same arithmetic stands beside; people know of them."""
+    verified: VerifiedTotals = field(default_factory=VerifiedTotals)
     uncompared: set[int] = field(default_factory=set)
     """Workers that got their state from elsewhere, until a round compared them with another's."""
     differed: dict[int, str] = field(default_factory=dict)
@@ -212,6 +220,12 @@ class CoreState:
         if self.settings.policy.digest_every:
             self.uncompared.add(worker)
             self.asked_for_digests = ()
+
+    def note_source(self, joiner: LineMember, donor: int) -> None:
+        """Notes that a member has another worker's weights; what it attested before is void."""
+        joiner.weights_from = donor
+        if self.attempts.inquest is not None:
+            self.attempts.inquest.given.pop(joiner.request.incarnation, None)
 
     def enter(self, trigger: Trigger) -> None:
         """Changes the line's state by the table."""
@@ -287,6 +301,7 @@ class CoreState:
                 pending.rolls_back,
                 pending.pacing,
                 by_itself=pending.back_to is not None,
+                proved=pending.proved,
             )
         )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from andon.protocol.arithmetic import is_one
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key
 from andon_coordinator.core import lost_state
@@ -14,6 +15,7 @@ from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimi
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.session_status import SessionSnapshot
 from andon_coordinator.core.state import CoreState
+from andon_coordinator.core.verification import VerifiedTotals
 
 __all__ = [
     "LineSnapshot",
@@ -99,6 +101,12 @@ class LineSnapshot:
     schedule_note: str
     grain: int
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
+    one_arithmetic: bool
+    """Whether all live workers have stated one arithmetic."""
+    verify: float = 0.0
+    """The part of all steps that is computed twice."""
+    verified: VerifiedTotals = field(default_factory=VerifiedTotals)
+    """How much was; a copy."""
     session: SessionSnapshot | None = None
     """The run's sessions, if it is one of sessions."""
 
@@ -113,6 +121,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
     exchange_s = slowest.exchange_s if slowest is not None else 0.0
     # The part of the slowest exchange that its worker waited for was not hidden behind computing.
     exposed = slowest.wait_s / exchange_s if slowest is not None and exchange_s > 0 else 1.0
+    live = core.members.live()
     shows_checkpoints = checkpoints.incarnation is not None or checkpoints.reported > 0
     return LineSnapshot(
         run_id=core.settings.run_id,
@@ -124,7 +133,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         cursor=core.chain.cursor,
         loss=result.loss if result is not None else None,
         total_steps=_total_steps(core),
-        live=len(core.members.live()),
+        live=len(live),
         participating=len(ranks),
         workers=tuple(_worker(core, each, ranks, now) for each in core.members),
         halt=core.halt,
@@ -143,6 +152,9 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         schedule=core.pacing.schedule.value,
         schedule_note=core.pacing.note,
         grain=core.plan.grain if core.plan is not None else 0,
+        one_arithmetic=bool(live) and is_one(*(each.arithmetic for each in live)),
+        verify=core.settings.verify.fraction,
+        verified=replace(core.verified, convicted=list(core.verified.convicted)),
     )
 
 

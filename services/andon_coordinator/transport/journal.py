@@ -64,8 +64,11 @@ JournalEffect = (
     | effects.SaveHalt
     | effects.SaveAnswer
     | effects.SaveDeparture
+    | effects.SaveArithmetic
+    | effects.SaveVerdict
     | effects.SaveScalars
     | effects.SaveRunEvent
+    | effects.SaveSteered
     | effects.FindAncestor
     | SaveSession
     | SaveSessionEnd
@@ -171,6 +174,14 @@ class Journal:
         """
         assert self._thread is None, "once the thread runs, it saves terms"
         self._store.begin_term(term)
+
+    def verify_key(self, new: bytes) -> bytes:
+        """The key that says which steps are verified, kept for the next coordinator.
+
+        It is `new` if there is none yet; before `start`, and after `begin_term`.
+        """
+        assert self._thread is None, "once the thread runs, it owns the store"
+        return self._store.verify_key(new)
 
     def start(self, report: Report, deposed: Callable[[str], None]) -> None:
         """Starts the writer's thread, which calls both functions.
@@ -285,6 +296,8 @@ class Journal:
         if isinstance(effect, effects.SaveScalars):
             self._lose(effect)
             return
+        if isinstance(effect, effects.SaveSteered):
+            return  # An audit then computes it by itself.
         if isinstance(effect, effects.SaveRunEvent):
             kept = sum(isinstance(each, effects.SaveRunEvent) for each in self._overdue)
             if kept >= _MOST_EVENTS:
@@ -354,7 +367,10 @@ _SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
     effects.SaveHalt: JournalStore.save_halt,
     effects.SaveAnswer: JournalStore.save_answer,
     effects.SaveDeparture: JournalStore.save_departure,
+    effects.SaveArithmetic: JournalStore.save_arithmetic,
+    effects.SaveVerdict: JournalStore.save_verdict,
     effects.SaveRunEvent: JournalStore.save_run_event,
+    effects.SaveSteered: JournalStore.save_steered,
     SaveSessionEnd: JournalStore.save_session_end,
 }
 """What is written, and nobody waits for."""

@@ -27,12 +27,13 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.effects import Skip, StepContribution, StepResult
 from andon_coordinator.core.run_events import RunEvent
-from andon_coordinator.transport import logbook, rows
+from andon_coordinator.core.verification import VerifiedTotals
+from andon_coordinator.transport import logbook, proofs, rows
 from andon_coordinator.transport.curves import CurvePoint, reduced_scalar_curve, step_curve
 from andon_coordinator.transport.damage import JournalError, check_tables, limit_work
 from andon_coordinator.transport.files import open_to_read
 from andon_coordinator.transport.logbook import LoggedScalar
-from andon_coordinator.transport.rows import RunEnd
+from andon_coordinator.transport.rows import RecordedArithmetic, RunEnd
 from andon_coordinator.transport.schema import VERSION, evidence_of, key_of, u64_of
 from andon_coordinator.transport.store import recorded_plan
 
@@ -41,6 +42,7 @@ __all__ = [
     "JournalReader",
     "LedgerFault",
     "LoggedScalar",
+    "RecordedArithmetic",
     "RecordedDeparture",
     "RecordedHalt",
     "RecordedRun",
@@ -307,6 +309,14 @@ class JournalReader:
             )
         return found
 
+    def verdicts(self) -> list[proofs.RecordedVerdict]:
+        """What each inquest came to, first to last."""
+        return proofs.verdicts(self._database)
+
+    def verified(self) -> VerifiedTotals:
+        """How much was computed twice before it was committed."""
+        return proofs.verified_totals(self._database)
+
     def sessions(self) -> list[RecordedSession]:
         """Every session of ranks, first to last."""
         if not rows.has_table(self._database, "sessions"):
@@ -333,6 +343,10 @@ class JournalReader:
                 "SELECT worker, reason, message, step, digest, at FROM departures ORDER BY rowid"
             )
         ]
+
+    def arithmetics(self) -> list[RecordedArithmetic]:
+        """With which arithmetics workers joined, in order; none twice in a row for one worker."""
+        return rows.arithmetics(self._database)
 
     def scalar_names(self) -> list[str]:
         """The names of what scripts logged, sorted."""

@@ -26,6 +26,7 @@ from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import RunPlan
 
 __all__ = [
+    "ARITHMETICS",
     "BARRED",
     "OVERFLOW",
     "PACING",
@@ -34,6 +35,7 @@ __all__ = [
     "SCALARS",
     "SCHEMA",
     "SESSIONS",
+    "STEERED",
     "VERSION",
     "compact_json",
     "evidence_of",
@@ -98,6 +100,18 @@ CREATE TABLE IF NOT EXISTS barred (
 """
 """Who may not join again; likewise a later table."""
 
+ARITHMETICS = """
+CREATE TABLE IF NOT EXISTS arithmetics (
+    worker INTEGER NOT NULL,
+    node_id TEXT NOT NULL,
+    items TEXT NOT NULL,                -- JSON: {name: value}, what the worker stated
+    step INTEGER NOT NULL,              -- steps committed when it joined
+    record INTEGER NOT NULL,
+    at REAL NOT NULL
+) STRICT
+"""
+"""Arithmetics with which workers joined a line of same bits; likewise a later table."""
+
 SESSIONS = """
 CREATE TABLE IF NOT EXISTS sessions (
     key BLOB PRIMARY KEY,
@@ -112,6 +126,18 @@ CREATE TABLE IF NOT EXISTS sessions (
 ) STRICT, WITHOUT ROWID
 """
 """Sessions of ranks; likewise a later table."""
+
+STEERED = """
+CREATE TABLE IF NOT EXISTS steered (
+    step INTEGER NOT NULL,              -- steps committed at the head that it belongs to
+    sequence INTEGER NOT NULL,          -- of the scalar all-reduces at that head
+    answer TEXT,                        -- JSON, NULL: it and those after it are left out
+    record INTEGER NOT NULL,
+    at REAL NOT NULL,
+    PRIMARY KEY (step, sequence, record)
+) STRICT, WITHOUT ROWID
+"""
+"""What scripts decided by, on a line whose steps can be recomputed; likewise a later table."""
 
 OVERFLOW = "ALTER TABLE records ADD COLUMN overflow INTEGER"
 """Adds a column that journals of this version got later, to one that lacks it."""

@@ -25,20 +25,24 @@ from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.effects import (
     SaveAnswer,
+    SaveArithmetic,
     SaveDeparture,
     SaveHalt,
     SaveRecord,
     SaveRun,
     SaveRunEvent,
     SaveScalars,
+    SaveSteered,
+    SaveVerdict,
     StepResult,
 )
 from andon_coordinator.core.session_events import SaveSession, SaveSessionEnd
 from andon_coordinator.core.settings import History
-from andon_coordinator.transport import logbook, rows
+from andon_coordinator.transport import logbook, proofs, rows
 from andon_coordinator.transport.damage import JournalError, check_tables
 from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
+    ARITHMETICS,
     BARRED,
     OVERFLOW,
     PACING,
@@ -47,6 +51,7 @@ from andon_coordinator.transport.schema import (
     SCALARS,
     SCHEMA,
     SESSIONS,
+    STEERED,
     VERSION,
     compact_json,
     evidence_of,
@@ -163,7 +168,8 @@ class JournalStore:
             )
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
-        for table in (PACING, SCALARS, RUN_EVENTS, BARRED, SESSIONS):
+        later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED
+        for table in (*later, *proofs.TABLES):
             self._database.execute(table)
         if not rows.has_column(self._database, "records", "overflow"):
             self._database.execute(OVERFLOW)
@@ -193,10 +199,20 @@ class JournalStore:
         with self._own_transaction():
             logbook.save_scalars(self._database, effect, self._clock())
 
+    def save_arithmetic(self, effect: SaveArithmetic) -> None:
+        """Saves with which arithmetic a worker joined."""
+        with self._own_transaction():
+            rows.save_arithmetic(self._database, effect, self._clock())
+
     def save_run_event(self, effect: SaveRunEvent) -> None:
         """Saves something that happened."""
         with self._own_transaction():
             logbook.save_run_event(self._database, effect.event)
+
+    def save_steered(self, effect: SaveSteered) -> None:
+        """Saves the answer of a scalar all-reduce."""
+        with self._own_transaction():
+            logbook.save_steered(self._database, effect, self._clock())
 
     def gaps(self) -> tuple[int, int]:
         """How many records lack their parent, and the step of the last of them; (0, 0) if none."""
@@ -236,6 +252,7 @@ class JournalStore:
         ).fetchone()[0]
         plan, layout = one("SELECT plan, layout FROM run").fetchone()
         run_end = rows.run_end(self._database)
+        arithmetics = rows.arithmetics(self._database)
         pacing = one("SELECT state FROM pacing").fetchone()
         retried = halt is not None and halt["answer"] == HaltAnswer.RETRY.name
         accepted = latest.step if latest is not None and retried and is_spike(latest) else None
@@ -256,8 +273,11 @@ class JournalStore:
             abandoned=rows.abandoned(self._database),
             recent=self._recent(),
             accepted_step=accepted,
+            arithmetic=arithmetics[0].items if arithmetics else None,
+            arithmetics={each.worker: each.items for each in arithmetics},
             scalar_names=frozenset(logbook.scalar_names(self._database)),
             sessions=one("SELECT count(*) FROM sessions").fetchone()[0],
+            verified=proofs.verified_totals(self._database),
         )
 
     def history_at(self, key: Key) -> History:
@@ -411,6 +431,9 @@ class JournalStore:
                     {"row": row, "by_itself": effect.by_itself},
                 )
                 logbook.forget_scalars_after(self._database, record.step)
+            if effect.proved is not None:
+                head = proofs.parent_row(self._database, effect)
+                proofs.save_proved(self._database, effect, row, head, self._clock())
             if effect.pacing:
                 # In the same transaction: what was learnt from a record stands or falls with it.
                 self._database.execute(
@@ -457,6 +480,16 @@ class JournalStore:
                     self._clock(),
                 ),
             )
+
+    def save_verdict(self, effect: SaveVerdict) -> None:
+        """Saves what an inquest came to."""
+        with self._own_transaction():
+            proofs.save_verdict(self._database, effect, self._clock())
+
+    def verify_key(self, new: bytes) -> bytes:
+        """The key that says which steps are verified; `new` if there is none yet."""
+        with self._own_transaction():
+            return proofs.verify_key(self._database, new)
 
     def save_answer(self, effect: SaveAnswer) -> None:
         """Saves how a halt was answered."""

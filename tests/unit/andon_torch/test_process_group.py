@@ -309,6 +309,17 @@ def test_a_time_out_of_minus_one_means_the_groups() -> None:
     assert group._limit(None, timedelta(seconds=3)) == 3
 
 
+def test_a_group_is_told_another_time_out_and_pytorchs_function_says_that_it_tells_none() -> None:
+    group = TorchRanks(1).groups[0]
+
+    with pytest.warns(UserWarning, match="only supported for either nccl or gloo"):
+        C10D._set_pg_timeout(timedelta(seconds=4), group)
+    unchanged = group._limit(None, None)
+    group.set_timeout(timedelta(seconds=4))
+
+    assert (unchanged, group._limit(None, None)) == (30, 4)
+
+
 def test_coalesced_calls_are_waited_for_together() -> None:
     ranks, given = TorchRanks(2), inputs(2)
     works = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.scalars import Scalar
+from andon_trainer.averaging.grain_averaging import LineGrains
 from andon_trainer.averaging.line_averaging import LineAverager
 from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.core.calls import Call
@@ -28,6 +30,7 @@ from andon_trainer.model.layout import plan_model
 from andon_trainer.place.membership import Membership
 from andon_trainer.place.position import Position
 from andon_trainer.place.talk import Silence
+from andon_trainer.schedules.grain_steps import GrainStepper
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.stepper import Stepper
 from andon_trainer.script.scaling import ScalerGate
@@ -56,6 +59,11 @@ class Sent:
         self.refused = False
         self.halves = False
         """Whether others contribute as much as this worker, and zeros."""
+        self.divisor = 1.0
+        """What sums of nodes are divided by."""
+        self.others: dict[int, bytes] = {}
+        """The sums of the node that others send, by block."""
+        self.weight_of_others = 0.0
         self.first_sent: float | None = None
         self.averages: list[npt.NDArray[np.float32]] = [
             np.zeros(elements, np.float32) for elements in blocks
@@ -74,6 +82,12 @@ class Sent:
             self.rounds[-1][block] = flat.tobytes()
         decoded = rounded(flat, self.encoding, keeps_loss=keeps_loss)
         self.averages[block] = decoded * np.float32(0.5 if self.halves else 1.0)
+
+    def submit_nodes(self, block: int, flats: Sequence[npt.NDArray[np.float32]]) -> None:
+        self.rounds[-1][block] = b"".join(flat.tobytes() for flat in flats)
+        if block in self.others:
+            flats = *flats, np.frombuffer(self.others[block], np.float32)
+        self.averages[block] = reduce(np.add, flats) / np.float32(self.divisor)
 
     def submit_data(self) -> None:
         """It is where it arrives."""
@@ -149,7 +163,8 @@ class ScriptedSeat:
             self.ends.pop(0)
             return None
         assert self.position.assigned is not None
-        return AveragesComplete(self.position.assigned.key, self.exchange.weights[-1], 1)
+        weight = self.exchange.weights[-1] + self.exchange.weight_of_others
+        return AveragesComplete(self.position.assigned.key, weight, 1)
 
     def await_commit(self) -> Committed | None:
         self.waited()
@@ -224,6 +239,7 @@ class StepBench:
         dtype: Any = torch.float32,
         middle: nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        grain: int = 0,
     ) -> None:
         torch.manual_seed(0)
         middle = middle or nn.Tanh()
@@ -238,13 +254,15 @@ class StepBench:
         scale = None if scaler is None else LossScale(scaler, device, MAX_OVERFLOWS)
         self.scaling = None if scale is None else ScalerGate(scale)
         member = cast(Membership, self.member)
-        self.averager = LineAverager(member, plan, device, [self.model], scale)
+        kind = LineGrains if grain else LineAverager
+        self.averager = kind(member, plan, device, [self.model], scale)
         feeder = feed or ShardFeeder(
             _SAMPLES,
             BATCH,
             seed=0,
             micro_batch_size=micro,
             step=lambda: self.member.position.step + 1,
+            grain=grain,
         )
         parts = LoopParts(
             member=self.member,
@@ -253,8 +271,11 @@ class StepBench:
             replica=Replica([self.model]),
             device=device,
             scaling=self.scaling,
+            grain=grain,
         )
-        self.stepper = Stepper(parts, self.averager)
+        self.stepper: Stepper = Stepper(parts, self.averager)
+        if isinstance(self.averager, LineGrains):
+            self.stepper = GrainStepper(parts, self.averager, seed=0, check=lambda: None)
         self.computed: list[list[int]] = []
         """Of each loop body, the samples that it got."""
         self._rounds = 0

@@ -14,6 +14,7 @@ from andon.protocol.records import PositionRange
 from andon_trainer import Line
 from andon_trainer.data.feed import Share
 from andon_trainer.data.orders import BatchOrders
+from andon_trainer.script.grain_checks import refuse_other_grains
 
 DATA = TensorDataset(torch.arange(22.0).reshape(22, 1))
 
@@ -99,13 +100,33 @@ def test_a_batch_larger_than_those_of_the_first_epoch_is_refused() -> None:
     [
         (nn.Linear(1, 1), None, r"micro_batch_size=8"),
         (nn.Sequential(nn.Linear(1, 1), nn.SyncBatchNorm(1)), 3, "1 is a SyncBatchNorm"),
-        (torch.compile(nn.Linear(1, 1), backend="eager"), 3, "torch.compile"),
     ],
-    ids=["no-size", "sync-batch-norm", "compiled"],
+    ids=["no-size", "sync-batch-norm"],
 )
 def test_what_is_no_grain_is_refused_by_name(net: Any, micro: int | None, why: str) -> None:
     with Line(same_bits=True) as line, pytest.raises(ValueError, match=why):
         prepared(line, net, micro=micro)
+
+
+def test_models_in_ddp_are_refused() -> None:
+    with pytest.raises(ValueError, match="start one worker a GPU"):
+        refuse_other_grains([nn.Linear(1, 1)], in_host=True)
+
+
+def test_rows_of_other_grains_are_refused_in_a_loop_body() -> None:
+    with Line(same_bits=True) as line:
+        _, _, loader = prepared(line, nn.Linear(1, 1))
+        (x,) = next(iter(loader))
+
+        with pytest.raises(RuntimeError, match="gather between two steps"):
+            line.gather(x)
+
+
+def test_a_compiled_module_is_refused() -> None:
+    compiled: Any = torch.compile(nn.Linear(1, 1), backend="eager")
+
+    with Line(same_bits=True) as line, pytest.raises(ValueError, match=r"torch\.compile"):
+        prepared(line, compiled, micro=3)
 
 
 def test_manual_steps_are_refused() -> None:

@@ -19,10 +19,11 @@ from andon_trainer.averaging.grain_buffers import GrainBuffers, LineGrainBuffers
 from andon_trainer.averaging.grain_sums import GrainSums, NodeStaging
 from andon_trainer.averaging.line_averaging import Averager, HostPart, LineAverager
 from andon_trainer.averaging.loss_scale import LossScale
-from andon_trainer.averaging.node_sums import divided
+from andon_trainer.averaging.node_sums import divided, gradient_of
 from andon_trainer.averaging.readings import Reader
 from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.averaging.staging import Staging, make_staging
+from andon_trainer.averaging.verification import Verification
 from andon_trainer.core.calls import NodePart
 from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import lent_by
@@ -36,8 +37,18 @@ __all__ = ["GrainAverager", "LineGrains", "SoloGrains"]
 class GrainAverager(Averager, Protocol):
     """Takes a step's grains one after another, and puts the mean of all into `p.grad`."""
 
-    def begin_grains(self, grains: Grains, *, kept: bool) -> None:
-        """An attempt begins; `kept`: the sums of the one before are a part of it."""
+    @property
+    def verification(self) -> Verification | None:
+        """Takes the grains that this worker verifies, and attests; None: there is no line."""
+
+    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
+        """An attempt begins.
+
+        Args:
+            grains: those of the batch.
+            kept: the sums of the attempt before are a part of it.
+            attests: what is computed is hashed, for `verification`.
+        """
 
     def next_grain(self) -> None:
         """A loop body follows, whose forward starts from the head's buffers."""
@@ -96,20 +107,23 @@ class LineGrains(LineAverager):
         )
         self._grain_buffers = LineGrainBuffers(self._averaging, modules)
         self._nodes: tuple[NodePart, ...] = ()
+        self.verification = Verification(member, plan, self._sums, self._loss_scale)
 
     @property
     def moved_buffers(self) -> list[str]:
         """None: a forward that changes a buffer is refused."""
         return []
 
-    def begin_grains(self, grains: Grains, *, kept: bool) -> None:
+    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
         """See `GrainAverager`."""
         self._whole = True
         if kept:
             self._grain_buffers.begin_again()
         else:
-            self._sums.begin(grains)
+            self._sums.begin(grains, attests=attests)
             self._grain_buffers.begin(grains)
+        if attests:
+            self.verification.begin(grains)
 
     def put_away(self) -> None:
         """Sets the buffers back to the line's."""
@@ -151,6 +165,7 @@ class LineGrains(LineAverager):
         self._grain_buffers.committed()
         self._averaging.committed(moves_weights=not overflow)
         self._sums.clear()
+        self.verification.end()
 
     @property
     def _follow(self) -> bool:
@@ -204,6 +219,9 @@ class LineGrains(LineAverager):
         """Sends the sums of a block; while backward runs, on autograd's threads."""
         assert self._open is not None
         flats = self._staging.flats(block)
+        if self._sums.hashes is not None:
+            # Before zeros take the place of an overflow: whoever verifies has none.
+            self._sums.hash_sent(block, flats)
         if self._loss_scale is not None:
             for flat in flats:
                 self._look_for_overflow(flat, self._loss_scale)
@@ -227,12 +245,16 @@ class SoloGrains(SoloAverager):
         self._sums = GrainSums(plan)
         self._buffers = GrainBuffers(modules)
         self._grains: Grains | None = None
+        # Nobody else's grains are verified alone; an audit has its own ones attested.
+        self.verification = Verification(None, plan, self._sums)
 
-    def begin_grains(self, grains: Grains, *, kept: bool) -> None:
+    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
         """See `GrainAverager`."""
         self.losses.clear()
         self._grains = grains
-        self._sums.begin(grains)
+        self._sums.begin(grains, attests=attests)
+        if attests:
+            self.verification.begin(grains)
         self._buffers.begin(grains)
 
     def put_away(self) -> None:
@@ -245,9 +267,7 @@ class SoloGrains(SoloAverager):
 
     def take_grain(self, grain: int, weight: float) -> None:
         """See `GrainAverager`."""
-        scaled = self._loss_scale is not None and self._loss_scale.enabled
-        unscale = self._loss_scale.inverse if scaled and self._loss_scale is not None else None
-        self._sums.take(grain, weight, unscale)
+        self._sums.take(grain, weight, self._unscale)
         self._buffers.take(grain, weight)
 
     def leave_out(self, grain: int) -> None:
@@ -267,6 +287,8 @@ class SoloGrains(SoloAverager):
             self.take_grain(*last)
         self.overflowed = False
         total = sum(part.weight for part in nodes)
+        if self._sums.hashes is not None:
+            self._sums.hash_nodes()
         self._put_mean(total)
         # After the check: from here on a gradient that is added is too late, as on a line.
         self.late.averaged(range(len(self._plan.parameters)))
@@ -276,6 +298,11 @@ class SoloGrains(SoloAverager):
         """Sets the statistics that the grains made."""
         self._buffers.committed()
         self._sums.clear()
+
+    @property
+    def _unscale(self) -> torch.Tensor | None:
+        scale = self._loss_scale
+        return scale.inverse if scale is not None and scale.enabled else None
 
     def _put_mean(self, total: float) -> None:
         assert self._grains is not None
@@ -288,17 +315,13 @@ class SoloGrains(SoloAverager):
                     # A line's reducer has nothing to divide by, and returns zeros.
                     parameter.grad = torch.zeros_like(parameter)
                 elif part is not None:
-                    parameter.grad = self._mean(parameter, part, total)
+                    mean = divided(part, total, self._grains.micro_batch, self._grains.count)
+                    parameter.grad = gradient_of(parameter, mean, self._factor)
                     there.append((block, index, parameter.grad))
         self._look(there)
 
-    def _mean(self, parameter: nn.Parameter, root: torch.Tensor, total: float) -> torch.Tensor:
-        assert self._grains is not None
-        mean = divided(root, total, self._grains.micro_batch, self._grains.count)
-        gradient = mean
-        if (mean.dtype, mean.stride()) != (parameter.dtype, parameter.stride()):
-            # With the parameter's strides, as on a line: a norm depends on them.
-            gradient = torch.empty_like(parameter, requires_grad=False).copy_(mean)
-        if self._loss_scale is not None and self._loss_scale.enabled:
-            gradient.mul_(self._loss_scale.factor.to(gradient.device))
-        return gradient
+    @property
+    def _factor(self) -> torch.Tensor | None:
+        """The loss scale that gradients have in `p.grad`."""
+        scaled = self._loss_scale is not None and self._loss_scale.enabled
+        return self._loss_scale.factor if scaled and self._loss_scale is not None else None

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from andon.protocol.grains import Grains, Node, leaf_factor
-from andon_trainer.averaging.node_sums import NodeSums, leaves_of
+from andon_trainer.averaging.attesting import SumHashes
+from andon_trainer.averaging.node_sums import NodeSums, Parts, leaves_of
 from andon_trainer.averaging.staging import Factor, Staging
 from andon_trainer.model.layout import ModelPlan
 
@@ -29,15 +30,21 @@ class GrainSums:
         self._plan = plan
         self._grains: Grains | None = None
         self._blocks: list[NodeSums] = []
+        self.hashes: SumHashes | None = None
+        """What the grains were hashed to; None: nobody wants to know."""
 
-    def begin(self, grains: Grains) -> None:
-        """A step's first attempt begins, or one of which nothing is kept."""
+    def begin(self, grains: Grains, *, attests: bool = False) -> None:
+        """A step's first attempt begins, or one of which nothing is kept.
+
+        `attests`: whether grains are hashed as they are taken.
+        """
         self._grains = grains
+        self.hashes = SumHashes(self._plan) if attests else None
         self._blocks = [NodeSums(grains.count) for _ in self._plan.parameters]
 
     def clear(self) -> None:
         """The step is over: lets the memory go."""
-        self._blocks = []
+        self._blocks, self.hashes = [], None
 
     @property
     def nodes(self) -> list[Node]:
@@ -66,13 +73,32 @@ class GrainSums:
         gradients = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
-        leaves = leaves_of(gradients, self.factor(weight), unscale)
-        self._blocks[block].add(grain, leaves)
+        self._add(block, grain, leaves_of(gradients, self.factor(weight), unscale))
 
     def leave_out(self, grain: int) -> None:
         """A grain of weight 0, or without samples, is absent."""
-        for sums, parameters in zip(self._blocks, self._plan.parameters, strict=True):
-            sums.add(grain, [None] * len(parameters))
+        for block, parameters in enumerate(self._plan.parameters):
+            self._add(block, grain, [None] * len(parameters))
+
+    def hash_sent(self, block: int, flats: Sequence[torch.Tensor]) -> None:
+        """Hashes the vectors that are sent of a block's maximal nodes, in rising order."""
+        assert self.hashes is not None
+        sums = self._blocks[block]
+        for node, flat in zip(sums.nodes, flats, strict=True):
+            self.hashes.take_flat(node, block, flat, sums[node])
+
+    def hash_nodes(self) -> None:
+        """Hashes all maximal nodes, which are whole."""
+        assert self.hashes is not None
+        for block, sums in enumerate(self._blocks):
+            for node in sums.nodes:
+                self.hashes.take(node, block, sums[node])
+
+    def _add(self, block: int, grain: int, leaf: Parts) -> None:
+        if self.hashes is not None:
+            # Before it is added: a sum is made in the place of its left child.
+            self.hashes.take(Node(grain, grain + 1), block, leaf)
+        self._blocks[block].add(grain, leaf)
 
 
 class NodeStaging:

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from torch import nn
 
 from andon.protocol.grains import Node, children, root_divisor
 
-__all__ = ["NodeSums", "Parts", "divided", "leaves_of"]
+__all__ = ["NodeSums", "Parts", "added", "divided", "gradient_of", "leaves_of"]
 
 Parts = list[torch.Tensor | None]
 """A block's numbers, one float32 tensor a parameter; None: absent."""
@@ -68,6 +69,22 @@ def divided(root: torch.Tensor, total_weight: float, micro_batch: int, count: in
     return root.div_(torch.tensor(float(divisor), dtype=torch.float32, device=root.device))
 
 
+def gradient_of(
+    parameter: nn.Parameter, mean: torch.Tensor, scale: torch.Tensor | None
+) -> torch.Tensor:
+    """What `p.grad` is for a mean: in the parameter's type and strides, as on every line.
+
+    `scale`: the loss scale that gradients have there; None: none.
+    """
+    gradient = mean
+    if (mean.dtype, mean.stride()) != (parameter.dtype, parameter.stride()):
+        # With the parameter's strides, as on a line: a norm depends on them.
+        gradient = torch.empty_like(parameter, requires_grad=False).copy_(mean)
+    if scale is not None:
+        gradient.mul_(scale.to(gradient.device))
+    return gradient
+
+
 class NodeSums:
     """The sums of one block over a batch's grains, by maximal node."""
 
@@ -105,6 +122,16 @@ def _path(node: Node, grain: int) -> Iterator[tuple[Node, Node, Node]]:
     while (below := children(node)) is not None:
         yield node, *below
         node = below[grain >= below[1].first]
+
+
+def added(left: Parts, right: Parts) -> Parts:
+    """Left + right, in new tensors where both are present."""
+    pairs = zip(left, right, strict=True)
+    with torch.no_grad():
+        return [
+            one + other if one is not None and other is not None else other if one is None else one
+            for one, other in pairs
+        ]
 
 
 def _added(left: Parts, right: Parts) -> Parts:

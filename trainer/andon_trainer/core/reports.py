@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from andon.protocol.arithmetic import Arithmetic
+from andon.protocol.attestations import Attestation
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
@@ -164,6 +165,10 @@ class StepReport:
     """What is asked for with it; None: the script may want something else after this step."""
     node_losses: tuple[NodeLoss, ...] = ()
     """On a line of grains: what each of this worker's nodes adds to the step's loss."""
+    attested: tuple[Attestation, ...] = ()
+    """What it has computed, if the round is verified."""
+    averages_digest: bytes = b""
+    """Of the averages as its optimizer will read them, if the round is verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from andon.protocol.capabilities import LEARNING, SAME_BITS
+from andon.protocol.capabilities import LEARNING, SAME_BITS, VERIFIES
 from andon.protocol.grains import TREE_VERSION
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
@@ -14,6 +14,7 @@ from andon.protocol.schedules import (
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
 )
+from andon_trainer.averaging.attesting import can_attest
 from andon_trainer.averaging.changes import ChangeExchange, outer_optimizer
 from andon_trainer.averaging.collectives import LineCollectives, SoloCollectives
 from andon_trainer.averaging.grain_averaging import GrainAverager, LineGrains, SoloGrains
@@ -70,7 +71,10 @@ def join_with(session: LineSession, feeder: Feeder) -> None:
         grain=session.grain,
         tree=TREE_VERSION if session.grain else 0,
     )
-    member = worker.join(plan, run, _CAPABILITIES if worker.host is None else _OF_HOSTS)
+    able = _CAPABILITIES if worker.host is None else _OF_HOSTS
+    if session.grain and can_attest():
+        able = *able, VERIFIES
+    member = worker.join(plan, run, able)
     parts = LoopParts(
         member=member,
         accumulated=AccumulatedGradients(plan),
@@ -102,7 +106,9 @@ def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> Loo
             grains = SoloGrains(parts.member, plan, device, loss_scale=scale, modules=modules)
         else:
             grains = LineGrains(line, plan, device, modules, scale)
-        return GrainStepper(parts, grains, session.worker.config.seed)
+        arithmetic = session.worker.arithmetic
+        assert arithmetic is not None, "a loop has grains under same_bits alone"
+        return GrainStepper(parts, grains, session.worker.config.seed, arithmetic.check)
     if line is None:
         alone = SoloAverager(parts.member, plan, device, loss_scale=scale, modules=modules)
         return Stepper(parts, alone)

@@ -70,6 +70,17 @@ class Tallies:
         for number, sums in json.loads(packed):
             self._done[number] = None if sums is None else (sums[0], sums[1])
 
+    def differing(self, packed: bytes) -> list[int]:
+        """The batches of which a worker has computed other sums than are here."""
+        here = json.loads(self.packed())
+        # As text: a sum that is not a number equals none.
+        known = {number: json.dumps(sums) for number, sums in here if sums is not None}
+        return [
+            number
+            for number, sums in json.loads(packed)
+            if number in known and known[number] != json.dumps(sums)
+        ]
+
     def end(self) -> None:
         """All batches are here."""
         self.present, self.complete = None, True

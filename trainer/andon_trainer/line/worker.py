@@ -18,6 +18,7 @@ import torch
 
 from andon.protocol.records import Key
 from andon.protocol.run_settings import DRAINED, RunPlan
+from andon_trainer.averaging.attesting import can_attest
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Digest, LeaveReport
@@ -27,14 +28,17 @@ from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.member import FollowerMember, LeaderMember
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, located_by_leader
 from andon_trainer.model.layout import ModelPlan, warn_of_rounding
+from andon_trainer.place.audit import AuditMember
 from andon_trainer.place.candidate import Candidate, refuse_other_plan
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
 from andon_trainer.place.position import Position
 from andon_trainer.place.solo import SoloMember
+from andon_trainer.process.arithmetic import ProcessArithmetic
 from andon_trainer.process.device import counters_of, describe, gpu_of
 from andon_trainer.process.exits import is_interactive, watch_exit
 from andon_trainer.process.launch import WorkerLaunch
+from andon_trainer.process.stating import write_stated
 from andon_trainer.state.checkpoints import WorkerCheckpoints
 from andon_trainer.state.replica import Replica
 from andon_trainer.telemetry import Telemetry
@@ -55,9 +59,12 @@ class Worker:
 
         Raises:
             JoinRefused: this process has trained the run to its end already.
+            RuntimeError: the configuration wants the same bits, and it is too late for them.
         """
         self.config = config
         self.device = device
+        self.arithmetic = ProcessArithmetic() if config.same_bits else None
+        """What decides the bits of its results; None: nobody wants the same ones."""
         self.replica = Replica([])
         self.checkpoints = WorkerCheckpoints(config, device)
         self.host: HostGroup | None = None
@@ -163,17 +170,31 @@ class Worker:
         self._launch.publish()  # Here: it begins a thread, and by now the loaders have forked.
         self._open_timeline()
         config = self.config
-        if config.solo:
-            self.member = SoloMember(run, self.checkpoints.origin, self._timeline)
-            return self.member
+        stated = () if self.arithmetic is None else self.arithmetic.stated(self.device)
+        self.checkpoints.takes_up(stated)
         candidate = Candidate(
             layout=plan.layout,
             plan=run,
             replica=self.replica,
             device=describe(self.device),
             origin=self.checkpoints.origin,
+            arithmetic=stated,
             capabilities=capabilities,
         )
+        if config.audit is not None:
+            self.member = AuditMember(
+                config.audit,
+                candidate,
+                self.replica.weights,
+                self.checkpoints.end,
+                can_attest=can_attest(),
+            )
+            return self.member
+        if config.solo:
+            if stated and config.run_dir is not None:
+                write_stated(config.run_dir, stated)
+            self.member = SoloMember(run, self.checkpoints.origin, self._timeline)
+            return self.member
         self._telemetry = Telemetry(config, self._timeline, gpu_of(self.device))
         self.membership = membership = Membership(config, candidate, self._telemetry)
         leader = None
@@ -270,7 +291,7 @@ class Worker:
                 return
             assert self._run is not None
             self.checkpoints.settle(self.replica, self.member, self._run)
-            if not isinstance(self.member, SoloMember):
+            if self.config.audit is not None or not isinstance(self.member, SoloMember):
                 self.compare_ends()
         except BaseException as error:
             self.crash = error  # `leave` reports it.
@@ -298,6 +319,8 @@ class Worker:
         self.checkpoints.close()
         if not self._gone:
             self._gone = True
+            if self.arithmetic is not None:
+                self.arithmetic.restore()
             ours = isinstance(self.crash, AndonError) and not is_interactive()
             self._exit.end(undo=not ours)
 

@@ -108,9 +108,9 @@ class Peers:
         self._closed = False
         self._calls = self._bytes = 0
         self._exchange_s = 0.0
-        self._later: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._telling = threading.Thread(target=self._tell, name="andon-peer-tell", daemon=True)
-        self._telling.start()
+        self._later = _Acts("andon-peer-tell")
+        self._faults = _Acts("andon-peer-fault")
+        """Beside the other: what is called later may wait for the very call that failed."""
         self._lanes = Lanes(
             self.rank,
             formed.peers,
@@ -210,9 +210,8 @@ class Peers:
                 self._lanes.put(peer, HeadOut(peer_head(LaneEnd(), checksums=self.checksums)))
             self._lanes.finish(_FINISH_S)
         self._end(self._over or self._left())
-        self._later.put(None)
-        if threading.current_thread() is not self._telling:
-            self._telling.join()
+        self._later.end()
+        self._faults.end()
 
     def _left(self) -> SessionOver:
         """What calls fail with once this rank has left."""
@@ -240,12 +239,8 @@ class Peers:
         return self._lanes.put(peer, frame)
 
     def fault(self, fault: RankFault) -> None:
-        """Ends the session."""
-        # On a thread of its own: what is called later may wait for the very call that failed.
-        faulting = threading.Thread(
-            target=self._attendance.fault, args=(fault,), name="andon-peer-fault", daemon=True
-        )
-        faulting.start()
+        """Ends the session. The first fault of this rank is the first that is told."""
+        self._faults.put(partial(self._attendance.fault, fault))
 
     def later(self, act: Callable[[], None]) -> None:
         """Has something called on a thread that carries no collective."""
@@ -363,12 +358,37 @@ class Peers:
         for group in groups:
             group.close(SessionEnded(self._over))
 
-    def _tell(self) -> None:
-        while (act := self._later.get()) is not None:
+
+class _Acts:
+    """Acts one after the other, on a thread that starts with the first of them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, act: Callable[[], None]) -> None:
+        """Has it called; never blocks."""
+        self._queue.put(act)
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def end(self) -> None:
+        """Waits for the acts so far, unless one of them asks for it. Later ones are dropped."""
+        self._queue.put(None)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        while (act := self._queue.get()) is not None:
             try:
                 act()
             except Exception:
-                _log.exception("a callback of a call failed")
+                _log.exception("what %s was to do failed", self._name)
             del act
 
 

@@ -7,21 +7,33 @@ a sum for each of its maximal nodes, and the mean has the same bits whoever comp
 
 If the step is void, the sums stay. The next share has all of this worker's grains and perhaps more,
 so only those are computed, and the nodes grow.
+
+In a verified round the first loop bodies have grains of other workers. They run under the same
+generators and from the same buffers as their owners', and their gradients go to sums of their own
+(see `averaging.verification`): of losses, weights and counts nothing is kept.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import torch
 
 from andon.protocol.grains import Grains
+from andon.protocol.records import PositionRange
+from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.grain_averaging import GrainAverager
 from andon_trainer.averaging.step_gather import Rows
+from andon_trainer.averaging.verification import Verification
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.keeping import Kept
 from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.data.grain_seeds import GrainSeeds
+from andon_trainer.data.sample_hashes import sample_hashes
 from andon_trainer.model.graph import Graph
 from andon_trainer.schedules.grain_losses import GrainLosses
 from andon_trainer.schedules.loop_steps import LoopParts
@@ -36,9 +48,19 @@ class GrainStepper(Stepper):
 
     _averager: GrainAverager
 
-    def __init__(self, parts: LoopParts, averager: GrainAverager, seed: int) -> None:
-        """Stands between steps; `seed` is the run's."""
+    def __init__(
+        self, parts: LoopParts, averager: GrainAverager, seed: int, check: Callable[[], None]
+    ) -> None:
+        """Stands between steps.
+
+        Args:
+            parts: of the loop.
+            averager: adds the grains.
+            seed: the run's.
+            check: raises if the script has changed what decides bits.
+        """
         super().__init__(parts, averager)
+        self._check = check
         self._grain = parts.grain
         self._losses: GrainLosses | None = None
         self._present: int | None = None
@@ -68,12 +90,20 @@ class GrainStepper(Stepper):
 
     # ------------------------------------------------------------------ the loop's batches
 
+    def _begin(self, assigned: Assigned) -> StepState:
+        verification = self._averager.verification
+        if assigned.attests and not (verification is not None and verification.knows_own):
+            self._kept = None  # Its grains were not hashed: the attempt before was not verified.
+        if assigned.anew:
+            self._kept = None
+        return super()._begin(assigned)
+
     def _begin_attempt(self, state: StepState) -> None:
         assigned, kept = state.assigned, state.kept
         grains = Grains(assigned.batch, self._grain)
         known = None if kept is None else kept.grains
         self._losses = GrainLosses(grains, assigned.positions, known)
-        self._averager.begin_grains(grains, kept=kept is not None)
+        self._averager.begin_grains(grains, kept=kept is not None, attests=assigned.attests)
 
     def _take_up_kept(self, state: StepState) -> None:
         """Does nothing: the sums are where the next grains are added."""
@@ -82,15 +112,62 @@ class GrainStepper(Stepper):
         share = super()._share_left(state)
         return Share(share.epoch, share.ranges, batch=share.batch, grain=self._grain)
 
+    def _verify(self, state: StepState) -> Generator[Any, None, bool]:
+        """Loop bodies with the grains that this worker verifies."""
+        assigned = state.assigned
+        if not assigned.verifies:
+            return True
+        left, began = set(assigned.verifies), time.perf_counter()
+        state.verifying = True
+        for micro_batch in self._feeder.batches(*self._shares_to_verify(state)):
+            if len(left) == len(assigned.verifies):
+                self._look_at_weights(state)
+            self._loaded(state, began)
+            self.rows.take_none(assigned.step)
+            if not (yield from self._body(state, micro_batch)):
+                return False
+            left.discard(self._grain_at(assigned, micro_batch))
+            began = time.perf_counter()
+        for grain in left:
+            self._note_samples(state, grain, None, 0)
+            self._verification.leave_out(grain)
+        state.verifying = False
+        return True
+
+    def _shares_to_verify(self, state: StepState) -> tuple[Share, Callable[[], Iterator[Share]]]:
+        """The grains to verify, and what is loaded after them: this worker's own share."""
+        assigned = state.assigned
+        grains = (PositionRange(each, each + 1) for each in assigned.verifies)
+        ranges = Grains(assigned.batch, self._grain).ranges(grains)
+        own = self._share_to_compute(state)
+        share = Share(assigned.epoch, ranges, batch=assigned.batch, grain=self._grain)
+        return share, lambda: itertools.chain((own,), self._shares.upcoming(assigned))
+
     def _before_body(self, assigned: Assigned, micro_batch: MicroBatch) -> None:
         state = self._state
         assert state is not None
         self._averager.next_grain()
-        start = micro_batch.start
         self._present = None
         if not state.borrowed:
-            self._present = (start - assigned.batch.start) // self._grain
-        self._seeds.grain(assigned.epoch, start)
+            self._present = self._grain_at(assigned, micro_batch)
+            if assigned.attests:
+                self._note_samples(state, self._present, micro_batch.batch, micro_batch.samples)
+        self._seeds.grain(assigned.epoch, micro_batch.start)
+
+    def _grain_at(self, assigned: Assigned, micro_batch: MicroBatch) -> int:
+        return (micro_batch.start - assigned.batch.start) // self._grain
+
+    def _note_samples(self, state: StepState, grain: int, batch: Any, samples: int) -> None:
+        """Hashes what the loop body is given, before it can change it."""
+        positions = len(Grains(state.assigned.batch, self._grain).positions(grain))
+        hashes = sample_hashes(batch, samples, positions)
+        self._verification.note_samples(grain, hashes, verified=state.verifying)
+
+    @property
+    def _verification(self) -> Verification:
+        verification = self._averager.verification
+        assert verification is not None, "a script that is alone is assigned nothing to attest"
+        return verification
 
     # ------------------------------------------------------------------ backward
 
@@ -106,6 +183,9 @@ class GrainStepper(Stepper):
         assert self._losses is not None
         self._accumulated.refuse_other(first=not state.micro_batches)
         state.waiting = 0
+        if state.verifying:
+            self._verify_grain(loss, given, graph)
+            return
         value = self._averager.losses.begin(reported, gated=given > 0)
         known = value.here or not (given or state.borrowed)
         if given and known and not math.isfinite(value.number()):
@@ -135,6 +215,26 @@ class GrainStepper(Stepper):
         finally:
             self._in_backward = False
 
+    def _verify_grain(self, loss: torch.Tensor, given: float, graph: Graph) -> None:
+        """Goes backward from a grain of another worker's.
+
+        Its owner halts the line if its loss is not finite. If only this worker's is not, the
+        gradients differ.
+        """
+        assert self._present is not None
+        if not given:
+            self._averager.clock.done()
+            self._verification.leave_out(self._present)
+            return
+        scalar = graph.goes_back(loss.reshape(()), self._accumulated)
+        self._in_backward = True
+        try:
+            scalar.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+        finally:
+            self._in_backward = False
+        self._averager.clock.done()
+        self._verification.take(self._present, given)
+
     def _finish(
         self, state: StepState, scalar: torch.Tensor | None, grain: int | None, given: float
     ) -> None:
@@ -142,6 +242,7 @@ class GrainStepper(Stepper):
         losses = self._losses
         assert losses is not None
         self._accumulation.refuse_other_bodies()
+        self._check()
         # Whatever raises below (the script's own backward, a halt), the step is then over.
         state.phase = StepPhase.VOID
         self._kept = None
@@ -149,6 +250,8 @@ class GrainStepper(Stepper):
         if grain is not None and scalar is None:
             self._averager.leave_out(grain)
         for each in losses.missing:
+            if state.assigned.attests:
+                self._note_samples(state, each, None, 0)
             losses.add(each, 0.0, None)
             self._averager.leave_out(each)
         last = None if grain is None or scalar is None else (grain, given)
@@ -162,7 +265,17 @@ class GrainStepper(Stepper):
         state.node_losses = losses.nodes
         state.weight = sum(each.weight for each in state.node_losses)
         state.loss_sum = sum(each.loss_sum for each in state.node_losses)
+        if state.assigned.attests:
+            self._attest(state, averaged)
         self._report(state, averaged)
+
+    def _attest(self, state: StepState, averaged: Averaged) -> None:
+        """Says what was computed; before the script can change what is in `p.grad`."""
+        verification, assigned = self._verification, state.assigned
+        itemised = frozenset(assigned.verifies if assigned.itemised else ())
+        state.attested = verification.attested(itemised)
+        state.averages_digest = verification.averages_digest(averaged.total_weight)
+        verification.end()
 
     def _keep(self, state: StepState, losses: GrainLosses) -> Kept:
         state.collect()

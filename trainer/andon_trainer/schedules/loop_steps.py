@@ -318,7 +318,8 @@ class LoopSteps(ABC):
     def _hand_over(self, state: StepState, batch: Any) -> Any:
         """A micro-batch for the loop body, on the device; the clock runs from now on."""
         moved = move_to(self._device, batch)
-        if state.borrowed:
+        if state.borrowed or state.verifying:
+            # A worker's speed is that at which it computes its own share.
             self._averager.clock.borrow()
         else:
             self._averager.clock.take(state.waiting)

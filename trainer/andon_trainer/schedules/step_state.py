@@ -7,6 +7,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
+from andon.protocol.attestations import Attestation
 from andon.protocol.grains import NodeLoss
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.compute_clock import Busy
@@ -46,6 +47,8 @@ class StepState:
     """Whether the script has gathered in this attempt: its loss is of all workers' samples."""
     borrowed: bool = False
     """Whether there is nothing to compute, and the loop body runs on borrowed samples."""
+    verifying: bool = False
+    """Whether the loop body has a grain of another worker's, of which nothing is contributed."""
     digest: Digest = NO_DIGEST
     """Of the weights that the step began with, if the line compares them in this step."""
     end_of_data: bool = False
@@ -82,6 +85,10 @@ class StepState:
     averaged: Averaged | None = None
     node_losses: tuple[NodeLoss, ...] = ()
     """On a line of grains, once all losses are here."""
+    attested: tuple[Attestation, ...] = ()
+    """What this worker attests, if the assignment asks for it, once all averages are here."""
+    averages_digest: bytes = b""
+    """Of the averages, likewise."""
     assigned_at: float = field(default_factory=time.perf_counter)
     """When the step was begun, by `time.perf_counter`."""
 
@@ -142,7 +149,7 @@ class StepState:
         """
         if correct is None or self.correct is None:
             self.correct = None
-        elif not self.borrowed:  # Borrowed samples count for the rank that they belong to.
+        elif not (self.borrowed or self.verifying):  # They count for the rank that has them.
             self._counts.append((correct, self.waiting))
             if correct.here:
                 self._add_counts()
@@ -214,6 +221,8 @@ class StepState:
             own_gradient_norm=averaged.own_gradient_norm,
             overflow=self.overflow,
             node_losses=self.node_losses,
+            attested=self.attested,
+            averages_digest=self.averages_digest,
         )
 
 

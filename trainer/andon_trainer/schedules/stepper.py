@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -102,6 +102,8 @@ class Stepper(LoopSteps):
         self._state = state = self._begin(assigned)
         # Before the first forward, which may move buffers.
         self._begin_attempt(state)
+        if not (yield from self._verify(state)):
+            return
         share, began, seen = self._share_to_compute(state), time.perf_counter(), 0
         positions = sum(len(each) for part in self._shares.filled(share) for each in part)
         batches = self._feeder.batches(share, lambda: self._shares.upcoming(assigned))
@@ -115,11 +117,7 @@ class Stepper(LoopSteps):
             first = MicroBatch(borrowed, positions, 1)
         if state.kept is not None and not state.borrowed:
             self._take_up_kept(state)
-        here = self._member.position
-        # Before the loop body runs: the weights are still those of the head. Nobody compares those
-        # of a worker that only attends.
-        if (assigned.wants_digest or here.digest_due) and not assigned.attends:
-            state.digest = self._replica.weights(here.coordinator_can)
+        self._look_at_weights(state)
         for micro_batch in itertools.chain((first,), batches):
             self._loaded(state, began)
             if state.borrowed:
@@ -127,21 +125,42 @@ class Stepper(LoopSteps):
             else:
                 self.rows.take(assigned.step, share, seen, micro_batch)
             seen += micro_batch.positions
-            state.waiting = micro_batch.samples
             state.last = seen >= positions
-            was = self._written_by_line
-            self._moved.begin()
-            self._before_body(assigned, micro_batch)
-            with self._lone.allowed(state.waiting):
-                yield self._hand_over(state, micro_batch.batch)
-            if state is not self._state:
-                return  # The script left the epoch, and resumed this generator afterwards.
-            settled = self.committed or was != self._written_by_line
-            self._moved.check(state.phase, committed=settled)
-            if state.phase is StepPhase.VOID:
-                return  # The next assignment has the positions that are left.
-            check_loop_body(state, self._scaling)
+            if not (yield from self._body(state, micro_batch)):
+                return
             began = time.perf_counter()
+
+    def _verify(self, state: StepState) -> Generator[Any, None, bool]:
+        """Loop bodies that come before those of this worker's share; False ends the attempt."""
+        yield from ()
+        return True
+
+    def _look_at_weights(self, state: StepState) -> None:
+        """Digests the weights, if the line compares them in this step.
+
+        Before a loop body runs: they are still those of the head.
+        """
+        here, assigned = self._member.position, state.assigned
+        # Nobody compares those of a worker that only attends.
+        if (assigned.wants_digest or here.digest_due) and not assigned.attends:
+            state.digest = self._replica.weights(here.coordinator_can)
+
+    def _body(self, state: StepState, micro_batch: MicroBatch) -> Generator[Any, None, bool]:
+        """One loop body; returns whether another one of this attempt may follow."""
+        state.waiting = micro_batch.samples
+        was = self._written_by_line
+        self._moved.begin()
+        self._before_body(state.assigned, micro_batch)
+        with self._lone.allowed(state.waiting):
+            yield self._hand_over(state, micro_batch.batch)
+        if state is not self._state:
+            return False  # The script left the epoch, and resumed this generator afterwards.
+        settled = self.committed or was != self._written_by_line
+        self._moved.check(state.phase, committed=settled)
+        if state.phase is StepPhase.VOID:
+            return False  # The next assignment has the positions that are left.
+        check_loop_body(state, self._scaling)
+        return True
 
     def _begin_attempt(self, state: StepState) -> None:
         """An attempt begins, before its first forward."""

@@ -13,6 +13,8 @@ const KINDS = {
   attempt: ["amber", "Tried again"],
   halted: ["red", "Halted"],
   answered: ["green", "Answered"],
+  arithmetic: ["amber", "Other arithmetic"],
+  convicted: ["red", "Convicted"],
   overflow: ["amber", "Overflow"],
   checkpoint: ["off", "Checkpoint"],
   checkpoint_missed: ["amber", "No checkpoint"],
@@ -21,7 +23,7 @@ const KINDS = {
   session: ["green", "Session"],
   session_over: ["amber", "Session over"],
 };
-const MARKED = { halted: "--red", lost: "--amber", dropped: "--amber", went_back: "--amber", session_over: "--amber" };
+const MARKED = { halted: "--red", convicted: "--red", lost: "--amber", dropped: "--amber", went_back: "--amber", session_over: "--amber" };
 const OF_SESSIONS = ["session", "session_over"];
 const MOST = 200;
 

@@ -295,6 +295,8 @@ def ready_to(report: StepReport) -> pb.StepReady:
         overflow=report.overflow,
         next=_standing(report.standing),
         node_losses=conversion.node_losses_to_proto(report.node_losses),
+        attested=conversion.attestations_to_proto(report.attested),
+        averages_digest=report.averages_digest,
     )
     if report.digest.sha256:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))

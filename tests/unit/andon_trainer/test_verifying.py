@@ -1,0 +1,233 @@
+"""A worker computes grains of others beside its own, and attests both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from andon.protocol.attestations import Attestation
+from andon.protocol.grains import Node
+from andon_trainer.averaging.attesting import component_hash, digest_of
+from andon_trainer.averaging.node_sums import leaves_of
+from andon_trainer.data.sample_hashes import sample_hashes
+from unit.andon.golden import golden
+from unit.andon_trainer.step_bench import StepBench
+
+# Batches of 12 positions in grains of 3; this worker has grains 0 and 1, and verifies others.
+OWN = (0, 6)
+
+
+def bench_of(verifies: tuple[int, ...], **options: Any) -> StepBench:
+    bench = StepBench(grain=3, **options)
+    bench.assign(OWN, end="commit", attests=True, verifies=verifies)
+    return bench
+
+
+def attested(bench: StepBench, number: int = -1) -> dict[Node, Attestation]:
+    """What was attested, by node; of a grain that is there twice, as it was verified."""
+    return {each.node: each for each in bench.member.reports[number].attested}
+
+
+@pytest.mark.parametrize("case", golden("attestations", "digests"), ids=lambda case: case["name"])
+def test_a_digest_is_that_of_the_vectors(case: dict[str, Any]) -> None:
+    components = [
+        None if each is None else torch.frombuffer(bytearray.fromhex(each), dtype=torch.float32)
+        for each in case["components"]
+    ]
+
+    hashes = [component_hash(each) for each in components]
+
+    assert [each.hex() for each in hashes] == case["hashes"]
+    assert digest_of(hashes).hex() == case["digest"]
+
+
+def test_a_gradient_is_hashed_in_the_order_of_its_elements_whatever_its_strides() -> None:
+    values = torch.arange(24.0).reshape(1, 2, 3, 4)
+
+    assert component_hash(values.to(memory_format=torch.channels_last)) == component_hash(values)
+    assert component_hash(values.to(torch.bfloat16)) == component_hash(values)
+
+
+def test_what_is_verified_is_neither_sent_nor_counted() -> None:
+    plain, bench = (
+        StepBench(grain=3, middle=nn.Dropout(0.5)),
+        bench_of((2, 3), middle=nn.Dropout(0.5)),
+    )
+    plain.assign(OWN, end="commit")
+
+    plain.run()
+    bench.run()
+
+    assert bench.computed[2:] == plain.computed
+    assert [len(each) for each in bench.computed[:2]] == [3, 3]
+    assert bench.sent == plain.sent
+    (mine,), (theirs,) = bench.member.reports, plain.member.reports
+    assert (mine.loss_sum, mine.weight, mine.correct) == (
+        theirs.loss_sum,
+        theirs.weight,
+        theirs.correct,
+    )
+    assert mine.timings.computed == theirs.timings.computed == 6
+    assert not theirs.attested
+    assert not theirs.averages_digest
+
+
+def test_an_owner_and_whoever_verifies_attest_the_same_of_a_grain_with_dropout() -> None:
+    owner = bench_of((2, 3), middle=nn.Dropout(0.5))
+    other = StepBench(grain=3, middle=nn.Dropout(0.5))
+    other.assign((6, 12), end="commit", attests=True, verifies=(0, 1))
+
+    owner.run()
+    other.run()
+
+    nodes = [Node(0, 1), Node(0, 2), Node(1, 2), Node(2, 3), Node(2, 4), Node(3, 4)]
+    assert sorted(attested(owner)) == nodes
+    assert attested(owner) == attested(other)
+    assert all(len(attested(owner)[each].samples) == 24 for each in nodes if len(each) == 1)
+
+
+def test_a_bit_of_one_gradient_changes_the_digests_of_its_grain_and_of_its_node() -> None:
+    honest, wrong = bench_of((2,)), bench_of((2,))
+
+    def flip(body: int, loss: torch.Tensor) -> torch.Tensor:
+        return loss if body != 2 else loss * (1 + 2.0**-20)
+
+    wrong.spoil = flip
+    honest.run()
+    wrong.run()
+
+    differ = {node for node, each in attested(wrong).items() if each != attested(honest)[node]}
+    assert differ == {Node(1, 2), Node(0, 2)}  # The third body is its own second grain.
+
+
+def test_without_grains_of_its_own_a_worker_verifies() -> None:
+    bench = StepBench(grain=3)
+    bench.assign(end="commit", attests=True, verifies=(1,))
+    other = bench_of(())
+
+    bench.run()
+    other.run()
+
+    assert attested(bench) == {Node(1, 2): attested(other)[Node(1, 2)]}
+    assert bench.member.reports[0].weight == 0
+
+
+def test_sums_of_a_void_attempt_keep_what_is_attested_of_them() -> None:
+    bench = StepBench(grain=3)
+    bench.assign(OWN, end="void late", attests=True, verifies=(2,))
+    bench.assign((0, 9), end="commit", attempt=1, attests=True, verifies=(3,))
+
+    bench.run()
+
+    assert [len(each) for each in bench.computed] == [3] * 5
+    first, second = attested(bench, 0), attested(bench, 1)
+    assert sorted(second) == [Node(0, 1), Node(0, 2), Node(1, 2), Node(2, 3), Node(3, 4)]
+    assert all(second[node] == first[node] for node in first)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_is_to_be_computed_anew_or_was_not_hashed_is_not_kept(*, before: bool) -> None:
+    bench = StepBench(grain=3)
+    bench.assign(OWN, end="void late", attests=before)
+    bench.assign(OWN, end="commit", attempt=1, attests=True, anew=before, verifies=(1,))
+
+    bench.run()
+
+    assert len(bench.computed) == 5
+    # A grain of its own that is verified as well is there twice.
+    nodes = [each.node for each in bench.member.reports[-1].attested]
+    assert nodes == [Node(0, 1), Node(0, 2), Node(1, 2), Node(1, 2)]
+
+
+def test_an_itemised_attestation_has_the_hash_of_each_component() -> None:
+    bench = StepBench(grain=3)
+    bench.assign(OWN, end="commit", attests=True, verifies=(2,), itemised=True)
+
+    bench.run()
+
+    found = attested(bench)
+    components = found[Node(2, 3)].components
+    assert digest_of([components]) == found[Node(2, 3)].digest
+    assert len(components) == 16 * 5
+    assert component_hash(None) in components  # The parameter that nothing uses.
+    assert not found[Node(0, 1)].components
+
+
+def averages(bench: StepBench) -> bytes:
+    """The digest of what the line's averages are in `p.grad`."""
+    plan = bench.averager._plan.parameters
+    flats = map(torch.from_numpy, bench.member.exchange.averages)
+    components = [
+        part.reshape(parameter.shape) if parameter is not bench.unused else None
+        for block, flat in zip(plan, flats, strict=True)
+        for parameter, part in zip(
+            block, torch.split(flat, [each.numel() for each in block]), strict=True
+        )
+    ]
+    return digest_of(map(component_hash, components))
+
+
+def test_the_averages_are_attested_as_the_optimizer_will_read_them() -> None:
+    bench = bench_of(())
+
+    bench.run()  # It clips them.
+
+    assert bench.member.reports[0].averages_digest == averages(bench)
+
+
+@pytest.mark.parametrize("verifies", [(), (2, 3)])
+@pytest.mark.parametrize("divisor", [4.0, 4.0 + 2.0**-20])
+def test_averages_that_are_not_the_mean_of_all_grains_have_a_digest_that_nobody_else_has(
+    divisor: float, verifies: tuple[int, ...]
+) -> None:
+    bench = StepBench(grain=3)
+    bench.assign(OWN if verifies else (0, 12), end="commit", attests=True, verifies=verifies)
+    bench.member.exchange.divisor = divisor
+    if verifies:
+        other = StepBench(grain=3)
+        other.assign((6, 12), end="commit", attests=True)
+        other.run()
+        bench.member.exchange.others = other.sent[0]
+        bench.member.exchange.weight_of_others = 6.0
+
+    bench.run()
+
+    honest = divisor == 4.0
+    assert (bench.member.reports[0].averages_digest == averages(bench)) is honest
+
+
+def test_a_grain_of_weight_0_is_absent_for_everybody() -> None:
+    (absent,) = {component_hash(each) for each in leaves_of([None], 1.0)}
+
+    assert absent == component_hash(None)
+
+
+def hashes(batch: Any, samples: int = 3) -> list[bytes]:
+    found = sample_hashes(batch, samples, samples)
+    return [found[at : at + 8] for at in range(0, len(found), 8)]
+
+
+def test_a_sample_that_changed_is_the_one_whose_hash_differs() -> None:
+    images, labels = torch.rand(3, 2, 2), torch.tensor([4, 5, 6])
+    before = hashes({"x": images, "y": [labels, ["a", "b", "c"]]})
+
+    images[1, 0, 0] += 1
+    after = hashes({"x": images, "y": [labels, ["a", "b", "C"]]})
+
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, False]
+
+
+def test_what_belongs_to_no_sample_is_a_part_of_each_hash() -> None:
+    rows = torch.arange(3)
+
+    assert not set(hashes((rows, 1.0))) & set(hashes((rows, 2.0)))
+    assert hashes({"x": rows, "s": {"b", "a"}}) == hashes({"s": {"a", "b"}, "x": rows})
+    assert len(hashes(torch.arange(4))) == 1
+    assert len(hashes(rows.to_sparse())) == 1
+
+
+def test_a_position_without_a_sample_has_the_hash_of_no_bytes() -> None:
+    assert sample_hashes(None, 0, 2) == bytes.fromhex("2d06800538d394c2") * 2
