@@ -21,7 +21,7 @@ _PROGRAM = (
     "from andon_cli.launching.template_process import main; main()"
 )
 _PATIENCE_S = 3.0
-"""How long a fork may take for somebody who can start a process without it."""
+"""How long a fork may take."""
 
 
 class TemplateGone(Exception):
@@ -50,7 +50,7 @@ class Template:
             environment: what modules read while they are imported.
             script_folder: where they are looked for first; the current one, if it is empty.
             room: characters of the longest command that `ps` can show for a forked process.
-            patience_s: how long a fork may take before the template is given up.
+            patience_s: how long a fork may take. Later the template is ended.
 
         Raises:
             TemplateGone: there are none on this platform.
@@ -117,9 +117,9 @@ class Template:
         ours, theirs = socket.socketpair()
         with ours, adopting_orphans():
             ours.settimeout(self._patience_s)
-            self._socket.settimeout(self._patience_s)
             try:
                 with theirs:
+                    self._socket.settimeout(self._patience_s)  # Fails once it was closed.
                     files = [theirs.fileno(), out, errors]
                     socket.send_fds(self._socket, [len(data).to_bytes(4, "little")], files)
                 self._socket.sendall(data)
