@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from andon.protocol.attestations import DIGEST_BYTES
 from andon.protocol.capabilities import SAME_BITS
 from andon.protocol.grains import Grains, NodeLoss, cover
 from andon.protocol.halts import HaltAnswer, HaltEvidence
@@ -16,6 +17,7 @@ from andon_coordinator.core import events as on
 from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
+from scenarios.attesting import attested
 
 __all__ = ["LAYOUT", "Bench", "Journal", "Peer", "make_layout"]
 
@@ -303,6 +305,10 @@ class Bench:
             total_weight=float(len(assignment.batch)),
             world_size=len(assignment.roster),
             node_losses=self._node_losses(assignment, loss),
+            attested=attested(assignment, self.plan.grain),
+            averages_digest=bytes(DIGEST_BYTES) if assignment.attests else b"",
+            digest=bytes(32) if assignment.wants_digest and assignment.attests else b"",
+            digest_head=assignment.parent,
         )
 
     def _node_losses(self, assignment: do.Assignment, loss: float) -> tuple[NodeLoss, ...]:

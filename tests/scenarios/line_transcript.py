@@ -20,6 +20,7 @@ from itertools import count, takewhile
 from typing import Any
 
 from andon.protocol.arithmetic import Arithmetic, in_order
+from andon.protocol.attestations import Attestation
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
@@ -33,8 +34,14 @@ from andon.protocol.schedules import Schedule
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.cadence import CadenceRules
-from andon_coordinator.core.settings import LearningRateScaling, LineSettings, PacingSettings
+from andon_coordinator.core.settings import (
+    LearningRateScaling,
+    LineSettings,
+    PacingSettings,
+    VerifySettings,
+)
 from scenarios import transcript
+from scenarios.attesting import attested
 from scenarios.line_bench import Bench, make_layout
 from scenarios.transcript import Options, options_of
 
@@ -92,6 +99,11 @@ class _Commands:
             worker_gradient_norm=_real(options.get("worker_norm", "")),
             pacing=_pacing(options),
             same_bits="same_bits" in options,
+            verify=VerifySettings(
+                fraction=float(options.get("verify", "0")),
+                drops="drops" in options,
+                key=b"a key",
+            ),
         )
         self.bench = Bench(self.settings, plan)
         self.names: dict[str, int] = {}
@@ -223,9 +235,11 @@ class _Commands:
             samples=int(options.get("samples", str(report.samples))),
             total_weight=float(options.get("total", str(report.total_weight))),
             world_size=int(options.get("world", str(report.world_size))),
-            digest=bytes.fromhex(options.get("digest", "")),
+            digest=bytes.fromhex(options.get("digest", report.digest.hex())),
             digest_head=self.bench.peers[stream].head,
             digest_prefixes=bytes.fromhex(options.get("prefixes", "")),
+            attested=self._attested(stream, options),
+            averages_digest=bytes.fromhex(options.get("averages", report.averages_digest.hex())),
             end_of_data="end_of_data" in options,
             stop_reason=options.get("stop", ""),
             gradient_norm=_real(options.get("norm", "")),
@@ -237,6 +251,18 @@ class _Commands:
         )
         self.bench.peers[stream].held = report.key
         return self.bench.send(on.WorkerReady(stream, report))
+
+    def _attested(self, stream: int, options: Options) -> tuple[Attestation, ...]:
+        """`wrong=3,0+2:x`: grain 3 is wrong, and the sum of grains 0 and 1 in another way."""
+        work = self.bench.peers[stream].assignment
+        assert work is not None
+        wrong = [each.partition(":") for each in options.get("wrong", "").split(",") if each]
+        return attested(
+            work,
+            self.bench.plan.grain,
+            wrong={node: error or "wrong" for node, _, error in wrong},
+            odd_samples=map(int, filter(None, options.get("odd_samples", "").split(","))),
+        )
 
     def _timings(self, samples: int, options: Options) -> on.StepTimings:
         """`speed` is in samples a second; the others are seconds."""
@@ -480,7 +506,7 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
                 f"attempt {each.attempt} rank {each.rank} of {list(each.roster)} "
                 f"epoch {each.epoch} {positions} of {_range(each.batch)}{ahead}"
                 f"{' attends' if each.attends else ' attended' if each.attended else ''}"
-                f"{_map(each.reducers)}{_paced(each)}"
+                f"{_map(each.reducers)}{_paced(each)}{_verified(each)}"
             )
         case do.SendCommitted(_, record, result, stop_reason):
             stop = f" stop {stop_reason!r}" if stop_reason else ""
@@ -506,6 +532,13 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"listen at {[share.address for share in effect.reducers]}"
         case do.NoteFewGrains(grains, workers):
             return f"{grains} grains for {workers} workers"
+        case do.NoteDifference(step, node, workers):
+            return f"step {step}: workers {list(workers)} differ in {node}"
+        case do.NoteUnverified(workers):
+            return f"workers {list(workers)}"
+        case do.SaveVerdict():
+            who = "nobody" if effect.worker is None else f"worker {effect.worker}"
+            return f"step {effect.step} {_shown_key(effect.key)} {who}: {effect.text}"
         case do.NoteSchedule(schedule, why):
             return f"{schedule.value}: {why}"
         case do.NoteWriter(worker, host, folder, elsewhere):
@@ -556,6 +589,13 @@ def _paced(each: do.Assignment) -> str:
     shown = "".join(f" {name} {value}" for name, value in parts.items() if value)
     shown += f" ring {' '.join(each.ring_addresses)}" if each.ring_addresses else ""
     return shown + (" copies buffers" if each.copies_buffers else "")
+
+
+def _verified(each: do.Assignment) -> str:
+    """What is computed again, and attested."""
+    verifies = f" verifies {' '.join(map(str, each.verifies))}" if each.verifies else ""
+    inquest = f"{' anew' if each.anew else ''}{' itemised' if each.itemised else ''}"
+    return f"{' attests' if each.attests else ''}{verifies}{inquest}"
 
 
 def _pacing(options: Options) -> PacingSettings:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from andon.protocol.capabilities import VERIFIES
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
 from andon.protocol.limits import clipped
 from andon.protocol.reasons import Reason
@@ -56,6 +57,8 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
             known.expected_until = None  # Now it knows.
         return
     doubted = None if known is None else known.doubted
+    if known is None and request.plan.grain and VERIFIES in request.capabilities:
+        core.unattested.add(slot)
     if request.head is not None and known is None:
         # From a checkpoint, or from before this coordinator: what it was compared with is unknown.
         core.note_uncompared(slot)
@@ -87,6 +90,7 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
         heard_at=core.now,
         spare=request.spare,
         doubted=doubted,
+        weights_from=None if known is None else known.weights_from,
     )
     core.members.put(member)
     mistaken_s = suspects.came_back(core, known, member)

@@ -143,6 +143,8 @@ class Chronicle:
                     f"{evidence.reason.label}: {evidence.message}",
                     evidence.step,
                 )
+            case effects.SaveVerdict(worker=int(worker)):
+                self._tell(RunEventKind.CONVICTED, worker, effect.text, effect.step)
             case effects.SaveAnswer():
                 who = f" by {effect.operator}" if effect.operator else ""
                 text = f"{effect.answer.name.lower()}{who}"

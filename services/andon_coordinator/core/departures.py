@@ -24,7 +24,13 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Topology
 from andon_coordinator.core.defects import LineDefect
-from andon_coordinator.core.effects import CloseStream, EndSession, LineState, SaveDeparture
+from andon_coordinator.core.effects import (
+    CloseStream,
+    EndSession,
+    LineState,
+    SaveDeparture,
+    SendShutdown,
+)
 from andon_coordinator.core.events import (
     Activity,
     LeaveReason,
@@ -41,6 +47,7 @@ __all__ = [
     "cancel_transfer",
     "cut_off",
     "detach",
+    "drop",
     "go_on_without",
     "is_complete",
     "left",
@@ -211,6 +218,39 @@ def lose(core: CoreState, member: LineMember, why: str) -> None:
     core.emit(SaveDeparture(member.worker, None, why, member.step, b""))
     core.note_departure(member.worker, in_order=False)
     _count_loss(core, member)
+
+
+def drop(core: CoreState, member: LineMember, why: str, told: str) -> None:
+    """Sends a worker away for good; from now on the line expects one worker fewer.
+
+    Args:
+        core: the state; no round is open that the worker takes part in.
+        member: the worker.
+        why: for the journal.
+        told: what the worker hears.
+    """
+    incarnation, credential = member.request.incarnation, member.request.credential
+    core.emit(
+        SaveDeparture(
+            member.worker,
+            None,
+            why,
+            member.step,
+            b"",
+            dropped=True,
+            incarnation=incarnation,
+            credential=credential,
+        )
+    )
+    core.barred.add(incarnation)
+    if credential:
+        core.barred.add(credential)
+    core.note_departure(member.worker, in_order=False)
+    if member.stream is not None:
+        core.emit(SendShutdown(member.stream, told))
+    cancel_transfer(core, member, why)
+    core.members.remove(member.worker)
+    core.dropped.add(member.worker)
 
 
 def look_for_silence(core: CoreState) -> None:

@@ -20,6 +20,7 @@ from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.core.verification import Proved
 
 __all__ = [
     "AcceptJoin",
@@ -35,6 +36,7 @@ __all__ = [
     "LineState",
     "NoteCaughtUp",
     "NoteCheckpoint",
+    "NoteDifference",
     "NoteFewGrains",
     "NoteOverdue",
     "NoteScalarsRefused",
@@ -42,6 +44,7 @@ __all__ = [
     "NoteSetback",
     "NoteStopRefused",
     "NoteSuspected",
+    "NoteUnverified",
     "NoteWentBack",
     "NoteWriter",
     "RefuseJoin",
@@ -54,6 +57,7 @@ __all__ = [
     "SaveRunEvent",
     "SaveScalars",
     "SaveTerm",
+    "SaveVerdict",
     "SendCommitted",
     "SendHalt",
     "SendHeartbeatAnswer",
@@ -197,6 +201,8 @@ class SaveRecord:
     """What is known of the workers' pace once it is durable; empty: nothing new."""
     by_itself: bool = False
     """Whether the line rolls back by itself: then what people decided of workers stands."""
+    proved: Proved | None = None
+    """What its round has shown of weights and gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,6 +559,37 @@ class NoteSchedule:
     why: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveVerdict:
+    """Save what an inquest came to, or why a verified step halts the line."""
+
+    step: int
+    key: Key
+    """The round's."""
+    worker: int | None
+    """Who is convicted; None: nobody."""
+    text: str
+    evidence: str = field(repr=False)
+    """What each process attested, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteDifference:
+    """Tell people that workers computed different results of the same samples."""
+
+    step: int
+    node: str
+    """The first one that differs, as people read it."""
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoteUnverified:
+    """Tell people that steps of these workers are not verified: nobody has their arithmetic."""
+
+    workers: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class NoteFewGrains:
     """Tell people that a batch has fewer grains than the line has workers: some get none."""
@@ -569,6 +606,7 @@ Effect = (
     | SaveHalt
     | SaveAnswer
     | SaveDeparture
+    | SaveVerdict
     | SaveScalars
     | SaveRunEvent
     | AcceptJoin
@@ -593,6 +631,8 @@ Effect = (
     | NoteStopRefused
     | NoteSchedule
     | NoteFewGrains
+    | NoteDifference
+    | NoteUnverified
     | NoteSuspected
     | NoteWentBack
     | NoteWriter

@@ -17,6 +17,7 @@ from andon.protocol.capabilities import (
     MEAN_BUFFERS,
     NORMS,
     SAME_BITS,
+    VERIFIES,
 )
 from andon.protocol.grains import TREE_VERSION
 from andon.protocol.layout import first_difference
@@ -49,6 +50,8 @@ _REMEDIES = {
         (INT4, INT8), ": start the line with --encoding float32 or bfloat16, or update the client"
     ),
     MEAN_BUFFERS: ": start the line without --average-buffers, or update the client",
+    VERIFIES: ": start the line without --verify, or give the worker same_bits and the package "
+    "xxhash (`pip install andon[trainer]`)",
     SAME_BITS: ": leave same_bits out of line and scripts, or update the client",
 }
 """What helps a worker that lacks a capability."""
@@ -147,7 +150,7 @@ def _check_not_dropped(core: CoreState, request: JoinRequest) -> JoinRefusal | N
         what, fact = "token", f"the worker that the token {request.credential!r} is for"
     else:
         return None
-    message = f"an operator dropped {fact}: it may not join run {core.settings.run_id} again"
+    message = f"{fact} was dropped: it may not join run {core.settings.run_id} again"
     return JoinRefusal(reason=Reason.DROPPED, message=message, component=what)
 
 
@@ -162,6 +165,8 @@ def _check_protocol(core: CoreState, request: JoinRequest) -> JoinRefusal | None
     needed = core.settings.capabilities | core.pacing.capabilities
     if core.settings.same_bits or request.plan.grain:
         needed |= {SAME_BITS}
+    if core.settings.verify.fraction:
+        needed |= {VERIFIES}
     missing = sorted(needed - request.capabilities)
     if missing:
         remedy = _REMEDIES.get(missing[0], "")

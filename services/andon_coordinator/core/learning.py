@@ -32,7 +32,7 @@ take over its samples: `begin_anew`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from andon.protocol.capabilities import LEARNING
@@ -195,6 +195,7 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
         return
     if not event.failure and event.head == transfer.head:
         learner.learning.installed = True
+        core.note_source(learner, transfer.donor)
         learner.learning.waits_at(transfer.head, core.now)
         learner.head, learner.held, learner.doubted = transfer.head, None, None
         learner.step = learner.learning.first_step
@@ -441,10 +442,12 @@ def _differed(core: CoreState, member: LineMember) -> bool:
     return core.differed.get(member.worker) == member.request.node_id
 
 
-def compared(core: CoreState, workers: Iterable[int]) -> None:
+def compared(core: CoreState, workers: Collection[int]) -> None:
     """The weights of these workers are equal."""
     for worker in workers:
         core.differed.pop(worker, None)
         member = core.members.get(worker)
         if member is not None:
             member.unproven = False
+            if any(other not in (worker, member.weights_from) for other in workers):
+                member.weights_from = None

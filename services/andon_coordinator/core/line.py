@@ -78,14 +78,15 @@ Data: `events` and `effects`, `settings`, `chain`, `members`, `reducers`, `round
 `transfers`, `scalar_all_reduces`, and `state`, which puts them together. How work is divided:
 `pacing`, with `readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. What is computed
 while the window before is exchanged: `overlap`. How late is too late: `suspicion`. Checks without
-side effects: `agreement`, `defects`, `detectors`, `join_checks`. Rules: `arrivals`, `departures`,
-`steps`, `standing`, `syncing`, `learning`, `spares`, `suspects`, `lost_state`, `operators`,
-`progress`. `status` is what people see.
+side effects: `agreement`, `defects`, `detectors`, `join_checks`, `verification`, `verdicts`. Rules:
+`arrivals`, `departures`, `steps`, `verifying`, `standing`, `syncing`, `learning`, `spares`,
+`suspects`, `lost_state`, `operators`, `progress`. `status` is what people see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from andon.protocol.scalars import ScalarNames
@@ -234,6 +235,7 @@ class LineCore:
             departed=dict(history.departed),
             abandoned=history.abandoned,
             scalar_names=ScalarNames(history.scalar_names),
+            verified=replace(history.verified, convicted=list(history.verified.convicted)),
         )
         if history.roll_back:
             self._prepare_roll_back(history)

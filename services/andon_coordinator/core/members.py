@@ -102,6 +102,8 @@ class LineMember:
     """How far it had come when it ended its stream though it learnt."""
     spare: bool = False
     """Whether it is a spare that has not taken a place: it takes part in nothing."""
+    weights_from: int | None = None
+    """The worker that it got its weights from, until a third one has compared them."""
     unproven: bool = False
     """Whether it has learnt its weights, and nobody has compared them yet."""
     doubted: Key | None = None

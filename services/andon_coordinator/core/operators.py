@@ -12,10 +12,8 @@ from andon_coordinator.core.effects import (
     LineState,
     RefuseOperator,
     SaveAnswer,
-    SaveDeparture,
     SaveTerm,
     SendResume,
-    SendShutdown,
     Skip,
 )
 from andon_coordinator.core.events import CordPulled, DrainRequested, HaltCleared
@@ -170,30 +168,7 @@ def _halted_batch(core: CoreState, plan: RunPlan) -> PositionRange:
 
 
 def _drop(core: CoreState, event: HaltCleared) -> None:
-    """Sends a worker away; from now on the line expects one worker fewer."""
     assert event.worker is not None
     member = core.members.get(event.worker)
     assert member is not None
-    why = "dropped by an operator"
-    incarnation, credential = member.request.incarnation, member.request.credential
-    core.emit(
-        SaveDeparture(
-            member.worker,
-            None,
-            why,
-            member.step,
-            b"",
-            dropped=True,
-            incarnation=incarnation,
-            credential=credential,
-        )
-    )
-    core.barred.add(incarnation)
-    if credential:
-        core.barred.add(credential)
-    core.note_departure(member.worker, in_order=False)
-    if member.stream is not None:
-        core.emit(SendShutdown(member.stream, "an operator dropped this worker"))
-    departures.cancel_transfer(core, member, why)
-    core.members.remove(member.worker)
-    core.dropped.add(member.worker)
+    departures.drop(core, member, "dropped by an operator", "an operator dropped this worker")

@@ -15,7 +15,15 @@ from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.rounds import RoundTerms
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import Ranges, Split, next_batch, reassign
-from andon_coordinator.core import departures, learning, lost_state, overlap, standing, syncing
+from andon_coordinator.core import (
+    departures,
+    learning,
+    lost_state,
+    overlap,
+    standing,
+    syncing,
+    verifying,
+)
 from andon_coordinator.core.agreement import divergence
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
@@ -210,6 +218,7 @@ def _open_round(core: CoreState) -> None:
     overlap.deal_ahead(core, batch, roster)
     learning.begin_snapshots(core)
     attending = tuple(map(_stream, core.members.following()))
+    checks = verifying.checks_of(core, roster, grains, shares)
     terms = RoundTerms(
         key=core.keys.draw(),
         parent=chain.head,
@@ -225,9 +234,12 @@ def _open_round(core: CoreState) -> None:
         ahead_batch=attempts.ahead_batch,
         learning_rate_scale=window.learning_rate_scale(len(batch), plan.global_batch),
         copies_buffers=all(COPIED_BUFFERS in each.request.capabilities for each in roster),
-        wants_digest=len(workers) > 1
-        and workers != core.asked_for_digests
-        and not core.uncompared.isdisjoint(workers),
+        wants_digest=checks is not None
+        or (
+            len(workers) > 1
+            and workers != core.asked_for_digests
+            and not core.uncompared.isdisjoint(workers)
+        ),
         attended=bool(attending),
     )
     core.round = StepRound(
@@ -241,6 +253,7 @@ def _open_round(core: CoreState) -> None:
         ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
         writer=core.checkpoints.writer,
         attending=attending,
+        checks=checks,
         grains=grains,
         lacks_overflow=next(
             (each.worker for each in roster if OVERFLOW not in each.request.capabilities), None

@@ -27,6 +27,8 @@ from andon_coordinator.core.effects import (
 from andon_coordinator.core.events import Ready, StandingRequest
 from andon_coordinator.core.pacing import StepWindow
 from andon_coordinator.core.same_bits import along_tree
+from andon_coordinator.core.verdicts import Inquest
+from andon_coordinator.core.verification import Proved, RoundChecks
 
 __all__ = ["AttemptCounts", "PendingRecord", "StepRound"]
 
@@ -54,6 +56,8 @@ class StepRound:
     """The lowest rank's worker that can't skip a step whose gradients overflowed; None: all can."""
     attending: tuple[int, ...] = ()
     """The streams of learners that hear its averages."""
+    checks: RoundChecks | None = None
+    """What is computed again, and attested; None: nothing."""
     grains: Grains | None = None
     """The batch's grains, if its numbers are added along their tree; else in rank order."""
     ready: dict[int, Ready] = field(default_factory=dict)
@@ -211,6 +215,7 @@ class StepRound:
             ahead_micro_batches=self.ahead_micro_batches[rank] if self.ahead_micro_batches else 0,
             writes_checkpoint=self.roster[rank] == self.writer,
             ring_addresses=self.ring_addresses,
+            **({} if self.checks is None else self.checks.terms_of(rank)),
         )
         return Assign(stream, assignment)
 
@@ -250,6 +255,10 @@ class AttemptCounts:
     """Consecutive attempts of these participants that lost a stream to a reducer."""
     corrupted: int = 0
     """Attempts in which a chunk was corrupted in transit."""
+    verified: bool = False
+    """Whether every further attempt is verified."""
+    inquest: Inquest | None = None
+    """What two workers computed differently; the next attempt computes it again."""
 
     def reset(self) -> None:
         """Starts the counts that lead to a halt again: a person answered the last one."""
@@ -287,3 +296,5 @@ class PendingRecord:
     """When the journal got it."""
     attempts: AttemptCounts = field(default_factory=AttemptCounts)
     """The counts of the step after it, with what was computed ahead of that."""
+    proved: Proved | None = None
+    """What its round has shown of weights and gradients."""

@@ -25,6 +25,8 @@ class RunEventKind(enum.Enum):
     """A step is tried again; the text says why."""
     HALTED = "halted"
     ANSWERED = "answered"
+    CONVICTED = "convicted"
+    """A worker computed wrong, as two others say; the text says what."""
     OVERFLOW = "overflow"
     """A step moved no weight, because scaled gradients overflowed."""
     CHECKPOINT = "checkpoint"

@@ -16,8 +16,9 @@ from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core.cadence import CadenceRules
 from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.verification import VerifiedTotals
 
-__all__ = ["History", "LearningRateScaling", "LineSettings", "PacingSettings"]
+__all__ = ["History", "LearningRateScaling", "LineSettings", "PacingSettings", "VerifySettings"]
 
 _ABOVE_0 = {
     "forming_timeout_s": "s",
@@ -62,6 +63,23 @@ class PacingSettings:
     """For the schedule CADENCE."""
     learning_rate_scaling: LearningRateScaling = LearningRateScaling.NONE
     """Likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySettings:
+    """How much is computed twice before it is committed."""
+
+    fraction: float = 0.0
+    """With which probability a step is verified; 0 never is."""
+    drops: bool = False
+    """Whether a worker that is convicted is dropped, rather than the line halted."""
+    key: bytes = field(default=b"", repr=False)
+    """Decides which steps are drawn; nobody who computes may know it."""
+
+    def __post_init__(self) -> None:
+        """Refuses what is no probability."""
+        if not 0.0 <= self.fraction <= 1.0:
+            raise ValueError(f"verify must be from 0 to 1, not {self.fraction}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +130,8 @@ class LineSettings:
     """How work is divided."""
     same_bits: bool = False
     """Whether every worker's plan must have a grain; one that has makes the line such a one."""
+    verify: VerifySettings = field(default_factory=VerifySettings)
+    """Which steps are computed twice, and what follows from differences."""
 
     def __post_init__(self) -> None:
         """Refuses numbers that contradict each other."""
@@ -188,6 +208,8 @@ class History:
     """Names of the scalars that were logged."""
     sessions: int = 0
     """How many sessions of ranks the run had; above 0 it never is a line."""
+    verified: VerifiedTotals = field(default_factory=VerifiedTotals)
+    """How much was computed twice."""
 
     def __post_init__(self) -> None:
         """Refuses a plan without a layout, and a roll-back without a record."""

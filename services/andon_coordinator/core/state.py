@@ -45,6 +45,7 @@ from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.core.suspicion import Delays, durations_of_rounds
 from andon_coordinator.core.transfers import StateTransfer, StateTransfers
+from andon_coordinator.core.verification import VerifiedTotals
 
 __all__ = ["TRANSITIONS", "CoreState", "Trigger", "next_state"]
 
@@ -164,6 +165,11 @@ class CoreState:
     """Slots of workers that a person dropped, unless another process took the slot since."""
     barred: set[int | str] = field(default_factory=set)
     """Who may not join again: incarnations of dropped workers, and names of their own tokens."""
+    unattested: set[int] = field(default_factory=set)
+    """Workers whose gradients nobody has compared since their processes joined."""
+    unverified: tuple[int, ...] = ()
+    """Workers that nobody of the same arithmetic stands beside; people know of them."""
+    verified: VerifiedTotals = field(default_factory=VerifiedTotals)
     uncompared: set[int] = field(default_factory=set)
     """Workers that got their state from elsewhere, until a round compared them with another's."""
     differed: dict[int, str] = field(default_factory=dict)
@@ -212,6 +218,12 @@ class CoreState:
         if self.settings.policy.digest_every:
             self.uncompared.add(worker)
             self.asked_for_digests = ()
+
+    def note_source(self, joiner: LineMember, donor: int) -> None:
+        """Notes that a member has another worker's weights; what it attested before is void."""
+        joiner.weights_from = donor
+        if self.attempts.inquest is not None:
+            self.attempts.inquest.given.pop(joiner.request.incarnation, None)
 
     def enter(self, trigger: Trigger) -> None:
         """Changes the line's state by the table."""
@@ -287,6 +299,7 @@ class CoreState:
                 pending.rolls_back,
                 pending.pacing,
                 by_itself=pending.back_to is not None,
+                proved=pending.proved,
             )
         )
 

@@ -15,7 +15,7 @@ from andon.protocol.halts import HaltReason
 from andon.protocol.records import TERM_AHEAD_S, Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
 from andon.protocol.shards import cursor_after
-from andon_coordinator.core import learning, lost_state, overlap, standing, syncing
+from andon_coordinator.core import learning, lost_state, overlap, standing, syncing, verifying
 from andon_coordinator.core.agreement import in_round
 from andon_coordinator.core.defects import (
     LineDefect,
@@ -146,6 +146,7 @@ def ready(core: CoreState, member: LineMember, event: WorkerReady) -> None:
     defect = in_ready(member.worker, report, range(fewest, share + 1))
     if defect is None and round_.grains is not None:
         defect = in_nodes(member.worker, report, positions, round_.grains)
+        defect = defect or verifying.in_report(core, member.worker, report, round_)
     if defect is None and report.overflow:
         defect = _overflow_not_taken(member, round_)
     if defect is None and report.next is not None:
@@ -285,7 +286,10 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     # record, it may be durable at any time.
     if learning.begin_anew(core, round_):
         return
-    defect = in_round(round_, core.layout) or core.detectors.judge(round_)
+    defect = in_round(round_, core.layout)
+    if defect is None and verifying.settles(core, round_):
+        return
+    defect = defect or core.detectors.judge(round_)
     if defect is not None and defect.reason is HaltReason.REPLICA_DIVERGENCE:
         defect = learning.blamed(core, round_, defect)
     if defect is not None:
@@ -312,6 +316,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
         cursor=cursor,
         roster=round_.roster,
     )
+    proved = verifying.proved(core, round_)
     # From here on the round can't be voided: it is a pending record.
     core.round = None
     result = round_.result(seconds=seconds, stop_reason=stop)
@@ -323,6 +328,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
             pacing=pacing,
             standing={} if stop else standing.asked_in(round_),
             attempts=overlap.next_attempts(core, round_),
+            proved=proved,
         )
     )
 
@@ -405,6 +411,7 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
         core.transfers.cancel_all()
     core.chain.append(record, pending.result)
     core.pacing.committed(pending.pacing, core.now - pending.given_at)
+    verifying.committed(core, pending.proved)
     if pending.result is not None:
         core.detectors.committed(pending.result)
         core.last_roster, core.departed = record.roster, pending.departed

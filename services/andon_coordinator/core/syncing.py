@@ -142,6 +142,7 @@ def state_reported(core: CoreState, member: LineMember, event: StateReported) ->
         # The donor gave the digest of what it sent, so it proves nothing of the weights. Those are
         # compared with everybody's in the next round, before its gradients may move anything.
         core.note_uncompared(joiner.worker)
+        core.note_source(joiner, transfer.donor)
         core.transfers.setbacks.pop(joiner.worker, None)
         if core.last_roster:  # Before the first step everybody waits for everybody.
             took_s = core.now - transfer.began_at

@@ -64,6 +64,7 @@ JournalEffect = (
     | effects.SaveHalt
     | effects.SaveAnswer
     | effects.SaveDeparture
+    | effects.SaveVerdict
     | effects.SaveScalars
     | effects.SaveRunEvent
     | effects.FindAncestor
@@ -171,6 +172,14 @@ class Journal:
         """
         assert self._thread is None, "once the thread runs, it saves terms"
         self._store.begin_term(term)
+
+    def verify_key(self, new: bytes) -> bytes:
+        """The key that says which steps are verified, kept for the next coordinator.
+
+        It is `new` if there is none yet; before `start`, and after `begin_term`.
+        """
+        assert self._thread is None, "once the thread runs, it owns the store"
+        return self._store.verify_key(new)
 
     def start(self, report: Report, deposed: Callable[[str], None]) -> None:
         """Starts the writer's thread, which calls both functions.
@@ -354,6 +363,7 @@ _SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
     effects.SaveHalt: JournalStore.save_halt,
     effects.SaveAnswer: JournalStore.save_answer,
     effects.SaveDeparture: JournalStore.save_departure,
+    effects.SaveVerdict: JournalStore.save_verdict,
     effects.SaveRunEvent: JournalStore.save_run_event,
     SaveSessionEnd: JournalStore.save_session_end,
 }

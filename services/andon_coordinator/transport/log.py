@@ -109,6 +109,8 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
             log.warning(LogEvent("step_retried", step=event.step, message=event.text))
         case effects.SaveHalt():
             log.error(_halted(effect.evidence))
+        case effects.SaveVerdict() | effects.NoteDifference() | effects.NoteUnverified():
+            _log_verification(effect)
         case effects.SaveAnswer():
             answer = effect.answer.name.lower()
             log.info(
@@ -182,6 +184,29 @@ def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
             log.warning(LogEvent("stop_refused", text, worker=effect.worker, why=effect.why))
         case effects.SaveTerm():
             log.warning(LogEvent("term_raised", term=f"{effect.term:016x}"))
+
+
+def _log_verification(
+    effect: effects.SaveVerdict | effects.NoteDifference | effects.NoteUnverified,
+) -> None:
+    match effect:
+        case effects.SaveVerdict():
+            convicted = {} if effect.worker is None else {"worker": effect.worker}
+            log.error(
+                LogEvent("verified_wrong", step=effect.step, message=effect.text, **convicted)
+            )
+        case effects.NoteDifference():
+            text = (
+                f"workers {', '.join(map(str, effect.workers))} computed different results of "
+                f"{effect.node} of step {effect.step}: all compute it anew"
+            )
+            log.warning(LogEvent("results_differ", text, step=effect.step, node=effect.node))
+        case effects.NoteUnverified():
+            text = (
+                f"steps of workers {', '.join(map(str, effect.workers))} are not verified: nobody "
+                "beside each of them has stated the same arithmetic"
+            )
+            log.warning(LogEvent("not_verified", text))
 
 
 def _halted(evidence: HaltEvidence) -> LogEvent:

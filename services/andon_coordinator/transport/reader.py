@@ -27,7 +27,8 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.effects import Skip, StepContribution, StepResult
 from andon_coordinator.core.run_events import RunEvent
-from andon_coordinator.transport import logbook, rows
+from andon_coordinator.core.verification import VerifiedTotals
+from andon_coordinator.transport import logbook, proofs, rows
 from andon_coordinator.transport.curves import CurvePoint, reduced_scalar_curve, step_curve
 from andon_coordinator.transport.damage import JournalError, check_tables, limit_work
 from andon_coordinator.transport.files import open_to_read
@@ -306,6 +307,14 @@ class JournalReader:
                 )
             )
         return found
+
+    def verdicts(self) -> list[proofs.RecordedVerdict]:
+        """What each inquest came to, first to last."""
+        return proofs.verdicts(self._database)
+
+    def verified(self) -> VerifiedTotals:
+        """How much was computed twice before it was committed."""
+        return proofs.verified_totals(self._database)
 
     def sessions(self) -> list[RecordedSession]:
         """Every session of ranks, first to last."""

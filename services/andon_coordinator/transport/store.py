@@ -31,11 +31,12 @@ from andon_coordinator.core.effects import (
     SaveRun,
     SaveRunEvent,
     SaveScalars,
+    SaveVerdict,
     StepResult,
 )
 from andon_coordinator.core.session_events import SaveSession, SaveSessionEnd
 from andon_coordinator.core.settings import History
-from andon_coordinator.transport import logbook, rows
+from andon_coordinator.transport import logbook, proofs, rows
 from andon_coordinator.transport.damage import JournalError, check_tables
 from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
@@ -163,7 +164,7 @@ class JournalStore:
             )
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
-        for table in (PACING, SCALARS, RUN_EVENTS, BARRED, SESSIONS):
+        for table in (PACING, SCALARS, RUN_EVENTS, BARRED, SESSIONS, *proofs.TABLES):
             self._database.execute(table)
         if not rows.has_column(self._database, "records", "overflow"):
             self._database.execute(OVERFLOW)
@@ -258,6 +259,7 @@ class JournalStore:
             accepted_step=accepted,
             scalar_names=frozenset(logbook.scalar_names(self._database)),
             sessions=one("SELECT count(*) FROM sessions").fetchone()[0],
+            verified=proofs.verified_totals(self._database),
         )
 
     def history_at(self, key: Key) -> History:
@@ -411,6 +413,9 @@ class JournalStore:
                     {"row": row, "by_itself": effect.by_itself},
                 )
                 logbook.forget_scalars_after(self._database, record.step)
+            if effect.proved is not None:
+                head = proofs.parent_row(self._database, effect)
+                proofs.save_proved(self._database, effect, row, head, self._clock())
             if effect.pacing:
                 # In the same transaction: what was learnt from a record stands or falls with it.
                 self._database.execute(
@@ -457,6 +462,16 @@ class JournalStore:
                     self._clock(),
                 ),
             )
+
+    def save_verdict(self, effect: SaveVerdict) -> None:
+        """Saves what an inquest came to."""
+        with self._own_transaction():
+            proofs.save_verdict(self._database, effect, self._clock())
+
+    def verify_key(self, new: bytes) -> bytes:
+        """The key that says which steps are verified; `new` if there is none yet."""
+        with self._own_transaction():
+            return proofs.verify_key(self._database, new)
 
     def save_answer(self, effect: SaveAnswer) -> None:
         """Saves how a halt was answered."""

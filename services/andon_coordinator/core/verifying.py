@@ -1,0 +1,368 @@
+"""Verifying: some steps are computed twice, and nothing is committed as long as results differ.
+
+Theory of operation. A step is drawn before anybody computes it, so nobody can prepare for it. In
+each of its rounds every worker computes grains of another one as well, and attests all that it
+computed (`checks_of`). A complete round whose results agree becomes a record as any other one
+(`proved`). If two workers differ in the sum of a node, the round is void, and the next attempt at
+the step is an *inquest*: everybody computes the disputed grains anew (`settles`). So whoever is
+wrong for good is wrong again, and whoever was wrong once contradicts itself.
+
+An inquest is an attempt like every other one. It has a key of its own, its roster never changes, a
+lost worker voids it, and a halt ends it. What was attested so far is kept in the counts of the
+step's attempts, which a commit replaces: so nothing of it outlives the step that it is about. A
+coordinator that starts again knows nothing of it, draws the same step, and finds the difference
+again if there is one.
+
+After a complete inquest the line halts, or the convicted worker is dropped: its round is never
+committed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from andon.protocol.arithmetic import Arithmetic, is_one
+from andon.protocol.capabilities import VERIFIES
+from andon.protocol.grains import Grains
+from andon.protocol.halts import HaltReason
+from andon.protocol.limits import clipped
+from andon.protocol.shards import Ranges
+from andon_coordinator.core import departures, verdicts
+from andon_coordinator.core.defects import LineDefect
+from andon_coordinator.core.effects import NoteDifference, NoteUnverified, SaveVerdict
+from andon_coordinator.core.events import Ready
+from andon_coordinator.core.members import LineMember
+from andon_coordinator.core.round import StepRound
+from andon_coordinator.core.state import CoreState
+from andon_coordinator.core.verdicts import Given, Inquest, Judgement
+from andon_coordinator.core.verification import (
+    Proved,
+    RoundChecks,
+    deal,
+    deal_to_newcomers,
+    in_attested,
+    is_drawn,
+)
+
+__all__ = ["checks_of", "committed", "in_report", "proved", "settles"]
+
+
+# ------------------------------------------------------------------------ a round opens
+
+
+def checks_of(
+    core: CoreState, roster: Sequence[LineMember], grains: Grains | None, shares: Sequence[Ranges]
+) -> RoundChecks | None:
+    """What is computed again in the round that opens now; None: nothing."""
+    attempts, settings = core.attempts, core.settings.verify
+    if grains is None:
+        return None
+    if attempts.inquest is not None:
+        return _of_inquest(roster, attempts.inquest)
+    step = core.chain.step + 1
+    attempts.verified = attempts.verified or is_drawn(settings.key, step, settings.fraction)
+    newcomers = core.unattested
+    if not attempts.verified and (attempts.attempt or not newcomers):
+        return None
+    owned = [
+        [at for part in grains.of(share) for at in range(part.start, part.stop)] for share in shares
+    ]
+    # What a worker can't verify equals nobody's.
+    arithmetics = [each.arithmetic if _can_verify(each) else () for each in roster]
+    if not attempts.verified:
+        ranks = {rank for rank, each in enumerate(roster) if each.worker in newcomers}
+        return deal_to_newcomers(owned, arithmetics, ranks)
+    _note_unverified(core, roster)
+    return RoundChecks(attests=tuple(map(_can_verify, roster)), verifies=deal(owned, arithmetics))
+
+
+def _of_inquest(roster: Sequence[LineMember], inquest: Inquest) -> RoundChecks:
+    asked = [inquest.grains.get(each.arithmetic, ()) for each in roster]
+    able = tuple(map(_can_verify, roster))
+    verifies = tuple(grains if can else () for grains, can in zip(asked, able, strict=True))
+    return RoundChecks(attests=able, verifies=verifies, inquest=True)
+
+
+def _can_verify(member: LineMember) -> bool:
+    return VERIFIES in member.request.capabilities
+
+
+def _note_unverified(core: CoreState, roster: Sequence[LineMember]) -> None:
+    """Tells people, once, of workers that nobody of the same arithmetic stands beside."""
+    alone = tuple(
+        each.worker
+        for each in roster
+        if not any(
+            is_one(each.arithmetic, other.arithmetic) for other in roster if other is not each
+        )
+    )
+    if alone != core.unverified and (alone or core.unverified):
+        core.unverified = alone
+        if alone and len(roster) > 1:
+            core.emit(NoteUnverified(alone))
+
+
+# ---------------------------------------------------------------------- reports come in
+
+
+def in_report(core: CoreState, worker: int, report: Ready, round_: StepRound) -> LineDefect | None:
+    """What is wrong with what a worker attests; what nobody asked for is not looked at."""
+    checks, rank = round_.checks, round_.rank_of[worker]
+    if checks is None or round_.grains is None or not checks.attests[rank]:
+        return None
+    return in_attested(
+        worker,
+        report,
+        round_.grains.of(round_.shares[rank]),
+        checks.verifies[rank],
+        count=round_.grains.count,
+        components=_components(core) if checks.inquest else None,
+    )
+
+
+def _components(core: CoreState) -> int:
+    return sum(len(block.components) for block in core.layout.blocks) if core.layout else 0
+
+
+def settles(core: CoreState, round_: StepRound) -> bool:
+    """Deals with a complete round that may not become a record; False: it may."""
+    checks, inquest = round_.checks, core.attempts.inquest
+    if checks is None or (round_.overflow and inquest is None):
+        return False  # Where gradients overflowed no weight moves, and zeros were sent.
+    given = {} if inquest is None else inquest.given
+    _take(core, round_, given)
+    defect = _of_samples(round_, given) or _of_averages(round_)
+    if defect is not None:
+        core.attempts.inquest = None
+        core.emit(_verdict(round_, None, defect.message, given))
+        core.stop_line(defect)
+    elif inquest is not None:
+        core.attempts.inquest = None
+        _judge(core, round_, inquest)
+    elif verdicts.different_nodes(given.values()):
+        _open_inquest(core, round_, given)
+    else:
+        return False
+    return True
+
+
+def _take(core: CoreState, round_: StepRound, given: dict[int, Given]) -> None:
+    assert round_.checks is not None
+    for rank, (worker, report) in enumerate(round_.in_rank_order):
+        member = core.members.get(worker)
+        assert member is not None
+        if round_.checks.attests[rank]:
+            process = member.request.incarnation
+            one = given.setdefault(process, Given(worker, process, member.arithmetic))
+            one.worker, one.source = worker, member.weights_from
+            one.add(report.attested)
+
+
+def _open_inquest(core: CoreState, round_: StepRound, given: dict[int, Given]) -> None:
+    assert round_.grains is not None
+    inquest = verdicts.open_inquest(given, count=round_.grains.count, components=_components(core))
+    found = verdicts.judge(inquest)
+    core.attempts.inquest, core.attempts.verified = inquest, True
+    core.verified.differences += 1
+    core.emit(NoteDifference(round_.terms.step, str(found.node), found.differ))
+    _void(core, f"{_workers(found.differ)} computed different results of {found.node}")
+
+
+def _void(core: CoreState, why: str) -> None:
+    """Voids the round. Nothing failed that might pass, so the next attempt need not wait."""
+    core.void(why, pause=False)
+    core.attempts.voided -= 1
+    core.attempts.not_before = core.now
+
+
+# ---------------------------------------------------------------------------- verdicts
+
+
+def _of_samples(round_: StepRound, given: Mapping[int, Given]) -> LineDefect | None:
+    found = verdicts.different_samples(given.values())
+    if found is None:
+        return None
+    node, workers, apart = found
+    assert round_.grains is not None
+    positions = round_.grains.positions(node.first)
+    where = f"for {node} (positions {positions.start} to {positions.stop - 1})"
+    if apart is not None and apart < len(positions):
+        where = f"for position {positions.start + apart}"
+    return LineDefect(
+        reason=HaltReason.DATA_DIFFERS,
+        message=f"{_workers(workers)} were given different samples {where} of epoch "
+        f"{round_.terms.epoch}",
+    )
+
+
+def _of_averages(round_: StepRound) -> LineDefect | None:
+    holders = verdicts.different_averages(
+        {worker: report.averages_digest for worker, report in round_.in_rank_order}
+    )
+    if not holders:
+        return None
+    others = " and ".join(map(_workers, holders[1:]))
+    return LineDefect(
+        reason=HaltReason.WRONG_ARITHMETIC,
+        message=f"the averages of step {round_.terms.step} that {others} got are not those of "
+        f"{_workers(holders[0])}: a reducer, a network card or a memory is at fault, and nobody "
+        "can say which",
+    )
+
+
+def _judge(core: CoreState, round_: StepRound, inquest: Inquest) -> None:
+    """Halts the line, or drops whom the inquest convicts; the verdict is saved first."""
+    found = verdicts.judge(inquest)
+    block, parameter = _place(core, found.apart)
+    where = f", first in {parameter} (block {block})" if parameter else ""
+    what = f"{found.node} of step {round_.terms.step}"
+    if not found.convicted:
+        message = f"{_sides(found)} computed different results of {what}{where}; {found.why}"
+        core.emit(_verdict(round_, None, message, inquest.given))
+        core.stop_line(
+            LineDefect(
+                reason=HaltReason.WRONG_ARITHMETIC,
+                message=clipped(message),
+                block=block,
+                parameter=parameter,
+            )
+        )
+        return
+    first = found.convicted[0]
+    message = (
+        f"worker {first.worker} computed {what} wrong: {_workers(found.witnesses)} agree on "
+        f"another result{where}"
+    )
+    for each in found.convicted:
+        text = message if each is first else f"as worker {first.worker}, in the same inquest"
+        core.emit(_verdict(round_, each, text, inquest.given))
+    core.verified.convicted += [each.worker for each in found.convicted]
+    if _may_drop(core, found):
+        _drop(core, found, message)
+        return
+    core.stop_line(
+        LineDefect(
+            reason=HaltReason.WRONG_ARITHMETIC,
+            message=clipped(message),
+            worker=first.worker,
+            block=block,
+            parameter=parameter,
+            value=found.digest.hex(),
+        )
+    )
+
+
+def _sides(found: Judgement) -> str:
+    """Who stands against whom; a worker may have given several results."""
+    wavering = {w for side in found.sides for w in side if sum(w in s for s in found.sides) > 1}
+    firm = [tuple(w for w in side if w not in wavering) for side in found.sides]
+    parts = [_workers(side) for side in firm if side]
+    parts += [f"worker {worker}, which gave several," for worker in sorted(wavering)]
+    return " against ".join(parts)
+
+
+def _may_drop(core: CoreState, found: Judgement) -> bool:
+    """Whether the line is to go on without them, and can."""
+    if not core.settings.verify.drops:
+        return False
+    here = core.members.in_sync_count(core.chain.head)
+    return here - len(found.convicted) >= core.needed
+
+
+def _drop(core: CoreState, found: Judgement, why: str) -> None:
+    _void(core, why)
+    for each in found.convicted:
+        member = core.members.of_incarnation(each.incarnation)
+        if member is not None:  # Else another process has its place.
+            departures.drop(core, member, f"it computes wrong: {why}", f"dropped: {why}")
+
+
+def _place(core: CoreState, component: int | None) -> tuple[int | None, str]:
+    """Block and name of one of the layout's components."""
+    names = [
+        (index, each.name)
+        for index, block in enumerate(core.layout.blocks if core.layout else ())
+        for each in block.components
+    ]
+    return (None, "") if component is None or component >= len(names) else names[component]
+
+
+def _verdict(
+    round_: StepRound, convicted: Given | None, text: str, given: Mapping[int, Given]
+) -> SaveVerdict:
+    """A verdict with all digests that were given; those of an arithmetic under its number."""
+    numbers: dict[Arithmetic, int] = {}
+    evidence = [
+        {
+            "worker": each.worker,
+            "incarnation": f"{each.incarnation:016x}",
+            "arithmetic": numbers.setdefault(each.arithmetic, len(numbers)),
+            "weights_from": each.source,
+            "digests": {
+                f"{node.first}+{len(node)}": [digest.hex() for digest in digests]
+                for node, digests in sorted(each.digests.items())
+            },
+        }
+        for each in given.values()
+    ]
+    return SaveVerdict(
+        step=round_.terms.step,
+        key=round_.key,
+        worker=None if convicted is None else convicted.worker,
+        text=clipped(text),
+        evidence=json.dumps(evidence, separators=(",", ":")),
+    )
+
+
+def _workers(workers: Sequence[int]) -> str:
+    if not workers:
+        return "nobody"
+    *others, last = map(str, workers)
+    return f"workers {', '.join(others)} and {last}" if others else f"worker {last}"
+
+
+# ------------------------------------------------------------------------------ commits
+
+
+def proved(core: CoreState, round_: StepRound) -> Proved | None:
+    """What a round has shown that is about to become a record; None: nothing."""
+    weights, hashed = _weights(round_)
+    checks = None if round_.overflow else round_.checks
+    if checks is None:
+        return Proved(weights=weights, base_hashed=hashed) if weights else None
+    given: dict[int, Given] = {}
+    _take(core, round_, given)
+    grains, compared = verdicts.compared(given.values())
+    core.unattested -= compared
+    return Proved(
+        weights=weights,
+        base_hashed=hashed,
+        attested=tuple(
+            (worker, each)
+            for rank, (worker, report) in enumerate(round_.in_rank_order)
+            if checks.attests[rank]
+            for each in report.attested
+        ),
+        averages=next((r.averages_digest for _, r in round_.in_rank_order if r.attested), b""),
+        grains=grains,
+        drawn=core.attempts.verified,
+    )
+
+
+def _weights(round_: StepRound) -> tuple[bytes, bool]:
+    """The digest of the weights that the step started from; the plain one if anybody gave it."""
+    given = [
+        (report.digest_base_hashed, report.digest)
+        for _, report in round_.in_rank_order
+        if report.digest and report.digest_head == round_.terms.parent
+    ]
+    hashed, digest = min(given, default=(False, b""))
+    return digest, hashed
+
+
+def committed(core: CoreState, proved: Proved | None) -> None:
+    """Counts what the record that is durable now has shown."""
+    if proved is not None and proved.drawn and proved.grains:
+        core.verified.steps += 1
+        core.verified.grains += proved.grains

@@ -1,0 +1,72 @@
+"""Attestations of a worker that computes right, or wrong where a test says so.
+
+A digest is a hash of the parent, the node and what is wrong in it. So two workers that are right
+agree, and two that are wrong in the same way do as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from andon.protocol.attestations import DIGEST_BYTES, SAMPLE_BYTES, Attestation
+from andon.protocol.grains import Grains, Node, cover
+from andon.protocol.records import PositionRange
+from andon.protocol.rounds import RankTerms
+
+__all__ = ["attested"]
+
+_WRONG_COMPONENT = 2
+
+
+def attested(
+    terms: RankTerms,
+    grain: int,
+    *,
+    components: int = 4,
+    wrong: Mapping[str, str] | None = None,
+    odd_samples: Iterable[int] = (),
+) -> tuple[Attestation, ...]:
+    """What a worker attests that was assigned this; nothing if nobody asked.
+
+    Args:
+        terms: its assignment.
+        grain: positions of a grain.
+        components: of the layout; the third one is where results go wrong.
+        wrong: what it computes wrong, a grain as `3` or a sum as `0+2`; another value is another
+            error.
+        odd_samples: grains for which it was given other samples.
+    """
+    if not terms.attests:
+        return ()
+    grains, wrong, odd = Grains(terms.batch, grain), dict(wrong or {}), set(odd_samples)
+    own = grains.of(terms.positions)
+    beside = [PositionRange(at, at + 1) for at in terms.verifies]
+    found = []
+    for part in (own, beside):
+        leaves = [Node(at, at + 1) for each in part for at in range(each.start, each.stop)]
+        sums = [node for node in cover(part, grains.count) if len(node) > 1]
+        for node in (*leaves, *sums):
+            marks = [wrong.get(str(at), "") for at in range(node.first, node.stop)]
+            marks.append(wrong.get(f"{node.first}+{len(node)}", "") if len(node) > 1 else "")
+            itemised = terms.itemised and len(node) == 1 and node.first in terms.verifies
+            found.append(
+                Attestation(
+                    node=node,
+                    digest=_hash(terms.parent, node, marks),
+                    samples=_samples(node, node.first in odd) if len(node) == 1 else b"",
+                    components=b"".join(
+                        _hash(node, index, marks if index == _WRONG_COMPONENT else "")
+                        for index in range(components if itemised else 0)
+                    ),
+                )
+            )
+    return tuple(found)
+
+
+def _hash(*parts: object) -> bytes:
+    return hashlib.sha256(repr(parts).encode()).digest()[:DIGEST_BYTES]
+
+
+def _samples(node: Node, odd: bool) -> bytes:
+    return _hash(node, odd)[:SAMPLE_BYTES]
