@@ -3,7 +3,8 @@
 Two lines of one machine train the same model with equal micro-batches, one with `same_bits` and
 one without. They take turns, a block of steps each; which of the two begins alternates. A block
 takes as long as its slowest worker. The figure is the median of the pairs' ratios. Without workers
-a script that runs alone is measured.
+a script that runs alone is measured. The memory is the most that a worker ever had, with what it
+maps of shared memory.
 
     python benchmarks/same_bits.py --json benchmarks/results/same-bits.json
 """
@@ -40,14 +41,18 @@ class Side:
         """They wait for the first block."""
         self._workers = workers
 
-    def block(self) -> tuple[float, float]:
-        """Runs a block of steps: how long it took, and the processor time of all workers."""
+    def block(self) -> dict[str, float]:
+        """Runs a block of steps: its time, the processor time of all workers, and the memory."""
         for each in self._workers:
             assert each.stdin is not None
             each.stdin.write("go\n")
             each.stdin.flush()
         took = [json.loads(self._line(each)) for each in self._workers]
-        return max(each["wall_s"] for each in took), sum(each["processor_s"] for each in took)
+        return {
+            "wall_s": max(each["wall_s"] for each in took),
+            "processor_s": sum(each["processor_s"] for each in took),
+            "peak_mib": max(each["peak_mib"] for each in took),
+        }
 
     @staticmethod
     def _line(worker: subprocess.Popen[str]) -> str:
@@ -102,7 +107,7 @@ def measure(workers: int, path: str, options: argparse.Namespace) -> dict[str, A
         "batch": options.micro * options.grains * max(1, workers),
         "block": options.block,
     }
-    pairs: list[dict[str, tuple[float, float]]] = []
+    pairs: list[dict[str, dict[str, float]]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         sides = {}
@@ -114,19 +119,24 @@ def measure(workers: int, path: str, options: argparse.Namespace) -> dict[str, A
             order = _NAMES if number % 2 else _NAMES[::-1]
             pairs.append({name: sides[name].block() for name in order})
     counted = pairs[WARM_UP:]
-    ratios = sorted(each["with"][0] / each["without"][0] for each in counted)
-    processor = [each["with"][1] / each["without"][1] for each in counted]
+
+    def ratios_of(figure: str) -> list[float]:
+        return sorted(each["with"][figure] / each["without"][figure] for each in counted)
+
+    ratios = ratios_of("wall_s")
     return {
         "workers": workers,
         "path": path if workers else "alone",
         **spec,
         **{
-            f"{name}_step_s": statistics.median(each[name][0] for each in counted) / options.block
+            f"{name}_step_s": statistics.median(each[name]["wall_s"] for each in counted)
+            / options.block
             for name in _NAMES
         },
+        **{f"{name}_peak_mib": counted[-1][name]["peak_mib"] for name in _NAMES},
         "ratio": statistics.median(ratios),
         "spread": [ratios[0], ratios[-1]],
-        "processor_ratio": statistics.median(processor),
+        "processor_ratio": statistics.median(ratios_of("processor_s")),
     }
 
 
@@ -135,7 +145,10 @@ def main() -> None:
     options = _arguments()
     machine = describe_machine()
     rows = []
-    print(f"{'workers':>7} {'path':14}{'without':>12}{'with':>12}{'ratio':>8}{'CPU':>8}  pairs")
+    print(
+        f"{'workers':>7} {'path':14}{'without':>12}{'with':>12}{'ratio':>8}{'CPU':>8}"
+        f"{'MiB':>7}{'MiB':>7}  pairs"
+    )
     for workers in options.workers:
         for path in options.paths if workers else options.paths[:1]:
             row = measure(workers, path, options)
@@ -144,7 +157,8 @@ def main() -> None:
             print(
                 f"{workers:7} {row['path']:14}{row['without_step_s'] * 1e3:9.1f} ms"
                 f"{row['with_step_s'] * 1e3:9.1f} ms{row['ratio']:8.3f}"
-                f"{row['processor_ratio']:8.3f}  {low:.2f} to {high:.2f}",
+                f"{row['processor_ratio']:8.3f}{row['without_peak_mib']:7.0f}"
+                f"{row['with_peak_mib']:7.0f}  {low:.2f} to {high:.2f}",
                 flush=True,
             )
     if options.json:

@@ -8,6 +8,7 @@ It begins a block for each line that it reads, and prints what the block took as
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
 from pathlib import Path
@@ -49,7 +50,11 @@ def main() -> None:
             if line.step % spec["block"] == 0 and line.step != begun:
                 now = time.perf_counter(), time.process_time()
                 if begun >= 0:
-                    took = {"wall_s": now[0] - took_from[0], "processor_s": now[1] - took_from[1]}
+                    took = {
+                        "wall_s": now[0] - took_from[0],
+                        "processor_s": now[1] - took_from[1],
+                        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                    }
                     print(json.dumps(took), flush=True)
                 begun = line.step
                 if not sys.stdin.readline():

@@ -3,6 +3,9 @@
 It runs alone (`python examples/shakespeare.py`), on two workers (`make demo`) or on any number
 (`andon run --workers 4 examples/shakespeare.py`): nothing in it says how many. The lines with
 `line` in `train` and `evaluate` are all that it has beyond a plain PyTorch script.
+
+With `andon run --same-bits` and `--micro-batch-size` its weights have the same bits on any number
+of workers, and so have those of the script alone with ANDON_SAME_BITS=1.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import pydoc_data.topics
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -170,8 +174,13 @@ def evaluate(line: Line, model: GPT, loader: DataLoader[tuple[Tensor, Tensor]]) 
     """Mean loss on the loader's pieces, which the workers divide among themselves."""
     total, letters = 0.0, 0
     for x, y in line.split(loader):
-        total += loss_of(model, x, y, reduction="sum").item()
-        letters += y.numel()
+        loss = loss_of(model, x, y, reduction="sum").item()
+        total, letters = total + loss, letters + y.numel()
+        if line.same_bits:
+            line.tally(loss, y.numel())
+    if line.same_bits:  # Added up in the order of the batches, and not of the workers.
+        mean: Any = line.tallied()
+        return float(mean)
     return line.mean(total / max(letters, 1), weight=letters)
 
 
@@ -197,7 +206,9 @@ def train(options: argparse.Namespace) -> None:
     loader = DataLoader(pieces, batch_size=options.batch_size, shuffle=True)
     curve = Curve()
     line.register("curve", curve)
-    model, optimizer, scheduler, loader = line.prepare(model, optimizer, scheduler, loader)
+    model, optimizer, scheduler, loader = line.prepare(
+        model, optimizer, scheduler, loader, micro_batch_size=options.micro_batch_size
+    )
     evaluation = DataLoader(unseen, batch_size=64)
 
     for _ in line.epochs(options.steps):  # ends after `options.steps` steps, mid-epoch or not
@@ -245,6 +256,11 @@ def main() -> None:
         help="steps to train for",
     )
     option("--batch-size", type=int, default=32, help="pieces in a step, over all workers")
+    option(
+        "--micro-batch-size",
+        type=int,
+        help="pieces that one forward sees at most; with same bits exactly so many",
+    )
     option("--learning-rate", type=float, default=3e-3, help="of AdamW, at the start")
     option("--seed", type=int, default=1, help="of weights, order and sample")
     option("--evaluate-every", type=int, default=100, help="steps between evaluations")

@@ -125,7 +125,8 @@ class _Nursery:
 
 _TRAINER = ("andon_trainer.preloaded",)
 _MODULES = {
-    "trainer": _TRAINER,
+    # `andon run`, too, whose workers are forked then (fixtures/warm_run.py).
+    "trainer": (*_TRAINER, "andon_cli.commands.run"),
     "service": (
         "andon_server.serve",
         "andon_trainer.place.membership",

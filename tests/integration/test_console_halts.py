@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +22,9 @@ from integration.fixtures.console import (
     finish,
     lines_until,
     processes_of,
-    start,
+    start_warm,
 )
+from integration.fixtures.launched import Launched
 from integration.harness import Service
 from unit.andon_cli.pipes import end_of
 
@@ -39,12 +39,13 @@ WAITING = ("--obey-on-halt", "--nan-at", "3", "--nan-once")
 
 
 @contextmanager
-def halted_run(folder: Path, *script: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+def halted_run(folder: Path, *script: str) -> Iterator[tuple[Launched, list[str]]]:
     """A run of two workers that is halted at step 3, and its output so far."""
-    process = start(
+    process = start_warm(
         folder,
         *("run", "--workers", "2", "--run-id", "7f3a", "--report", "r.json"),
         *(PROTOCOL_WORKER, *(script or ("6", *WAITING))),
+        room="service",
     )
     try:
         yield process, lines_until(process, LAST_ANSWER)
@@ -179,7 +180,8 @@ def test_a_run_goes_on_without_a_dropped_worker_and_its_journal_can_be_looked_up
 
 
 def test_halt_stops_a_run_before_a_commit_and_tells_who_and_why(tmp_path: Path) -> None:
-    run = start(tmp_path, "run", "--run-id", "7f3a", PROTOCOL_WORKER, "1000000", "--obey-on-halt")
+    script = (PROTOCOL_WORKER, "1000000", "--obey-on-halt")
+    run = start_warm(tmp_path, "run", "--run-id", "7f3a", *script, room="service")
     try:
         lines_until(run, "[worker 0] step 2 ")
         code, output, errors = andon(tmp_path, "halt", "--reason", "loss looks odd")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -56,11 +57,23 @@ def test_the_demo_learns_on_two_workers_and_leaves_all_it_promises(tmp_path: Pat
     assert "complete: 12 steps" in output
 
 
-def test_the_demo_runs_alone(tmp_path: Path) -> None:
-    call = [str(SCRIPT), "--steps", "5", *QUICK, "--run-dir", str(tmp_path)]
+def test_the_demo_leaves_the_same_bits_alone_and_on_two_workers(tmp_path: Path) -> None:
+    common = [str(SCRIPT), *QUICK, "--micro-batch-size", "3"]
+    folder = tmp_path / "alone"
+    call = [*common, "--steps", "3", "--run-dir", str(folder)]
+    (tmp_path / "andon.toml").write_text("[run]\nsame-bits = true\n")
 
-    process = nursery("trainer").start(call, clean_environment(), tmp_path / "output")
+    alone = nursery("trainer").start(
+        call, clean_environment(ANDON_SAME_BITS="1"), tmp_path / "output"
+    )
+    code, output, errors = andon(tmp_path, "run", "--workers", "2", "--steps", "3", *common)
 
-    assert process.wait(110) == 0, process.output.read_text()
-    assert (tmp_path / "sample.txt").read_text("utf-8").strip()
-    assert (tmp_path / "loss.png").exists()
+    assert alone.wait(110) == 0, alone.output.read_text()
+    assert code == 0, output + errors
+    (on_line,) = (tmp_path / "runs").glob("*/model.safetensors")
+    assert on_line.read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert (on_line.parent / "sample.txt").read_text() == (folder / "sample.txt").read_text()
+    assert (folder / "loss.png").exists()
+    said = re.findall("step 3: validation loss.*", alone.output.read_text())
+    assert said
+    assert said[0] in output

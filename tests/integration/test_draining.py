@@ -10,7 +10,7 @@ import pytest
 
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalReader
-from integration.fixtures.console import PROTOCOL_WORKER, andon, finish, lines_until, start
+from integration.fixtures.console import PROTOCOL_WORKER, andon, finish, lines_until, start_warm
 from integration.harness import Service, await_exit, on_line, start_line, start_worker
 from integration.harness import finish as ended
 
@@ -102,7 +102,9 @@ def test_a_script_by_hand_ends_after_a_drain_and_one_that_goes_on_in_words(
 
 
 def test_a_drained_run_succeeds_and_its_last_line_and_history_say_drained(tmp_path: Path) -> None:
-    run = start(tmp_path, "run", "--run-id", "7f3a", PROTOCOL_WORKER, "1000000")
+    run = start_warm(
+        tmp_path, "run", "--run-id", "7f3a", PROTOCOL_WORKER, "1000000", room="service"
+    )
     try:
         lines_until(run, "[worker 0] step 2 ")
         code, output, _ = andon(tmp_path, "drain")

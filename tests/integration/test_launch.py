@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from integration.fixtures.console import finish as end_of
-from integration.fixtures.console import lines_until, standby_of, start
+from integration.fixtures.console import lines_until, standby_of, start_warm
 from integration.harness import (
     SCRIPTS,
     Service,
@@ -55,12 +55,12 @@ def read(folder: Path) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.timeout(240)  # Seven processes import PyTorch, two of them under torchrun.
+@pytest.mark.timeout(240)  # Five processes import PyTorch, three of them of torchrun.
 def test_the_same_script_gives_the_same_losses_however_it_is_started(tmp_path: Path) -> None:
-    solo, console, torchrun = (tmp_path / name for name in ("solo", "console", "torchrun"))
+    console, torchrun = (tmp_path / name for name in ("console", "torchrun"))
     by_environment = train(tmp_path, SPEC, 2)[0]
+    solo = train_alone(tmp_path / "solo", SPEC).seen
 
-    run(solo, sys.executable, SCRIPT, *write_spec(solo))
     andon = [sys.executable, "-m", "andon_cli", "run", "--workers", "2"]
     run(console, *andon, "--report", "report.json", SCRIPT, *write_spec(console))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -69,7 +69,7 @@ def test_the_same_script_gives_the_same_losses_however_it_is_started(tmp_path: P
     report = json.loads((console / "report.json").read_text())
     assert by_environment["losses"] == read(console)["losses"] == read(torchrun)["losses"]
     assert by_environment["digest"] == read(console)["digest"] == read(torchrun)["digest"]
-    assert read(solo)["losses"] == pytest.approx(by_environment["losses"], abs=1e-5)
+    assert solo["losses"] == pytest.approx(by_environment["losses"], abs=1e-5)
     assert report["losses"] == by_environment["losses"]
     assert set(report["digests"].values()) == {by_environment["digest"]}
 
@@ -103,7 +103,7 @@ def test_a_killed_service_starts_again_on_its_journal_or_the_line_is_lost(
 ) -> None:
     spec = {**SPEC, "steps": 60, "slow": {"step": 3, "until": str(tmp_path / "go on")}}
     (tmp_path / "spec.json").write_text(json.dumps({**spec, "slot": 0}))
-    run = start(
+    run = start_warm(
         tmp_path,
         *("run", "--workers", "2", "--run-id", "7f3a", "--report", "report.json"),
         *(SCRIPT, "spec.json", "out.json"),

@@ -19,10 +19,12 @@ from integration.fixtures.console import (
     finish,
     lines_until,
     processes_of,
+    run_warm,
     start,
+    start_warm,
     worker_of,
 )
-from integration.harness import SCRIPTS
+from integration.harness import SCRIPTS, wait_until
 from unit.andon_cli.trace_format import assert_valid, events_in, spans_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -31,13 +33,16 @@ SCRIPT = str(SCRIPTS / "resumable.py")
 
 
 def test_a_worker_that_is_killed_starts_again_and_the_run_completes(tmp_path: Path) -> None:
-    process = start(
+    process = start_warm(
         tmp_path,
         *("run", "--workers", "2", "--min-workers", "2", "--run-id", "7f3a", "--report", "r.json"),
         *("--trace", "t.json"),
         *(SCRIPT, str(tmp_path), "9", "--hold-at", "4", "--slot", "1"),
     )
     lines_until(process, "holding at step 4")
+    # Each worker writes its part of the trace about once a second.
+    parts = tmp_path / "t.json.parts"
+    wait_until(lambda: sum('"joined"' in each.read_text() for each in parts.iterdir()) == 2)
     os.kill(worker_of(tmp_path, slot=1), signal.SIGKILL)
     code, output, errors = finish(process)
 
@@ -69,7 +74,7 @@ def _launchers_step(line: str) -> int:
 
 
 def test_a_worker_that_trained_since_its_restart_starts_again_at_once(tmp_path: Path) -> None:
-    process = start(
+    process = start_warm(
         tmp_path, *("run", "--workers", "2", "--restarts", "3"), PROTOCOL_WORKER, "100000"
     )
     lines_until(process, "[worker 1] step 20 ")
@@ -86,6 +91,7 @@ def test_a_worker_that_trained_since_its_restart_starts_again_at_once(tmp_path: 
 
 
 def test_a_worker_that_comes_back_after_the_end_does_not_spoil_the_run(tmp_path: Path) -> None:
+    # A new interpreter: a forked process would be back before the end.
     process = start(
         tmp_path,
         *("run", "--workers", "2", "--min-workers", "1", "--report", "r.json"),
@@ -101,7 +107,7 @@ def test_a_worker_that_comes_back_after_the_end_does_not_spoil_the_run(tmp_path:
 
 
 def test_a_worker_that_is_killed_just_before_the_end_does_not_spoil_the_run(tmp_path: Path) -> None:
-    process = start(
+    process = start_warm(
         tmp_path,
         *("run", "--workers", "2", "--min-workers", "1", "--report", "r.json"),
         *(SCRIPT, str(tmp_path), "9", "--hold-at", "8", "--slot", "1"),
@@ -122,7 +128,7 @@ def test_a_worker_that_is_killed_just_before_the_end_does_not_spoil_the_run(tmp_
 
 
 def test_a_script_that_always_fails_at_one_step_is_stopped_by_the_line(tmp_path: Path) -> None:
-    code, output, _ = andon(
+    code, output, _ = run_warm(
         tmp_path,
         *("run", "--workers", "2", "--min-workers", "2", "--on-halt", "raise"),
         *(SCRIPT, str(tmp_path), "9", "--fail-at", "4", "--slot", "1"),
@@ -161,7 +167,7 @@ def test_a_script_that_fails_before_the_first_step_is_not_started_again(tmp_path
 def test_the_only_worker_is_not_started_again_since_nobody_could_give_it_the_state(
     tmp_path: Path,
 ) -> None:
-    process = start(tmp_path, "run", "--workers", "1", PROTOCOL_WORKER, "100000")
+    process = start_warm(tmp_path, "run", "--workers", "1", PROTOCOL_WORKER, "100000")
     lines_until(process, "[worker 0] step 20 ")
     os.kill(worker_of(tmp_path, slot=0), signal.SIGKILL)
     code, output, _ = finish(process)

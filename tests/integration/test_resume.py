@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,15 +23,19 @@ from andon_coordinator.core.run_events import RunEventKind
 from andon_coordinator.transport.reader import JournalReader
 from andon_trainer.state.checkpoint_files import save_checkpoint
 from integration.fixtures.console import (
+    Running,
     andon,
     finish,
     lines_until,
     processes_of,
+    run_warm,
     start,
+    start_warm,
     worker_of,
 )
 from integration.fixtures.disk import small_disk_at
-from integration.harness import SCRIPTS
+from integration.fixtures.launched import Launched
+from integration.harness import SCRIPTS, clean_environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -46,7 +49,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run of two workers, for comparison."""
     folder = tmp_path_factory.mktemp("whole")
     flags = ("--workers", "2", "--run-id", "7f3a", *EVERY)
-    code, output, errors = andon(folder, "run", *flags, SCRIPT, str(folder), str(STEPS))
+    code, output, errors = run_warm(folder, "run", *flags, SCRIPT, str(folder), str(STEPS))
     assert code == 0, output + errors
     return folder
 
@@ -67,7 +70,7 @@ def killed(killed_at_8: Path, tmp_path: Path) -> Path:
 
 def run_and_kill(folder: Path, at: int) -> None:
     """Starts a run, and kills all its processes with SIGKILL while worker 1 computes step `at`."""
-    process = start(
+    process = start_warm(
         folder,
         *("run", "--workers", "2", "--run-id", "7f3a", *EVERY, SCRIPT, str(folder), str(STEPS)),
         *("--hold-at", str(at), "--slot", "1"),
@@ -83,7 +86,7 @@ def await_checkpoint(folder: Path, step: int) -> None:
         time.sleep(0.01)
 
 
-def kill_all(folder: Path, launcher: subprocess.Popen[str]) -> None:
+def kill_all(folder: Path, launcher: Running) -> None:
     """Sends SIGKILL to the launcher and to all processes that it started."""
     children = processes_below(launcher.pid)
     os.kill(launcher.pid, signal.SIGKILL)
@@ -101,7 +104,7 @@ def processes_below(pid: int) -> list[int]:
 
 
 def resume(folder: Path, workers: int = 2, *flags: str, steps: int = STEPS) -> tuple[int, str]:
-    code, output, errors = andon(
+    code, output, errors = run_warm(
         folder,
         *("run", "--workers", str(workers), "--resume", "7f3a", "--report", "r.json", *EVERY),
         *(*flags, SCRIPT, str(folder), str(steps)),
@@ -169,7 +172,7 @@ def test_a_run_that_is_resumed_from_an_older_checkpoint_and_killed_is_resumed_ag
 ) -> None:
     older = ("--workers", "2", "--resume", "7f3a", "--resume-step", "3", *EVERY)
     hold = ("--hold-at", "10", "--slot", "1")
-    process = start(killed, "run", *older, SCRIPT, str(killed), str(STEPS), *hold)
+    process = start_warm(killed, "run", *older, SCRIPT, str(killed), str(STEPS), *hold)
     lines_until(process, "holding at step 10")
     await_checkpoint(killed, 9)
     kill_all(killed, process)
@@ -270,7 +273,7 @@ def test_workers_that_are_all_killed_at_once_go_on_from_the_newest_whole_checkpo
     whole: Path, tmp_path: Path
 ) -> None:
     """The service lives, and knows who held the head; the launcher, that nobody else has it."""
-    process = start(
+    process = start_warm(
         tmp_path,
         *("run", "--workers", "2", "--run-id", "7f3a", *EVERY, SCRIPT, str(tmp_path), str(STEPS)),
         *("--hold-at", "8", "--slot", "1"),
@@ -297,24 +300,18 @@ def test_workers_that_are_all_killed_at_once_go_on_from_the_newest_whole_checkpo
     assert back.endswith("no worker held step 7")
 
 
-def worker(folder: Path, slot: int, address: str, **environment: str) -> subprocess.Popen[str]:
+def worker(folder: Path, slot: int, address: str, **environment: str) -> Launched:
     """Starts the script as an engine does that starts it again and again."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("ANDON_")}
     line = {"ANDON_ADDRESS": address, "ANDON_RUN_ID": "7f3a", "ANDON_RESUME": "latest"}
-    return subprocess.Popen(
-        [sys.executable, SCRIPT, str(folder), str(STEPS)],
-        cwd=folder,
-        env={**kept, **line, "ANDON_CHECKPOINT_EVERY": "3", "RANK": str(slot), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    given = {**line, "ANDON_CHECKPOINT_EVERY": "3", "RANK": str(slot), **environment}
+    command = [SCRIPT, str(folder), str(STEPS)]
+    return Launched("trainer", command, clean_environment(**given), folder)
 
 
 def test_sigusr1_and_ctrl_c_to_andon_run_write_a_checkpoint_after_the_present_step(
     tmp_path: Path,
 ) -> None:
-    process = start(
+    process = start_warm(
         tmp_path,
         *("run", "--workers", "2", "--run-id", "7f3a", SCRIPT, str(tmp_path), "100000"),
     )
@@ -340,7 +337,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_halts_the_line_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
-    process = start(
+    process = start_warm(
         tmp_path,
         *("run", "--workers", "2", "--run-id", "7f3a", *EVERY, SCRIPT, str(tmp_path), str(STEPS)),
     )
@@ -365,9 +362,8 @@ def test_a_full_disk_halts_the_line_and_loses_nothing(tmp_path: Path, small_disk
 def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before(
     tmp_path: Path,
 ) -> None:
-    writer = subprocess.run(
-        [sys.executable, str(SCRIPTS / "killed_writer.py"), str(tmp_path)], check=False
-    )
+    command = [str(SCRIPTS / "killed_writer.py"), str(tmp_path)]
+    written, _, said = finish(Launched("trainer", command, clean_environment(), tmp_path))
     checkpoints = tmp_path / "checkpoints"
     left = {each.name.split(".")[-2]: each for each in checkpoints.glob(".*")}
     before = newest_whole(tmp_path)
@@ -375,14 +371,14 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before(
     (parts := checkpoints / "step-00000003").mkdir()
     save_checkpoint(parts, {"rng": {}}, Manifest.read(checkpoints / "step-00000001").facts)
 
-    assert writer.returncode == -signal.SIGKILL
+    assert written == -signal.SIGKILL, said
     assert list(left) == ["step-00000002"]
     assert before == checkpoints / "step-00000001"
     assert {each.name for each in checkpoints.iterdir()} == {"step-00000001", "step-00000003"}
 
 
 def test_while_the_line_is_halted_no_checkpoint_goes(tmp_path: Path) -> None:
-    process = start(
+    process = start_warm(
         tmp_path,
         *("run", "--workers", "2", "--run-id", "7f3a", "--checkpoint-every", "1"),
         *("--keep-checkpoints", "1", SCRIPT, str(tmp_path), "2000"),

@@ -13,7 +13,7 @@ import pytest
 from andon.protocol.records import RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalEntry, JournalReader, RecordedDeparture
-from integration.fixtures.console import finish, lines_until, processes_of, start, worker_of
+from integration.fixtures.console import finish, lines_until, processes_of, start_warm, worker_of
 from integration.harness import SCRIPTS, Service, on_line, start_line, start_worker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -98,7 +98,7 @@ def test_a_worker_that_is_not_on_the_line_yet_ends_at_once(tmp_path: Path) -> No
 def test_run_passes_sigterm_on_and_every_worker_leaves_in_words(tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "steps": 10**6, "slot": 0}))
     script = (str(SCRIPTS / "train.py"), "spec.json", "out.json")
-    run = start(tmp_path, "run", "--workers", "2", "--run-id", "7f3a", *script)
+    run = start_warm(tmp_path, "run", "--workers", "2", "--run-id", "7f3a", *script)
     try:
         lines_until(run, "step")
         run.send_signal(signal.SIGTERM)
@@ -121,7 +121,7 @@ def test_a_run_that_one_worker_was_told_to_leave_completes(tmp_path: Path) -> No
     (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "slot": 0, "pauses": [pause]}))
     script = (str(SCRIPTS / "train.py"), "spec.json", "out.json")
     flags = ("--workers", "2", "--min-workers", "1", "--run-id", "7f3a")
-    run = start(tmp_path, "run", *flags, *script)
+    run = start_warm(tmp_path, "run", *flags, *script)
     try:
         wait_until(gate.with_suffix(".here").exists)
         os.kill(worker_of(tmp_path, slot=1), signal.SIGTERM)

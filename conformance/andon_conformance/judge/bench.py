@@ -118,6 +118,8 @@ class Bench:
         environment = line_environment(
             servers[0].address, run_id, setting.slot, setting.workers, token_file
         )
+        if setting.same_bits:
+            environment["ANDON_SAME_BITS"] = "1"
         client = await self._launch(environment, output)
         line = ScriptedLine(
             setting=setting,

@@ -45,6 +45,8 @@ class LineSetting:
     """The run's token; empty: the line asks for none."""
     lanes: LaneScript = "none"
     """Whether the reducers offer TCP lanes."""
+    same_bits: bool = False
+    """Whether the client's environment asks it for grains."""
     checksums: bool = False
     """Whether the reducers answer `crc32c.v1`. The script then adds the checksums."""
 

@@ -19,7 +19,7 @@ from andon_conformance.judge.control import ScriptedCoordinator, opened
 from andon_conformance.judge.rounds import Averages, ClientChunk, ClientRound, steady
 from andon_conformance.judge.server import REDUCE
 from andon_conformance.judge.streams import ClientCall
-from andon_conformance.judge.transcript import ENDED, Event
+from andon_conformance.judge.transcript import ENDED, EXITED, Event
 
 __all__ = ["Answers", "ScriptedLine", "send_answers"]
 
@@ -40,7 +40,7 @@ class ScriptedLine(ScriptedCoordinator):
         self,
         roster: Sequence[int] | None = None,
         *,
-        empty: bool = False,
+        positions: Sequence[PositionRange] | None = None,
         parent: Key | None = None,
         reducers: Sequence[ReducerShare] = (),
         split: Split = _EQUAL,
@@ -50,7 +50,7 @@ class ScriptedLine(ScriptedCoordinator):
 
         Args:
             roster: the workers of the round; by default all.
-            empty: assigns no positions to the client.
+            positions: the client's, perhaps none; by default its part of the batch.
             parent: sent in place of the line's head.
             reducers: a partition that replaces the one in JoinAccepted.
             split: how the batch is divided among the roster.
@@ -66,8 +66,8 @@ class ScriptedLine(ScriptedCoordinator):
         roster = tuple(roster or range(self.setting.workers))
         rank = roster.index(self._id)
         batch = next_batch(self.cursor, self.plan.global_batch, self.plan.epoch_size)
-        share = deal(batch, split, len(roster))[rank]
-        positions: tuple[PositionRange, ...] = () if empty else share or (batch,)
+        if positions is None:
+            positions = deal(batch, split, len(roster))[rank] or (batch,)
         current = ClientRound(
             key=self.new_key(),
             parent=parent or self.head,
@@ -75,7 +75,7 @@ class ScriptedLine(ScriptedCoordinator):
             rank=rank,
             step=self.step + 1,
             cursor=cursor_after(self.cursor, batch, self.plan.epoch_size),
-            positions=positions,
+            positions=tuple(positions),
             batch=batch,
             began=self.transcript.now,
         )
@@ -98,11 +98,12 @@ class ScriptedLine(ScriptedCoordinator):
     ) -> ClientRound:
         """A round in which the client contributed everything and has no average yet.
 
-        `check` is the check that fails if the contribution does not come; the rest is as for
-        `assign`.
+        `check` is the check that fails if the contribution does not come, and with `empty` the
+        client has no positions; the rest is as for `assign`.
         """
         await self.asks()
-        current = self.assign(roster, empty=empty, split=split, wants_digest=wants_digest)
+        positions = () if empty else None
+        current = self.assign(roster, positions=positions, split=split, wants_digest=wants_digest)
         with self.verdicts.deciding(check) if check else nullcontext():
             await self.gives(current)
         return current
@@ -230,6 +231,18 @@ class ScriptedLine(ScriptedCoordinator):
             lambda event: (
                 self.of_round("fault", current)(event)
                 or self.of_round("step_ready", current)(event)
+                or self.train_ends(event)
+            ),
+            current.began,
+        )
+
+    async def refusal(self, current: ClientRound) -> Event:
+        """Waits until the client refuses a round in any way, or contributes to it."""
+        return await self.transcript.wait(
+            "Fault, or the end of the stream",
+            lambda event: (
+                event.kind in (EXITED, "block_gradient")
+                or self.of_round("fault", current)(event)
                 or self.train_ends(event)
             ),
             current.began,

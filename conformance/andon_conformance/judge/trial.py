@@ -27,6 +27,7 @@ from andon_conformance.judge.client import Launch
 from andon_conformance.judge.scenarios.averaging import averaging
 from andon_conformance.judge.scenarios.committing import committing, rejoining
 from andon_conformance.judge.scenarios.exchanging import checking, faulting, laning
+from andon_conformance.judge.scenarios.graining import graining
 from andon_conformance.judge.scenarios.halting import halting
 from andon_conformance.judge.scenarios.malforming import malforming
 from andon_conformance.judge.scenarios.membership import (
@@ -53,6 +54,7 @@ SCENARIOS = (
     encoding,
     strips,
     sharing,
+    graining,
     committing,
     averaging,
     malforming,

@@ -75,13 +75,27 @@ _ENDED_WELL = (ExitCode.COMPLETE, ExitCode.TERMINATED)
 class Launch:
     """The processes of one `andon run`."""
 
-    def __init__(self, config: RunConfig, screen: Screen, interrupts: Interrupts) -> None:
-        """Starts nothing yet."""
+    def __init__(
+        self,
+        config: RunConfig,
+        screen: Screen,
+        interrupts: Interrupts,
+        warm: WarmStarts | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            config: what is run.
+            screen: where people see it.
+            interrupts: what people want.
+            warm: starts all workers; it is ended with the launch. None: new interpreters start them
+                the first time, and one that begins once they train starts them again.
+        """
         self._config = config
         self._screen = screen
         self._interrupts = interrupts
         self._service = self._make_service()
-        self._warm: WarmStarts | None = None
+        self._warm = warm
         """Starts workers again, sooner than a new interpreter would."""
         self._warming: asyncio.Task[None] | None = None
         self._workers: list[Child] = []
@@ -125,7 +139,7 @@ class Launch:
             self._workers.append(await self._start_worker(line, slot))
         if self._service is not None:
             self._service.stand_by(self._follower)
-        if settings.restarts:
+        if settings.restarts and self._warm is None:
             self._warming = asyncio.create_task(self._warm_up(line), name="template")
         await self._until_workers_end()
         return self._verdict
@@ -428,7 +442,7 @@ class Launch:
         if self._restarts.used == self._restarts.most:
             return
         with suppress(OSError, TemplateGone):  # Without one, workers start as the first time.
-            self._warm = WarmStarts(self._command, self._environment(line, 0))
+            self._warm = WarmStarts.begin(self._command, self._environment(line, 0))
 
     def _say_of_service(self, line: str) -> None:
         self._screen.say(f"[service] {line}")

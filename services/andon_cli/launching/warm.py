@@ -19,8 +19,20 @@ _OWN = ("RANK", "LOCAL_RANK")
 class WarmStarts:
     """A template of a launch's workers."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Starts the template.
+    def __init__(self, template: Template, environment: Mapping[str, str] | None = None) -> None:
+        """Takes over a template.
+
+        Args:
+            template: it has loaded what workers load.
+            environment: what its libraries have read; a worker with another one is not forked.
+                None: they have read what every worker has.
+        """
+        self._template = template
+        self._environment = environment
+
+    @classmethod
+    def begin(cls, command: Sequence[str], environment: Mapping[str, str]) -> WarmStarts:
+        """Starts a template.
 
         Args:
             command: of the workers.
@@ -33,13 +45,14 @@ class WarmStarts:
         script = command[1]
         if not script.endswith(".py"):
             raise TemplateGone("it runs scripts only")
-        self._environment = _read_by_libraries(environment)
-        self._template = Template(
+        read = _read_by_libraries(environment)
+        template = Template(
             ["andon_trainer.preloaded"],
-            environment=self._environment,
+            environment=read,
             script_folder=os.path.dirname(os.path.realpath(script)),
             room=sum(len(os.fsencode(each)) + 1 for each in command),
         )
+        return cls(template, read)
 
     async def start(
         self,
@@ -54,8 +67,7 @@ class WarmStarts:
         process = None
         reading, writing = os.pipe()
         try:
-            # Libraries have read the others while the template imported them.
-            if _read_by_libraries(environment) == self._environment and self._template.is_ready():
+            if self._has_read(environment) and self._template.is_ready():
                 process = _Forked(*self._template.fork(command[1:], environment, writing, writing))
         except TemplateGone:
             pass
@@ -70,12 +82,16 @@ class WarmStarts:
         )
         return Child(name, process, output, show, log)
 
+    def _has_read(self, environment: Mapping[str, str]) -> bool:
+        return self._environment in (None, _read_by_libraries(environment))
+
     def end(self) -> None:
         """Ends the template. The workers go on."""
         self._template.close()
 
 
 def _read_by_libraries(environment: Mapping[str, str]) -> dict[str, str]:
+    """What libraries read while a template imports them."""
     return {
         name: text
         for name, text in environment.items()

@@ -7,23 +7,28 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
 from andon.host.manifest import CheckpointFacts
+from andon.protocol.capabilities import SAME_BITS
+from andon.protocol.grains import TREE_VERSION
 from andon.protocol.layout import Block, BlockKind, Component, Layout
-from andon.protocol.records import Cursor, Key
+from andon.protocol.records import Cursor, Key, PositionRange
 from andon.protocol.run_settings import RunPlan
 from andon.testing import ScriptedWorker
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
+from andon.v1.halt_pb2 import HALT_REASON_PROTOCOL_VIOLATION
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, Event
 from andon_trainer.core.reports import LeaveReport, StepReport, Timings
+from andon_trainer.errors import LineHalted
 from andon_trainer.exchange.control.control import ControlStream
 from andon_trainer.exchange.control.transfer import PackedCut
 from andon_trainer.exchange.control.translation import event_from
@@ -80,6 +85,21 @@ class Pair:
             CoordinatorStub(channel).ClearHalt(request, timeout=10)
 
 
+def member_of(service: Service, slot: int, plan: RunPlan = PLAN, **more: Any) -> Membership:
+    """A worker that has not joined yet."""
+    config = LineConfig(
+        address=service.address,
+        run_id=service.run_id,
+        launch_slot=slot,
+        on_halt="raise" if more else "wait",
+    )
+    options = more or {"origin": CHECKPOINT}
+    candidate = Candidate(
+        layout=LAYOUT, plan=plan, replica=Nothing(), device=("cpu", "none", 0, 1), **options
+    )
+    return Membership(config, candidate, Telemetry(config))
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     one_will_do = ("--min-workers", "1", "--max-workers", "3")
@@ -87,19 +107,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         Service(tmp_path / "run", 2, *one_will_do) as service,
         ThreadPoolExecutor(2) as threads,
     ):
-        members = []
-        for slot in range(2):
-            config = LineConfig(
-                address=service.address, run_id=service.run_id, launch_slot=slot, on_halt="wait"
-            )
-            candidate = Candidate(
-                layout=LAYOUT,
-                plan=PLAN,
-                replica=Nothing(),
-                device=("cpu", "none", 0, 1),
-                origin=CHECKPOINT,
-            )
-            members.append(Membership(config, candidate, Telemetry(config)))
+        members = [member_of(service, slot) for slot in range(2)]
         for member in members:
             member.join()
         yield Pair(service, members, threads)
@@ -274,3 +282,27 @@ def test_a_worker_that_was_away_is_where_the_line_is_before_its_script_begins_an
         stays.position.cursor,
         stays.position.head,
     )
+
+
+def test_an_assignment_that_cuts_a_grain_halts_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(message: pb.TrainResponse) -> Event | None:
+        event = event_from(message)
+        if isinstance(event, Assigned):
+            return replace(event, positions=(PositionRange(0, 3),))
+        return event
+
+    monkeypatch.setattr("andon_trainer.exchange.control.control.event_from", cut)
+    plan = replace(PLAN, grain=2, tree=TREE_VERSION)
+    with Service(tmp_path / "run", 1, "--same-bits") as service:
+        member = member_of(service, 0, plan, capabilities=(SAME_BITS,))
+        member.join()
+
+        with pytest.raises(LineHalted, match="not whole grains"):
+            member.next_round()
+
+        evidence = service.status().halt
+    assert evidence.reason == HALT_REASON_PROTOCOL_VIOLATION
+    assert evidence.step == 1
+    assert "the coordinator's" in evidence.message

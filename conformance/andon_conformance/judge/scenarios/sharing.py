@@ -19,7 +19,7 @@ from andon_conformance.judge.checks import Stopped
 from andon_conformance.judge.control import LineSetting
 from andon_conformance.judge.line import ScriptedLine, send_answers
 from andon_conformance.judge.rounds import FLOAT32, ClientRound, steady
-from andon_conformance.judge.transcript import EXITED, Event
+from andon_conformance.judge.transcript import Event
 
 __all__ = ["reducing", "sharing"]
 
@@ -192,7 +192,7 @@ def _parts(line: ScriptedLine) -> dict[str, list[Chunk]]:
 async def _abstain(line: ScriptedLine, parts: dict[str, list[Chunk]]) -> None:
     name = "reducers.abstain"
     await line.asks()
-    current = line.assign(empty=True)
+    current = line.assign(positions=())
     averages = line.averages(current)
     for address, part in parts.items():
 
@@ -216,14 +216,5 @@ async def _refuse(line: ScriptedLine) -> None:
     await line.asks()
     short = [*most, ReducerShare(last.address, last.start, last.stop - 1)]
     current = line.assign(reducers=short)
-    answer = line.transcript.wait(
-        "Fault, or the end of the stream",
-        lambda event: (
-            event.kind in (EXITED, "block_gradient")
-            or line.of_round("fault", current)(event)
-            or line.train_ends(event)
-        ),
-        current.began,
-    )
-    event = await line.must("reducers.map", answer)
+    event = await line.must("reducers.map", line.refusal(current))
     line.judge("reducers.map", event.kind != "block_gradient", f"{event.kind} came")
