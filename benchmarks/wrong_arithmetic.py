@@ -57,21 +57,22 @@ class Watch:
 def measure(workers: int, count: int, reducer_faults: int, seed: int) -> dict[str, Any]:
     """Runs one line, and counts what became of its faults."""
     faults = plan_of(count, workers, seed)
-    steps = CLEAN + 2 * count + CLEAN + 3 * reducer_faults
+    steps = CLEAN + 2 * count + CLEAN
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         plan, wrong_file = folder / "plan.json", folder / "wrong"
         write_plan(faults, plan)
         spec = {"plan": str(plan), "steps": steps}
+        endless = {**spec, "steps": None}
         alone = _finish([stack.enter_context(_worker(folder, {**spec, "slot": None}))])[0]
         os.environ["ANDON_WRONG_FILE"] = str(wrong_file)
         program = (str(_HERE / "wrong_service.py"),)
         line = stack.enter_context(serving(folder, workers, _FLAGS, program=program))
         started = [
-            stack.enter_context(_worker(folder, {**spec, "slot": slot}, line, workers))
+            stack.enter_context(_worker(folder, {**endless, "slot": slot}, line, workers))
             for slot in range(workers)
         ]
-        watch = _follow(line, steps, CLEAN + 2 * count + 1, reducer_faults, wrong_file)
+        watch = _follow(line, steps, reducer_faults, wrong_file)
         seen = _finish(started)
     return _counted(workers, faults, watch, alone, seen)
 
@@ -105,22 +106,25 @@ def _finish(workers: Sequence[tuple[subprocess.Popen[bytes], Path]]) -> list[dic
     return [json.loads(out.read_text()) for _, out in workers]
 
 
-def _follow(line: Service, steps: int, quiet: int, reducer_faults: int, file: Path) -> Watch:
-    """Answers all halts until the run is over; from step `quiet` on the reducer is told to err."""
-    watch, asked = Watch(), 0
-    with open_channel(line.address) as channel:
+def _follow(line: Service, steps: int, reducer_faults: int, file: Path) -> Watch:
+    """Answers all halts; after `steps` steps the reducer is told to err, and the run is ended."""
+    watch, left = Watch(), reducer_faults
+    with open_channel(line.address, (), None) as channel:
         stub = CoordinatorStub(channel)
-        for update in stub.WatchStatus(pb.WatchStatusRequest()):
-            status = update.status
+        while True:
+            # Not a stream, which may be behind: what follows must be about the line as it is now.
+            status = _status(stub)
             watch.grains = max(watch.grains, status.verification.grains)
             if status.state == pb.LINE_STATE_HALTED:
                 _answer(stub, status.halt, watch)
             elif status.state == pb.LINE_STATE_COMPLETE:
                 return watch
-            elif quiet + 2 * asked < status.step < steps - 1 and asked < reducer_faults:
-                asked += 1
-                watch.reducer.append(_spoil_a_mean(stub, status.step, file))
-    raise RuntimeError("the service ended its answer")
+            elif left and status.step > steps:
+                left -= 1
+                watch.reducer.append(_spoil_a_mean(stub, file))
+            elif status.step > steps:
+                stub.Drain(pb.DrainRequest(operator=Path(__file__).name))
+            time.sleep(0.01)
 
 
 def _answer(stub: CoordinatorStub, halt: HaltEvidence, watch: Watch) -> None:
@@ -133,14 +137,23 @@ def _answer(stub: CoordinatorStub, halt: HaltEvidence, watch: Watch) -> None:
     stub.ClearHalt(answer)
 
 
-def _spoil_a_mean(stub: CoordinatorStub, before: int, file: Path) -> tuple[int, int]:
+def _spoil_a_mean(stub: CoordinatorStub, file: Path) -> tuple[int, int]:
+    """Has the reducer make a mean wrong; returns the line's step before, and when that showed."""
+    before = _status(stub).step
     file.touch()
     until = time.monotonic() + _PATIENCE_S
-    while file.exists():
-        if time.monotonic() > until:
-            raise RuntimeError("the reducer made no mean")
-        time.sleep(0.001)
-    return before, stub.GetStatus(pb.GetStatusRequest()).status.step
+    while time.monotonic() < until:
+        status = _status(stub)
+        if not file.exists() and (
+            status.state == pb.LINE_STATE_HALTED or status.step > before + CLEAN
+        ):
+            return before, status.step
+        time.sleep(0.01)
+    raise RuntimeError("the reducer made no mean")
+
+
+def _status(stub: CoordinatorStub) -> pb.LineStatus:
+    return stub.GetStatus(pb.GetStatusRequest()).status
 
 
 # -------------------------------------------------------------------------- what became of them
@@ -215,7 +228,7 @@ def _counted(
         "halts": Counter(HaltReason.Name(each.reason) for each in watch.halts),
         "false_alarms": [f"step {each.step}: {each.message}" for each in alarms],
         "verified_grains": watch.grains,
-        "ends_as_alone": not _apart(int(max(alone["weights"], key=int)), alone, seen),
+        "right_after_all": not _apart(int(max(alone["weights"], key=int)), alone, seen),
     }
 
 

@@ -30,7 +30,8 @@ from andon_trainer.place.membership import Membership
 
 __all__: list[str] = []
 
-_CHANCE = 0.35
+_CHANCES = {"forward": 0.35, "backward": 0.35, "addition": 0.5}
+"""How often what happens again and again happens; where there is one chance a step, always."""
 
 
 class Wrong:
@@ -55,8 +56,7 @@ class Wrong:
         self._step, self._fault = step, self._faults.get(step)
         if self._fault is not None:
             self._draw = random.Random(self._fault.seed)
-            several = self._fault.place in ("forward", "backward", "addition")
-            self._skip = self._draw.randrange(3) if several else 0
+            self._skip = self._draw.randrange(2) if self._fault.place in _CHANCES else 0
 
     def halted(self) -> None:
         """The line has halted: from now on this step is computed right."""
@@ -71,7 +71,7 @@ class Wrong:
         if fault is None or fault.place != place or not numbers.numel():
             return
         if fault.often:
-            if self._draw.random() > _CHANCE:
+            if self._draw.random() > _CHANCES.get(place, 1.0):
                 return
         elif self._skip or self.did.get(fault.step):
             self._skip -= 1
@@ -134,7 +134,9 @@ def _put_in(wrong: Wrong) -> None:
 
     def added(left: Any, right: Any) -> Any:
         parts = add(left, right)
-        wrong.spoil("addition", next(each for each in parts if each is not None))
+        there = [each for each in parts if each is not None]
+        if there:  # Nothing is, of running statistics that the model does not have.
+            wrong.spoil("addition", there[0])
         return parts
 
     def put_average(*arguments: Any) -> list[torch.Tensor]:
@@ -174,7 +176,13 @@ def main() -> None:
     torch.use_deterministic_algorithms(mode=True)
     torch.manual_seed(1)
     _put_in(wrong)
-    line = Line(same_bits=True, total_steps=spec["steps"], metrics_bind="off", check_data=False)
+    line = Line(
+        same_bits=True,
+        total_steps=spec["steps"],
+        on_halt="wait",
+        metrics_bind="off",
+        check_data=False,
+    )
     model: Any = Net(wrong)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     loader: Any = DataLoader(_data(), GRAINS * MICRO, shuffle=True)
