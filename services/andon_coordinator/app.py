@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
@@ -220,6 +221,9 @@ def build_coordinator(
         # this process dies right after (rule 2).
         term = make_term(history.greatest_term, time.time(), secrets.randbits(32))
         journal.begin_term(term)
+        if settings.verify.fraction:
+            key = journal.verify_key(secrets.token_bytes(32))
+            settings = replace(settings, verify=replace(settings.verify, key=key))
         counted = journal.counts()
         metrics = LineMetrics(
             registry,
@@ -229,6 +233,7 @@ def build_coordinator(
                 halts={HaltReason[name]: number for name, number in counted.halts.items()},
                 answers={HaltAnswer[name]: number for name, number in counted.answers.items()},
                 departures={name.lower(): n for name, n in counted.departures.items()},
+                verified=history.verified,
             ),
             refusals,
             exchanges,

@@ -33,7 +33,12 @@ from andon.protocol.schedules import AVERAGING, NESTEROV, Schedule
 from andon_coordinator.core.cadence import CadenceRules
 from andon_coordinator.core.pacing import capabilities_for
 from andon_coordinator.core.same_bits import obstacle_in
-from andon_coordinator.core.settings import LearningRateScaling, LineSettings, PacingSettings
+from andon_coordinator.core.settings import (
+    LearningRateScaling,
+    LineSettings,
+    PacingSettings,
+    VerifySettings,
+)
 from andon_coordinator.transport.store import JournalSync
 
 __all__ = ["CoordinatorConfig", "LineOptions"]
@@ -114,6 +119,11 @@ class LineOptions:
     same_bits: bool = False
     """Make the weights the same, bit for bit, on any number of workers, whatever is lost. Scripts
     must pass `prepare` a `micro_batch_size`."""
+    verify: Annotated[float, Parameter(validator=Within(0.0, 1.0), metavar="PART")] = 0.0
+    """Compute this part of all steps twice, and commit none while results differ; with `same_bits`
+    in the scripts. It costs as much more computing."""
+    on_wrong_arithmetic: Literal["halt", "drop"] = "halt"
+    """Halt if a worker computes wrong, or drop it if two others prove it and enough remain."""
 
     def __post_init__(self) -> None:
         """Refuses values beyond their limits."""
@@ -128,9 +138,10 @@ class LineOptions:
                     f"--{flag} applies to local steps, and the schedule is {self.schedule}: "
                     "pass --schedule local too, or leave it out"
                 )
-        if self.same_bits and (obstacle := obstacle_in(_policy_of(self), _pacing_of(self))):
+        wanted = "--verify" if self.verify else "--same-bits" if self.same_bits else ""
+        if wanted and (obstacle := obstacle_in(_policy_of(self), _pacing_of(self))):
             return (
-                f"--same-bits can't go with {obstacle.setting}, which {obstacle.why}: "
+                f"{wanted} can't go with {obstacle.setting}, which {obstacle.why}: "
                 f"{obstacle.remedy}"
             )
         return ""
@@ -241,7 +252,10 @@ class CoordinatorConfig:
             gradient_norm_spike=self.line.grad_norm_spike,
             worker_gradient_norm=self.line.worker_grad_norm,
             pacing=self.pacing,
-            same_bits=self.line.same_bits,
+            same_bits=self.line.same_bits or self.line.verify > 0,
+            verify=VerifySettings(
+                fraction=self.line.verify, drops=self.line.on_wrong_arithmetic == "drop"
+            ),
             capabilities=frozenset({RING_CAPABILITY} if self.line.topology is Topology.RING else ())
             | capabilities_for(self.pacing, self.policy),
         )

@@ -48,6 +48,8 @@ _HELP = {
     HaltReason.LOSS_SPIKE: "docs/halts.md#spikes",
     HaltReason.GRADIENT_NORM_SPIKE: "docs/halts.md#spikes",
     HaltReason.REPLICA_DIVERGENCE: "docs/halts.md#digests-of-the-weights",
+    HaltReason.WRONG_ARITHMETIC: "docs/halts.md#results-that-differ",
+    HaltReason.DATA_DIFFERS: "docs/halts.md#samples-that-differ",
     HaltReason.STATE_LOST: "docs/halts.md#lost-state",
     HaltReason.CHECKPOINT: "docs/checkpoints.md",
 }
@@ -92,7 +94,8 @@ def answers_to(halt: HaltEvidence, *, flags: str = "") -> list[PossibleAnswer]:
         without = f"go on without {who} and its weights"
     else:
         without = f"go on without {who}"
-    if not diverged:
+    # Of wrong arithmetic the samples are innocent, too.
+    if not diverged and halt.reason is not HaltReason.WRONG_ARITHMETIC:
         samples = 0 if halt.positions is None else len(halt.positions)
         several = "sample" if samples == 1 else "samples"
         lot = f"{samples} {several}" if samples else several
@@ -136,4 +139,6 @@ def _retry_words(reason: HaltReason) -> tuple[str, str]:
         return "Accept", "accept the value: the step passes"
     if reason is HaltReason.REPLICA_DIVERGENCE:
         return "Go on", "go on with weights that differ"
+    if reason is HaltReason.WRONG_ARITHMETIC:
+        return "Try again", "compute the step again, and compare all results again"
     return "Try again", "try the step again"

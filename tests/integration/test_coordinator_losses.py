@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sqlite3
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from andon.host.process import own_process
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.app import CoordinatorFailed
 from andon_coordinator.transport import service
@@ -71,6 +75,18 @@ asyncio.run(main())
 """
 
 
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as started:
+        yield started
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """Kills a process; it stays in the process table."""
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+
 async def test_killed_process_is_known_to_be_gone_at_once(tmp_path: Path) -> None:
     # The grace period is longer than this test, so only a process known to be gone is lost.
     async with serving(config_in(tmp_path, rejoin_grace_s=1000.0)) as served:
@@ -90,6 +106,23 @@ async def test_killed_process_is_known_to_be_gone_at_once(tmp_path: Path) -> Non
     with JournalReader(tmp_path / "journal.sqlite") as journal:
         (gone,) = journal.departures()
         assert (gone.worker, gone.reason) == (1, "LOST")
+
+
+@pytest.mark.skipif(not own_process().host, reason="/proc is not Linux's, or hidden")
+async def test_a_killed_process_is_gone_before_its_connections_are(
+    tmp_path: Path, child: subprocess.Popen[bytes]
+) -> None:
+    # As long as the kernel frees the memory of a killed process, its connections stay. Here they
+    # stay for good, since they are this process's.
+    async with serving(config_in(tmp_path, rejoin_grace_s=1000.0)) as served:
+        survivor, killed = served.worker(0), served.worker(1)
+        await survivor.join()
+        await killed.join(process=pb.ProcessPlace(host=own_process().host, id=child.pid))
+        await first_round([survivor, killed])
+
+        _kill(child)
+
+        await survivor.expect("round_voided")
 
 
 async def test_a_process_that_dies_as_its_join_is_read_keeps_no_slot(

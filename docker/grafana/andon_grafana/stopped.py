@@ -231,9 +231,41 @@ _LEARNING = (
                 color=ORANGE,
             ),
         ),
-        width=12,
+        width=6,
         empty="none",
         may_be_empty="no worker was suspected",
+    ),
+    Amounts(
+        title="Verified since the run began",
+        tells="Steps, and grains in them, that workers computed twice before they were committed "
+        "(green), attempts in which two results differed (orange), and workers that were convicted "
+        "(red).",
+        see="docs/guide/same-bits.md#verification",
+        queries=(
+            Query(
+                expr=f"{latest('andon_verified_steps_total')} > 0",
+                legend="steps",
+                color=GREEN,
+            ),
+            Query(
+                expr=f"{latest('andon_verified_grains_total')} > 0",
+                legend="grains",
+                color=GREEN,
+            ),
+            Query(
+                expr=f"{latest('andon_verification_differences_total')} > 0",
+                legend="differences",
+                color=ORANGE,
+            ),
+            Query(
+                expr=f"{latest('andon_convictions_total')} > 0",
+                legend="convicted",
+                color=RED,
+            ),
+        ),
+        width=6,
+        empty="none",
+        may_be_empty="nothing is verified",
     ),
     Curve(
         title="Patience with each worker",

@@ -274,7 +274,7 @@ def _variables_of_the_run(config: RunConfig) -> dict[str, str]:
         given["ANDON_STEPS"] = str(settings.line.max_steps)
     if settings.checkpoint_every is not None:
         given["ANDON_CHECKPOINT_EVERY"] = str(settings.checkpoint_every)
-    if settings.line.same_bits:
+    if settings.line.same_bits or settings.line.verify:
         given["ANDON_SAME_BITS"] = "1"
     if settings.keep_checkpoints is not None:
         given["ANDON_KEEP_CHECKPOINTS"] = str(settings.keep_checkpoints)

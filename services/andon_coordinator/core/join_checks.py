@@ -234,8 +234,9 @@ def _check_same_bits(core: CoreState, request: JoinRequest) -> JoinRefusal | Non
             return None  # Or the plans differ.
         return _differs(
             Reason.SAME_BITS,
-            "the line is served with --same-bits, and the worker's script has no grains: set "
-            "same_bits (ANDON_SAME_BITS=1), and pass prepare a micro_batch_size",
+            f"the line is served with {'--verify' if settings.verify.fraction else '--same-bits'}, "
+            "and the worker's script has no grains: set same_bits (ANDON_SAME_BITS=1), and pass "
+            "prepare a micro_batch_size",
             ("grain", "0", "needed"),
         )
     grains = f"the worker's plan has grains of {plan.grain} sample{'' if plan.grain == 1 else 's'}"

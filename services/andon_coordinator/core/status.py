@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key
@@ -14,6 +14,7 @@ from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimi
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.session_status import SessionSnapshot
 from andon_coordinator.core.state import CoreState
+from andon_coordinator.core.verification import VerifiedTotals
 
 __all__ = [
     "LineSnapshot",
@@ -99,6 +100,10 @@ class LineSnapshot:
     schedule_note: str
     grain: int
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
+    verify: float = 0.0
+    """The part of all steps that is computed twice."""
+    verified: VerifiedTotals = field(default_factory=VerifiedTotals)
+    """How much was; a copy."""
     session: SessionSnapshot | None = None
     """The run's sessions, if it is one of sessions."""
 
@@ -143,6 +148,8 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         schedule=core.pacing.schedule.value,
         schedule_note=core.pacing.note,
         grain=core.plan.grain if core.plan is not None else 0,
+        verify=core.settings.verify.fraction,
+        verified=replace(core.verified, convicted=list(core.verified.convicted)),
     )
 
 

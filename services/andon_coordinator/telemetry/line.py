@@ -27,6 +27,7 @@ from andon_coordinator.telemetry.run import (
     Totals,
 )
 from andon_coordinator.telemetry.steps import KeepingMetrics, StepMetrics
+from andon_coordinator.telemetry.verification import VerificationMetrics
 from andon_coordinator.telemetry.workers import DepartureMetrics, LearningMetrics, WorkerGauges
 
 __all__ = ["LineMetrics"]
@@ -80,6 +81,7 @@ class LineMetrics:
         self._run = RunMetrics(registry, run)
         self._halts = HaltMetrics(registry, totals)
         self._steps = StepMetrics(registry, totals)
+        self._verification = VerificationMetrics(registry, totals.verified)
         self._attempts = AttemptMetrics(registry)
         self._schedule = ScheduleMetrics(registry, run)
         self._workers = WorkerGauges(registry)
@@ -109,6 +111,8 @@ class LineMetrics:
                 self._logged.logged(effect)
             elif isinstance(effect, effects.NoteSuspected):
                 self._departures.suspected()
+            elif isinstance(effect, effects.NoteDifference | effects.SaveVerdict):
+                self._verification.noted(effect)
             else:
                 self._did(event, effect, now)
 
@@ -171,6 +175,7 @@ class LineMetrics:
             return
         step = saved.record.step
         self._steps.committed(step, saved.result)
+        self._verification.committed(saved.proved)
         self._attempts.committed(step, now)
         if self._attempt is not None and self._attempt.key == key:
             for worker, seconds in self._attempt.waits_s.items():

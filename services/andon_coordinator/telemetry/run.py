@@ -13,6 +13,7 @@ from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.run_settings import Topology
 from andon_coordinator.core.effects import Assignment, LineState
 from andon_coordinator.core.status import LineSnapshot
+from andon_coordinator.core.verification import VerifiedTotals
 
 __all__ = ["HaltMetrics", "RunMetrics", "ScheduleMetrics", "ServedRun", "Totals"]
 
@@ -40,6 +41,7 @@ class Totals:
     answers: Mapping[HaltAnswer, int] = field(default_factory=dict)
     departures: Mapping[str, int] = field(default_factory=dict)
     """By the label of `andon_departures_total`."""
+    verified: VerifiedTotals = field(default_factory=VerifiedTotals)
 
 
 class RunMetrics:

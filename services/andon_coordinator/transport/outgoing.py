@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+_MOST_CONVICTED = 16
+"""So many convicted workers are shown to people."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommitAndAssign:
     """A record, and the share of the step after it: one message, which wakes its worker once."""
@@ -291,6 +295,17 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         message.total_steps = status.total_steps
     if status.session is not None:
         message.session.CopyFrom(session_status_to(status.session))
+    if status.verify:
+        done = status.verified
+        message.verification.CopyFrom(
+            pb.VerificationStatus(
+                fraction=status.verify,
+                steps=done.steps,
+                grains=done.grains,
+                differences=done.differences,
+                convicted=done.convicted[-_MOST_CONVICTED:],
+            )
+        )
     if status.checkpoints is not None:
         message.checkpoints.CopyFrom(_checkpoint_status(status.checkpoints))
         message.checkpoints.elsewhere = status.checkpoints_elsewhere

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Protocol, get_args
 
 from andon.host.logs import LogEvent
+from andon.host.process import ProcessState
 from andon.protocol.announcements import Announcement
 from andon.protocol.reasons import Reason
 from andon_coordinator.core import effects, events
@@ -409,8 +410,12 @@ class LineTask:
         now = asyncio.get_running_loop().time
         while not self._closed:
             late_s = self._clock.tick(self._settings.tick_s)
-            for stream, seconds in self._watch.look(self._streams.processes(), now()):
-                self.put(events.WorkerStopped(stream, seconds))
+            for seen in self._watch.look(self._streams.processes(), now()):
+                if seen.state is ProcessState.ENDS:
+                    # As its call's end would say, once the kernel has freed its memory.
+                    self.put(events.WorkerStreamEnded(seen.stream, gone=True))
+                else:
+                    self.put(events.WorkerStopped(seen.stream, seen.seconds))
             if self._sessions.in_use:
                 self.put_session(events.TimePassed(late_s))
             else:

@@ -86,6 +86,20 @@ def test_what_makes_bits_depend_on_workers_is_refused_beside_same_bits(
 
     with pytest.raises(ValueError, match=f"--same-bits can't go with --.*: .*{remedy}"):
         config(**fields, same_bits=True)
+    with pytest.raises(ValueError, match=f"--verify can't go with --.*: .*{remedy}"):
+        config(**fields, verify=0.1)
+
+
+def test_verification_needs_grains_and_is_a_part_of_all_steps() -> None:
+    settings = config(verify=0.25, on_wrong_arithmetic="drop").line_settings()
+
+    assert (settings.same_bits, settings.verify.fraction, settings.verify.drops) == (
+        True,
+        0.25,
+        True,
+    )
+    with pytest.raises(ValueError, match=r"verify must be from 0.0 to 1.0"):
+        config(verify=1.5)
 
 
 def test_same_bits_go_with_what_does_not_touch_the_sum_of_gradients() -> None:

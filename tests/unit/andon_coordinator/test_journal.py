@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from andon.protocol.attestations import Attestation
+from andon.protocol.grains import Node
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
+from andon_coordinator.core.verification import Proved, VerifiedTotals
 from andon_coordinator.transport.journal import (
     Journal,
     JournalError,
@@ -412,3 +415,42 @@ def test_what_can_not_be_written_takes_nothing_that_waits_with_it_along(path: Pa
     with JournalReader(path) as reader:
         assert [gone.reason for gone in reader.departures()] == ["FAILED"]
         assert [entry.record for entry in reader.entries()] == [INITIAL, STEP]
+
+
+def test_what_a_verified_step_has_shown_is_kept_with_its_record(path: Path) -> None:
+    leaf = Attestation(node=Node(0, 1), digest=b"d" * 16, samples=b"s" * 8)
+    proved = Proved(
+        weights=b"w" * 32,
+        attested=((0, leaf), (2, leaf)),
+        averages=b"a" * 16,
+        grains=1,
+        drawn=True,
+    )
+    convicts = effects.SaveVerdict(step=2, key=Key(TERM, 5), worker=2, text="wrong", evidence="[]")
+    nobody = replace(convicts, worker=None)
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT, proved=proved))
+        writing.journal.save(convicts)
+        writing.journal.save(nobody)
+
+    expected = VerifiedTotals(steps=1, grains=1, differences=1, convicted=[2])
+    assert reopened(path).verified == expected
+    with JournalReader(path) as reader:
+        assert reader.verified() == expected
+        assert [(each.step, each.worker) for each in reader.verdicts()] == [(2, 2), (2, None)]
+    with closing(sqlite3.connect(path)) as database:
+        digest, samples = leaf.digest.hex(), leaf.samples.hex()
+        assert database.execute("SELECT * FROM attested").fetchall() == [
+            (2, 0, 1, 0, digest, samples),
+            (2, 0, 1, 2, digest, samples),
+        ]
+        weights = database.execute("SELECT step, sha256, record FROM weights").fetchall()
+        assert weights == [(0, (b"w" * 32).hex(), 1)]
+
+
+def test_the_key_of_verification_is_made_once(path: Path) -> None:
+    for term, new in ((TERM, b"first"), (TERM + 1, b"second")):
+        journal = Journal.open(path, "7f3a")
+        journal.begin_term(term)
+        assert journal.verify_key(new) == b"first"
+        journal.close()

@@ -20,6 +20,7 @@ from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.status import LineSnapshot
+from andon_coordinator.core.verification import Proved, VerifiedTotals
 from andon_coordinator.telemetry import AttemptCause, LineMetrics, ServedRun, Totals
 from scenarios import line_values
 
@@ -584,3 +585,16 @@ def test_suspected_workers_count_and_so_do_those_that_come_back_soon() -> None:
 
     assert metered.value("andon_workers_suspected_wrongly_total") == 1
     assert metered.value("andon_departures_total", reason="lost") == 1
+
+
+def test_verification_counts_what_is_durable_and_what_differed() -> None:
+    metered = Metered(Totals(verified=VerifiedTotals(steps=2, grains=9, convicted=[1])))
+    proved = Proved(grains=4, drawn=True)
+
+    metered.ready(11, FIRST, replace(step(FIRST), proved=proved), at=1.0)
+    metered.see(events.RecordSaved(FIRST), effects.NoteDifference(2, "grain 3", (0, 1)))
+    verdict = effects.SaveVerdict(step=2, key=FIRST, worker=0, text="", evidence="[]")
+    metered.see(events.TimePassed(), verdict, replace(verdict, worker=None))
+
+    names = ("verified_steps", "verified_grains", "verification_differences", "convictions")
+    assert [metered.value(f"andon_{name}_total") for name in names] == [3, 13, 1, 2]

@@ -1,4 +1,4 @@
-"""Whether another process of this host is stopped."""
+"""Whether another process of this host is stopped, or ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from andon.host.process import Process, is_stopped, own_process
+from andon.host.process import Process, ProcessState, own_process, state_of
+
+RUNS = ProcessState.RUNS
 
 pytestmark = pytest.mark.skipif(not own_process().host, reason="/proc is not Linux's, or hidden")
 
@@ -29,16 +31,25 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_process_is_stopped_from_sigstop_to_sigcont(child: subprocess.Popen[bytes]) -> None:
     process = Process(own_process().host, child.pid)
-    before = is_stopped(process)
+    before = state_of(process)
 
     child.send_signal(signal.SIGSTOP)
     os.waitpid(child.pid, os.WUNTRACED)  # Returns once the kernel has stopped it.
-    during = is_stopped(process)
+    during = state_of(process)
     child.send_signal(signal.SIGCONT)
     os.waitid(os.P_PID, child.pid, os.WCONTINUED)
-    after = is_stopped(process)
+    after = state_of(process)
 
-    assert (before, during, after) == (False, True, False)
+    assert (before, during, after) == (RUNS, ProcessState.STOPPED, RUNS)
+
+
+def test_a_process_that_was_killed_ends_as_long_as_it_is_in_the_process_table(
+    child: subprocess.Popen[bytes],
+) -> None:
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # It stays in the table.
+
+    assert state_of(Process(own_process().host, child.pid)) is ProcessState.ENDS
 
 
 @pytest.mark.parametrize(
@@ -50,10 +61,10 @@ def test_a_process_is_stopped_from_sigstop_to_sigcont(child: subprocess.Popen[by
     ],
     ids=["host unknown", "another host", "no such process"],
 )
-def test_a_process_that_can_not_be_looked_up_is_not_stopped(process: Process) -> None:
-    assert not is_stopped(process)
+def test_a_process_that_can_not_be_looked_up_is_not_known_to_stand_still(process: Process) -> None:
+    assert state_of(process) is RUNS
 
 
 def test_this_process_runs() -> None:
     assert own_process().id == os.getpid()
-    assert not is_stopped(own_process())
+    assert state_of(own_process()) is RUNS
