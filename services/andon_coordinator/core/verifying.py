@@ -132,7 +132,10 @@ def settles(core: CoreState, round_: StepRound) -> bool:
         return False  # Where gradients overflowed no weight moves, and zeros were sent.
     given = {} if inquest is None else inquest.given
     _take(core, round_, given)
-    defect = _of_samples(round_, given) or _of_averages(round_)
+    disputed = verdicts.different_nodes(given.values())
+    # Averages only where all sums agree: a worker that makes the mean of all sums by itself finds a
+    # wrong sum in it as well, and an inquest says whose that is.
+    defect = _of_samples(round_, given) or (None if disputed else _of_averages(round_))
     if defect is not None:
         core.attempts.inquest = None
         core.emit(_verdict(round_, None, defect.message, given))
@@ -140,7 +143,7 @@ def settles(core: CoreState, round_: StepRound) -> bool:
     elif inquest is not None:
         core.attempts.inquest = None
         _judge(core, round_, inquest)
-    elif verdicts.different_nodes(given.values()):
+    elif disputed:
         _open_inquest(core, round_, given)
     else:
         return False
