@@ -25,7 +25,7 @@ FUZZ_SECONDS ?= 60
 MUTANTS_BIN := .venv-mutants/bin
 MUTANTS_INSTALLED := .venv-mutants/.installed
 CORE = .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
-BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py \
+BENCHMARKS := $(addprefix benchmarks/,exchange.py bare_star.py memory.py training.py responsiveness.py recovery.py peer_faults.py \
 	checks.py journal.py security.py checksums.py overhead.py telemetry.py)
 CPU := -f docker-compose.yml -f docker-compose.cpu.yml
 TLS := -f docker-compose.tls.yml

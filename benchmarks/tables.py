@@ -123,6 +123,21 @@ def _c10d(rows: Iterable[Row]) -> str:
     return _table(head, "lrrrrrll", cells)
 
 
+def _peer_faults(rows: Iterable[Row]) -> str:
+    """Faults of ranks of a process group."""
+    head = ("fault of one rank", "in", "until all others have raised", "of single times")
+    cells = (
+        (
+            row["fault"],
+            row["call"],
+            f"{row['median_s']:.2f} s",
+            f"{row['best_s']:.2f} to {row['worst_s']:.2f} s",
+        )
+        for row in rows
+    )
+    return _table(head, "llrl", cells)
+
+
 def _ddp_step(rows: Iterable[Row]) -> str:
     """Steps of DistributedDataParallel."""
     head = ("parameters", "ranks", "over Andon", "over Gloo", "alone", "ratio", "of single pairs",
@@ -236,6 +251,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[list[Row]], str]]] = {
     "c10d": (("c10d.json", "c10d-calls.json"), _c10d),
     "c10d-hosts": (("c10d-hosts.json", "c10d-hosts-300.json"), _hosts),
     "ddp-step": (("ddp-step.json",), _ddp_step),
+    "peer-faults": (("peer-faults.json",), _peer_faults),
     "line-rates": (("line-rates.json",), table_of),
     "storm": (("storm.json",), _storm),
 }

@@ -6,6 +6,7 @@ It also orders the modules, and keeps the garbage collector from what lives unti
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Generator, Sequence
 from importlib.util import find_spec
@@ -22,6 +23,9 @@ for _number, _usual in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
 
+
+# MKL reads it when it first computes, and some tests make a Line of same bits after others did.
+os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
 _UNIT = Path(__file__).parent / "unit"
 

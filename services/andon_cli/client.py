@@ -195,6 +195,8 @@ class LineStatus:
     """Why the schedule is that one, if the line chose it."""
     grain: int = 0
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
+    one_arithmetic: bool = False
+    """Whether all live workers have stated one arithmetic."""
     session: SessionStatus | None = None
     """The run's sessions; None if its workers train on a line."""
     tcp_port: int = 0
@@ -415,6 +417,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         schedule=message.schedule,
         schedule_note=message.schedule_note,
         grain=message.grain,
+        one_arithmetic=message.one_arithmetic,
         session=_session(message.session) if message.HasField("session") else None,
         tcp_port=message.tcp_port,
     )

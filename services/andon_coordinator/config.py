@@ -23,6 +23,7 @@ from andon.host.settings import (
     whole,
 )
 from andon.protocol.announcements import Announcement
+from andon.protocol.arithmetic import ArithmeticRule
 from andon.protocol.encoding import Encoding
 from andon.protocol.limits import CHUNK_ELEMENTS, MAX_WORKERS
 from andon.protocol.records import Key
@@ -119,6 +120,9 @@ class LineOptions:
     same_bits: bool = False
     """Make the weights the same, bit for bit, on any number of workers, whatever is lost. Scripts
     must pass `prepare` a `micro_batch_size`."""
+    arithmetic: ArithmeticRule = ArithmeticRule.REQUIRE
+    """Of same bits: refuse a worker whose processor, versions or threads differ from the line's, or
+    tell people."""
     verify: Annotated[float, Parameter(validator=Within(0.0, 1.0), metavar="PART")] = 0.0
     """Compute this part of all steps twice, and commit none while results differ; with `same_bits`
     in the scripts. It costs as much more computing."""
@@ -252,6 +256,7 @@ class CoordinatorConfig:
             gradient_norm_spike=self.line.grad_norm_spike,
             worker_gradient_norm=self.line.worker_grad_norm,
             pacing=self.pacing,
+            arithmetic=self.line.arithmetic,
             same_bits=self.line.same_bits or self.line.verify > 0,
             verify=VerifySettings(
                 fraction=self.line.verify, drops=self.line.on_wrong_arithmetic == "drop"

@@ -42,7 +42,7 @@ def clean_environment(**more: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("ANDON_", "TORCHELASTIC_")) and name not in launchers
+        if not name.startswith(("ANDON_", "TORCHELASTIC_", "MKL_")) and name not in launchers
     }
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 

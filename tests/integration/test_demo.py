@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from andon_coordinator.transport.reader import JournalReader
-from integration.fixtures.console import andon
+from integration.fixtures.console import andon, run_warm
 from integration.harness import clean_environment
 from integration.nursery import nursery
 
@@ -48,7 +48,7 @@ def test_the_demo_learns_on_two_workers_and_leaves_all_it_promises(tmp_path: Pat
     assert logged.keys() == {(step, worker) for step in (5, 10) for worker in (0, 1)}
     assert f"step 10: validation loss {logged[10, 0]:.3f}" in output
 
-    code, output, errors = andon(
+    code, output, errors = run_warm(
         tmp_path, *("run", "--resume", report["run_id"], "--steps", "12", str(SCRIPT), *QUICK)
     )
 

@@ -437,6 +437,27 @@ def test_a_rank_that_leaves_without_taking_what_is_sent_to_it_is_named() -> None
         assert (over.end, over.culprit) == (SessionEnd.RANK_LEFT, 1)
 
 
+@pytest.mark.parametrize("memory", [False, True], ids=["lanes", "memory"])
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_the_end_of_a_session_ends_a_call_of_any_kind_on_every_rank_that_waits(
+    folder: Path, kind: CallKind, memory: bool
+) -> None:
+    works = collective(kind, alone(3), [400_000]).works
+    with sessions(3, shared_dirs=[folder] * 3 if memory else None) as ranks:
+        groups = groups_of(ranks)
+        calls = [groups[rank].begin(works[rank]) for rank in (0, 2)]
+
+        ranks.peers[0].fault(RankFault(end=SessionEnd.UNREACHABLE, culprit=1, message="it died"))
+
+        for call in calls:
+            # A rank that needs nothing of the others has nothing to wait for.
+            with contextlib.suppress(SessionEnded):
+                call.wait(PATIENCE_S)
+        for rank in (0, 2):
+            with pytest.raises(SessionEnded, match="it died"):
+                groups[rank].begin(works[rank]).wait(PATIENCE_S)
+
+
 def test_a_rank_whose_lanes_break_is_accused_at_once() -> None:
     with sessions(2) as ranks:
         groups = groups_of(ranks)

@@ -6,11 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.backends import mkl
 
+from andon.host.errors import ExitCode
+from andon_coordinator.core.run_events import RunEventKind
+from andon_coordinator.transport.reader import JournalReader
 from integration.harness import (
+    Service,
     finish,
+    on_line,
     start_line,
     start_worker,
+    start_workers,
     train,
     train_alone,
 )
@@ -109,6 +116,45 @@ def test_a_run_goes_on_from_a_checkpoint_with_fewer_workers(
     assert sorted(seen["losses"]) == ["5", "6", "7"]
     for name in ("losses", "draws", "evaluations"):
         assert seen[name].items() <= expected[name].items()
+
+
+@pytest.mark.skipif(not mkl.is_available(), reason="this torch computes without Intel's MKL")  # type: ignore[no-untyped-call]  # torch has no types here
+def test_a_product_has_one_result_wherever_it_lies_or_the_line_comes_too_late(
+    tmp_path: Path,
+) -> None:
+    assert train_alone(tmp_path / "placed", {}, "placed.py").seen == {"different": 1}
+
+    late = start_worker(tmp_path, {"computes_first": True}, script="placed.py")
+
+    assert late.wait() == ExitCode.FAILED
+    assert "MKL is in use already" in late.output
+
+
+@pytest.mark.parametrize("rule", ["require", "tell"])
+def test_a_worker_with_another_number_of_threads_is_refused_or_told(
+    tmp_path: Path, rule: str
+) -> None:
+    spec: dict[str, Any] = {"kind": "cnn", "steps": 2}
+    with (
+        Service(tmp_path / "run", 2, "--arithmetic", rule) as service,
+        start_workers(tmp_path, service, spec, 1, script="grains.py") as workers,
+    ):
+        # It waits for the other one, and its arithmetic is the line's.
+        service.await_status(lambda line: line.live == 1)
+        here = {**on_line(service, 1, 2), "OMP_NUM_THREADS": "2"}
+        other = start_worker(tmp_path, spec, slot=1, script="grains.py", **here)
+        workers.append(other)
+        if rule == "require":
+            assert other.wait() == ExitCode.REFUSED
+            assert "computes with threads 2, and the line with threads 1" in other.output
+            return
+        finish(workers)
+
+    with JournalReader(service.journal) as reader:
+        stated = [dict(each.items) for each in reader.arithmetics()]
+        told = [each.text for each in reader.run_events() if each.kind is RunEventKind.ARITHMETIC]
+    assert [each["threads"] for each in stated] == ["1", "2"]
+    assert told == ["it computes with threads 2, and the line with 1"]
 
 
 @pytest.mark.parametrize("kind", ["stream", "batches", "shards"])

@@ -62,6 +62,7 @@ class Journal:
     plan: RunPlan | None = None
     layout: Layout | None = None
     pacing: bytes = b""
+    arithmetics: list[do.SaveArithmetic] = field(default_factory=list)
     rolled_back_to: Key | None = None
     rolled_back: int = 0
     """How many records came before the last one that rolled the line back; 0: none did."""
@@ -81,6 +82,8 @@ class Journal:
                 self.pending_searches.append(heads)
             case do.SaveRun(plan, layout):
                 self.plan, self.layout = plan, layout
+            case do.SaveArithmetic():
+                self.arithmetics.append(effect)
             case do.SaveHalt(evidence):
                 self.open_halt = evidence
                 self.halted_after = len(self.records) + len(self.pending_records)
@@ -160,6 +163,8 @@ class Journal:
             plan=self.plan,
             layout=self.layout,
             pacing=self.pacing,
+            arithmetic=self.arithmetics[0].items if self.arithmetics else None,
+            arithmetics={each.worker: each.items for each in self.arithmetics},
             recent=tuple(result for _, result in self.records if result is not None)[-WINDOW:],
             accepted_step=self.accepted_step,
             last_roster=self._last_roster() if roll_back_to is None else (),

@@ -56,6 +56,7 @@ _FOR_PEOPLE = (
     do.NoteWriter,
     do.NoteSchedule,
     do.NoteFewGrains,
+    do.NoteArithmetic,
     do.NoteCheckpoint,
     do.NoteOverdue,
     do.NoteScalarsRefused,

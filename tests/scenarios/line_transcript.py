@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import count, takewhile
 from typing import Any
 
-from andon.protocol.arithmetic import Arithmetic, in_order
+from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, in_order
 from andon.protocol.attestations import Attestation
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.encoding import Encoding
@@ -99,6 +99,7 @@ class _Commands:
             worker_gradient_norm=_real(options.get("worker_norm", "")),
             pacing=_pacing(options),
             same_bits="same_bits" in options,
+            arithmetic=ArithmeticRule(options.get("arithmetic", "require")),
             verify=VerifySettings(
                 fraction=float(options.get("verify", "0")),
                 drops="drops" in options,
@@ -530,6 +531,11 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"worker {effect.worker}"
         case do.SendLearn():
             return f"listen at {[share.address for share in effect.reducers]}"
+        case do.SaveArithmetic(worker, _, items, step):
+            shown = " ".join(f"{name}:{value}" for name, value in items) or "nothing"
+            return f"worker {worker} states {shown} at step {step}"
+        case do.NoteArithmetic():
+            return f"worker {effect.worker}: {effect.in_words}"
         case do.NoteFewGrains(grains, workers):
             return f"{grains} grains for {workers} workers"
         case do.NoteDifference(step, node, workers):

@@ -12,7 +12,12 @@ from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core import lost_state
 from andon_coordinator.core.line import LineCore
-from andon_coordinator.core.settings import History, LineSettings, PacingSettings
+from andon_coordinator.core.settings import (
+    History,
+    LineSettings,
+    PacingSettings,
+    VerifySettings,
+)
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.transport.outgoing import CommitAndAssign
 from andon_trainer.core.events import (
@@ -139,6 +144,7 @@ def settings(bounds: Bounds) -> LineSettings:
         rejoin_grace_s=5.0,
         recovery_window_s=5.0,
         max_attempts=1000,
+        verify=VerifySettings(fraction=float(bounds.verifies), key=b"a key"),
     )
 
 
@@ -231,6 +237,10 @@ def heard(  # noqa: C901 (one case an effect)
                 ahead=work.ahead,
                 ahead_batch=work.ahead_batch,
                 attends=work.attends,
+                attests=work.attests,
+                verifies=work.verifies,
+                anew=work.anew,
+                itemised=work.itemised,
             )
         case do.SendCommitted(_, record, _, stop_reason):
             return Committed(record=record, stop_reason=stop_reason)

@@ -12,7 +12,8 @@ from search import coordinator, reducer
 from search.messages import Lost, Out
 from search.moves import end_transfer
 from search.numbers import Serial, Stream
-from search.state import Draft, Label, State
+from search.state import WRONG_ARITHMETIC, Draft, Label, State
+from search.verifying import computes_wrong
 from search.worker import Place
 from search.world import World
 
@@ -305,6 +306,7 @@ _OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, Stat
     "anew": _anew,
     "number": _number,
     "leaves": _leaves,
+    WRONG_ARITHMETIC: computes_wrong,
 }
 
 _OF_OTHERS: dict[str, Callable[[World, State], Iterator[tuple[Label, State]]]] = {

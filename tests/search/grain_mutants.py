@@ -11,13 +11,14 @@ from andon.protocol.messages import BlockGradient
 from andon.protocol.records import PositionRange
 from andon.protocol.shards import Ranges
 from andon_coordinator.core import round as round_module
-from andon_coordinator.core import steps
+from andon_coordinator.core import steps, verdicts, verifying
+from andon_coordinator.core.verdicts import Inquest, Judgement
 from andon_reducer.core.exchange import IncompleteChunk, place_of
 from andon_reducer.core.nodes import ExchangeNodes
 from andon_reducer.core.run import Run
 from andon_reducer.core.stream import StreamState
 from search.mutants import Mutant, Patch, Right, mutants_of, wrap
-from search.state import Bounds
+from search.state import WRONG_ARITHMETIC, Bounds
 
 __all__ = ["GRAIN_MUTANTS"]
 
@@ -75,3 +76,21 @@ def _siblings_of_two_rounds_joined(patch: Patch) -> None:
 
     wrap(patch, Run, "contribute", contribute)
     patch.setattr(StreamState, "_out_of_order", lambda *_: None)
+
+
+_VERIFIED = replace(_world(WRONG_ARITHMETIC), verifies=True)
+
+
+@_mutant(_VERIFIED, "differs in", verifying, "settles")
+def _a_difference_is_committed(_: Right, *__: object) -> bool:
+    """Section 37: a round becomes a record though two workers differ in a grain."""
+    return False
+
+
+@_mutant(_VERIFIED, "and was right", verdicts, "judge")
+def _one_witness_convicts(right: Right, inquest: Inquest) -> Judgement:
+    """Section 37: who reported first is believed, so its own result counts as another's."""
+    found: Judgement = right(inquest)
+    node, (first, *others) = found.node, inquest.given.values()
+    wrong = [each for each in others if each.digests.get(node) != first.digests.get(node)]
+    return replace(found, convicted=tuple(wrong))

@@ -69,6 +69,12 @@ _IGNORED = {
     ("ScalarAllReduces", "_furthest"),
     ("ScalarAllReduces", "_reached"),
     ("CoreState", "detectors"),  # They are off.
+    ("CoreState", "verified"),
+    ("CoreState", "unverified"),
+    ("PendingRecord", "proved"),
+    ("SaveRecord", "proved"),
+    ("SaveVerdict", "evidence"),
+    ("Given", "components"),
     ("CoreState", "effects"),
     ("CoreState", "departed"),  # Nobody leaves a searched line.
     ("CoreState", "forming_since"),  # Every wait of a searched line is without a limit.
@@ -247,6 +253,8 @@ def _flatten_tries(value: AttemptCounts, plain: list[object], marks: list[Mark])
     for window in (value.window, value.ahead_window):
         # Without local steps they are all alike.
         plain.append((window.size, window.unit) if window is not None and window.unit else None)
+    plain.append(value.verified)
+    _flatten(value.inquest, plain, marks)
     marks.append((_SERIAL, value.attempt, 0))
 
 
@@ -257,6 +265,7 @@ def _flatten_result(value: StepResult, plain: list[object], marks: list[Mark]) -
 def _flatten_ready(value: Ready, plain: list[object], marks: list[Mark]) -> None:
     plain.append((value.weight, value.total_weight, value.world_size, value.samples))
     plain.append(tuple((each.node, each.weight) for each in value.node_losses))
+    plain.append(tuple((each.node, each.digest) for each in value.attested))
     _flatten(value.key, plain, marks)
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "LEARNING_FAULTS",
     "OVERLAP_FAULTS",
     "RAISED",
+    "WRONG_ARITHMETIC",
     "Bounds",
     "Draft",
     "Label",
@@ -48,6 +49,9 @@ LEARNING_FAULTS = (ALL_FAULTS - {"power"}) | {
 
 RAISED = "anew"  # a script raises in the middle of a step, catches that, and loops again
 """A fault that no other world has: with it the largest ones would be larger still."""
+
+WRONG_ARITHMETIC = "wrong"  # a worker computes a grain wrong, its own or one that it verifies
+"""Likewise; where steps are verified."""
 
 OVERLAP_FAULTS = ALL_FAULTS | {
     "leaves",  # a script leaves its epoch early
@@ -88,6 +92,8 @@ class Bounds:
     """Whether workers learn the line's state while it trains."""
     grains: bool = False
     """Whether workers send the nodes of a tree, of grains of one position."""
+    verifies: bool = False
+    """Whether each step is verified; then there are grains."""
     kinds: frozenset[str] = ALL_FAULTS
 
 

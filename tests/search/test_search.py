@@ -12,7 +12,14 @@ from dataclasses import replace
 import pytest
 
 from search.search import Report, search
-from search.state import ALL_FAULTS, LEARNING_FAULTS, OVERLAP_FAULTS, RAISED, Bounds
+from search.state import (
+    ALL_FAULTS,
+    LEARNING_FAULTS,
+    OVERLAP_FAULTS,
+    RAISED,
+    WRONG_ARITHMETIC,
+    Bounds,
+)
 from search.transcript import transcript
 from search.world import World
 
@@ -112,6 +119,17 @@ LEARNING = ["lease", "stopped", "transfer"]
 GRAINS = ["break", "crash", "data", "reducer"]
 
 
+# Each step is verified, and a worker computes a grain wrong, of its own or of the other's.
+VERIFIED = Bounds(
+    faults=1, steps=1, grains=True, verifies=True, kinds=frozenset({WRONG_ARITHMETIC})
+)
+LARGE |= {
+    "a wrong result, and a loss in the inquest": replace(
+        VERIFIED, faults=2, kinds=frozenset({WRONG_ARITHMETIC, "crash", "cord", "kept"})
+    ),
+}
+
+
 def _searched(bounds: Bounds, states: int = 10**9) -> Report:
     world = World(bounds)
     report = search(world, states=states)
@@ -146,6 +164,18 @@ def test_f_dp_002_with_local_steps_every_position_is_in_one_record_in_any_state_
 @pytest.mark.parametrize("kind", GRAINS)
 def test_f_dp_002_with_grains_every_position_is_in_one_node_in_any_state_after(kind: str) -> None:
     _whole(Bounds(faults=1, steps=1, grains=True, kinds=frozenset({kind})))
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    # Of three workers one can be convicted.
+    [replace(VERIFIED, faults=2), replace(VERIFIED, workers=3)],
+    ids=["two wrong results", "three workers"],
+)
+def test_a_wrong_result_is_never_committed_nor_anybody_convicted_who_was_right(
+    bounds: Bounds,
+) -> None:
+    _whole(bounds)
 
 
 @pytest.mark.parametrize("kind", [*OVERLAPPED, RAISED])

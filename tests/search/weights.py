@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from search.numbers import Incarnation, Weights
 
-__all__ = ["Averages", "Contribution", "Library", "Wrong", "contribution_in", "payload_of"]
+__all__ = [
+    "WRONG_DIGEST",
+    "Averages",
+    "Contribution",
+    "Library",
+    "Wrong",
+    "contribution_in",
+    "payload_of",
+]
+
+WRONG_DIGEST = b"wrong"
+"""How each digest of something that was computed wrong begins."""
 
 
 class Wrong(Exception):

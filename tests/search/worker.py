@@ -9,7 +9,8 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from andon.protocol.capabilities import LEARNING, SAME_BITS
+from andon.protocol.attestations import DIGEST_BYTES
+from andon.protocol.capabilities import LEARNING, SAME_BITS, VERIFIES
 from andon.protocol.grains import Grains, NodeLoss, cover
 from andon.protocol.messages import BlockFault, RoundAborted, StaleRound, TreeNode
 from andon.protocol.records import Key, PositionRange, Record, RecordKind
@@ -45,6 +46,7 @@ from andon_trainer.core.events import (
     TransferAsked,
 )
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
+from scenarios.attesting import attested
 from scenarios.line_bench import LAYOUT
 from search.local_weights import LocalWeights
 from search.messages import (
@@ -136,6 +138,8 @@ class Worker:
     """Whether anything may happen while it computes what its exchange sends."""
     learns: bool = False
     """Whether it can learn the line's state while the line trains."""
+    verifies: bool = False
+    """Whether it can verify; all state one arithmetic."""
     listens: bool = False
     """Whether its data stream only listens."""
     heard: dict[Key, Averages] = field(default_factory=dict)
@@ -469,6 +473,9 @@ class Worker:
             world_size=averages.world_size,
             next=on.StandingRequest() if self.stands else None,
             node_losses=self._node_losses(assigned),
+            # Of no parent: equal states then have equal digests.
+            attested=attested(replace(assigned, parent=None), self.plan.grain),
+            averages_digest=bytes(DIGEST_BYTES) if assigned.attests else b"",
         )
         self.conversation.reported()
         out.append(on.WorkerReady(self.stream, ready))
@@ -573,8 +580,15 @@ class Worker:
             halt=state.halt,
             mid_script=self.conversation.mid_script,
             capabilities=frozenset(
-                name for name, has in ((LEARNING, self.learns), (SAME_BITS, self.plan.grain)) if has
+                name
+                for name, has in (
+                    (LEARNING, self.learns),
+                    (SAME_BITS, self.plan.grain),
+                    (VERIFIES, self.verifies),
+                )
+                if has
             ),
+            arithmetic=(("processor", "any"),) if self.plan.grain else (),
         )
         out.append(Open(self.stream, request))
 

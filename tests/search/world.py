@@ -6,9 +6,11 @@ What a core does depends only on the core and the event, so it is computed once 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
+from andon.protocol.grains import Node
 from andon.protocol.records import RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
@@ -35,7 +37,7 @@ from search.messages import (
 from search.numbers import Incarnation, Serial, Stream
 from search.parts import Mark, Parts, renamed
 from search.state import Bounds, Draft, Queue, State
-from search.weights import Library, Wrong
+from search.weights import WRONG_DIGEST, Library, Wrong
 from search.worker import Place, Worker
 
 __all__ = ["World"]
@@ -250,6 +252,7 @@ class World:
             stands=self.bounds.standing,
             computes=self.bounds.computes,
             learns=self.bounds.learns,
+            verifies=self.bounds.verifies,
             applied=self.library.applied,
         )
         if checkpoint is not None:
@@ -325,6 +328,7 @@ class World:
                     | do.SaveHalt()
                     | do.SaveAnswer()
                     | do.FindAncestor()
+                    | do.SaveVerdict()
                 ):
                     routed.append(("save", effect, self.parts.number(effect)))
                 case do.SaveRun():
@@ -340,6 +344,8 @@ class World:
 
     def _route(self, draft: Draft, effect: tuple[Any, ...]) -> None:
         match effect:
+            case ("save", do.SaveVerdict() as verdict, _):
+                self._check_verdict(verdict)
             case ("save", save, part):
                 self._check_saved(draft, save)
                 draft.journal = self._remembered(
@@ -386,6 +392,27 @@ class World:
                 and worker_state.head < key
             ):
                 raise Wrong(f"C-COMMIT-001: {key} is committed, and worker {slot} is not ready")
+
+        self._check_agreed(save)
+
+    def _check_agreed(self, save: do.SaveRecord) -> None:
+        """No step is committed of which two workers attested different results."""
+        told: dict[Node, bytes] = {}
+        for worker, each in save.proved.attested if save.proved is not None else ():
+            if told.setdefault(each.node, each.digest) != each.digest:
+                raise Wrong(
+                    f"section 37: {save.record.key} is committed, and worker {worker} differs in "
+                    f"{each.node}"
+                )
+
+    def _check_verdict(self, verdict: do.SaveVerdict) -> None:
+        """Nobody is convicted who never attested anything wrong."""
+        if verdict.worker is None:
+            return
+        given = [each for each in json.loads(verdict.evidence) if each["worker"] == verdict.worker]
+        told = [each for one in given for digests in one["digests"].values() for each in digests]
+        if not any(each.startswith(WRONG_DIGEST.hex()) for each in told):
+            raise Wrong(f"section 37: worker {verdict.worker} is convicted, and was right")
 
     def _check_sent(self, draft: Draft, effect: object) -> None:
         """Only what is durable is announced, or used."""

@@ -22,6 +22,7 @@ from andon.host.run_token import read_token
 from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.tls import host_of, is_loopback
 from andon.host.web_names import listed_names
+from andon.protocol.arithmetic import ArithmeticRule
 from andon.protocol.capabilities import PROBE, WORKER_CAPABILITIES
 from andon.protocol.ring import RING_CAPABILITY
 from andon_trainer.launchers import (
@@ -35,6 +36,7 @@ from andon_trainer.launchers import (
 __all__ = ["LineConfig", "endpoint_of"]
 
 _ON_HALT = ("raise", "wait")
+_ARITHMETIC = tuple(each.value for each in ArithmeticRule)
 _LOG_FORMATS = get_args(LogFormat)
 _LOG_TO = ("", "csv", "tensorboard")
 
@@ -113,6 +115,10 @@ class LineConfig:
     same_bits: bool = field(default=False, metadata=_from("ANDON_SAME_BITS", _switch))
     """Whether the weights have the same bits on any number of workers, whoever of them is lost. The
     same on all workers; `prepare` needs a `micro_batch_size` then."""
+    arithmetic: str = field(default="require", metadata=_from("ANDON_ARITHMETIC"))
+    """With `same_bits`: refuse a checkpoint whose processor, versions or threads differ from this
+    worker's (`require`), or log a warning (`tell`). The line has a setting of its own for workers.
+    """
     max_overflows: int = field(default=16, metadata=_from("ANDON_MAX_OVERFLOWS", whole_number))
     """Steps in a row whose scaled gradients may overflow, if the script prepares a GradScaler; the
     next one halts the line. The same on all workers."""
@@ -183,7 +189,11 @@ class LineConfig:
             endpoint_of("ring_bind (ANDON_RING_BIND)", self.ring_bind)
 
     def _check_words(self) -> None:
-        for name, words in (("on_halt", _ON_HALT), ("log_format", _LOG_FORMATS)):
+        for name, words in (
+            ("on_halt", _ON_HALT),
+            ("log_format", _LOG_FORMATS),
+            ("arithmetic", _ARITHMETIC),
+        ):
             if (word := getattr(self, name)) not in words:
                 raise ValueError(f"{name} must be one of {', '.join(words)}, not {word!r}")
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from andon.protocol.arithmetic import Arithmetic, in_order
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
 
@@ -72,6 +73,8 @@ class CheckpointFacts:
     """What the script intends to do."""
     pacing: bytes = b""
     """What the coordinator knew of its workers' speed; the next one reads it, and nobody else."""
+    arithmetic: Arithmetic = ()
+    """What decided the bits of its writer's results; empty: the run has no same bits."""
 
     def to_json(self) -> dict[str, Any]:
         """The facts as values of JSON."""
@@ -84,6 +87,8 @@ class CheckpointFacts:
         }
         if self.pacing:
             facts["pacing"] = base64.b64encode(self.pacing).decode()
+        if self.arithmetic:
+            facts["arithmetic"] = dict(self.arithmetic)
         return facts
 
     @classmethod
@@ -101,6 +106,7 @@ class CheckpointFacts:
             plan=RunPlan.from_json(fields["plan"]),
             # Checkpoints from before there was one have none.
             pacing=base64.b64decode(fields.get("pacing", ""), validate=True),
+            arithmetic=in_order(dict(fields.get("arithmetic", {}))),
         )
 
 

@@ -33,6 +33,10 @@ _UNSET = "unset"
 """What people read in place of a value that one side does not state."""
 
 
+ENVIRONMENT = {"MKL_CBWR": "AVX2,STRICT", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""Variables that libraries read when they first compute; what a user has set stays."""
+
+
 class ArithmeticRule(enum.Enum):
     """What a line does with a worker of another arithmetic than its own."""
 
@@ -63,14 +67,14 @@ def difference(mine: Arithmetic, theirs: Arithmetic) -> tuple[str, str, str] | N
 
 def remedy(name: str, wanted: str) -> str:
     """What gives a worker the line's value of a name, as an imperative."""
+    if name.isupper():  # A variable of the environment.
+        if wanted == _UNSET:
+            return f"take {name} out of its environment"
+        return f"start it with {name}={wanted}"
+    if wanted == _UNSET:
+        return "use one version of Andon"
     if name == "threads":
         return f"start it with OMP_NUM_THREADS={wanted}"
-    if name.isupper():  # A variable of the environment.
-        return (
-            f"take {name} out of its environment"
-            if wanted == _UNSET
-            else (f"start it with {name}={wanted}")
-        )
     if name in ("python", "torch", "numpy", "cuda", "cudnn"):
         return f"give it {name} {wanted}"
     if name.startswith(("processor", "gpu")):

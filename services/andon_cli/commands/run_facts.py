@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from andon.host.errors import UsageError
+from andon.protocol.arithmetic import is_one
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.run_events import RunEvent
@@ -18,6 +19,7 @@ from andon_coordinator.transport.damage import JournalError, journal_errors
 from andon_coordinator.transport.reader import (
     JournalEntry,
     LoggedScalar,
+    RecordedArithmetic,
     RecordedDeparture,
     RecordedHalt,
 )
@@ -153,6 +155,8 @@ class RunFacts:
     halts: list[RecordedHalt]
     events: list[RunEvent]
     scalars: list[ScalarSummary]
+    arithmetics: list[RecordedArithmetic]
+    """With which its workers joined, if it has the same bits; the first one's is the line's."""
 
     @classmethod
     def read(cls, folder: Path) -> RunFacts:
@@ -179,7 +183,13 @@ class RunFacts:
                     ScalarSummary.of(name, reader.scalar_curve(name))
                     for name in reader.scalar_names()
                 ],
+                arithmetics=reader.arithmetics(),
             )
+
+    @property
+    def one_arithmetic(self) -> bool:
+        """Whether all its workers ever stated the same."""
+        return bool(self.arithmetics) and is_one(*(each.items for each in self.arithmetics))
 
     def fields(self) -> dict[str, Any]:
         """For JSON."""
@@ -208,6 +218,10 @@ class RunFacts:
             "halts": [halt_fields(halt) for halt in self.halts],
             "events": [event_fields(event) for event in self.events],
             "scalars": [each.fields() for each in self.scalars],
+            "arithmetics": [
+                asdict(each) | {"items": dict(each.items)} for each in self.arithmetics
+            ],
+            "one_arithmetic": self.one_arithmetic,
             "gaps": past.gaps,
             "last_gap_step": past.last_gap_step,
         }  # fmt: skip

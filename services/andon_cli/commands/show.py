@@ -10,6 +10,7 @@ from typing import Any
 
 from andon.host.errors import ExitCode
 from andon.host.strict_json import strict_json
+from andon.protocol.arithmetic import difference
 from andon.protocol.limits import on_one_line
 from andon.protocol.records import PositionRange, accuracy_of
 from andon_cli.commands.history import halt_line
@@ -34,6 +35,8 @@ __all__ = ["event_rows", "run_lines", "show_run", "step_lines"]
 _EVENTS_SHOWN = 20
 _SPARK_CELLS = 40
 _RANGES_SHOWN = 4
+_OF_ARITHMETIC = ("processor", "gpu", "torch", "threads")
+"""What is shown of an arithmetic; JSON has all of it."""
 
 
 def show_run(config: ShowConfig) -> int:
@@ -141,7 +144,29 @@ def _plan_lines(facts: RunFacts) -> list[str]:
         parts.append(f"{plan.total_epochs} epochs")
     if plan.drop_last:
         parts.append("whole batches only")
-    return [f"plan      {', '.join(parts)}"]
+    if plan.grain:
+        parts.append(f"same bits in grains of {plan.grain}")
+    return [f"plan      {', '.join(parts)}", *_arithmetic_lines(facts)]
+
+
+def _arithmetic_lines(facts: RunFacts) -> list[str]:
+    """Which arithmetic the run had, and who joined with another one."""
+    if not facts.arithmetics:
+        return []
+    line = facts.arithmetics[0].items
+    stated = dict(line)
+    parts = [f"{name} {stated[name]}" for name in _OF_ARITHMETIC if stated.get(name)]
+    shared = "one of all workers: " if facts.one_arithmetic else "they differ; the first has "
+    lines = [f"computes  {shared}{', '.join(parts) or f'{len(stated)} things stated'}"]
+    for each in facts.arithmetics:
+        if (found := difference(each.items, line)) is not None:
+            name, mine, theirs = found
+            where = f" on {each.node_id}" if each.node_id else ""
+            lines.append(
+                f"          worker {each.worker}{where}, after step {each.step}: {name} {mine}, "
+                f"not {theirs}"
+            )
+    return lines
 
 
 def _step_summary(facts: RunFacts) -> list[str]:

@@ -67,7 +67,8 @@ _STATE_STYLES = {
 }
 _EVENT_STYLES = {
     "halted": "red", "lost": "red", "dropped": "red", "checkpoint_missed": "yellow",
-    "attempt": "yellow", "went_back": "yellow", "complete": "green", "session_over": "yellow",
+    "attempt": "yellow", "arithmetic": "yellow", "went_back": "yellow", "session_over": "yellow",
+    "complete": "green",
 }  # fmt: skip
 
 

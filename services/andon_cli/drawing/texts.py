@@ -216,7 +216,10 @@ def schedule_line(status: LineStatus) -> str:
     if status.schedule_note:
         parts.append(f"({status.schedule_note})")
     if status.grain:
-        parts.append(f"same bits in grains of {status.grain}")
+        # Nobody is there to compare, or one worker has nobody to differ from.
+        one = status.one_arithmetic or status.live < 2
+        arithmetic = "" if one else ", but the workers' arithmetics differ (andon show)"
+        parts.append(f"same bits in grains of {status.grain}{arithmetic}")
     return "  ".join(parts)
 
 

@@ -22,6 +22,7 @@ from typing import Protocol
 from andon.host.errors import ExitCode
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon.host.tether import tether_command
+from andon.protocol.arithmetic import ENVIRONMENT, ArithmeticRule
 from andon_cli.config import RunConfig
 from andon_cli.launching.output import OutputLog, pass_on
 from andon_cli.settings import as_flags
@@ -219,7 +220,10 @@ def worker_environment(
         spare: whether it is a spare.
     """
     settings = config.settings
-    kept = {name: value for name, value in base.items() if name not in (*_GIVEN, *_TORCHRUN)}
+    # A worker can set them itself, unless its script computes something first.
+    same_bits = settings.line.same_bits or settings.line.verify
+    kept = dict(ENVIRONMENT) if same_bits else {}
+    kept |= {name: value for name, value in base.items() if name not in (*_GIVEN, *_TORCHRUN)}
     variables = {
         **kept,
         **line,
@@ -276,6 +280,8 @@ def _variables_of_the_run(config: RunConfig) -> dict[str, str]:
         given["ANDON_CHECKPOINT_EVERY"] = str(settings.checkpoint_every)
     if settings.line.same_bits or settings.line.verify:
         given["ANDON_SAME_BITS"] = "1"
+    if settings.line.arithmetic is not ArithmeticRule.REQUIRE:
+        given["ANDON_ARITHMETIC"] = settings.line.arithmetic.value
     if settings.keep_checkpoints is not None:
         given["ANDON_KEEP_CHECKPOINTS"] = str(settings.keep_checkpoints)
     if config.checkpoint is not None and config.checkpoint.exists():

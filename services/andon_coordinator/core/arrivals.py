@@ -24,8 +24,10 @@ from andon_coordinator.core.effects import (
     JoinRefusal,
     JoinStatus,
     LineState,
+    NoteArithmetic,
     NoteScalarsRefused,
     RefuseJoin,
+    SaveArithmetic,
     SaveHalt,
     SaveRun,
     SaveScalars,
@@ -95,9 +97,24 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
     core.members.put(member)
     mistaken_s = suspects.came_back(core, known, member)
     core.dropped.discard(slot)
+    if request.plan.grain:
+        _note_arithmetic(core, member)
     # The answer goes first: a worker that is ahead hears that it joined, and then of the halt.
     _answer(core, member, mistaken_s)
     _halt_if_ahead(core, member)
+
+
+def _note_arithmetic(core: CoreState, member: LineMember) -> None:
+    known, stated = core.arithmetics, member.arithmetic
+    if not known.note(member.worker, stated):
+        return  # People and the journal know it.
+    host = member.request.node_id
+    core.emit(SaveArithmetic(member.worker, host, stated, core.chain.step))
+    differs = known.difference(stated)
+    if differs is not None:
+        core.emit(NoteArithmetic(member.worker, *differs))
+    elif not stated and len(known.stated) > 1:
+        core.emit(NoteArithmetic(member.worker))
 
 
 def heartbeat(core: CoreState, member: LineMember, event: HeartbeatArrived) -> None:

@@ -162,6 +162,8 @@ class Chronicle:
         match effect:
             case effects.NoteCaughtUp():
                 self._tell(RunEventKind.CAUGHT_UP, effect.worker, effect.in_words)
+            case effects.NoteArithmetic():
+                self._tell(RunEventKind.ARITHMETIC, effect.worker, effect.in_words)
             case effects.NoteWentBack():
                 self._tell(RunEventKind.WENT_BACK, None, effect.in_words, effect.step)
             case effects.NoteCheckpoint():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
 from andon.protocol.reasons import Reason
@@ -34,6 +35,7 @@ __all__ = [
     "JoinRefusal",
     "JoinStatus",
     "LineState",
+    "NoteArithmetic",
     "NoteCaughtUp",
     "NoteCheckpoint",
     "NoteDifference",
@@ -50,6 +52,7 @@ __all__ = [
     "RefuseJoin",
     "RefuseOperator",
     "SaveAnswer",
+    "SaveArithmetic",
     "SaveDeparture",
     "SaveHalt",
     "SaveRecord",
@@ -245,6 +248,16 @@ class SaveDeparture:
     """Of a worker that was dropped: the process that may not join again."""
     credential: str = ""
     """Likewise the name of its own token, which opens nothing any more; empty: it had none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveArithmetic:
+    """Save that a worker joined, at which step, with another arithmetic than it had last."""
+
+    worker: int
+    node_id: str
+    items: Arithmetic
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -598,6 +611,24 @@ class NoteFewGrains:
     workers: int
 
 
+@dataclass(frozen=True, slots=True)
+class NoteArithmetic:
+    """Tell people that a worker joined whose arithmetic is not the line's."""
+
+    worker: int
+    name: str = ""
+    """The first name in which they differ; empty: neither is stated."""
+    mine: str = ""
+    theirs: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """What differs, for people."""
+        if not self.name:
+            return "neither it nor the line's first worker states its arithmetic"
+        return f"it computes with {self.name} {self.mine}, and the line with {self.theirs}"
+
+
 Effect = (
     FindAncestor
     | SaveTerm
@@ -606,6 +637,7 @@ Effect = (
     | SaveHalt
     | SaveAnswer
     | SaveDeparture
+    | SaveArithmetic
     | SaveVerdict
     | SaveScalars
     | SaveRunEvent
@@ -631,6 +663,7 @@ Effect = (
     | NoteStopRefused
     | NoteSchedule
     | NoteFewGrains
+    | NoteArithmetic
     | NoteDifference
     | NoteUnverified
     | NoteSuspected

@@ -31,6 +31,7 @@ from andon.protocol.schedules import (
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
 )
+from andon_coordinator.core import arithmetics
 from andon_coordinator.core.effects import JoinRefusal, LineState
 from andon_coordinator.core.events import JoinRequest
 from andon_coordinator.core.same_bits import obstacle_in
@@ -79,6 +80,7 @@ def check_join(
         or _check_same_bits(core, request)
         or _check_plan(core, request)
         or _check_dataset_size(core, request)
+        or _check_arithmetic(core, request)
         or _check_plausible(core, request)
     )
     return _slot(core, request) if refusal is None else refusal
@@ -320,6 +322,14 @@ def _check_dataset_size(core: CoreState, request: JoinRequest) -> JoinRefusal | 
             ("dataset_size", str(size), str(workers)),
         )
     return None
+
+
+def _check_arithmetic(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    if not request.plan.grain:
+        return None
+    others = (*core.members.live(), *core.members.in_grace())
+    alone = all(each.request.incarnation == request.incarnation for each in others)
+    return arithmetics.refusal(core.arithmetics, request, core.settings.arithmetic, alone=alone)
 
 
 def _check_plausible(core: CoreState, request: JoinRequest) -> JoinRefusal | None:

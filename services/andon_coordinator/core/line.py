@@ -78,9 +78,10 @@ Data: `events` and `effects`, `settings`, `chain`, `members`, `reducers`, `round
 `transfers`, `scalar_all_reduces`, and `state`, which puts them together. How work is divided:
 `pacing`, with `readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. What is computed
 while the window before is exchanged: `overlap`. How late is too late: `suspicion`. Checks without
-side effects: `agreement`, `defects`, `detectors`, `join_checks`, `verification`, `verdicts`. Rules:
-`arrivals`, `departures`, `steps`, `verifying`, `standing`, `syncing`, `learning`, `spares`,
-`suspects`, `lost_state`, `operators`, `progress`. `status` is what people see.
+side effects: `agreement`, `arithmetics`, `defects`, `detectors`, `join_checks`, `verification`,
+`verdicts`. Rules: `arrivals`, `departures`, `steps`, `verifying`, `standing`, `syncing`,
+`learning`, `spares`, `suspects`, `lost_state`, `operators`, `progress`. `status` is what people
+see.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ from andon_coordinator.core import (
     suspects,
     syncing,
 )
+from andon_coordinator.core.arithmetics import Arithmetics
 from andon_coordinator.core.chain import Chain, Keys
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.detectors import Detectors
@@ -234,6 +236,7 @@ class LineCore:
             last_roster=history.last_roster,
             departed=dict(history.departed),
             abandoned=history.abandoned,
+            arithmetics=Arithmetics(history.arithmetic, dict(history.arithmetics)),
             scalar_names=ScalarNames(history.scalar_names),
             verified=replace(history.verified, convicted=list(history.verified.convicted)),
         )

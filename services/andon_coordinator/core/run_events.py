@@ -25,6 +25,8 @@ class RunEventKind(enum.Enum):
     """A step is tried again; the text says why."""
     HALTED = "halted"
     ANSWERED = "answered"
+    ARITHMETIC = "arithmetic"
+    """A worker joined whose arithmetic is not the line's; the text says what differs."""
     CONVICTED = "convicted"
     """A worker computed wrong, as two others say; the text says what."""
     OVERFLOW = "overflow"

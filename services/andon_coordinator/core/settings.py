@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from andon.protocol.arithmetic import Arithmetic, ArithmeticRule
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
 from andon.protocol.limits import MAX_WORKERS
@@ -124,6 +125,8 @@ class LineSettings:
     """How many deviations above the median a loss may be; None: any. See `detectors`."""
     gradient_norm_spike: float | None = None
     """Likewise for the norm of the averaged gradients; the policy must ask for it."""
+    arithmetic: ArithmeticRule = ArithmeticRule.REQUIRE
+    """What becomes of a worker of another arithmetic, if the plan has a grain."""
     worker_gradient_norm: float | None = None
     """How many times the median of the others' norms a worker's own may be; None: any number."""
     pacing: PacingSettings = field(default_factory=PacingSettings)
@@ -206,6 +209,10 @@ class History:
     """No rolled-back record has a greater key; a worker with such a head is merely behind."""
     scalar_names: frozenset[str] = frozenset()
     """Names of the scalars that were logged."""
+    arithmetic: Arithmetic | None = None
+    """That of the first worker that was ever accepted; None: the plan has no grain."""
+    arithmetics: Mapping[int, Arithmetic] = field(default_factory=dict)
+    """What each worker stated when it joined last."""
     sessions: int = 0
     """How many sessions of ranks the run had; above 0 it never is a line."""
     verified: VerifiedTotals = field(default_factory=VerifiedTotals)

@@ -19,6 +19,7 @@ from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import ScalarNames
+from andon_coordinator.core.arithmetics import Arithmetics
 from andon_coordinator.core.chain import Chain, Keys
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.defects import LineDefect
@@ -126,6 +127,7 @@ class CoreState:
     standing: frozenset[int] = frozenset()
     """Workers that asked for the step after the record that the present event made durable."""
     scalar_names: ScalarNames = field(default_factory=ScalarNames)
+    arithmetics: Arithmetics = field(default_factory=Arithmetics)
     checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
     detectors: Detectors = field(default_factory=Detectors)
     pacing: Pacing

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from andon.protocol.arithmetic import is_one
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key
 from andon_coordinator.core import lost_state
@@ -100,6 +101,8 @@ class LineSnapshot:
     schedule_note: str
     grain: int
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
+    one_arithmetic: bool
+    """Whether all live workers have stated one arithmetic."""
     verify: float = 0.0
     """The part of all steps that is computed twice."""
     verified: VerifiedTotals = field(default_factory=VerifiedTotals)
@@ -118,6 +121,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
     exchange_s = slowest.exchange_s if slowest is not None else 0.0
     # The part of the slowest exchange that its worker waited for was not hidden behind computing.
     exposed = slowest.wait_s / exchange_s if slowest is not None and exchange_s > 0 else 1.0
+    live = core.members.live()
     shows_checkpoints = checkpoints.incarnation is not None or checkpoints.reported > 0
     return LineSnapshot(
         run_id=core.settings.run_id,
@@ -129,7 +133,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         cursor=core.chain.cursor,
         loss=result.loss if result is not None else None,
         total_steps=_total_steps(core),
-        live=len(core.members.live()),
+        live=len(live),
         participating=len(ranks),
         workers=tuple(_worker(core, each, ranks, now) for each in core.members),
         halt=core.halt,
@@ -148,6 +152,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         schedule=core.pacing.schedule.value,
         schedule_note=core.pacing.note,
         grain=core.plan.grain if core.plan is not None else 0,
+        one_arithmetic=bool(live) and is_one(*(each.arithmetic for each in live)),
         verify=core.settings.verify.fraction,
         verified=replace(core.verified, convicted=list(core.verified.convicted)),
     )

@@ -64,6 +64,7 @@ JournalEffect = (
     | effects.SaveHalt
     | effects.SaveAnswer
     | effects.SaveDeparture
+    | effects.SaveArithmetic
     | effects.SaveVerdict
     | effects.SaveScalars
     | effects.SaveRunEvent
@@ -363,6 +364,7 @@ _SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
     effects.SaveHalt: JournalStore.save_halt,
     effects.SaveAnswer: JournalStore.save_answer,
     effects.SaveDeparture: JournalStore.save_departure,
+    effects.SaveArithmetic: JournalStore.save_arithmetic,
     effects.SaveVerdict: JournalStore.save_verdict,
     effects.SaveRunEvent: JournalStore.save_run_event,
     SaveSessionEnd: JournalStore.save_session_end,

@@ -122,6 +122,19 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
             _log_rare(effect)
 
 
+def _log_bits(effect: effects.NoteFewGrains | effects.NoteArithmetic) -> None:
+    if isinstance(effect, effects.NoteFewGrains):
+        text = (
+            f"a batch has {effect.grains} grains for {effect.workers} workers, so some compute "
+            "nothing: use a smaller micro_batch_size, or larger batches"
+        )
+        log.warning(LogEvent("few_grains", text, grains=effect.grains, workers=effect.workers))
+    else:
+        text = "bits may depend on the workers, and what such workers computed is never compared"
+        fields = {"worker": effect.worker, "message": effect.in_words}
+        log.warning(LogEvent("arithmetic_differs", text, **fields))
+
+
 def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
     match effect:
         case effects.NoteCaughtUp():
@@ -163,14 +176,10 @@ def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
                     message=effect.in_words,
                 )
             )
+        case effects.NoteFewGrains() | effects.NoteArithmetic():
+            _log_bits(effect)
         case effects.NoteSchedule():
             log.info(LogEvent("schedule_chosen", schedule=effect.schedule.value, why=effect.why))
-        case effects.NoteFewGrains():
-            text = (
-                f"a batch has {effect.grains} grains for {effect.workers} workers, so some compute "
-                "nothing: use a smaller micro_batch_size, or larger batches"
-            )
-            log.warning(LogEvent("few_grains", text, grains=effect.grains, workers=effect.workers))
         case effects.NoteScalarsRefused():
             why = f"the run has {MAX_SCALAR_NAMES} names, which is the limit"
             log.warning(

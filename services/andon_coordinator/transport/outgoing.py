@@ -285,6 +285,7 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         schedule=status.schedule,
         schedule_note=status.schedule_note,
         grain=status.grain,
+        one_arithmetic=status.one_arithmetic,
         tcp_port=places.tcp_port,
     )
     if status.loss is not None:

@@ -33,7 +33,7 @@ from andon_coordinator.transport.curves import CurvePoint, reduced_scalar_curve,
 from andon_coordinator.transport.damage import JournalError, check_tables, limit_work
 from andon_coordinator.transport.files import open_to_read
 from andon_coordinator.transport.logbook import LoggedScalar
-from andon_coordinator.transport.rows import RunEnd
+from andon_coordinator.transport.rows import RecordedArithmetic, RunEnd
 from andon_coordinator.transport.schema import VERSION, evidence_of, key_of, u64_of
 from andon_coordinator.transport.store import recorded_plan
 
@@ -42,6 +42,7 @@ __all__ = [
     "JournalReader",
     "LedgerFault",
     "LoggedScalar",
+    "RecordedArithmetic",
     "RecordedDeparture",
     "RecordedHalt",
     "RecordedRun",
@@ -342,6 +343,10 @@ class JournalReader:
                 "SELECT worker, reason, message, step, digest, at FROM departures ORDER BY rowid"
             )
         ]
+
+    def arithmetics(self) -> list[RecordedArithmetic]:
+        """With which arithmetics workers joined, in order; none twice in a row for one worker."""
+        return rows.arithmetics(self._database)
 
     def scalar_names(self) -> list[str]:
         """The names of what scripts logged, sorted."""

@@ -9,8 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from andon.protocol.arithmetic import Arithmetic, in_order
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon_coordinator.core.effects import SaveRecord, Skip, StepContribution, StepResult
+from andon_coordinator.core.effects import (
+    SaveArithmetic,
+    SaveRecord,
+    Skip,
+    StepContribution,
+    StepResult,
+)
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.transport.schema import (
     compact_json,
@@ -26,9 +33,11 @@ __all__ = [
     "INSERT_RECORD",
     "LAST_RECORD",
     "LOST",
+    "RecordedArithmetic",
     "RunEnd",
     "abandoned",
     "ancestry",
+    "arithmetics",
     "barred",
     "contribution_of",
     "find",
@@ -44,6 +53,7 @@ __all__ = [
     "revoked",
     "rolled_back",
     "run_end",
+    "save_arithmetic",
     "skip_of",
     "walk_back",
 ]
@@ -303,6 +313,40 @@ def barred(database: sqlite3.Connection) -> frozenset[int | str]:
     ):
         found.update({u64_of(incarnation), credential} - {""})
     return frozenset(found)
+
+
+# ---------------------------------------------------------------------------- arithmetics
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedArithmetic:
+    """What a worker stated of its arithmetic when it joined, with so many committed steps."""
+
+    worker: int
+    node_id: str
+    items: Arithmetic
+    step: int
+    at_unix_s: float
+
+
+def save_arithmetic(database: sqlite3.Connection, effect: SaveArithmetic, at_unix_s: float) -> None:
+    """Saves with which arithmetic a worker joined."""
+    database.execute(
+        f"INSERT INTO arithmetics VALUES (?, ?, ?, ?, {LAST_RECORD}, ?)",
+        (effect.worker, effect.node_id, compact_json(dict(effect.items)), effect.step, at_unix_s),
+    )
+
+
+def arithmetics(database: sqlite3.Connection) -> list[RecordedArithmetic]:
+    """With which arithmetics workers joined, in order; those of the line are the first one's."""
+    if not has_table(database, "arithmetics"):
+        return []
+    return [
+        RecordedArithmetic(worker, node_id, in_order(json.loads(items)), step, at)
+        for worker, node_id, items, step, at in database.execute(
+            "SELECT worker, node_id, items, step, at FROM arithmetics ORDER BY rowid"
+        )
+    ]
 
 
 # --------------------------------------------------------------------------- rows to values

@@ -26,6 +26,7 @@ from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import RunPlan
 
 __all__ = [
+    "ARITHMETICS",
     "BARRED",
     "OVERFLOW",
     "PACING",
@@ -97,6 +98,18 @@ CREATE TABLE IF NOT EXISTS barred (
 ) STRICT
 """
 """Who may not join again; likewise a later table."""
+
+ARITHMETICS = """
+CREATE TABLE IF NOT EXISTS arithmetics (
+    worker INTEGER NOT NULL,
+    node_id TEXT NOT NULL,
+    items TEXT NOT NULL,                -- JSON: {name: value}, what the worker stated
+    step INTEGER NOT NULL,              -- steps committed when it joined
+    record INTEGER NOT NULL,
+    at REAL NOT NULL
+) STRICT
+"""
+"""Arithmetics with which workers joined a line of same bits; likewise a later table."""
 
 SESSIONS = """
 CREATE TABLE IF NOT EXISTS sessions (

@@ -25,6 +25,7 @@ from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.effects import (
     SaveAnswer,
+    SaveArithmetic,
     SaveDeparture,
     SaveHalt,
     SaveRecord,
@@ -40,6 +41,7 @@ from andon_coordinator.transport import logbook, proofs, rows
 from andon_coordinator.transport.damage import JournalError, check_tables
 from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
+    ARITHMETICS,
     BARRED,
     OVERFLOW,
     PACING,
@@ -164,7 +166,8 @@ class JournalStore:
             )
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
-        for table in (PACING, SCALARS, RUN_EVENTS, BARRED, SESSIONS, *proofs.TABLES):
+        later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS
+        for table in (*later, *proofs.TABLES):
             self._database.execute(table)
         if not rows.has_column(self._database, "records", "overflow"):
             self._database.execute(OVERFLOW)
@@ -193,6 +196,11 @@ class JournalStore:
         """Saves what a worker logged."""
         with self._own_transaction():
             logbook.save_scalars(self._database, effect, self._clock())
+
+    def save_arithmetic(self, effect: SaveArithmetic) -> None:
+        """Saves with which arithmetic a worker joined."""
+        with self._own_transaction():
+            rows.save_arithmetic(self._database, effect, self._clock())
 
     def save_run_event(self, effect: SaveRunEvent) -> None:
         """Saves something that happened."""
@@ -237,6 +245,7 @@ class JournalStore:
         ).fetchone()[0]
         plan, layout = one("SELECT plan, layout FROM run").fetchone()
         run_end = rows.run_end(self._database)
+        arithmetics = rows.arithmetics(self._database)
         pacing = one("SELECT state FROM pacing").fetchone()
         retried = halt is not None and halt["answer"] == HaltAnswer.RETRY.name
         accepted = latest.step if latest is not None and retried and is_spike(latest) else None
@@ -257,6 +266,8 @@ class JournalStore:
             abandoned=rows.abandoned(self._database),
             recent=self._recent(),
             accepted_step=accepted,
+            arithmetic=arithmetics[0].items if arithmetics else None,
+            arithmetics={each.worker: each.items for each in arithmetics},
             scalar_names=frozenset(logbook.scalar_names(self._database)),
             sessions=one("SELECT count(*) FROM sessions").fetchone()[0],
             verified=proofs.verified_totals(self._database),

@@ -99,6 +99,8 @@ def state_view(
         "stop_reason": line.stop_reason,
         "schedule": line.schedule,
         "schedule_note": line.schedule_note,
+        "grain": line.grain,
+        "one_arithmetic": line.one_arithmetic,
         "checkpoints": _checkpoints(line.checkpoints),
         "workers": [
             _worker(each, holds_up=each.worker == slow)

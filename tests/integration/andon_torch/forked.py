@@ -1,8 +1,8 @@
-"""Runs scenarios with real ranks: `python forked.py < SPEC.json`; a line of JSON for each.
+"""Runs scenarios with real ranks: `python forked.py LEASE_S < SPEC.json`; a line of JSON for each.
 
 A rank is a process that is forked from this one, which has imported everything: to import PyTorch
 takes seconds. It forms its group by a file, and tells by a pipe what the scenario returned or
-raised.
+raised. `seconds` is how long after the file `acted` that was, if a scenario wrote it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 PATIENCE_S = 60
-LEASE_S = 5.0
 
 
 @contextmanager
@@ -32,7 +31,7 @@ def service(folder: Path) -> Iterator[tuple[str, int]]:
     """A coordinator: its address, and its process."""
     command = [
         *(sys.executable, "-m", "andon_cli", "serve", "--port", "0", "--metrics-port", "0"),
-        *("--liveness", str(LEASE_S), "--announce", "--parent-pid", str(os.getpid())),
+        *("--liveness", sys.argv[1], "--announce", "--parent-pid", str(os.getpid())),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
         assert process.stdout is not None
@@ -46,6 +45,8 @@ def run(spec: dict[str, Any], address: str, folder: Path) -> list[dict[str, Any]
     """What became of each rank."""
     context = get_context("fork")
     store = folder / f"store-{time.monotonic_ns()}"
+    acted = folder / "acted"
+    acted.unlink(missing_ok=True)
     ranks = []
     for rank in range(spec["ranks"]):
         ours, theirs = context.Pipe(duplex=False)
@@ -71,6 +72,9 @@ def run(spec: dict[str, Any], address: str, folder: Path) -> list[dict[str, Any]
             process.kill()
             process.join()
         outcome["exit"] = process.exitcode
+        said = outcome.get("result", outcome)
+        if acted.exists() and "at" in said:
+            said["seconds"] = said["at"] - float(acted.read_text())
     return found
 
 

@@ -8,6 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -150,25 +153,42 @@ def _weights(plain: nn.Module) -> list[str]:
 
 
 def trouble(act: str, place: str) -> dict[str, Any]:
-    """The culprit acts in its third round; the others say what they got, and when."""
+    """The culprit acts in its third round; the others say what they got, and when.
+
+    When it acted is in the file `acted`: a rank that is killed tells nobody.
+    """
     exchange = _PLACES[place]()
-    for number in range(10_000):
+    for number in count():
         if number == 3 and dist.get_rank() == CULPRIT:
             # For the others, whose next call is open by then.
             time.sleep(0.2)
-            now = time.monotonic()
+            Path("acted").write_text(repr(time.monotonic()))
             _ACTS[act]()
-            return {"at": now}
+            return {}
         try:
             exchange()
         except RuntimeError as error:
             return {"error": str(error), "type": type(error).__name__, "at": time.monotonic()}
-    return {}
+    raise AssertionError("unreachable")
 
 
-def _all_reduce() -> Callable[[], object]:
-    values = torch.ones(100_000)
-    return lambda: dist.all_reduce(values)
+def _collective(place: str) -> Callable[[], object]:
+    """A collective of 100,000 elements a rank; rank 0 is the root."""
+    size, is_root = dist.get_world_size(), dist.get_rank() == 0
+    mine, everybodys = torch.ones(100_000), torch.ones(size * 100_000)
+    parts = list(everybodys.chunk(size)) if is_root else None
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(mine),
+        "reduce": lambda: dist.reduce(mine, 0),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(mine, everybodys),
+        "broadcast": lambda: dist.broadcast(mine, 0),
+        "all_gather": lambda: dist.all_gather_into_tensor(everybodys, mine),
+        "gather": lambda: dist.gather(mine, parts, 0),
+        "scatter": lambda: dist.scatter(mine, parts, 0),
+        "all_to_all": lambda: dist.all_to_all_single(everybodys, torch.ones_like(everybodys)),
+        "barrier": dist.barrier,
+    }
+    return calls[place]
 
 
 def _send() -> Callable[[], object]:
@@ -199,7 +219,15 @@ def _raise() -> None:
     raise KeyError("a mistake in the script")
 
 
-_PLACES = {"all_reduce": _all_reduce, "send": _send, "backward": _backward}
+COLLECTIVES = (
+    *("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather"),
+    *("gather", "scatter", "all_to_all", "barrier"),
+)
+_PLACES: dict[str, Callable[[], Callable[[], object]]] = {
+    **{place: partial(_collective, place) for place in COLLECTIVES},
+    "send": _send,
+    "backward": _backward,
+}
 _ACTS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),

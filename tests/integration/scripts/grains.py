@@ -116,8 +116,6 @@ def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
     torch.manual_seed(1)
     kind: str = spec["kind"]
     line = Line(same_bits=True, total_steps=spec["steps"])

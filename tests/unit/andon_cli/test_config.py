@@ -11,6 +11,7 @@ import pytest
 from andon.host.access import Access
 from andon.host.errors import UsageError
 from andon.host.tls import is_loopback
+from andon.protocol.arithmetic import ArithmeticRule
 from andon.protocol.records import Key
 from andon.protocol.run_settings import Topology
 from andon_cli.app import read_config
@@ -162,6 +163,8 @@ EVERYTHING = ServeConfig(
         local_steps=64,
         outer="nesterov",
         overlap=True,
+        arithmetic=ArithmeticRule.TELL,
+        on_wrong_arithmetic="drop",
     ),
     resume_from=Key(3, 4),
     until_complete=True,
@@ -197,9 +200,9 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
             if getattr(schema, each.name) == getattr(default, each.name)
         }
         # Same bits can't go with many of the others.
-        assert left_out <= {"config", "coordinator", "token", "same_bits"}
+        assert left_out <= {"config", "coordinator", "token", "same_bits", "verify"}
 
-    alone = ServeConfig(run_id="7f3a", line=LineOptions(same_bits=True))
+    alone = ServeConfig(run_id="7f3a", line=LineOptions(same_bits=True, verify=0.5))
     for settings in (replace(EVERYTHING, role="all"), alone):
         again = read_config(["serve", *as_flags(settings)], {})
 
@@ -217,7 +220,8 @@ def settings_of_a_service() -> list[tuple[str, str]]:
         "token": "a-token-of-24-characters", "average_buffers": "1", "overlap": "1",
         "schedule": "cadence", "shares": "balanced", "overhead_target": "0.3",
         "lr_scaling": "linear", "outer": "nesterov", "log_format": "json",
-        "may_stop": "operators", "same_bits": "1",
+        "may_stop": "operators", "same_bits": "1", "arithmetic": "tell", "verify": "0.5",
+        "on_wrong_arithmetic": "drop",
     }  # fmt: skip
     own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
     arguments = settings_of(app_of(RunSettings).assemble_argument_collection())

@@ -208,3 +208,18 @@ def test_a_journal_that_got_its_logbook_later_tells_everything_once(path: Path) 
 
     assert [each.id for each in told] == [-1, 1, 2]
     assert told[0].kind is RunEventKind.HALTED
+
+
+def test_the_lines_arithmetic_and_each_workers_last_one_outlive_the_coordinator(
+    path: Path,
+) -> None:
+    one, other = (("threads", "1"),), (("threads", "2"), ("torch", "2"))
+    with Writing(path) as writing:
+        for worker, items in ((0, one), (1, other), (0, other)):
+            writing.journal.save(effects.SaveArithmetic(worker, "alpha", items, 0))
+
+    history = reopened(path)
+    assert history.arithmetic == one
+    assert history.arithmetics == {0: other, 1: other}
+    with JournalReader(path) as reader:
+        assert [each.items for each in reader.arithmetics()] == [one, other, other]

@@ -58,6 +58,7 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
         "log_to": "tensorboard",
         "trace": str(tmp_path / "trace"),
         "same_bits": True,
+        "arithmetic": "tell",
         "checksums": False,
     }
 

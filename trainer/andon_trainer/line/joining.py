@@ -106,7 +106,9 @@ def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> Loo
             grains = SoloGrains(parts.member, plan, device, loss_scale=scale, modules=modules)
         else:
             grains = LineGrains(line, plan, device, modules, scale)
-        return GrainStepper(parts, grains, session.worker.config.seed)
+        arithmetic = session.worker.arithmetic
+        assert arithmetic is not None, "a loop has grains under same_bits alone"
+        return GrainStepper(parts, grains, session.worker.config.seed, arithmetic.check)
     if line is None:
         alone = SoloAverager(parts.member, plan, device, loss_scale=scale, modules=modules)
         return Stepper(parts, alone)

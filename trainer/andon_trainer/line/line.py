@@ -68,6 +68,7 @@ class Line:
         check_data: bool | None = None,
         on_halt: Literal["raise", "wait"] | None = None,
         same_bits: bool | None = None,
+        arithmetic: Literal["require", "tell"] | None = None,
         max_overflows: int | None = None,
         run_dir: str | Path | None = None,
         checkpoint_every: int | None = None,
@@ -106,6 +107,7 @@ class Line:
             check_data: whether workers compare digests of their training sets when they join.
             on_halt: `raise` LineHalted when the line stops, or `wait` for the operator's answer.
             same_bits: whether the weights have the same bits on any number of workers.
+            arithmetic: what to do with a checkpoint of another arithmetic, if `same_bits` is set.
             max_overflows: steps in a row that a prepared GradScaler may skip; 16 by default.
             run_dir: folder of the run's files; default: the run keeps none.
             checkpoint_every: steps between two checkpoints, which one worker writes; 0: none.
@@ -132,7 +134,8 @@ class Line:
 
         Raises:
             ValueError: a value or an environment variable is invalid; the message names it.
-            RuntimeError: this process has a `Line` already, and trains on it.
+            RuntimeError: this process has a `Line` already, and trains on it; or `same_bits` comes
+                too late, since MKL has computed something.
             JoinRefused: this process has trained the run of this configuration to its end.
         """
         # First: it is what this call was given, and each setting stands in the signature alone.

@@ -32,9 +32,11 @@ from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
 from andon_trainer.place.position import Position
 from andon_trainer.place.solo import SoloMember
+from andon_trainer.process.arithmetic import ProcessArithmetic
 from andon_trainer.process.device import counters_of, describe, gpu_of
 from andon_trainer.process.exits import is_interactive, watch_exit
 from andon_trainer.process.launch import WorkerLaunch
+from andon_trainer.process.stating import write_stated
 from andon_trainer.state.checkpoints import WorkerCheckpoints
 from andon_trainer.state.replica import Replica
 from andon_trainer.telemetry import Telemetry
@@ -55,9 +57,12 @@ class Worker:
 
         Raises:
             JoinRefused: this process has trained the run to its end already.
+            RuntimeError: the configuration wants the same bits, and it is too late for them.
         """
         self.config = config
         self.device = device
+        self.arithmetic = ProcessArithmetic() if config.same_bits else None
+        """What decides the bits of its results; None: nobody wants the same ones."""
         self.replica = Replica([])
         self.checkpoints = WorkerCheckpoints(config, device)
         self.host: HostGroup | None = None
@@ -163,7 +168,11 @@ class Worker:
         self._launch.publish()  # Here: it begins a thread, and by now the loaders have forked.
         self._open_timeline()
         config = self.config
+        stated = () if self.arithmetic is None else self.arithmetic.stated(self.device)
+        self.checkpoints.takes_up(stated)
         if config.solo:
+            if stated and config.run_dir is not None:
+                write_stated(config.run_dir, stated)
             self.member = SoloMember(run, self.checkpoints.origin, self._timeline)
             return self.member
         candidate = Candidate(
@@ -172,6 +181,7 @@ class Worker:
             replica=self.replica,
             device=describe(self.device),
             origin=self.checkpoints.origin,
+            arithmetic=stated,
             capabilities=capabilities,
         )
         self._telemetry = Telemetry(config, self._timeline, gpu_of(self.device))
@@ -298,6 +308,8 @@ class Worker:
         self.checkpoints.close()
         if not self._gone:
             self._gone = True
+            if self.arithmetic is not None:
+                self.arithmetic.restore()
             ours = isinstance(self.crash, AndonError) and not is_interactive()
             self._exit.end(undo=not ours)
 

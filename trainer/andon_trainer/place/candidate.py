@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from andon.host.manifest import CheckpointFacts
+from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Layout
 from andon.protocol.run_settings import Policy, RunPlan
@@ -29,6 +30,8 @@ class Candidate:
     """Kind, name, memory in bytes, and cores."""
     origin: CheckpointFacts | None = None
     """Of the checkpoint that it loaded; None: it comes with initial weights."""
+    arithmetic: Arithmetic = ()
+    """What decides the bits of its results; empty: the line does not ask."""
     capabilities: tuple[str, ...] = ()
     """What its loop can do that not every loop can; see `andon.protocol.schedules`."""
 

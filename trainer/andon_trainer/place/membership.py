@@ -258,6 +258,7 @@ class Membership:
             capabilities=self._learner.able((*self._config.capabilities, *candidate.capabilities)),
             speed_hint=self._config.speed_hint,
             spare=self._config.spare,
+            arithmetic=candidate.arithmetic,
             pacing=state.pacing,
         )
 

@@ -48,9 +48,19 @@ class GrainStepper(Stepper):
 
     _averager: GrainAverager
 
-    def __init__(self, parts: LoopParts, averager: GrainAverager, seed: int) -> None:
-        """Stands between steps; `seed` is the run's."""
+    def __init__(
+        self, parts: LoopParts, averager: GrainAverager, seed: int, check: Callable[[], None]
+    ) -> None:
+        """Stands between steps.
+
+        Args:
+            parts: of the loop.
+            averager: adds the grains.
+            seed: the run's.
+            check: raises if the script has changed what decides bits.
+        """
         super().__init__(parts, averager)
+        self._check = check
         self._grain = parts.grain
         self._losses: GrainLosses | None = None
         self._present: int | None = None
@@ -232,6 +242,7 @@ class GrainStepper(Stepper):
         losses = self._losses
         assert losses is not None
         self._accumulation.refuse_other_bodies()
+        self._check()
         # Whatever raises below (the script's own backward, a halt), the step is then over.
         state.phase = StepPhase.VOID
         self._kept = None

@@ -35,6 +35,7 @@ import torch
 
 from andon.host.manifest import CheckpointFacts, checkpoint_folder, checkpoints_in, step_of
 from andon.host.trace import Track
+from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, difference, remedy
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import CheckpointRefused
@@ -98,6 +99,8 @@ class WorkerCheckpoints:
         """The step of a checkpoint on top of which nothing was committed yet."""
         self._work = work or FileWork()
         self._writing: _Writing | None = None
+        self._arithmetic: Arithmetic = ()
+        """What decides the bits of this worker's results, if the same ones are wanted."""
         self._room = CopyRoom()
         self._has_room = False
         """Whether memory was got for copies, ahead of the first one."""
@@ -158,6 +161,32 @@ class WorkerCheckpoints:
                     f"and the script's is {mine}: positions would not mean the same samples. Use "
                     f"{theirs} again, or start a new run without --resume"
                 )
+
+    def takes_up(self, arithmetic: Arithmetic) -> None:
+        """Notes what decides the bits of this worker's results, and compares it.
+
+        Args:
+            arithmetic: what it states; empty: nobody wants the same bits.
+
+        Raises:
+            CheckpointRefused: the checkpoint is of another arithmetic, and one is required.
+        """
+        self._arithmetic = arithmetic
+        if self.origin is None or not (arithmetic and self.origin.arithmetic):
+            return
+        found = difference(arithmetic, self.origin.arithmetic)
+        if found is None:
+            return
+        name, mine, theirs = found
+        text = (
+            f"the checkpoint {self._config.resume} was computed with {name} {theirs}, and this "
+            f"process computes with {name} {mine}, so the run may go on with other bits"
+        )
+        if self._config.arithmetic == ArithmeticRule.REQUIRE.value:
+            raise CheckpointRefused(
+                f"{text}: {remedy(name, theirs)}, or set ANDON_ARITHMETIC=tell (--arithmetic tell)"
+            )
+        log.warning("%s", text)
 
     def between_steps(
         self, replica: Replica, member: RunMember, plan: RunPlan, *, over: bool = False
@@ -260,6 +289,7 @@ class WorkerCheckpoints:
             digest=digest,
             plan=plan,
             pacing=here.pacing,
+            arithmetic=self._arithmetic,
         )
 
     def _folder(self, step: int) -> Path:

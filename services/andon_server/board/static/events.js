@@ -13,6 +13,7 @@ const KINDS = {
   attempt: ["amber", "Tried again"],
   halted: ["red", "Halted"],
   answered: ["green", "Answered"],
+  arithmetic: ["amber", "Other arithmetic"],
   overflow: ["amber", "Overflow"],
   checkpoint: ["off", "Checkpoint"],
   checkpoint_missed: ["amber", "No checkpoint"],

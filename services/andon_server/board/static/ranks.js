@@ -2,6 +2,7 @@
 
 import { byId, fill, keep, make, mark, say } from "./dom.js";
 import { goingOn, missingOf, rankLight } from "./session.js";
+import { cut, lamp, meter, rowOf, tableOf, text, twoLines } from "./table.js";
 import { NONE, bytes, count, duration, percent, several } from "./words.js";
 
 const COLUMNS = [
@@ -31,7 +32,9 @@ export function showRanks(state, heard) {
     return;
   }
   if (!body?.isConnected) {
-    fill(place, table());
+    const table = tableOf(COLUMNS, NUMERIC);
+    [body] = table.tBodies;
+    fill(place, table);
     delete place.dataset.empty;
   }
   keep(body, session.ranks, (rank) => rank.rank, row, (element, rank) => refresh(element, rank, session, heard));
@@ -43,27 +46,12 @@ function noteOf(session, heard) {
   return heard ? `${count(goingOn(session))} of ${several(session.world_size, "rank")} are here` : "as last heard";
 }
 
-// The roles are written out as in workers.js: phones show rows as cards.
-function table() {
-  body = make("tbody", { role: "rowgroup" });
-  return make(
-    "table",
-    { class: "table cards", role: "table", "aria-labelledby": "workers-title" },
-    make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, COLUMNS.map(([key, title]) =>
-      make("th", { role: "columnheader", scope: "col", class: NUMERIC.has(key) ? "number" : null }, title)))),
-    body,
-  );
-}
-
 function row() {
-  return make("tr", { role: "row" }, COLUMNS.map(([key, title], index) => {
-    const cell = make(index ? "td" : "th", { role: index ? "cell" : "rowheader", scope: index ? null : "row", class: NUMERIC.has(key) ? `${key} number` : key, data: { title } });
-    if (key === "worker") cell.append(make("span", { class: "lamp", "aria-hidden": "true" }), make("span"));
-    else if (key === "waits") cell.append(make("span", { class: "meter", "aria-hidden": "true" }), make("span", { class: "figure" }));
-    else if (key === "place" || key === "pending") cell.append(make("span", { class: "cut" }), make("span", { class: "cut dim" }));
-    else cell.append(make("span", { class: "cut" }));
-    return cell;
-  }));
+  return rowOf(COLUMNS, NUMERIC, (key) => {
+    if (key === "worker") return [lamp(), make("span")];
+    if (key === "waits") return meter();
+    return key === "place" || key === "pending" ? twoLines() : [cut()];
+  });
 }
 
 function refresh(element, rank, session, heard) {
@@ -88,9 +76,4 @@ function refresh(element, rank, session, heard) {
 function callNote(pending) {
   const open = `open for ${pending.open_s < 9.95 ? `${pending.open_s.toFixed(1)}\u202fs` : duration(pending.open_s)}`;
   return pending.missing_count ? `${open}, waits for ${missingOf(pending)}` : open;
-}
-
-function text(element, value) {
-  say(element, value);
-  mark(element, "title", value || null);
 }

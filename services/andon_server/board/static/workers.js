@@ -3,6 +3,7 @@
 import { byId, fill, keep, make, mark, say } from "./dom.js";
 import { workerLight } from "./light.js";
 import { showOutput } from "./output.js";
+import { cut, lamp, meter, rowOf, tableOf, text, twoLines } from "./table.js";
 import { NONE, count, duration, listed, memory, percent, rate, several, tail } from "./words.js";
 
 const COLUMNS = [
@@ -33,7 +34,9 @@ export function showWorkers(state, heard) {
     return;
   }
   if (!body?.isConnected) {
-    fill(place, table());
+    const table = tableOf(COLUMNS, NUMERIC);
+    [body] = table.tBodies;
+    fill(place, table);
     delete place.dataset.empty;
   }
   const known = { ...state, heard };
@@ -42,28 +45,12 @@ export function showWorkers(state, heard) {
   showPlace(state);
 }
 
-// The roles are written out because phones show rows as cards, and a changed `display` would take
-// the table's meaning away from screen readers.
-function table() {
-  body = make("tbody", { role: "rowgroup" });
-  return make(
-    "table",
-    { class: "table cards", role: "table", "aria-labelledby": "workers-title" },
-    make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, COLUMNS.map(([key, title]) =>
-      make("th", { role: "columnheader", scope: "col", class: NUMERIC.has(key) ? "number" : null }, title)))),
-    body,
-  );
-}
-
 function row() {
-  return make("tr", { role: "row" }, COLUMNS.map(([key, title], index) => {
-    const cell = make(index ? "td" : "th", { role: index ? "cell" : "rowheader", scope: index ? null : "row", class: NUMERIC.has(key) ? `${key} number` : key, data: { title } });
-    if (key === "worker") cell.append(make("span", { class: "lamp", "aria-hidden": "true" }), make("span"), make("span", { class: "tag" }), outputButton());
-    else if (key === "share" || key === "waits") cell.append(make("span", { class: "meter", "aria-hidden": "true" }), make("span", { class: "figure" }));
-    else if (key === "place" || key === "uses") cell.append(make("span", { class: "cut" }), make("span", { class: "cut dim" }));
-    else cell.append(make("span", { class: "cut" }));
-    return cell;
-  }));
+  return rowOf(COLUMNS, NUMERIC, (key) => {
+    if (key === "worker") return [lamp(), make("span"), make("span", { class: "tag" }), outputButton()];
+    if (key === "share" || key === "waits") return meter();
+    return key === "place" || key === "uses" ? twoLines() : [cut()];
+  });
 }
 
 function outputButton() {
@@ -83,20 +70,15 @@ function refresh(element, worker, state) {
   text(place.children[0], worker.host || NONE);
   text(place.children[1], deviceOf(worker));
   text(doing.firstElementChild, worker.detail ? `${said} (${worker.detail})` : said);
-  meter(share, worker.live ? worker.share : null);
+  measure(share, worker.live ? worker.share : null);
   say(speed.firstElementChild, worker.live ? rate(worker.samples_per_second) : NONE);
-  meter(waits, worker.live ? worker.waiting_ratio : null);
+  measure(waits, worker.live ? worker.waiting_ratio : null);
   say(uses.children[0], worker.live && worker.busy_cores !== null ? `${worker.busy_cores.toFixed(1)}\u202fcores` : NONE);
   say(uses.children[1], worker.live && worker.memory_bytes !== null ? memory(worker.memory_bytes) : "");
   say(heartbeat.firstElementChild, worker.live ? ageOf(worker.heartbeat_age_s) : `${duration(worker.heartbeat_age_s)} ago`);
 }
 
-function text(element, value) {
-  say(element, value);
-  mark(element, "title", value);
-}
-
-function meter(cell, part) {
+function measure(cell, part) {
   const [bar, number] = cell.children;
   bar.style.setProperty("--part", part ?? 0);
   say(number, percent(part));
@@ -133,5 +115,8 @@ function showPlace(state) {
   say(byId("checkpoints"), text);
   mark(byId("checkpoints"), "title", known?.folder || null);
   const uneven = state.schedule && !["equal", "even", "every-step"].includes(state.schedule);
-  say(byId("schedule"), uneven ? `Schedule: ${state.schedule}${state.schedule_note ? ` (${state.schedule_note})` : ""}.` : "");
+  const schedule = uneven ? `Schedule: ${state.schedule}${state.schedule_note ? ` (${state.schedule_note})` : ""}.` : "";
+  const differ = state.one_arithmetic || state.live < 2 ? "" : ", but the workers' arithmetics differ";
+  const bits = state.grain ? `Same bits in grains of ${state.grain}${differ}.` : "";
+  say(byId("schedule"), [schedule, bits].filter(Boolean).join(" "));
 }

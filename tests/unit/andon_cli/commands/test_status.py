@@ -99,9 +99,12 @@ def test_a_line_of_different_devices_says_why_it_steps_evenly() -> None:
 
 
 def test_a_line_of_equal_bits_says_so() -> None:
-    status = replace(STATUS, workers=(), schedule="every-step", schedule_note="", grain=8)
+    status = replace(STATUS, workers=(), schedule="every-step", schedule_note="", grain=8, live=2)
+    said = "schedule  every-step  same bits in grains of 8"
 
-    assert status_lines(status)[-1] == "schedule  every-step  same bits in grains of 8"
+    assert status_lines(replace(status, one_arithmetic=True))[-1] == said
+    differ = f"{said}, but the workers' arithmetics differ (andon show)"
+    assert status_lines(status)[-1] == differ
 
 
 def test_what_a_worker_says_can_not_move_the_cursor() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from andon.host.errors import ExitCode
+from andon.protocol.arithmetic import ArithmeticRule
 from andon_cli.config import RunConfig, RunSettings
 from andon_cli.launching.processes import ended_how, exit_code_of, worker_environment
 from andon_cli.launching.restarts import Restarts
@@ -38,6 +39,8 @@ def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
         "ANDON_CHECKPOINT_EVERY": "7",
         "ANDON_STEPS": "90",
         "ANDON_SAME_BITS": "1",
+        "MKL_CBWR": "AVX2,STRICT",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "RANK": "1",
         "WORLD_SIZE": "3",
         "LOCAL_RANK": "1",
@@ -73,6 +76,17 @@ def test_threads_that_the_user_asked_for_are_kept() -> None:
     config = RunConfig(settings=RunSettings(), command=("train.py",), service=SERVICE)
 
     assert environment(config, OMP_NUM_THREADS="4")["OMP_NUM_THREADS"] == "4"
+
+
+def test_workers_of_same_bits_have_what_decides_bits_unless_the_user_chose_it() -> None:
+    line = LineOptions(same_bits=True, arithmetic=ArithmeticRule.TELL)
+    config = RunConfig(settings=RunSettings(line=line), command=("train.py",), service=SERVICE)
+
+    found = environment(config, MKL_CBWR="COMPATIBLE")
+
+    assert found["MKL_CBWR"] == "COMPATIBLE"
+    assert found["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert found["ANDON_ARITHMETIC"] == "tell"
 
 
 def test_a_workers_metrics_are_for_those_who_may_read_the_services() -> None:
