@@ -28,29 +28,31 @@ def test_a_worker_with_one_wrong_bit_is_dropped_and_the_others_end_with_the_righ
     flags = *FLAGS, "--min-workers", "1", "--on-wrong-arithmetic", "drop"
 
     with start_line(tmp_path, {"flips": [1, 3]}, 3, *flags, script=SCRIPT) as (service, workers):
-        seen = finish(workers)
+        seen = finish([workers[0], workers[2]])
         status = service.status().verification
 
-    assert [each["step"] for each in seen] == [5, 2, 5]
-    assert "worker 1 computed grain" in seen[1]["message"]
-    assert [seen[each]["weights"] for each in (0, 2)] == [weights] * 2
+        workers[1].wait()
+        dropped = workers[1].seen
+
+    assert [each["weights"] for each in seen] == [weights] * 2
+    assert dropped["step"] == 2
+    assert "worker 1 computed grain" in dropped["message"]
     assert status.steps == 5
 
 
 @pytest.mark.parametrize(
     ("spec", "reason", "words"),
     [
-        ({"flips": [1, 3]}, "WRONG_ARITHMETIC", "0 and 1"),
-        ({"reads": [1, 29]}, "DATA_DIFFERS", "position 29"),
+        ({"flips": [1, 3]}, "wrong_arithmetic", "worker 0 against worker 1"),
+        ({"reads": [1, 29]}, "data_differs", "position 29"),
     ],
     ids=["a-wrong-bit", "a-wrong-sample"],
 )
 def test_two_workers_that_differ_halt_before_the_commit_and_nobody_is_convicted(
     tmp_path: Path, spec: dict[str, Any], reason: str, words: str
 ) -> None:
-    both = train(tmp_path, spec, 2, *FLAGS, script=SCRIPT, ANDON_CHECK_DATA="0")
+    both = train(tmp_path, spec, 2, *FLAGS, script=SCRIPT, expect_exit=3, ANDON_CHECK_DATA="0")
 
     for seen in both:
-        assert seen["halt"] == [reason, None, 3]
+        assert [seen["reason"], seen["worker"], seen["step"]] == [reason, None, 2]
         assert words in seen["message"]
-        assert seen["step"] == 2

@@ -74,13 +74,15 @@ def main() -> None:
         train(line, spec, model)
         line.close()
     except LineHalted as halt:
-        seen["halt"] = [halt.evidence.reason.name, halt.evidence.worker, halt.evidence.step]
-        seen["message"] = str(halt)
+        seen = {"reason": halt.reason, "worker": halt.worker, "message": str(halt)}
+        raise
     except WorkerDropped as dropped:
-        seen["message"] = str(dropped)
-    weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
-    seen |= {"step": line.step, "weights": hashlib.sha256(weights).hexdigest()}
-    Path(sys.argv[2]).write_text(json.dumps(seen))
+        seen = {"message": str(dropped)}
+        raise
+    finally:
+        weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+        seen |= {"step": line.step, "weights": hashlib.sha256(weights).hexdigest()}
+        Path(sys.argv[2]).write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":
