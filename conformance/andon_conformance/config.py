@@ -46,6 +46,8 @@ class RunnerConfig:
     """How long the server may take for any one answer."""
     quiet_s: float = 0.3
     """How long to watch for messages that must not come."""
+    same_bits: bool = False
+    """Whether the workers' plan has a grain: then only the checks of such a line are made."""
     format: ReportFormat = "table"
 
     def __post_init__(self) -> None:
@@ -167,6 +169,7 @@ def _runner_config(given: argparse.Namespace, environment: Mapping[str, str]) ->
         log=given.log,
         run_id=given.run_id,
         patience_s=given.patience,
+        same_bits=given.same_bits,
         format=given.format,
     )
 
@@ -217,6 +220,8 @@ def _add_run(verb: argparse.ArgumentParser) -> None:
     flag("--run-id", "ID", "the run (default: whichever the server serves)", default="")
     text = "how long to wait for any one answer (default: 10)"
     flag("--patience", "SECONDS", text, type=_seconds(0.1), default=10.0)
+    text = "play a line in grains, and make its checks only"
+    verb.add_argument("--same-bits", action="store_true", help=text)
     text = "encrypt with DIR/tls.crt, tls.key and ca.crt (or ANDON_TLS_DIR)"
     flag("--tls", "DIR", text, type=Path)
     flag("--token-file", "FILE", "the run's token (or ANDON_TOKEN_FILE)", type=Path)

@@ -160,6 +160,17 @@ class CheckpointStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationStatus:
+    """How much of a run was computed twice before it was committed; as in `andon.v1`."""
+
+    fraction: float
+    steps: int = 0
+    grains: int = 0
+    differences: int = 0
+    convicted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LineStatus:
     """What a line is doing; `state` is a name such as `RUNNING`."""
 
@@ -197,6 +208,8 @@ class LineStatus:
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
     one_arithmetic: bool = False
     """Whether all live workers have stated one arithmetic."""
+    verification: VerificationStatus | None = None
+    """None if no step is drawn."""
     session: SessionStatus | None = None
     """The run's sessions; None if its workers train on a line."""
     tcp_port: int = 0
@@ -418,8 +431,21 @@ def _line(message: pb.LineStatus) -> LineStatus:
         schedule_note=message.schedule_note,
         grain=message.grain,
         one_arithmetic=message.one_arithmetic,
+        verification=_verification(message.verification)
+        if message.HasField("verification")
+        else None,
         session=_session(message.session) if message.HasField("session") else None,
         tcp_port=message.tcp_port,
+    )
+
+
+def _verification(message: pb.VerificationStatus) -> VerificationStatus:
+    return VerificationStatus(
+        fraction=message.fraction,
+        steps=message.steps,
+        grains=message.grains,
+        differences=message.differences,
+        convicted=tuple(message.convicted),
     )
 
 

@@ -142,6 +142,21 @@ Reads the journal and changes nothing, also while the run goes on.
 
 {_EXITS}"""
 
+_AUDIT = """\
+example:
+  andon audit 7f3a                    all steps, with the command that `andon run` has kept
+  andon audit 7f3a --steps 300:320    from the newest checkpoint before step 300 on
+  andon audit 7f3a -- python train.py --lr 3e-4
+
+Recomputes the steps of a run with the same bits (--same-bits) on this machine, with its script and
+data, and compares weights and losses with those in its journal. The run is not changed. An audit
+that was interrupted goes on where it was. What it needs, and what it proves: docs/guide/audit.md.
+
+exit codes:
+  0 all is equal   1 a step differs   2 a flag makes no sense   4 the run can't be audited
+  130 Ctrl-C
+"""
+
 _EXPORT = f"""\
 example:
   andon export 7f3a > steps.csv       pandas.read_csv("steps.csv", index_col="step")
@@ -272,6 +287,15 @@ VERBS = {
         read="andon_cli.questions:show_config",
         run="andon_cli.commands.show:show_run",
         words="[RUN [STEP]]",
+        interleaved=True,
+    ),
+    "audit": Verb(
+        summary="recompute a run's steps, and name the first that differs",
+        epilog=_AUDIT,
+        schema="andon_cli.auditing.config:AuditSettings",
+        read="andon_cli.auditing.config:audit_config",
+        run="andon_cli.commands.audit:audit_run",
+        words="RUN [-- COMMAND ...]",
         interleaved=True,
     ),
     "export": Verb(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 from andon_trainer import Line
 from chaos.barrier import Barrier
@@ -84,14 +84,17 @@ class Worker:
         self._log = os.open(self._folder / "log.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._began = -1
         """The step of which it has had a grain."""
-        self._task = Task(spec["kind"])
         self._line = line = Line(same_bits=True, total_steps=spec.get("steps"))
+        torch.manual_seed(1)
+        self._task = Task(spec["kind"])
         optimizer = Stopping(self._task.model.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
         scaler = torch.amp.GradScaler(
             "cpu", init_scale=3000.0, growth_interval=20, enabled=spec["kind"] == "cnn"
         )
-        loader: Any = DataLoader(self._task.data, _BATCH, shuffle=True)
+        # Of a sampler that draws anew in each epoch, too.
+        drawn = RandomSampler(range(_SAMPLES), replacement=True) if scaler.is_enabled() else None
+        loader: Any = DataLoader(self._task.data, _BATCH, shuffle=not drawn, sampler=drawn)
         self._model, self._optimizer, self._scheduler, self._scaler, self._loader = line.prepare(
             self._task.model, optimizer, scheduler, scaler, loader, micro_batch_size=_GRAIN
         )
@@ -163,9 +166,6 @@ class Worker:
 
 def main() -> None:
     """Trains as a spec says."""
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(1)
     Worker(json.loads(Path(sys.argv[1]).read_text())).run()
 
 

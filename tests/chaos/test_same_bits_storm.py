@@ -44,13 +44,17 @@ SCRIPT = Path(__file__).with_name("grain_worker.py")
 
 
 @contextmanager
-def line_of(folder: Path, kind: str, workers: int, kept: Path, **more: str) -> Iterator[ChaosLine]:
+def line_of(folder: Path, kind: str, workers: int, *, resumes: bool) -> Iterator[ChaosLine]:
+    """A line that goes on from the newest checkpoint verifies every other step."""
     folder.mkdir()
-    variables = {"ANDON_RUN_DIR": str(kept), "ANDON_CHECKPOINT_EVERY": "5", **more}
+    variables = {"ANDON_RUN_DIR": str(folder.with_name("kept")), "ANDON_CHECKPOINT_EVERY": "5"}
+    if resumes:
+        variables["ANDON_RESUME"] = "latest"
     with chaos_line(
         folder,
         workers,
         *FLAGS,
+        *(("--verify", "0.5") if resumes else ()),
         pace_s=PACE_S,
         paths=PATHS,
         variables=variables,
@@ -59,7 +63,7 @@ def line_of(folder: Path, kind: str, workers: int, kept: Path, **more: str) -> I
         yield line
 
 
-def alone(folder: Path, kind: str, steps: int, **more: str) -> list[dict[str, Any]]:
+def alone(folder: Path, kind: str, steps: int) -> list[dict[str, Any]]:
     """What a script that runs alone logs."""
     folder.mkdir()
     spec = folder / "spec.json"
@@ -68,7 +72,7 @@ def alone(folder: Path, kind: str, steps: int, **more: str) -> list[dict[str, An
             {"folder": str(folder), "finish": str(folder / "finish"), "kind": kind, "steps": steps}
         )
     )
-    environment = clean_environment(PYTHONPATH=str(Path(__file__).parents[1]), **more)
+    environment = clean_environment(PYTHONPATH=str(Path(__file__).parents[1]))
     process = nursery("trainer").start([str(SCRIPT), str(spec)], environment, folder / "output")
     assert process.wait(200) == 0, process.output.read_text()
     return events_of(folder / "log.jsonl")
@@ -101,9 +105,8 @@ def test_whatever_dies_joins_or_freezes_every_step_has_the_bits_of_a_script_alon
     lines, steps = [], 0
 
     for number, (workers, plan) in enumerate(stages):
-        more = {"ANDON_RESUME": "latest"} if number else {}
         folder = tmp_path / f"line-{number}"
-        with line_of(folder, kind, workers, tmp_path / "kept", **more) as line:
+        with line_of(folder, kind, workers, resumes=number > 0) as line:
             for turn, fault in enumerate(plan):
                 line.slow_down(turn // TURN % 3)
                 strike(line, fault)

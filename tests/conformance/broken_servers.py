@@ -13,6 +13,7 @@ from typing import Any
 
 from andon.protocol.announcements import Serial
 from andon.protocol.encoding import Encoding
+from andon.protocol.grains import Node
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.messages import BlockGradient, StaleRound
 from andon.protocol.reasons import Reason
@@ -27,6 +28,7 @@ from andon_coordinator.core import (
     line,
     operators,
     progress,
+    round,
     standing,
     steps,
 )
@@ -45,7 +47,7 @@ from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.transfers import StateTransfers
 from andon_coordinator.transport.journal import Journal, JournalEffect
-from andon_reducer.core import jobs, mean
+from andon_reducer.core import jobs, mean, nodes, tree
 from andon_reducer.core.effects import SendNotice
 from andon_reducer.core.exchange import IncompleteChunk
 from andon_reducer.core.mean import Mean, MeanDefect
@@ -68,6 +70,11 @@ class BrokenServer:
     workers: int
     build: Callable[[], None]
     """Breaks this process."""
+
+    @property
+    def in_grains(self) -> bool:
+        """Whether the defect shows only on a line in grains."""
+        return any(name.startswith("grain.") for name in self.caught_by)
 
     @property
     def restarts(self) -> bool:
@@ -135,6 +142,31 @@ def keeps_all_digits() -> None:
         return Mean(memoryview(payload), found.total_weight)
 
     wrap(jobs, "weighted_mean", precise)
+
+
+@broken("tree.sum", sign="0x", passes=("tree.nothing", "tree.overlap"), workers=3)
+def adds_grain_after_grain() -> None:
+    """Adds the nodes that come in their order."""
+
+    def chain(node: Node) -> tuple[Node, Node]:
+        return Node(node.first, node.stop - 1), Node(node.stop - 1, node.stop)
+
+    put(tree, "children", chain)
+
+
+@broken(
+    *("tree.overlap", "tree.strange"),
+    sign="nothing of the kind",
+    passes=("tree.weight", "tree.batch"),
+)
+def takes_any_nodes() -> None:
+    """Takes nodes that overlap, and those that the tree does not have."""
+
+    def add(_: _Right, self: nodes.ExchangeNodes, node: Node, rank: int, weight: float) -> None:
+        self._known[node.first] = node, rank, weight
+        self.ranks.add(rank)
+
+    wrap(nodes.ExchangeNodes, "_add", add)
 
 
 @broken("average.everyone", sign="the average of block 0")
@@ -457,6 +489,40 @@ def shrinks_the_roster() -> None:
 def ignores_greater_terms() -> None:
     """Treats a reported key with a greater term as its own."""
     put(Keys, "covers", lambda keys, key: True)
+
+
+@broken("grain.shares", sign="whole grains of 2 positions", passes=("grain.tree",), workers=3)
+def assigns_parts_of_grains() -> None:
+    """Assigns positions, whatever their grains."""
+
+    def by_position(right: _Right, core: CoreState, batch: Any, *more: Any) -> Any:
+        return right(core, getattr(batch, "batch", batch), *more)
+
+    wrap(progress, "_deal", by_position)
+
+
+@broken(
+    "grain.loss",
+    sign="the loss",
+    passes=("grain.shares", "grain.weight", "grain.kept"),
+    workers=3,
+)
+def adds_losses_in_rank_order() -> None:
+    """Adds the losses of nodes as they come."""
+
+    def in_order(
+        _: _Right, losses: Iterable[Any], __: Any, number: Callable[[Any], float]
+    ) -> float:
+        return sum(map(number, losses))
+
+    wrap(round, "along_tree", in_order)
+
+
+@broken("grain.nodes", sign="Halt, and no record", passes=("grain.shares",))
+def believes_any_nodes() -> None:
+    """Takes the losses of whatever nodes a worker reports."""
+    put(steps, "in_nodes", lambda *_: None)
+    wrap(round, "along_tree", lambda _, losses, __, number: sum(map(number, losses)))
 
 
 @broken("void.old_ready", sign="no record of the void round", passes=("void.new_key",))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 WHOLE = int(os.environ.get("ANDON_JUDGED", "0"))
 """How many broken clients play every scenario; `make soak` runs all of them."""
 
-BROKEN = {**DEFECTS, **GRAIN_DEFECTS}
+BROKEN = {**GRAIN_DEFECTS, **DEFECTS}
 
 
 def _broken(name: str) -> Launch:

@@ -26,6 +26,7 @@ from andon_conformance.runner.checks import Result
 from conformance.broken_servers import BROKEN, BrokenServer
 from conformance.mute import EXIT_CODE, LAST_WORDS, mute_service
 from integration.harness import Service, clean_environment
+from integration.nursery import nursery
 
 _SOAK = bool(os.environ.get("ANDON_CONFORMANCE"))
 
@@ -65,6 +66,8 @@ class Judged:
     """Results of Andon's own server, by the number of workers."""
     uneven: list[Result]
     """Those of Andon's own server that divides batches by speed, and interleaved."""
+    in_grains: list[Result]
+    """Those of Andon's own server whose line is in grains."""
     killed: tuple[int, str, str]
     """Andon's own server, judged by the command, which kills it: exit code, output, errors."""
 
@@ -83,12 +86,16 @@ class _Court:
         start = partial(Service, self._folder / "uneven", 3, *flags)
         groups = ("average", "assign", "commit", "void")
         uneven = asyncio.create_task(self._judge(start, groups, _GREAT_PATIENCE_S))
+        start = partial(Service, self._folder / "grains", 3)
+        grains = self._judge(start, ("grain",), _GREAT_PATIENCE_S, same_bits=True)
+        in_grains = asyncio.create_task(grains)
         own = [asyncio.create_task(self._judge_own(workers)) for workers in _OWN]
         broken = await asyncio.gather(*(self._judge_broken(each) for each in BROKEN.values()))
         return Judged(
             dict(zip(BROKEN, broken, strict=True)),
             dict(zip(_OWN, await asyncio.gather(*own), strict=True)),
             await uneven,
+            await in_grains,
             await killed,
         )
 
@@ -103,10 +110,15 @@ class _Court:
             return await self._judge_restarted(broken, program, only)
         folder = self._folder / broken.name
         start = partial(Service, folder, broken.workers, program=program)
-        return await self._judge(start, only, _PATIENCE_S)
+        return await self._judge(start, only, _PATIENCE_S, same_bits=broken.in_grains)
 
     async def _judge(
-        self, start: Callable[[], Service], only: tuple[str, ...], patience_s: float
+        self,
+        start: Callable[[], Service],
+        only: tuple[str, ...],
+        patience_s: float,
+        *,
+        same_bits: bool = False,
     ) -> list[Result]:
         async with self._places:
             async with self._nursery:
@@ -114,7 +126,10 @@ class _Court:
             try:
                 return await _judged(
                     RunnerConfig(
-                        reach=Reach(address=service.address), only=only, patience_s=patience_s
+                        reach=Reach(address=service.address),
+                        only=only,
+                        patience_s=patience_s,
+                        same_bits=same_bits,
                     )
                 )
             finally:
@@ -156,6 +171,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
     with pytest.MonkeyPatch.context() as patch:
         # Processes that the suite starts find the same modules as this process.
         patch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
+        # Here and not in a thread of the court's, with which it would end.
+        nursery("service")
         yield asyncio.run(_Court(tmp_path_factory.mktemp("judged")).judge_all())
 
 
@@ -181,12 +198,18 @@ def test_andons_own_server_passes_every_check(judged: Judged, workers: int) -> N
     assert [each.name for each in results] == [each.name for each in CHECKS]
     skipped = {each.name for each in results if each.outcome == "skipped"}
     assert skipped == {
-        each.name for each in CHECKS if each.scene == "restarting" or each.workers > workers
+        each.name
+        for each in CHECKS
+        if each.scene in ("restarting", "grains") or each.workers > workers
     }
 
 
 def test_a_server_that_divides_batches_by_speed_does_so_by_the_rule(judged: Judged) -> None:
     assert {each.outcome for each in judged.uneven} == {"pass"}, _failed(judged.uneven)
+
+
+def test_andons_own_server_passes_the_checks_of_a_line_in_grains(judged: Judged) -> None:
+    assert {each.outcome for each in judged.in_grains} == {"pass"}, _failed(judged.in_grains)
 
 
 def test_a_server_that_is_killed_keeps_its_records(judged: Judged) -> None:

@@ -28,7 +28,7 @@ STEPS, KILLED_IN = 7, 4
 FLAGS = ("--same-bits", "--min-workers", "1", "--liveness", "2", "--digest-every", "1")
 VERIFY = ("--verify", "1.0")
 """Grains of others are computed as well, which must change no bit."""
-WIRE = {"ANDON_SHARED_DIR": "off", "ANDON_TCP": "off"}
+WIRE: dict[str, Any] = {"ANDON_SHARED_DIR": "off", "ANDON_TCP": "off"}
 LANES = {"ANDON_SHARED_DIR": "off"}
 ANSWER = ("digest", "losses", "draws", "evaluations")
 """What is the same on all lines: weights and optimizer, losses, and what the script draws and
@@ -169,3 +169,13 @@ def test_however_samples_come_the_bits_are_the_same(tmp_path: Path, kind: str) -
     assert [each["digest"] for each in seen] == [expected["digest"]] * 3
     for each in seen:
         assert each["losses"] == expected["losses"]
+
+
+def test_averages_that_are_rounded_are_the_same_bits_on_every_line(tmp_path: Path) -> None:
+    spec = {"kind": "cnn", "steps": 3}
+    flags = *FLAGS, "--answer-encoding", "bfloat16"
+
+    (one,) = train(tmp_path / "one", spec, 1, *flags, script="grains.py")
+    three = train(tmp_path / "three", spec, 3, *flags, script="grains.py", **WIRE)
+
+    assert [answers(each) for each in three] == [answers(one)] * 3

@@ -205,6 +205,8 @@ class Port:
                 self._store.save_departure(effect)
             case do.FindAncestor(heads):
                 return [on.AncestorFound(heads, self._store.find_ancestor(heads))]
+            case do.SaveSteered():
+                self._store.save_steered(effect)
             case do.SaveScalars():
                 self._store.save_scalars(effect)
                 return [on.ScalarsSaved(effect.stream, effect.sequence)]

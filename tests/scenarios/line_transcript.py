@@ -564,6 +564,9 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"{sequence} at {_shown_key(head)}: {mean}"
         case do.SendHeartbeatAnswer(_, sequence):
             return str(sequence)
+        case do.SaveSteered(step, answer, left_out):
+            given = "left out" if left_out else f"{answer.value!r} {len(answer.data)} parts"
+            return f"{answer.sequence} at step {step}: {given}"
         case do.SaveScalars(worker, scalars):
             logged = ", ".join(f"{each.name}@{each.step}={each.value!r}" for each in scalars)
             return f"worker {worker}: {logged}"

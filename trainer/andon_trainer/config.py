@@ -39,6 +39,11 @@ _ON_HALT = ("raise", "wait")
 _ARITHMETIC = tuple(each.value for each in ArithmeticRule)
 _LOG_FORMATS = get_args(LogFormat)
 _LOG_TO = ("", "csv", "tensorboard")
+_OF_AN_AUDIT = (
+    *("address", "run_id", "run_dir", "resume", "checkpoint_every", "keep_checkpoints"),
+    *("spare", "trace", "log_to", "arithmetic"),
+)
+"""Settings that `andon audit` chooses, whatever the script says."""
 
 
 def _text(_variable: str, text: str) -> str:
@@ -154,6 +159,8 @@ class LineConfig:
     trace: Path | None = field(default=None, metadata=_from("ANDON_TRACE", _path))
     """Record what this worker does: its part of the trace FILE goes into the folder `FILE.parts`.
     Default: nothing is recorded."""
+    audit: Path | None = field(default=None, metadata=_from("ANDON_AUDIT", _path))
+    """Recompute the steps that this file names, alone; `andon audit` sets it."""
     checksums: bool = True
     """Whether chunks get checksums where both ends can; False is for measuring what they cost."""
     launch: LaunchStore | None = None
@@ -282,6 +289,8 @@ class LineConfig:
         if str(arguments.get("resume")) == "latest" and "resume" in found:
             # `andon run --resume` has chosen a checkpoint of the line's present history.
             arguments["resume"] = None
+        if "audit" in found:
+            arguments = {name: arguments[name] for name in arguments.keys() - {*_OF_AN_AUDIT}}
         found.update({name: value for name, value in arguments.items() if value is not None})
         unknown = found.keys() - {each.name for each in fields(cls)}
         if unknown:

@@ -21,16 +21,25 @@ from andon_conformance.config import MAX_WORKERS, RunnerConfig
 from andon_conformance.runner import (
     averages,
     faults,
+    grains,
     halts,
     joins,
     lanes,
     lifetime,
+    nodes,
     rejoins,
     rounds,
     voids,
 )
-from andon_conformance.runner.checks import NotApplicable, Result, ServerCheck, Violation, chosen
-from andon_conformance.runner.gradients import LAYOUT, PLAN
+from andon_conformance.runner.checks import (
+    NotApplicable,
+    Result,
+    Scene,
+    ServerCheck,
+    Violation,
+    chosen,
+)
+from andon_conformance.runner.gradients import GRAIN_PLAN, LAYOUT, PLAN
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, ServerUnderTest
 from andon_conformance.runner.server import ServerProcess, ask_status, listens
@@ -43,16 +52,20 @@ CHECKS: tuple[ServerCheck, ...] = (
     *lanes.CHECKS,
     *averages.CHECKS,
     *faults.CHECKS,
+    *nodes.CHECKS,
     *rounds.CHECKS,
     *voids.CHECKS,
     *halts.CHECKS,
     *rejoins.CHECKS,
+    *grains.CHECKS,
     *lifetime.ENDING,
 )
 """Every check, in the order in which they are made."""
 
 log = logging.getLogger(__name__)
 
+_IN_GRAINS: tuple[Scene, ...] = ("bootstrap", "grains")
+"""What is made on a line in grains: the other checks belong to a line without."""
 _WAITS = 12
 """A check may take this many times the patience in all: it may wait more than once."""
 
@@ -64,6 +77,10 @@ async def results_of(config: RunnerConfig) -> AsyncIterator[Result]:
         CommandError: there is no server at the target, or its line is not a new one.
     """
     wanted = chosen(CHECKS, config.only)
+    if config.same_bits:
+        wanted = [each for each in wanted if each.scene in _IN_GRAINS]
+        if not wanted:
+            raise UsageError("--only: none of these checks is of a line in grains (--same-bits)")
     async with _server(config) as server, _line(config, server) as line:
         bootstrapping = [each for each in wanted if each.scene == "bootstrap"]
         # The line is bootstrapped in any case: every other check needs a head.
@@ -83,7 +100,7 @@ async def _after_bootstrap(
     stuck = ""
     if line.bootstrapping.broken is not None:
         stuck = f"the line could not be bootstrapped: {line.bootstrapping.broken}"
-    for scene in ("running", "restarting", "ending"):
+    for scene in ("running", "restarting", "grains", "ending"):
         for each in (check for check in wanted if check.scene == scene):
             if not stuck and not _why_not(line, each):
                 try:
@@ -137,6 +154,8 @@ def _why_not(line: LineUnderTest, each: ServerCheck) -> str:
     """Why a check can't be made here; empty if it can."""
     if len(line.players) < each.workers:
         return f"it takes {each.workers} workers"
+    if each.scene == "grains" and not line.target.plan.grain:
+        return "it takes a line in grains: --same-bits"
     if each.scene == "restarting" and line.server is None:
         return "it takes --start, so that the server can be killed"
     return ""
@@ -196,7 +215,7 @@ async def _line(config: RunnerConfig, server: ServerProcess | None) -> AsyncIter
         reach=config.reach,
         run_id=config.run_id or status.run_id,
         layout=LAYOUT,
-        plan=PLAN,
+        plan=GRAIN_PLAN if config.same_bits else PLAN,
         patience_s=config.patience_s,
         quiet_s=config.quiet_s,
     )

@@ -23,9 +23,9 @@ __all__ = [
 ]
 
 Outcome = Literal["pass", "fail", "skipped"]
-Scene = Literal["bootstrap", "running", "restarting", "ending"]
+Scene = Literal["bootstrap", "running", "restarting", "grains", "ending"]
 """When a check is made: during the bootstrap, on a line at rest, later with a server that the suite
-kills, or as the run ends."""
+kills, on a line in grains, or as the run ends."""
 Play = Callable[[Any], Awaitable[None]]
 """Takes the `LineUnderTest`."""
 

@@ -19,7 +19,7 @@ from andon_conformance.runner.gradients import AssignedRound, Part
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 
-__all__ = ["BIAS", "CHECKS", "poisoned"]
+__all__ = ["BIAS", "CHECKS", "expect_faults", "poisoned"]
 
 CHECKS = Checks()
 
@@ -36,8 +36,8 @@ def poisoned(part: Part, value: float, *, block: int = 0, element: int = BIAS) -
     return replace(part, blocks=tuple(blocks))
 
 
-async def _expect_faults(round_: AssignedRound, kind: str) -> dict[Player, Any]:
-    """The BlockFault that each rank receives, which must have this kind."""
+async def expect_faults(round_: AssignedRound, kind: str) -> dict[Player, Any]:
+    """Waits for the BlockFault that each rank receives, which must have this kind."""
     received = {}
     for player in round_.players:
         stream = await player.stream()
@@ -72,7 +72,7 @@ async def _non_finite(line: LineUnderTest, value: float, text: str) -> None:
     # The bad contribution comes first, and the others complete its chunk.
     for player in reversed(round_.players):
         await round_.send_part(player, parts[player])
-    for fault in (await _expect_faults(round_, "NON_FINITE")).values():
+    for fault in (await expect_faults(round_, "NON_FINITE")).values():
         require(fault.HasField("rank"), "the rank at fault", "none")
         same("its rank", len(round_.players) - 1, fault.rank)
         same("its block", 0, fault.block)
@@ -99,7 +99,7 @@ async def an_overflowing_mean_is_told_to_all(line: LineUnderTest) -> None:
     parts = _overflowing(round_)
     for player in round_.players:
         await round_.send_part(player, parts[player])
-    for fault in (await _expect_faults(round_, "NON_FINITE_AVERAGE")).values():
+    for fault in (await expect_faults(round_, "NON_FINITE_AVERAGE")).values():
         same("its element", BIAS, fault.element)
         require(not fault.HasField("rank"), "no rank: no single one is at fault", fault.rank)
 
@@ -128,7 +128,7 @@ async def an_encoding_that_is_too_small(line: LineUnderTest) -> None:
     for player, part in round_.rough_parts().items():
         await round_.send_part(player, poisoned(part, 70_000.0), **fields)
     with round_.offered(Encoding.FLOAT16):
-        faults = await _expect_faults(round_, "ENCODING_OVERFLOW")
+        faults = await expect_faults(round_, "ENCODING_OVERFLOW")
     for fault in faults.values():
         same("its element", BIAS, fault.element)
 
@@ -153,7 +153,7 @@ async def _contradict(
     await _first_chunks(round_, parts, round_.players[silent:])
     player = round_.players[at]
     await round_.send_chunk(player, parts[player], round_.chunks[chunk], **fields)
-    await _expect_faults(round_, "INCONSISTENT")
+    await expect_faults(round_, "INCONSISTENT")
 
 
 async def _first_chunks(
@@ -175,7 +175,7 @@ async def a_chunk_comes_once(line: LineUnderTest) -> None:
     other = await player.open_bulk()
     await other.take("round_opened")
     await other.send(round_.chunk_message(player, parts[player], round_.chunks[0]))
-    await _expect_faults(round_, "INCONSISTENT")
+    await expect_faults(round_, "INCONSISTENT")
 
 
 @CHECKS.add("fault.weight", "2.15")

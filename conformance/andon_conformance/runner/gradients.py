@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from andon_conformance.runner import reference
 from andon_conformance.runner.checks import NotApplicable, Violation
 from andon_conformance.runner.player import Player
 
-__all__ = ["LAYOUT", "PLAN", "AssignedRound", "Part", "Parts"]
+__all__ = ["GRAIN_PLAN", "LAYOUT", "PLAN", "AssignedRound", "Part", "Parts", "rough_numbers"]
 
 LAYOUT = Layout(
     (
@@ -34,6 +34,9 @@ LAYOUT = Layout(
 
 PLAN = RunPlan(global_batch=7, dataset_size=17, seed=20260101)
 """Each epoch ends with a short batch, which leaves one of four ranks without samples."""
+
+GRAIN_PLAN = replace(PLAN, grain=2, tree=1)
+"""Four grains in a batch, of which the last one is short, and two at each epoch's end."""
 
 
 PERIOD = 61
@@ -71,7 +74,7 @@ Parts = Mapping[Player, Part | None]
 
 
 @cache
-def _numbers(seed: int, roughness: int) -> tuple[tuple[float, ...], ...]:
+def rough_numbers(seed: int, roughness: int) -> tuple[tuple[float, ...], ...]:
     """For each block, finite float32 of many magnitudes, whose sum depends on the order."""
     draw = random.Random(seed)
     sizes = [min(block.elements, PERIOD) for block in LAYOUT.blocks]
@@ -111,7 +114,7 @@ class AssignedRound:
         """Contributions with unequal weights, whose mean differs in any other order of ranks."""
         for seed in range(0, 10_000, 10):
             parts = {
-                player: Part(weights[rank], _numbers(seed + rank, 3))
+                player: Part(weights[rank], rough_numbers(seed + rank, 3))
                 for rank, player in enumerate(self.players)
             }
             first = [(part.weight, part.blocks[0]) for part in parts.values()]
@@ -124,7 +127,9 @@ class AssignedRound:
     def _plain_parts(self) -> Parts:
         """A rank's weight is its sample count; without samples it abstains."""
         return {
-            player: Part(samples, _numbers(rank, 2)) if (samples := self.samples(player)) else None
+            player: Part(samples, rough_numbers(rank, 2))
+            if (samples := self.samples(player))
+            else None
             for rank, player in enumerate(self.players)
         }
 
@@ -217,8 +222,17 @@ class AssignedRound:
         answer = answer or encoding
         # In rank order, which is the order of the sum.
         present = [part for part in parts.values() if part is not None]
+        self.expect_payloads(lambda chunk: _mean_of(present, chunk, encoding, answer), got, answer)
+
+    def expect_payloads(
+        self,
+        of: Callable[[Chunk], bytes],
+        got: Mapping[Player, list[Any]],
+        answer: Encoding = Encoding.FLOAT32,
+    ) -> None:
+        """Demands of each chunk's average a payload. As `expect_averages`."""
         for place, chunk in enumerate(self.chunks):
-            expected = _mean_of(present, chunk, encoding, answer)
+            expected = of(chunk)
             for player, averages in got.items():
                 came = averages[place].payload
                 if came != expected:

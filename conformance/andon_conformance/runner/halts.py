@@ -19,12 +19,12 @@ from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.rounds import bounds, place_of
 
-__all__ = ["CHECKS"]
+__all__ = ["CHECKS", "expect_halts"]
 
 CHECKS = Checks()
 
 
-async def _expect_halts(line: LineUnderTest, reason: str) -> dict[Player, Any]:
+async def expect_halts(line: LineUnderTest, reason: str) -> dict[Player, Any]:
     """The evidence that every player receives: one halt, for the given reason."""
     received = {}
     for player in line.players:
@@ -65,7 +65,7 @@ def _expect_state(status: pb.LineStatus) -> None:
 async def the_cord_halts_all(line: LineUnderTest) -> None:
     """PullCord halts every worker: OPERATOR, with the key that it voids."""
     round_, evidence = await _pulled(line)
-    for player, received in (await _expect_halts(line, "OPERATOR")).items():
+    for player, received in (await expect_halts(line, "OPERATOR")).items():
         same("the id that PullCord returned", received.id, evidence.id)
         same(f"the voided key at {player.name}:", round_.key, key_of(received.key))
 
@@ -192,7 +192,7 @@ async def a_nan_halts_all(line: LineUnderTest) -> None:
     found = {"rank": round_.works[bad].rank, "block": 0, "element": BIAS, "value": "nan"}
     for player in round_.players:
         await line.fault(round_, player, pb.FAULT_KIND_NON_FINITE_GRADIENT, **found)
-    for evidence in (await _expect_halts(line, "NON_FINITE_GRADIENT")).values():
+    for evidence in (await expect_halts(line, "NON_FINITE_GRADIENT")).values():
         same("the key", round_.key, key_of(evidence.key))
         require(evidence.HasField("worker"), "the worker at fault", "none")
         same("the worker", bad.worker, evidence.worker)
@@ -209,7 +209,7 @@ async def a_nan_loss_halts_all(line: LineUnderTest) -> None:
     bad, *others = round_.players
     await line.ready(round_, bad, loss_sum=math.nan)
     await line.all_ready(round_, others)
-    for evidence in (await _expect_halts(line, "NON_FINITE_LOSS")).values():
+    for evidence in (await expect_halts(line, "NON_FINITE_LOSS")).values():
         same("the worker", bad.worker, evidence.worker)
 
 
@@ -220,7 +220,7 @@ async def a_loss_is_its_reporters(line: LineUnderTest) -> None:
     other, reporter = round_.players[0], round_.players[-1]
     rank = round_.works[other].rank
     await line.fault(round_, reporter, pb.FAULT_KIND_NON_FINITE_LOSS, rank=rank, value="nan")
-    for evidence in (await _expect_halts(line, "NON_FINITE_LOSS")).values():
+    for evidence in (await expect_halts(line, "NON_FINITE_LOSS")).values():
         same("the worker", reporter.worker, evidence.worker)
 
 
@@ -232,4 +232,4 @@ async def digests_are_compared(line: LineUnderTest) -> None:
     for rank, player in enumerate(round_.players):
         digest = pb.WeightsDigest(head=head, sha256=bytes([min(rank, 1)]) * 32)
         await line.ready(round_, player, digest=digest)
-    await _expect_halts(line, "REPLICA_DIVERGENCE")
+    await expect_halts(line, "REPLICA_DIVERGENCE")

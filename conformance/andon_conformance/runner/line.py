@@ -20,6 +20,7 @@ from andon_conformance.runner.player import Player, ServerUnderTest, key_of
 from andon_conformance.runner.server import ServerProcess
 from andon_conformance.runner.talk import Status, status_of
 from andon_conformance.runner.transfers import TransferEnds, carry
+from andon_conformance.runner.tree import losses_of
 
 __all__ = ["BootstrapSeen", "EndingSeen", "LineUnderTest"]
 
@@ -235,6 +236,8 @@ class LineUnderTest:
         )
         if player.accepted.policy.gradient_norm:
             ready.gradient_norm = 1.0
+        if self.target.plan.grain:
+            ready.node_losses.extend(losses_of(work, self.target.plan.grain))
         for name, value in fields.items():
             ready.ClearField(name)
             ready.MergeFrom(pb.StepReady(**{name: value}))

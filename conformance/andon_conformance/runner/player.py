@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from andon.protocol.capabilities import REDUCER_CAPABILITIES, WORKER_CAPABILITIES
+from andon.protocol.capabilities import REDUCER_CAPABILITIES, SAME_BITS, WORKER_CAPABILITIES
 from andon.protocol.layout import Layout
 from andon.protocol.limits import PROTOCOL_VERSION
 from andon.protocol.records import Cursor, Key
@@ -109,7 +109,7 @@ class Player:
             incarnation=self.incarnation,
             devices=[pb.Device(kind="cpu", name="conformance")],
             backend="cpu",
-            capabilities=[BALANCE_CAPABILITY, *WORKER_CAPABILITIES],
+            capabilities=[BALANCE_CAPABILITY, *WORKER_CAPABILITIES, *self._of_grains],
             protocol_version=PROTOCOL_VERSION,
             layout=layouts.layout_to_proto(self.target.layout),
             plan=conversion.plan_to_proto(self.target.plan),
@@ -120,11 +120,19 @@ class Player:
             greatest_term=self.greatest_term,
             token=self.target.reach.access.run_token,
         )
+        if self._of_grains:
+            # All players are one process.
+            join.arithmetic.add(name="client", value="andon-conformance")
         for name, value in fields.items():
             join.ClearField(name)
             if value is not None:
                 join.MergeFrom(pb.Join(**{name: value}))
         return pb.TrainRequest(join=join)
+
+    @property
+    def _of_grains(self) -> tuple[str, ...]:
+        """What a worker of a line in grains must be able to do; nothing on others."""
+        return (SAME_BITS,) if self.target.plan.grain else ()
 
     def open_train(self) -> Talk[pb.TrainResponse]:
         """Opens a control stream, without sending anything."""

@@ -15,7 +15,7 @@ from andon_conformance.runner.player import Player, key_of
 from andon_conformance.runner.rounds import bounds, expect_shares
 from andon_conformance.runner.talk import shown
 
-__all__ = ["CHECKS"]
+__all__ = ["CHECKS", "lose_one"]
 
 CHECKS = Checks()
 
@@ -34,7 +34,7 @@ def _expect_shares_kept(
 @CHECKS.add("void.stream_end", "19.5", workers=2)
 async def a_lost_stream_voids(line: LineUnderTest) -> None:
     """When a member's stream ends, the round is void: the others get a new key, without it."""
-    round_, following, others = await _lose_one(line)
+    round_, following, others = await lose_one(line)
     require_above(round_.key, following.key)
     for player in others:
         work = following.works[player]
@@ -49,12 +49,12 @@ async def shares_are_kept_and_reassigned(line: LineUnderTest) -> None:
     """After a loss all others keep their positions; the lost worker's are assigned by
     section 21.
     """
-    round_, following, others = await _lose_one(line)
+    round_, following, others = await lose_one(line)
     _expect_shares_kept(round_, following, others)
     await line.finish(following)
 
 
-async def _lose_one(line: LineUnderTest) -> tuple[AssignedRound, AssignedRound, list[Player]]:
+async def lose_one(line: LineUnderTest) -> tuple[AssignedRound, AssignedRound, list[Player]]:
     """The last member dies in a round; returns that round, the next one, and the survivors."""
     round_ = await line.averaged()
     *others, last = round_.players

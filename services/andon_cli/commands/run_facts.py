@@ -15,6 +15,7 @@ from andon.protocol.arithmetic import is_one
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.core.verification import VerifiedTotals
 from andon_coordinator.transport.damage import JournalError, journal_errors
 from andon_coordinator.transport.reader import (
     JournalEntry,
@@ -157,6 +158,7 @@ class RunFacts:
     scalars: list[ScalarSummary]
     arithmetics: list[RecordedArithmetic]
     """With which its workers joined, if it has the same bits; the first one's is the line's."""
+    verified: VerifiedTotals
 
     @classmethod
     def read(cls, folder: Path) -> RunFacts:
@@ -184,6 +186,7 @@ class RunFacts:
                     for name in reader.scalar_names()
                 ],
                 arithmetics=reader.arithmetics(),
+                verified=reader.verified(),
             )
 
     @property
@@ -222,6 +225,7 @@ class RunFacts:
                 asdict(each) | {"items": dict(each.items)} for each in self.arithmetics
             ],
             "one_arithmetic": self.one_arithmetic,
+            "verified": asdict(self.verified),
             "gaps": past.gaps,
             "last_gap_step": past.last_gap_step,
         }  # fmt: skip

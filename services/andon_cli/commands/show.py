@@ -22,6 +22,7 @@ from andon_cli.drawing.texts import (
     grouped,
     short_time,
     sparkline,
+    verified_text,
 )
 from andon_cli.questions import ShowConfig
 from andon_coordinator.core.effects import StepContribution
@@ -73,6 +74,8 @@ def run_lines(facts: RunFacts) -> list[str]:
     lines += _plan_lines(facts)
     if totals.steps:
         lines += _step_summary(facts)
+    if facts.verified.steps or facts.verified.differences:
+        lines.append(f"proof     {verified_text(facts.verified)}")
     if past.gaps:
         lines.append(
             f"its journal lacks steps before step {past.last_gap_step}: it lost its end, or an "

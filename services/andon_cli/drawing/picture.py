@@ -66,9 +66,9 @@ _STATE_STYLES = {
     "HALTED": "bold red",
 }
 _EVENT_STYLES = {
-    "halted": "red", "lost": "red", "dropped": "red", "checkpoint_missed": "yellow",
-    "attempt": "yellow", "arithmetic": "yellow", "went_back": "yellow", "session_over": "yellow",
-    "complete": "green",
+    "halted": "red", "convicted": "red", "lost": "red", "dropped": "red",
+    "checkpoint_missed": "yellow", "attempt": "yellow", "arithmetic": "yellow",
+    "went_back": "yellow", "session_over": "yellow", "complete": "green",
 }  # fmt: skip
 
 

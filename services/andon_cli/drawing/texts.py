@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from andon.protocol.halts import HaltEvidence
-from andon_cli.client import Hardware, LineStatus, WorkerStatus
+from andon_cli.client import Hardware, LineStatus, VerificationStatus, WorkerStatus
 from andon_coordinator.core.status import holds_up
+from andon_coordinator.core.verification import VerifiedTotals
 from andon_server.halt_words import answers_to, evidence_fields, halted_line
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "sparkline",
     "step_line",
     "step_text",
+    "verified_text",
     "waiting_line",
 ]
 
@@ -220,7 +222,20 @@ def schedule_line(status: LineStatus) -> str:
         one = status.one_arithmetic or status.live < 2
         arithmetic = "" if one else ", but the workers' arithmetics differ (andon show)"
         parts.append(f"same bits in grains of {status.grain}{arithmetic}")
+    if status.verification is not None:
+        parts.append(verified_text(status.verification))
     return "  ".join(parts)
+
+
+def verified_text(done: VerificationStatus | VerifiedTotals) -> str:
+    """How much was verified, and what came of it."""
+    text = f"verified {grouped(done.steps)} step{'' if done.steps == 1 else 's'}"
+    if done.differences:
+        text += f", results differed {done.differences} time{'' if done.differences == 1 else 's'}"
+    if done.convicted:
+        who = "worker" if len(done.convicted) == 1 else "workers"
+        text += f", {who} {', '.join(map(str, done.convicted))} convicted"
+    return text
 
 
 def _hardware_text(hardware: Hardware) -> str:

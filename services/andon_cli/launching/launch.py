@@ -26,6 +26,7 @@ from andon.host.manifest import checkpoints_in, step_of
 from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
 from andon_cli.drawing.screen import Screen
+from andon_cli.kept_command import KeptCommand
 from andon_cli.launching.follower import Follower
 from andon_cli.launching.output import OutputLog
 from andon_cli.launching.own_service import STANDBY_AFTER_S, OwnService
@@ -130,6 +131,7 @@ class Launch:
         if line is None:
             return self._interrupted
         self.line = line
+        self._keep_command(line)
         self._follower = Follower(self._config, line, self._screen)
         self._returns = Returns(self._config, self._follower, self._workers)
         # Before the first worker starts: SIGUSR1 ends a process that does not handle it.
@@ -216,6 +218,22 @@ class Launch:
     def _run_dir(self, line: ServiceAddress) -> Path:
         service = self._config.service
         return service.folder if service else RUNS / line.run_id
+
+    def _keep_command(self, line: ServiceAddress) -> None:
+        """Leaves the script's command in the run's folder, for `andon audit`."""
+        service = self._config.service
+        if service is None:
+            return
+        kept = KeptCommand.of(
+            self._command,
+            self._environment(line, 0),
+            folder=Path.cwd(),
+            answer_encoding=service.line.answer_encoding,
+        )
+        try:
+            kept.write(service.folder)
+        except OSError as error:
+            self._screen.say(f"andon audit will ask for the command: {error}")
 
     @property
     def _command(self) -> list[str]:

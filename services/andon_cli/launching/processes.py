@@ -36,6 +36,7 @@ __all__ = [
     "exit_code_of",
     "free_port",
     "line_slot",
+    "of_no_launch",
     "start_service",
     "start_worker",
     "worker_environment",
@@ -43,9 +44,11 @@ __all__ = [
 
 # What an outer launch may have set: it must not reach the workers of this one.
 _GIVEN = ("ANDON_ADDRESS", "ANDON_RUN_ID", "ANDON_RUN_DIR", "ANDON_ON_HALT", "ANDON_SEED",
-          "ANDON_RESUME", "ANDON_OPERATOR_TOKEN_FILE", "ANDON_SPARE")  # fmt: skip
+          "ANDON_RESUME", "ANDON_AUDIT", "ANDON_OPERATOR_TOKEN_FILE", "ANDON_SPARE")  # fmt: skip
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
              "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
+_OF_A_LINE = ("ANDON_TOKEN", "ANDON_TOKEN_FILE", "ANDON_TLS_DIR", "ANDON_TRACE", "ANDON_LOG_TO",
+              "ANDON_STEPS")  # fmt: skip
 
 
 class ChildProcess(Protocol):
@@ -257,6 +260,12 @@ def worker_environment(
         **_metrics_variables(settings),
         **settings.access.environment(),
     }
+
+
+def of_no_launch(base: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what belongs to a launch, or to a line."""
+    taken = (*_GIVEN, *_TORCHRUN, *_OF_A_LINE)
+    return {name: value for name, value in base.items() if name not in taken}
 
 
 def line_slot(config: RunConfig, slot: int) -> int:

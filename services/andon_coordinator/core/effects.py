@@ -21,6 +21,7 @@ from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean
 from andon_coordinator.core.verification import Proved
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "SaveRun",
     "SaveRunEvent",
     "SaveScalars",
+    "SaveSteered",
     "SaveTerm",
     "SaveVerdict",
     "SendCommitted",
@@ -273,6 +275,20 @@ class SaveScalars:
     """The stream that they came on; 0: nobody waits for an answer."""
     sequence: int = 0
     """The heartbeat that carried them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSteered:
+    """Save the answer of a scalar all-reduce: scripts decide by it, and an audit answers with it.
+
+    Only a line with grains can be audited.
+    """
+
+    step: int
+    """Committed steps of the head."""
+    answer: ScalarAllReduceMean
+    left_out: bool = False
+    """Whether it and all that follow it at this head are too much to keep: it has no data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -640,6 +656,7 @@ Effect = (
     | SaveArithmetic
     | SaveVerdict
     | SaveScalars
+    | SaveSteered
     | SaveRunEvent
     | AcceptJoin
     | RefuseJoin

@@ -17,12 +17,15 @@ each worker, and the last two answers, for a worker whose answer was lost with i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["ScalarAllReduceMean", "ScalarAllReduces", "own_mean"]
 
 _KEPT = 2
 """How many sequence numbers are kept: the current one and the one before."""
+
+_MOST_KEPT_BYTES = 256 * 2**10
+"""Of what workers gave between two moves of the weights, so much goes into the journal."""
 
 _Parts = dict[int, tuple[float, float, bytes]]
 """Value, weight and data by worker."""
@@ -53,6 +56,7 @@ class ScalarAllReduces:
         """The greatest sequence number that each worker gave a number to."""
         self._reached: dict[int, int] = {}
         """How many workers have each of these as their greatest."""
+        self._kept_bytes = 0
 
     def give(
         self, worker: int, sequence: int, part: tuple[float, float, bytes]
@@ -98,6 +102,19 @@ class ScalarAllReduces:
             del self._answered[older]
         return answered
 
+    def keep(self, mean: ScalarAllReduceMean) -> tuple[ScalarAllReduceMean, bool] | None:
+        """An answer as the journal is to have it, and whether what workers gave is left out.
+
+        None: nothing of it is kept, since it says nothing, or an earlier one was too much already.
+        """
+        size = sum(map(len, mean.data))
+        if self._kept_bytes > _MOST_KEPT_BYTES or not (size or mean.weight):
+            return None
+        self._kept_bytes += size
+        if self._kept_bytes > _MOST_KEPT_BYTES:
+            return replace(mean, data=()), True
+        return mean, False
+
     def close(self) -> list[tuple[ScalarAllReduceMean, frozenset[int]]]:
         """Forgets all, because the weights move.
 
@@ -114,6 +131,7 @@ class ScalarAllReduces:
         self._latest.clear()
         self._furthest.clear()
         self._reached.clear()
+        self._kept_bytes = 0
         return left
 
     def _note_reached(self, worker: int, sequence: int) -> None:

@@ -19,6 +19,7 @@ from andon_coordinator.core import departures, spares
 from andon_coordinator.core.agreement import divergence
 from andon_coordinator.core.effects import (
     NoteCaughtUp,
+    SaveSteered,
     SendScalarAllReduceResult,
     SendTransfer,
     TransferRole,
@@ -199,8 +200,17 @@ def answer_scalar_all_reduces(core: CoreState) -> None:
     # Learners' scripts make the same calls, some steps later.
     hear = [*members, *core.members.following()]
     for mean in core.scalar_all_reduces.settle(awaited):
+        _keep_for_audits(core, mean)
         for member in hear:
             _answer(core, member, head, mean)
+
+
+def _keep_for_audits(core: CoreState, mean: ScalarAllReduceMean) -> None:
+    """Has the journal keep an answer, on a line whose steps can be recomputed."""
+    if core.plan is not None and core.plan.grain:
+        kept = core.scalar_all_reduces.keep(mean)
+        if kept is not None:
+            core.emit(SaveSteered(core.chain.step, *kept))
 
 
 def answer_alone(core: CoreState, member: LineMember, event: ScalarAllReduceArrived) -> None:

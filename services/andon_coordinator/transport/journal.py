@@ -68,6 +68,7 @@ JournalEffect = (
     | effects.SaveVerdict
     | effects.SaveScalars
     | effects.SaveRunEvent
+    | effects.SaveSteered
     | effects.FindAncestor
     | SaveSession
     | SaveSessionEnd
@@ -295,6 +296,8 @@ class Journal:
         if isinstance(effect, effects.SaveScalars):
             self._lose(effect)
             return
+        if isinstance(effect, effects.SaveSteered):
+            return  # An audit then computes it by itself.
         if isinstance(effect, effects.SaveRunEvent):
             kept = sum(isinstance(each, effects.SaveRunEvent) for each in self._overdue)
             if kept >= _MOST_EVENTS:
@@ -367,6 +370,7 @@ _SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
     effects.SaveArithmetic: JournalStore.save_arithmetic,
     effects.SaveVerdict: JournalStore.save_verdict,
     effects.SaveRunEvent: JournalStore.save_run_event,
+    effects.SaveSteered: JournalStore.save_steered,
     SaveSessionEnd: JournalStore.save_session_end,
 }
 """What is written, and nobody waits for."""

@@ -1,21 +1,23 @@
-"""The logbook: the journal's tables that are for people only, scalars and run events.
+"""The logbook: what the journal has for people and for audits: scalars, run events, answers.
 
-No decision depends on them. A journal that an older program wrote may lack them; then there are no
-scalars, and run events are those that halts, answers and departures tell.
+No decision depends on it. A journal that an older program wrote may lack these tables; then there
+are no scalars, and run events are those that halts, answers and departures tell.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from andon.protocol.halts import HaltAnswer
-from andon_coordinator.core.effects import SaveScalars
+from andon_coordinator.core.effects import SaveScalars, SaveSteered
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST, has_table
-from andon_coordinator.transport.schema import evidence_of
+from andon_coordinator.transport.schema import compact_json, evidence_of
 
 __all__ = [
     "LoggedScalar",
@@ -24,6 +26,7 @@ __all__ = [
     "run_events",
     "save_run_event",
     "save_scalars",
+    "save_steered",
     "scalar_curve",
     "scalar_names",
     "scalars",
@@ -95,6 +98,26 @@ def save_run_event(database: sqlite3.Connection, event: RunEvent) -> None:
     database.execute(
         f"INSERT INTO run_events VALUES (?, ?, ?, ?, ?, {LAST_RECORD}, ?)",
         (event.id, event.kind.value, event.worker, event.step, event.text, event.at_unix_s),
+    )
+
+
+def save_steered(database: sqlite3.Connection, effect: SaveSteered, at_unix_s: float) -> None:
+    """Saves the answer of a scalar all-reduce; one that was given again replaces it."""
+    answer = effect.answer
+    fields: dict[str, Any] = {
+        "value": answer.value,
+        "weight": answer.weight,
+        "contributors": answer.contributors,
+        "data": [base64.b64encode(each).decode() for each in answer.data],
+    }
+    database.execute(
+        f"INSERT OR REPLACE INTO steered VALUES (?, ?, ?, {LAST_RECORD}, ?)",
+        (
+            effect.step,
+            answer.sequence,
+            None if effect.left_out else compact_json(fields),
+            at_unix_s,
+        ),
     )
 
 

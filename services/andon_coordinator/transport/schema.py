@@ -35,6 +35,7 @@ __all__ = [
     "SCALARS",
     "SCHEMA",
     "SESSIONS",
+    "STEERED",
     "VERSION",
     "compact_json",
     "evidence_of",
@@ -125,6 +126,18 @@ CREATE TABLE IF NOT EXISTS sessions (
 ) STRICT, WITHOUT ROWID
 """
 """Sessions of ranks; likewise a later table."""
+
+STEERED = """
+CREATE TABLE IF NOT EXISTS steered (
+    step INTEGER NOT NULL,              -- steps committed at the head that it belongs to
+    sequence INTEGER NOT NULL,          -- of the scalar all-reduces at that head
+    answer TEXT,                        -- JSON, NULL: it and those after it are left out
+    record INTEGER NOT NULL,
+    at REAL NOT NULL,
+    PRIMARY KEY (step, sequence, record)
+) STRICT, WITHOUT ROWID
+"""
+"""What scripts decided by, on a line whose steps can be recomputed; likewise a later table."""
 
 OVERFLOW = "ALTER TABLE records ADD COLUMN overflow INTEGER"
 """Adds a column that journals of this version got later, to one that lacks it."""

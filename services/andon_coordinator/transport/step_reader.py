@@ -83,8 +83,11 @@ class StepReader(JournalReader):
         )
         return tuple(rows.contribution_of(part, record["batch_start"]) for part in parts)
 
-    def _in_history(self) -> str:
-        """The condition, in SQL, that a record was not rolled back; empty if none ever was."""
+    def _in_history(self, column: str = "id") -> str:
+        """The condition, in SQL, that a record was not rolled back; empty if none ever was.
+
+        `column` has the record's number.
+        """
         gone: list[tuple[int, int]] = []
         newer: int | None = None
         for row in rows.walk_back(self._database, "id, key, parent"):
@@ -92,4 +95,4 @@ class StepReader(JournalReader):
             if newer is not None and row["id"] + 1 < newer:
                 gone.append((row["id"] + 1, newer - 1))
             newer = row["id"]
-        return "".join(f" AND NOT id BETWEEN {first} AND {last}" for first, last in gone)
+        return "".join(f" AND NOT {column} BETWEEN {first} AND {last}" for first, last in gone)

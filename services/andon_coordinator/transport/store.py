@@ -32,6 +32,7 @@ from andon_coordinator.core.effects import (
     SaveRun,
     SaveRunEvent,
     SaveScalars,
+    SaveSteered,
     SaveVerdict,
     StepResult,
 )
@@ -50,6 +51,7 @@ from andon_coordinator.transport.schema import (
     SCALARS,
     SCHEMA,
     SESSIONS,
+    STEERED,
     VERSION,
     compact_json,
     evidence_of,
@@ -166,7 +168,7 @@ class JournalStore:
             )
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
-        later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS
+        later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED
         for table in (*later, *proofs.TABLES):
             self._database.execute(table)
         if not rows.has_column(self._database, "records", "overflow"):
@@ -206,6 +208,11 @@ class JournalStore:
         """Saves something that happened."""
         with self._own_transaction():
             logbook.save_run_event(self._database, effect.event)
+
+    def save_steered(self, effect: SaveSteered) -> None:
+        """Saves the answer of a scalar all-reduce."""
+        with self._own_transaction():
+            logbook.save_steered(self._database, effect, self._clock())
 
     def gaps(self) -> tuple[int, int]:
         """How many records lack their parent, and the step of the last of them; (0, 0) if none."""

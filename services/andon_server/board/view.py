@@ -7,7 +7,7 @@ shows it as text, and never as markup.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from andon.protocol.halts import HaltEvidence
@@ -101,6 +101,7 @@ def state_view(
         "schedule_note": line.schedule_note,
         "grain": line.grain,
         "one_arithmetic": line.one_arithmetic,
+        "verification": _verification(line),
         "checkpoints": _checkpoints(line.checkpoints),
         "workers": [
             _worker(each, holds_up=each.worker == slow)
@@ -110,6 +111,11 @@ def state_view(
         "halt": None if line.halt is None else halt_view(line.halt, facts.docs_url),
         "server_unix_s": now_unix_s,
     }
+
+
+def _verification(line: LineSnapshot) -> dict[str, Any] | None:
+    """How much was computed twice; None if no step is drawn."""
+    return {"fraction": line.verify} | asdict(line.verified) if line.verify else None
 
 
 def halt_view(halt: HaltEvidence, docs_url: str = "") -> dict[str, Any]:

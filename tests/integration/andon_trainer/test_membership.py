@@ -179,8 +179,11 @@ def test_a_script_that_left_a_step_in_the_middle_and_loops_again_holds_nobody_up
     assert first.position.step == second.position.step == before + 1
 
 
-def _step(member: Membership) -> None:
-    """One step without a model, from its assignment to its commit; again if it is void."""
+def _step(member: Membership, *, attends: bool = False, stop_reason: str = "") -> None:
+    """One step without a model, from its assignment to its commit; again if it is void.
+
+    `attends`: the worker takes the round for one that it only attends, once all was sent.
+    """
     while True:
         assigned = member.next_round()
         samples = sum(map(len, assigned.positions))
@@ -190,10 +193,12 @@ def _step(member: Membership) -> None:
             averages = member.await_averages()
         if averages is None:
             continue
+        member._state.assigned = replace(assigned, attends=attends)
         member.report(
             StepReport(
                 key=assigned.key,
                 loss_sum=float(samples),
+                stop_reason=stop_reason,
                 weight=float(samples),
                 samples=samples,
                 timings=Timings(compute_s=0.0, exchange_s=0.0, wait_s=0.0),
@@ -306,3 +311,18 @@ def test_an_assignment_that_cuts_a_grain_halts_the_line(
     assert evidence.reason == HALT_REASON_PROTOCOL_VIOLATION
     assert evidence.step == 1
     assert "the coordinator's" in evidence.message
+
+
+@pytest.mark.parametrize("attends", [False, True])
+def test_only_who_takes_part_hears_that_its_script_may_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, attends: bool
+) -> None:
+    with Service(tmp_path / "run", 1, "--may-stop", "operators") as service:
+        member = member_of(service, 0, capabilities=())
+        member.join()
+
+        # Nobody asks whoever attends.
+        _step(member, attends=attends, stop_reason="enough")
+
+        member.leave(LeaveReport(reason="INTERRUPTED", final_step=1))
+    assert ("only operators may end it" in caplog.text) is not attends

@@ -46,24 +46,33 @@ def batches_of(kind: str, line: Line, loaders: list[Any]) -> Iterator[torch.Tens
         yield batch if kind == "stream" else batch[0]
 
 
+def trained(kind: str) -> tuple[Any, torch.optim.Optimizer]:
+    """A model with dropout: of bfloat16 for a stream, with sparse gradients for batches."""
+    if kind == "batches":
+        sparse = nn.Embedding(len(NUMBERS), 4, sparse=True)
+        model = nn.Sequential(sparse, nn.Flatten(), nn.Dropout(0.3), nn.Linear(4, 1))
+        return model, torch.optim.SGD(model.parameters(), lr=0.01)
+    model = nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.3), nn.Linear(4, 1))
+    if kind == "stream":
+        model = model.to(torch.bfloat16)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     torch.manual_seed(0)
     kind: str = spec["kind"]
     line = Line(same_bits=True, total_steps=11)
-    model: Any = nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.3), nn.Linear(4, 1))
-    if kind == "stream":
-        model = model.to(torch.bfloat16)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer = trained(kind)
     _, _, *loaders = line.prepare(model, optimizer, *loader_of(kind), micro_batch_size=3)
     losses = {}
     for _ in line.epochs(99):
         for batch in batches_of(kind, line, loaders):
-            x = batch.to(model[0].weight.dtype)
+            x = batch.to(model[-1].weight.dtype)
             with line.accumulate(2 if kind == "shards" else 1):
                 optimizer.zero_grad(set_to_none=False)
-                line.backward(F.mse_loss(model(x), x))
+                line.backward(F.mse_loss(model(batch.long() if kind == "batches" else x), x))
                 optimizer.step()
             if line.loss is not None:
                 losses[line.step] = line.loss

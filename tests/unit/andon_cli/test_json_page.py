@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
+from andon.host.audit_files import AuditRecord
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
+from andon.protocol.records import Cursor, Key, RecordKind
+from andon.protocol.run_settings import RunPlan
+from andon_cli.auditing.judging import Difference
+from andon_cli.auditing.scope import Scope
 from andon_cli.client import (
     CheckpointStatus,
     Hardware,
@@ -21,6 +26,7 @@ from andon_cli.client import (
     StepTimes,
     WorkerStatus,
 )
+from andon_cli.commands.audit import AuditOutcome
 from andon_cli.commands.doctor.findings import findings_json, ok
 from andon_cli.commands.export import STEP_COLUMNS, json_pieces
 from andon_cli.commands.history import history_json
@@ -149,6 +155,19 @@ def test_the_fields_of_an_export_and_the_columns_of_its_table(run: Path) -> None
     assert names(told["steps"][0]) == set(STEP_COLUMNS)
     assert set(STEP_COLUMNS) == named("`andon export`", "The columns of the CSV are")
     assert names(told["run"]) == documented("`andon show`") - {"scalars"}
+
+
+def test_the_fields_of_an_audit() -> None:
+    origin = AuditRecord(key=Key(1, 1), kind=RecordKind.INITIAL, step=0, cursor=Cursor(0, 0))
+    plan = RunPlan(global_batch=4)
+    scope = Scope(run_id="7f3a", plan=plan, layout="", origin=origin, last=2)
+    difference = Difference(step=1, what="loss", recorded="1", recomputed="2")
+
+    told = AuditOutcome(scope=scope, difference=difference).fields()
+
+    assert names(told) == documented("`andon audit`")
+    has = named("`andon audit`", "The `difference` has")
+    assert names(told["difference"]) == has
 
 
 def test_the_fields_of_the_small_commands() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from andon_trainer import Line
 from andon_trainer.config import LineConfig
 
-FOUND = {"andon_run", "launch"}
+FOUND = {"andon_run", "audit", "launch"}
 """Found in the environment by `LineConfig.read`, and never given."""
 
 

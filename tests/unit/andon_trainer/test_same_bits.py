@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon.protocol.records import PositionRange
-from andon_trainer import Line
+from andon_trainer import Fit, Line, Trainer
 from andon_trainer.data.feed import Share
 from andon_trainer.data.orders import BatchOrders
+from andon_trainer.script.grain_checks import refuse_other_grains
 
 DATA = TensorDataset(torch.arange(22.0).reshape(22, 1))
 
@@ -106,6 +107,33 @@ def test_a_batch_larger_than_those_of_the_first_epoch_is_refused() -> None:
 def test_what_is_no_grain_is_refused_by_name(net: Any, micro: int | None, why: str) -> None:
     with Line(same_bits=True) as line, pytest.raises(ValueError, match=why):
         prepared(line, net, micro=micro)
+
+
+def test_models_in_ddp_are_refused() -> None:
+    with pytest.raises(ValueError, match="start one worker a GPU"):
+        refuse_other_grains([nn.Linear(1, 1)], in_host=True)
+
+
+def test_rows_of_other_grains_are_refused_in_a_loop_body() -> None:
+    with Line(same_bits=True) as line:
+        _, _, loader = prepared(line, nn.Linear(1, 1))
+        (x,) = next(iter(loader))
+
+        with pytest.raises(RuntimeError, match="gather between two steps"):
+            line.gather(x)
+
+
+def test_a_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANDON_SAME_BITS", "1")
+
+    trainer = Trainer(
+        model=lambda: nn.Linear(1, 1),
+        optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
+        data=lambda: (DATA, None),
+    )
+
+    with pytest.raises(ValueError, match="write the loop with Line"):
+        trainer.fit(Fit(steps=1))
 
 
 def test_manual_steps_are_refused() -> None:

@@ -245,13 +245,16 @@ class SoloGrains(SoloAverager):
         self._sums = GrainSums(plan)
         self._buffers = GrainBuffers(modules)
         self._grains: Grains | None = None
-        self.verification = None
+        # Nobody else's grains are verified alone; an audit has its own ones attested.
+        self.verification = Verification(None, plan, self._sums)
 
     def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
         """See `GrainAverager`."""
         self.losses.clear()
         self._grains = grains
-        self._sums.begin(grains)
+        self._sums.begin(grains, attests=attests)
+        if attests:
+            self.verification.begin(grains)
         self._buffers.begin(grains)
 
     def put_away(self) -> None:
@@ -264,9 +267,7 @@ class SoloGrains(SoloAverager):
 
     def take_grain(self, grain: int, weight: float) -> None:
         """See `GrainAverager`."""
-        scaled = self._loss_scale is not None and self._loss_scale.enabled
-        unscale = self._loss_scale.inverse if scaled and self._loss_scale is not None else None
-        self._sums.take(grain, weight, unscale)
+        self._sums.take(grain, weight, self._unscale)
         self._buffers.take(grain, weight)
 
     def leave_out(self, grain: int) -> None:
@@ -286,6 +287,8 @@ class SoloGrains(SoloAverager):
             self.take_grain(*last)
         self.overflowed = False
         total = sum(part.weight for part in nodes)
+        if self._sums.hashes is not None:
+            self._sums.hash_nodes()
         self._put_mean(total)
         # After the check: from here on a gradient that is added is too late, as on a line.
         self.late.averaged(range(len(self._plan.parameters)))
@@ -295,6 +298,11 @@ class SoloGrains(SoloAverager):
         """Sets the statistics that the grains made."""
         self._buffers.committed()
         self._sums.clear()
+
+    @property
+    def _unscale(self) -> torch.Tensor | None:
+        scale = self._loss_scale
+        return scale.inverse if scale is not None and scale.enabled else None
 
     def _put_mean(self, total: float) -> None:
         assert self._grains is not None

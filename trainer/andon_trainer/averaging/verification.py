@@ -33,7 +33,7 @@ class Verification:
 
     def __init__(
         self,
-        member: AveragingMember,
+        member: AveragingMember | None,
         plan: ModelPlan,
         own: GrainSums,
         loss_scale: LossScale | None = None,
@@ -41,7 +41,7 @@ class Verification:
         """Verifies nothing yet.
 
         Args:
-            member: this worker.
+            member: this worker; None: it is alone, so no reducer makes its averages.
             plan: the blocks.
             own: the sums of what this worker contributes, which hashes them.
             loss_scale: the scale that gradients have; None: none.
@@ -107,13 +107,15 @@ class Verification:
         expected = digest_of(map(component_hash, self._gradients(total_weight)))
         if expected == found:
             return found
-        assigned = self._member.position.assigned
+        assigned = None if self._member is None else self._member.position.assigned
         assert assigned is not None
         return digest_of([found, expected, assigned.rank.to_bytes(4, "big")])
 
     @property
     def _has_all(self) -> bool:
         """Whether all grains are here, each once, and averages are sent without rounding."""
+        if self._member is None:
+            return False
         policy = self._member.policy
         nodes = [*self._own.nodes, *self._verified.nodes]
         grains = {at for node in nodes for at in range(node.first, node.stop)}

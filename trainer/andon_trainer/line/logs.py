@@ -66,7 +66,7 @@ class Logs:
         session = self._session
         config = session.worker.config
         form = config.log_to or ("csv" if config.solo else "")
-        if config.run_dir is None or not form:
+        if config.run_dir is None or not form or config.audit is not None:
             return
         try:
             if self._scalar_file is None:

@@ -65,10 +65,17 @@ class Tallies:
         """What this worker computes counts for nothing: it only learns."""
         self._done = {}
 
-    def take(self, packed: bytes) -> None:
-        """What a worker has computed."""
+    def take(self, packed: bytes) -> list[int]:
+        """What a worker has computed; returns the batches of which other sums were here."""
+        differing = []
         for number, sums in json.loads(packed):
-            self._done[number] = None if sums is None else (sums[0], sums[1])
+            taken = None if sums is None else (sums[0], sums[1])
+            here = self._done.get(number)
+            # As text: a sum that is not a number equals none.
+            if here is not None and repr(here) != repr(taken):
+                differing.append(number)
+            self._done[number] = taken
+        return differing
 
     def end(self) -> None:
         """All batches are here."""

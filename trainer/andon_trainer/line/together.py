@@ -35,6 +35,7 @@ from andon_trainer.line.gathering import (
 )
 from andon_trainer.line.session import LineSession
 from andon_trainer.line.tallies import Tallies
+from andon_trainer.place.audit import AuditMember
 from andon_trainer.schedules.loop_steps import LoopSteps
 from andon_trainer.state.best import BEST, BestSoFar
 
@@ -123,7 +124,9 @@ class Together:
         if assigned is not None:
             found = self._gather_bytes(tallies.packed())
             for each in chain.from_iterable(found.values()):
-                tallies.take(each)
+                differing = tallies.take(each)
+                if differing and isinstance(session.member, AuditMember):
+                    session.member.differs(differing)
             if self.coverage.lacks(len(found)):
                 self.coverage.shrink(list(found), assigned.key)
 

@@ -18,6 +18,7 @@ import torch
 
 from andon.protocol.records import Key
 from andon.protocol.run_settings import DRAINED, RunPlan
+from andon_trainer.averaging.attesting import can_attest
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Digest, LeaveReport
@@ -27,6 +28,7 @@ from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.member import FollowerMember, LeaderMember
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, located_by_leader
 from andon_trainer.model.layout import ModelPlan, warn_of_rounding
+from andon_trainer.place.audit import AuditMember
 from andon_trainer.place.candidate import Candidate, refuse_other_plan
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
@@ -170,11 +172,6 @@ class Worker:
         config = self.config
         stated = () if self.arithmetic is None else self.arithmetic.stated(self.device)
         self.checkpoints.takes_up(stated)
-        if config.solo:
-            if stated and config.run_dir is not None:
-                write_stated(config.run_dir, stated)
-            self.member = SoloMember(run, self.checkpoints.origin, self._timeline)
-            return self.member
         candidate = Candidate(
             layout=plan.layout,
             plan=run,
@@ -184,6 +181,20 @@ class Worker:
             arithmetic=stated,
             capabilities=capabilities,
         )
+        if config.audit is not None:
+            self.member = AuditMember(
+                config.audit,
+                candidate,
+                self.replica.weights,
+                self.checkpoints.end,
+                can_attest=can_attest(),
+            )
+            return self.member
+        if config.solo:
+            if stated and config.run_dir is not None:
+                write_stated(config.run_dir, stated)
+            self.member = SoloMember(run, self.checkpoints.origin, self._timeline)
+            return self.member
         self._telemetry = Telemetry(config, self._timeline, gpu_of(self.device))
         self.membership = membership = Membership(config, candidate, self._telemetry)
         leader = None
@@ -280,7 +291,7 @@ class Worker:
                 return
             assert self._run is not None
             self.checkpoints.settle(self.replica, self.member, self._run)
-            if not isinstance(self.member, SoloMember):
+            if self.config.audit is not None or not isinstance(self.member, SoloMember):
                 self.compare_ends()
         except BaseException as error:
             self.crash = error  # `leave` reports it.

@@ -491,7 +491,7 @@ class WorkerCheckpoints:
         Its folder is what `checkpoints/best` leads to. A run without a folder keeps none.
         """
         run_dir, self._best = self._config.run_dir, step
-        if run_dir is None:
+        if run_dir is None or self._config.audit is not None:
             return
         if step == self._written:  # By this worker, before it was known to be the best.
             self._name_best(checkpoint_folder(run_dir, step), step)

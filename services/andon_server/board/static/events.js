@@ -14,6 +14,7 @@ const KINDS = {
   halted: ["red", "Halted"],
   answered: ["green", "Answered"],
   arithmetic: ["amber", "Other arithmetic"],
+  convicted: ["red", "Convicted"],
   overflow: ["amber", "Overflow"],
   checkpoint: ["off", "Checkpoint"],
   checkpoint_missed: ["amber", "No checkpoint"],
@@ -22,7 +23,7 @@ const KINDS = {
   session: ["green", "Session"],
   session_over: ["amber", "Session over"],
 };
-const MARKED = { halted: "--red", lost: "--amber", dropped: "--amber", went_back: "--amber", session_over: "--amber" };
+const MARKED = { halted: "--red", convicted: "--red", lost: "--amber", dropped: "--amber", went_back: "--amber", session_over: "--amber" };
 const OF_SESSIONS = ["session", "session_over"];
 const MOST = 200;
 

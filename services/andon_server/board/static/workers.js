@@ -118,5 +118,13 @@ function showPlace(state) {
   const schedule = uneven ? `Schedule: ${state.schedule}${state.schedule_note ? ` (${state.schedule_note})` : ""}.` : "";
   const differ = state.one_arithmetic || state.live < 2 ? "" : ", but the workers' arithmetics differ";
   const bits = state.grain ? `Same bits in grains of ${state.grain}${differ}.` : "";
-  say(byId("schedule"), [schedule, bits].filter(Boolean).join(" "));
+  say(byId("schedule"), [schedule, bits, verified(state.verification)].filter(Boolean).join(" "));
+}
+
+/** How much was computed twice, and what came of it; empty if nothing is. */
+function verified(done) {
+  if (!done) return "";
+  const differed = done.differences ? `, results differed ${several(done.differences, "time")}` : "";
+  const convicted = done.convicted.length ? `, convicted: worker ${done.convicted.slice(-16).join(", ")}` : "";
+  return `Verified ${several(done.steps, "step")}${differed}${convicted}.`;
 }

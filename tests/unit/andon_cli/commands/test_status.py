@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from andon.protocol.halts import HaltEvidence, HaltReason
-from andon_cli.client import Hardware, LineStatus, WorkerStatus
+from andon_cli.client import Hardware, LineStatus, VerificationStatus, WorkerStatus
 from andon_cli.commands.status import status_lines
 from andon_cli.drawing.texts import schedule_line
 
@@ -105,6 +105,18 @@ def test_a_line_of_equal_bits_says_so() -> None:
     assert status_lines(replace(status, one_arithmetic=True))[-1] == said
     differ = f"{said}, but the workers' arithmetics differ (andon show)"
     assert status_lines(status)[-1] == differ
+
+
+def test_a_line_that_verifies_says_how_much_and_what_came_of_it() -> None:
+    done = VerificationStatus(fraction=0.1, steps=14, grains=168)
+    quiet = replace(STATUS, workers=(), schedule="every-step", schedule_note="", grain=8)
+    status = replace(quiet, one_arithmetic=True, verification=done)
+
+    assert status_lines(status)[-1].endswith("grains of 8  verified 14 steps")
+    convicted = replace(done, differences=1, convicted=(2,))
+    assert status_lines(replace(status, verification=convicted))[-1].endswith(
+        "verified 14 steps, results differed 1 time, worker 2 convicted"
+    )
 
 
 def test_what_a_worker_says_can_not_move_the_cursor() -> None:

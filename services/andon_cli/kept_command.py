@@ -1,0 +1,102 @@
+"""The kept command: how `andon run` started a run's script, so that an audit can start it again.
+
+It lies in the run's folder. Secrets are never kept: a command with an argument that looks like one
+is left out, and an audit then has to be given it. Of the environment only what decides bits and the
+run's length is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from andon.host.private_files import open_private
+from andon.protocol.arithmetic import ENVIRONMENT
+
+__all__ = ["KeptCommand", "secret_in"]
+
+_FILE = "command.json"
+_VARIABLES = ("ANDON_STEPS", "OMP_NUM_THREADS", *ENVIRONMENT)
+_SECRET = re.compile(
+    r"pass(word|wd|phrase)|secret|token(?!s|i|_?len)|credential|api[-_]?key|private[-_]?key|"
+    r"access[-_]?key|://[^/@\s]+:[^/@\s]+@",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCommand:
+    """A command, and what its bits depend on beside it."""
+
+    command: tuple[str, ...] = ()
+    """The interpreter, the script and its arguments; empty: it was left out."""
+    folder: str = ""
+    """Where it was started."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    answer_encoding: str = ""
+    """How the line's averages travelled; empty: not known."""
+    left_out: str = ""
+    """Why there is no command."""
+
+    @classmethod
+    def of(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        folder: Path,
+        answer_encoding: str,
+    ) -> KeptCommand:
+        """What may be kept of a worker's command and environment."""
+        kept = {name: environment[name] for name in _VARIABLES if name in environment}
+        secret = secret_in(command)
+        if secret:
+            return cls(
+                variables=kept,
+                answer_encoding=answer_encoding,
+                left_out=f"its argument {secret} may be a secret",
+            )
+        return cls(
+            command=tuple(command),
+            folder=str(folder.absolute()),
+            variables=kept,
+            answer_encoding=answer_encoding,
+        )
+
+    def write(self, run_dir: Path) -> None:
+        """Writes it to a run's folder, completely or not at all.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        draft = run_dir / f".{_FILE}.draft"
+        with open(draft, "w", encoding="utf-8", opener=open_private) as file:
+            file.write(json.dumps(asdict(self)) + "\n")
+        draft.replace(run_dir / _FILE)
+
+    @classmethod
+    def read(cls, run_dir: Path) -> KeptCommand | None:
+        """That of a run's folder; None if there is none that can be read."""
+        try:
+            fields = json.loads((run_dir / _FILE).read_text("utf-8"))
+            command = tuple(fields.pop("command"))
+            variables = dict(fields.pop("variables"))
+            kept = cls(command=command, variables=variables, **fields)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+        texts = (*kept.command, *kept.variables.values(), kept.folder, kept.answer_encoding)
+        return kept if all(isinstance(each, str) for each in texts) else None
+
+
+def secret_in(command: Sequence[str]) -> str:
+    """The name of the first argument that looks like a secret, without its value; empty: none."""
+    for argument in command[1:]:
+        name, _, _ = argument.partition("=")
+        if "://" in argument and _SECRET.search(argument):
+            return "with a password in an address"
+        if _SECRET.search(name):
+            return name
+    return ""

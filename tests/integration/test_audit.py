@@ -1,0 +1,69 @@
+"""`andon audit`: a run of 500 steps is recomputed, and one wrong step in it is found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from andon_cli.app import main
+from integration.harness import SCRIPTS, train
+
+pytestmark = pytest.mark.integration
+
+STEPS, WRONG = 500, 312
+FLAGS = ("--same-bits", "--digest-every", "1")
+
+
+def trained(folder: Path, **spec: int) -> list[str]:
+    """Trains; returns the words that audit the run with the script as it should be.
+
+    The audit's script writes no result: its folder has none afterwards.
+    """
+    folder.mkdir()
+    train(folder, {"steps": STEPS, **spec}, 1, *FLAGS, script="audited.py")
+    (folder / "spec.json").write_text(json.dumps({"steps": STEPS}))
+    command = [sys.executable, str(SCRIPTS / "audited.py"), str(folder / "spec.json")]
+    return ["audit", str(folder / "run"), "--format", "json", "--", *command, str(folder / "out")]
+
+
+def found(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return fields
+
+
+def test_one_bit_that_is_wrong_after_one_step_of_500_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = trained(tmp_path / "bad", wrong=WRONG)
+
+    assert main(words) == 1
+
+    difference = found(capsys)["difference"]
+    assert (difference["step"], difference["what"]) == (WRONG, "weights")
+    assert difference["weights_equal_after"] == WRONG - 1
+
+
+def test_the_same_run_without_it_passes_also_if_the_audit_is_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = trained(tmp_path / "good")
+    words[2:2] = ["--own-checkpoint-every", "100"]
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "good").rglob("*")}
+
+    monkeypatch.setenv("AUDITED_DIES_AT", "350")
+    assert main(words) == 4
+    assert "stopped at step 350 of 500: it ended with exit code 7" in capsys.readouterr().err
+    monkeypatch.delenv("AUDITED_DIES_AT")
+    assert main(words) == 0
+
+    fields = found(capsys)
+    assert fields["verdict"] == "steps 1 to 500 recomputed: all weights equal, and all losses"
+    assert "went on from its own checkpoint" in fields["notes"][0]
+    # The run is as it was, and what stands behind the script's loop did not run.
+    assert not (tmp_path / "good" / "out").exists()
+    changed = [path for path, at in files.items() if path.stat().st_mtime_ns != at]
+    assert changed == [tmp_path / "good" / "run"]
