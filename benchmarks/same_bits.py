@@ -188,7 +188,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--block", type=int, default=5, help="steps that are timed together")
+    parser.add_argument("--block", type=int, default=4, help="steps that are timed together")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument(
         "--verify", type=float, default=0.0, metavar="PART", help="measure --verify PART"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 from torch.backends import mkl
 
 from andon.host.errors import ExitCode
+from andon_cli.app import main
 from andon_coordinator.core.run_events import RunEventKind
 from andon_coordinator.transport.reader import JournalReader
 from integration.harness import (
+    SCRIPTS,
     Service,
     finish,
     on_line,
@@ -96,6 +100,10 @@ def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
         seen = finish(workers[:2])
 
     assert [answers(each) for each in seen] == [answers(expected)] * 2
+    # An audit is answered as the workers were, who gathered twice.
+    script = [str(each) for each in (SCRIPTS / "grains.py", tmp_path / "alone.json", tmp_path)]
+    (tmp_path / "alone.json").write_text(json.dumps({**spec, "dies_evaluating": None, "slot": 0}))
+    assert main(["audit", str(tmp_path / "run"), "--", sys.executable, *script]) == 0
 
 
 def test_a_run_goes_on_from_a_checkpoint_with_fewer_workers(
@@ -157,6 +165,15 @@ def test_a_worker_with_another_number_of_threads_is_refused_or_told(
         told = [each.text for each in reader.run_events() if each.kind is RunEventKind.ARITHMETIC]
     assert [each["threads"] for each in stated] == ["1", "2"]
     assert told == ["it computes with threads 2, and the line with 1"]
+
+
+def test_a_trainer_gives_the_same_bits_alone_and_on_a_line(tmp_path: Path) -> None:
+    expected = train_alone(tmp_path / "alone", {}, "grain_trainer.py").seen
+
+    seen = train(tmp_path / "line", {}, 2, *FLAGS, script="grain_trainer.py")
+
+    assert seen == [expected] * 2
+    assert len(expected["evaluations"]) == 5
 
 
 @pytest.mark.parametrize("kind", ["stream", "batches", "shards"])

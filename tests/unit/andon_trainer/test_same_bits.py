@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon.protocol.records import PositionRange
-from andon_trainer import Fit, Line, Trainer
+from andon_trainer import Line
 from andon_trainer.data.feed import Share
 from andon_trainer.data.orders import BatchOrders
 from andon_trainer.script.grain_checks import refuse_other_grains
@@ -100,9 +100,8 @@ def test_a_batch_larger_than_those_of_the_first_epoch_is_refused() -> None:
     [
         (nn.Linear(1, 1), None, r"micro_batch_size=8"),
         (nn.Sequential(nn.Linear(1, 1), nn.SyncBatchNorm(1)), 3, "1 is a SyncBatchNorm"),
-        (torch.compile(nn.Linear(1, 1), backend="eager"), 3, "torch.compile"),
     ],
-    ids=["no-size", "sync-batch-norm", "compiled"],
+    ids=["no-size", "sync-batch-norm"],
 )
 def test_what_is_no_grain_is_refused_by_name(net: Any, micro: int | None, why: str) -> None:
     with Line(same_bits=True) as line, pytest.raises(ValueError, match=why):
@@ -123,17 +122,11 @@ def test_rows_of_other_grains_are_refused_in_a_loop_body() -> None:
             line.gather(x)
 
 
-def test_a_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANDON_SAME_BITS", "1")
+def test_a_compiled_module_is_refused() -> None:
+    compiled: Any = torch.compile(nn.Linear(1, 1), backend="eager")
 
-    trainer = Trainer(
-        model=lambda: nn.Linear(1, 1),
-        optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
-        data=lambda: (DATA, None),
-    )
-
-    with pytest.raises(ValueError, match="write the loop with Line"):
-        trainer.fit(Fit(steps=1))
+    with Line(same_bits=True) as line, pytest.raises(ValueError, match=r"torch\.compile"):
+        prepared(line, compiled, micro=3)
 
 
 def test_manual_steps_are_refused() -> None:

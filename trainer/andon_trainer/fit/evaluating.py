@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,11 @@ def evaluate(
         names: of all that `measure` returns; a worker may have no batch to learn them from.
     """
     was_training = model.training
+    if line.same_bits:
+        model.eval()
+        means = _tallied(line, loader, measure, names)
+        model.train(was_training)
+        return means
     while True:
         model.eval()
         sums = _sums(line.split(loader), measure, names)
@@ -48,6 +54,30 @@ def evaluate(
         if covered:
             return means
         # A worker was lost meanwhile, and its share with it: the others divide the whole set.
+
+
+@torch.no_grad()
+def _tallied(
+    line: Line,
+    loader: Any,
+    measure: Callable[[Any], Mapping[str, Any]],
+    names: Sequence[str],
+) -> dict[str, float]:
+    """The means on a line of same bits, which adds up whole batches in their order."""
+    for batch in line.split(loader):
+        sums = _sums([batch], measure, names)
+        # Each name has a weight of its own, and a tally has one number of terms.
+        parts = {f"sum {name}": total for name, (total, _) in sums.items()}
+        parts |= {f"weight {name}": weight for name, (_, weight) in sums.items()}
+        line.tally(parts, 1)
+    found = line.tallied()
+    if not isinstance(found, Mapping):  # There was no batch.
+        return dict.fromkeys(names, math.nan)
+    weights = {name: found[f"weight {name}"] for name in names}
+    return {
+        name: found[f"sum {name}"] / weight if weight else math.nan
+        for name, weight in weights.items()
+    }
 
 
 @torch.no_grad()

@@ -110,12 +110,6 @@ class Trainer:
             checkpoint_every=fit.checkpoint_every or None,
             total_steps=fit.steps,
         )
-        if line.same_bits:
-            line.close()
-            raise ValueError(
-                "Trainer does not support same_bits yet, since it seeds workers by their rank: "
-                "write the loop with Line, or leave same_bits (ANDON_SAME_BITS) out"
-            )
         seed_everything(fit.seed)
         training, validation = self.data()
         loader: Any = training_loader(training, fit, self.collate_fn)
@@ -132,7 +126,8 @@ class Trainer:
             micro_batch_size=fit.micro_batch_size,
         )
         rates = LearningRates(optimizer, scheduler, fit)
-        seeds = WorkerSeeds(fit.seed)
+        # With same bits the line seeds each grain, whoever computes it.
+        seeds = None if line.same_bits else WorkerSeeds(fit.seed)
         measure = None
         if evaluated is not None:  # A loader over a stream has no truth value.
             measure = partial(self._evaluate, line, model, evaluated, fit)
@@ -140,7 +135,8 @@ class Trainer:
         with line, bar, course.over(model, loader, rates, measure):
             for epoch in line.epochs(fit.epochs or fit.steps or 0):
                 for batch in loader:
-                    seeds.begin(line.step, line.rank)
+                    if seeds is not None:
+                        seeds.begin(line.step, line.rank)
                     optimizer.zero_grad()
                     with fit.autocast(line.device):
                         loss, weight = weighted(self.loss(model, batch), "loss")

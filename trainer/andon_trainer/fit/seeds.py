@@ -5,7 +5,8 @@ What a forward draws (dropout masks) must differ between the workers: with the s
 them a batch would see fewer masks, the more workers there are. So at the first micro-batch of a
 step a worker seeds its generators by (seed, step, rank). By rank and not by launch slot, because
 some launchers give no slot, and no two workers have the same rank. By step, because a resumed run
-then draws what it would have drawn without a stop, on every rank.
+then draws what it would have drawn without a stop, on every rank. On a line of same bits the line
+itself seeds each grain.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class Fit:
     epochs: int | None = None
     """Epochs after which training ends. Give this, or `steps`."""
     micro_batch_size: int | None = None
-    """The most samples in one forward; None: all of a worker's share."""
+    """The most samples in one forward; None: all of a worker's share. With same bits each forward
+    sees exactly so many, and it must be given."""
     loader_processes: int = 0
     """Number of processes in which each worker loads training samples; they stay to the end."""
     drop_last: bool = False
@@ -72,7 +73,8 @@ class Fit:
     """Where the main worker writes the final weights: a `.safetensors` file; or a folder, if the
     model has `save_pretrained`."""
     seed: int = 0
-    """Seed of the weights, of the sample order, and, with a worker's rank, of its dropout."""
+    """Seed of the weights, of the sample order, and of dropout: with a worker's rank, or, with same
+    bits, with a grain's place."""
     progress: bool | None = None
     """Whether the main worker shows a progress bar. None: if its output is a terminal."""
 

@@ -19,7 +19,7 @@ def refuse_without_grain(micro_batch_size: int | None) -> int:
     if micro_batch_size is None:
         raise ValueError(
             "same_bits needs the number of samples that one forward sees, whatever the number of "
-            "workers: line.prepare(..., micro_batch_size=8)"
+            "workers: line.prepare(..., micro_batch_size=8), or Fit(micro_batch_size=8)"
         )
     return micro_batch_size
 
