@@ -30,6 +30,8 @@ pytestmark = pytest.mark.integration
 
 STEPS, KILLED_IN = 7, 4
 FLAGS = ("--same-bits", "--min-workers", "1", "--liveness", "2", "--digest-every", "1")
+VERIFY = ("--verify", "1.0")
+"""Grains of others are computed as well, which must change no bit."""
 WIRE: dict[str, Any] = {"ANDON_SHARED_DIR": "off", "ANDON_TCP": "off"}
 LANES = {"ANDON_SHARED_DIR": "off"}
 ANSWER = ("digest", "losses", "draws", "evaluations")
@@ -59,7 +61,7 @@ def test_any_number_of_workers_trains_the_same_bits(
     kind, expected = alone
     spec = {"kind": kind, "steps": STEPS}
 
-    flags = *FLAGS, "--shares", "balanced"
+    flags = *FLAGS, "--shares", "balanced", *VERIFY
     seen = train(tmp_path, spec, workers, *flags, script="grains.py", **path)
 
     assert [answers(each) for each in seen] == [answers(expected)] * workers
@@ -181,7 +183,7 @@ def test_however_samples_come_the_bits_are_the_same(tmp_path: Path, kind: str) -
     spec = {"kind": kind}
     expected = train_alone(tmp_path / "alone", spec, "grain_data.py").seen
 
-    seen = train(tmp_path / "line", spec, 3, *FLAGS, script="grain_data.py")
+    seen = train(tmp_path / "line", spec, 3, *FLAGS, *VERIFY, script="grain_data.py")
 
     assert [each["digest"] for each in seen] == [expected["digest"]] * 3
     for each in seen:
