@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # where the ranks 
 from machine import describe_machine
 
 from integration.andon_torch.rank_scripts import COLLECTIVES
-from integration.andon_torch.rig import run_all
+from integration.andon_torch.rig import in_trouble
 
 CASES = [
     *(("kill", place) for place in (*COLLECTIVES, "send", "backward")),
@@ -56,19 +56,10 @@ def main() -> None:
 
 def measured(lease_s: float) -> dict[tuple[str, str], float]:
     """Each fault once: seconds until the last of the other ranks has raised."""
-    specs = [
-        {
-            "scenario": "trouble",
-            "ranks": 3,
-            "backend": "andon",
-            "arguments": {"act": act, "place": place},
-        }
-        for act, place in CASES
-    ]
-    found = {}
-    for case, (first, _, last) in zip(CASES, run_all(*specs, lease_s=lease_s), strict=True):
-        found[case] = max(each.get("result", each)["seconds"] for each in (first, last))
-    return found
+    return {
+        case: max(each.get("result", each)["seconds"] for each in (first, last))
+        for case, (first, _, last) in in_trouble(CASES, lease_s).items()
+    }
 
 
 def row_of(act: str, place: str, seconds: list[float]) -> dict[str, Any]:

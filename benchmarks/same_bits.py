@@ -6,6 +6,8 @@ takes as long as its slowest worker. The figure is the median of the pairs' rati
 a script that runs alone is measured. The memory is the most that a worker ever had, with what it
 maps of shared memory.
 
+With `--verify 1.0` both lines have `same_bits`, and one of them computes all steps twice.
+
     python benchmarks/same_bits.py --json benchmarks/results/same-bits.json
 """
 
@@ -69,6 +71,7 @@ def _side(folder: Path, spec: dict[str, Any], workers: int, path: str) -> Iterat
         where = {"address": "", "run_id": "", "shared_dir": ""}
         if workers:
             flags = ["--same-bits"] if spec["same_bits"] else []
+            flags += ["--verify", str(spec["verify"])] if spec["verify"] else []
             line = stack.enter_context(serving(folder, workers, [*PATHS[path].flags, *flags]))
             shared = PATHS[path].shared_dir
             where = {
@@ -106,6 +109,7 @@ def measure(workers: int, path: str, options: argparse.Namespace) -> dict[str, A
         "micro": options.micro,
         "batch": options.micro * options.grains * max(1, workers),
         "block": options.block,
+        "verify": options.verify,
     }
     pairs: list[dict[str, dict[str, float]]] = []
     with ExitStack() as stack:
@@ -113,7 +117,9 @@ def measure(workers: int, path: str, options: argparse.Namespace) -> dict[str, A
         sides = {}
         for name in _NAMES:
             (folder / name).mkdir()
-            mine = {**spec, "same_bits": name == "with"}
+            counts = name == "with"
+            mine = {**spec, "same_bits": counts or options.verify > 0}
+            mine["verify"] = options.verify if counts else 0.0
             sides[name] = stack.enter_context(_side(folder / name, mine, workers, path))
         for number in range(WARM_UP + options.pairs):
             order = _NAMES if number % 2 else _NAMES[::-1]
@@ -182,8 +188,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--block", type=int, default=5, help="steps that are timed together")
+    parser.add_argument("--block", type=int, default=4, help="steps that are timed together")
     parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument(
+        "--verify", type=float, default=0.0, metavar="PART", help="measure --verify PART"
+    )
     parser.add_argument("--note", action="append", default=[], help="goes into the JSON")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

@@ -19,11 +19,13 @@ pytestmark = [
 ]
 
 
-def test_four_languages_train_one_model_and_one_is_killed_on_the_way(tmp_path: Path) -> None:
+def test_four_languages_train_one_model_in_grains_and_one_is_killed_on_the_way(
+    tmp_path: Path,
+) -> None:
     languages = ["python", *LANGUAGES]
     lost = languages.index("go")
-    more = ("--min-workers", "3", "--grad-norm-spike", "1000")
-    with mixed_line(tmp_path, 4, 50, *more, small_chunks=True) as line:
+    more = ("--min-workers", "3", "--grad-norm-spike", "1000", "--arithmetic", "tell")
+    with mixed_line(tmp_path, 4, 30, *more, small_chunks=True, grain=3) as line:
         for slot, language in enumerate(languages):
             line.start(slot, language, hold_at="20" if language == "python" else "")
         line.await_step(19)
@@ -33,7 +35,7 @@ def test_four_languages_train_one_model_and_one_is_killed_on_the_way(tmp_path: P
         end = line.ended_alike()
 
     chain = line.judge()
-    assert end["step"] == 50
+    assert end["step"] == 30
     assert all(entry.record.roster == (0, 1, 2, 3) for entry in chain[1:20])
     assert all(lost not in entry.record.roster for entry in chain[20:])
 

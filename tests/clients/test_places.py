@@ -1,4 +1,4 @@
-"""Clients on lines with several reducers, and on lines with mutual TLS."""
+"""Clients on a line with mutual TLS. With several reducers the judge plays a line for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from chaos.reducers import SECRET, Reducer
 from clients.languages import LANGUAGES
 from clients.rig import mixed_line
 
@@ -23,26 +22,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     *(mark for language in LANGUAGES.values() for mark in language.marks),
 ]
-
-
-def test_clients_send_each_chunk_to_the_reducer_that_averages_it(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text(SECRET)
-    flags = ("--reducers", "2", "--secret-file", str(tmp_path / "secret"))
-    with mixed_line(tmp_path, 3, 20, *flags) as line:
-        reducer = Reducer(line.service.address, tmp_path)
-        try:
-            reducer.start()
-            for slot, language in enumerate(LANGUAGES):
-                line.start(slot, language)
-            shares = {each.address: each.elements for each in line.await_step(5).reducers}
-            line.ended_alike()
-        finally:
-            reducer.close()
-
-    line.judge()
-    assert sum(shares.values()) == 13
-    assert len(shares) == 2
-    assert all(shares.values())
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="apt-get install openssl")

@@ -102,7 +102,9 @@ class _Nursery:
     def __init__(self, modules: Sequence[str]) -> None:
         path = ":".join(path for path in sys.path if path)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        self._template = Template(modules, environment=environment, room=_ROOM)
+        self._template = Template(
+            modules, environment=environment, room=_ROOM, patience_s=_BREATH_S
+        )
         self._forking = Lock()
         atexit.register(self._template.close)
 

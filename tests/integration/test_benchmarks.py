@@ -87,6 +87,7 @@ def test_the_benchmark_of_crowds_tells_the_core_alone_and_a_real_line(tmp_path: 
     assert min(row[name]["bytes"] for name in ("metrics", "sd", "board")) > 0
 
 
+@benchmark_in_small
 def test_the_benchmark_of_encryption_tells_both_lines_and_their_ratio(tmp_path: Path) -> None:
     figures = measured(tmp_path, "security.py", "--mib", "1", "--pairs", "1")
 

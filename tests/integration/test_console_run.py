@@ -20,7 +20,9 @@ from integration.fixtures.console import (
     finish,
     lines_until,
     processes_of,
+    run_warm,
     start,
+    start_warm,
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -76,8 +78,10 @@ def test_output_is_prefixed_and_kept_in_logs_and_a_log_on_a_full_disk_stops_nobo
     logs[1].parent.mkdir(parents=True)
     logs[1].symlink_to("/dev/full")
 
-    code, output, _ = andon(
-        tmp_path, "run", "--workers", "2", "--run-id", "7f3a", PROTOCOL_WORKER, "2"
+    code, output, _ = run_warm(
+        tmp_path,
+        *("run", "--workers", "2", "--run-id", "7f3a", PROTOCOL_WORKER, "2"),
+        room="service",
     )
 
     lines = output.splitlines()
@@ -103,10 +107,11 @@ def test_a_run_whose_own_output_meets_a_full_disk_goes_on_and_says_so_once(tmp_p
 
 
 def test_a_halt_ends_workers_that_raise_with_code_3_and_is_in_the_report(tmp_path: Path) -> None:
-    code, output, _ = andon(
+    code, output, _ = run_warm(
         tmp_path,
         *("run", "--workers", "2", "--on-halt", "raise", "--report", "r.json"),
         *(PROTOCOL_WORKER, "5", "--nan-at", "3"),
+        room="service",
     )
 
     assert "it starts again" not in output
@@ -122,9 +127,10 @@ def test_a_halt_ends_workers_that_raise_with_code_3_and_is_in_the_report(tmp_pat
 def test_a_script_that_fails_ends_the_run_with_code_1_and_no_process_is_left(
     tmp_path: Path,
 ) -> None:
-    code, output, _ = andon(
+    code, output, _ = run_warm(
         tmp_path,
         *("run", "--workers", "2", "--restarts", "0", PROTOCOL_WORKER, "5", "--fail-at", "2"),
+        room="service",
     )
 
     assert code == 1
@@ -140,7 +146,9 @@ def test_the_board_shows_the_script_the_way_of_gradients_and_what_a_worker_print
         with urlopen(f"{board}board/api/{path}", timeout=30) as answer:
             return json.load(answer)
 
-    process = start(tmp_path, "run", "--run-id", "7f3a", PROTOCOL_WORKER, "1000000")
+    process = start_warm(
+        tmp_path, "run", "--run-id", "7f3a", PROTOCOL_WORKER, "1000000", room="service"
+    )
     lines_until(process, "[worker 0] step 1 ")
     board = json.loads((tmp_path / "runs/7f3a/service.json").read_text())["board_url"]
     deadline = time.monotonic() + 30
@@ -160,10 +168,11 @@ def test_the_board_shows_the_script_the_way_of_gradients_and_what_a_worker_print
 def test_a_script_without_pytorch_that_fails_is_started_again_and_the_run_completes(
     tmp_path: Path,
 ) -> None:
-    code, output, _ = andon(
+    code, output, _ = run_warm(
         tmp_path,
         *("run", "--workers", "2", "--min-workers", "2"),
         *(PROTOCOL_WORKER, "6", "--fail-at", "3", "--fail-once"),
+        room="service",
     )
 
     assert code == 0, output
@@ -250,7 +259,9 @@ def test_a_launcher_that_is_killed_leaves_no_process(tmp_path: Path, waiter: str
 
 
 def test_a_run_whose_output_nobody_reads_any_more_ends_in_order(tmp_path: Path) -> None:
-    process = start(tmp_path, "run", "--report", "r.json", PROTOCOL_WORKER, "1000000")
+    process = start_warm(
+        tmp_path, "run", "--report", "r.json", PROTOCOL_WORKER, "1000000", room="service"
+    )
     lines_until(process, "[worker 0] step 1 ")
 
     assert process.stdout is not None

@@ -14,6 +14,7 @@ import pytest
 
 from integration.fixtures.console import finish as end_of
 from integration.fixtures.console import lines_until, standby_of, start_warm
+from integration.fixtures.launched import Launched
 from integration.harness import (
     SCRIPTS,
     Service,
@@ -55,7 +56,7 @@ def read(folder: Path) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.timeout(240)  # Five processes import PyTorch, three of them of torchrun.
+@pytest.mark.timeout(240)  # Four processes import PyTorch, two of them under torchrun.
 def test_the_same_script_gives_the_same_losses_however_it_is_started(tmp_path: Path) -> None:
     console, torchrun = (tmp_path / name for name in ("console", "torchrun"))
     by_environment = train(tmp_path, SPEC, 2)[0]
@@ -63,8 +64,10 @@ def test_the_same_script_gives_the_same_losses_however_it_is_started(tmp_path: P
 
     andon = [sys.executable, "-m", "andon_cli", "run", "--workers", "2"]
     run(console, *andon, "--report", "report.json", SCRIPT, *write_spec(console))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    run(torchrun, *launcher, "--standalone", SCRIPT, *write_spec(torchrun))
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", SCRIPT]
+    command = [*launcher, *write_spec(torchrun)]
+    code, output, errors = end_of(Launched("trainer", command, clean_environment(), torchrun))
+    assert code == 0, output + errors
 
     report = json.loads((console / "report.json").read_text())
     assert by_environment["losses"] == read(console)["losses"] == read(torchrun)["losses"]

@@ -15,7 +15,6 @@ from andon.host.trace import Track
 from andon_server.runs import service_of
 from integration.fixtures.console import (
     PROTOCOL_WORKER,
-    andon,
     finish,
     lines_until,
     processes_of,
@@ -141,7 +140,7 @@ def test_a_script_that_always_fails_at_one_step_is_stopped_by_the_line(tmp_path:
 
 
 def test_restarts_run_out_and_then_the_run_fails(tmp_path: Path) -> None:
-    code, output, _ = andon(
+    code, output, _ = run_warm(
         tmp_path,
         *("run", "--workers", "2", "--min-workers", "2", "--restarts", "1", "--report", "r.json"),
         *(PROTOCOL_WORKER, "9", "--fail-at", "4"),
@@ -154,7 +153,7 @@ def test_restarts_run_out_and_then_the_run_fails(tmp_path: Path) -> None:
 
 
 def test_a_script_that_fails_before_the_first_step_is_not_started_again(tmp_path: Path) -> None:
-    code, output, _ = andon(
+    code, output, _ = run_warm(
         tmp_path,
         # The other one must not make that step before anybody sees this one's end.
         *("run", "--workers", "2", "--min-workers", "2", PROTOCOL_WORKER, "5", "--fail-at", "1"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 from torch.backends import mkl
 
 from andon.host.errors import ExitCode
+from andon_cli.app import main
 from andon_coordinator.core.run_events import RunEventKind
 from andon_coordinator.transport.reader import JournalReader
 from integration.harness import (
+    SCRIPTS,
     Service,
     finish,
     on_line,
@@ -26,6 +30,8 @@ pytestmark = pytest.mark.integration
 
 STEPS, KILLED_IN = 7, 4
 FLAGS = ("--same-bits", "--min-workers", "1", "--liveness", "2", "--digest-every", "1")
+VERIFY = ("--verify", "1.0")
+"""Grains of others are computed as well, which must change no bit."""
 WIRE: dict[str, Any] = {"ANDON_SHARED_DIR": "off", "ANDON_TCP": "off"}
 LANES = {"ANDON_SHARED_DIR": "off"}
 ANSWER = ("digest", "losses", "draws", "evaluations")
@@ -55,7 +61,7 @@ def test_any_number_of_workers_trains_the_same_bits(
     kind, expected = alone
     spec = {"kind": kind, "steps": STEPS}
 
-    flags = *FLAGS, "--shares", "balanced"
+    flags = *FLAGS, "--shares", "balanced", *VERIFY
     seen = train(tmp_path, spec, workers, *flags, script="grains.py", **path)
 
     assert [answers(each) for each in seen] == [answers(expected)] * workers
@@ -85,7 +91,7 @@ def test_a_worker_that_is_killed_changes_no_bit(
 
 
 def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
-    tmp_path: Path, alone: tuple[str, dict[str, Any]]
+    tmp_path: Path, alone: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     kind, expected = alone
     spec = {"kind": kind, "steps": STEPS, "dies_evaluating": [2, 0]}
@@ -94,6 +100,12 @@ def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
         seen = finish(workers[:2])
 
     assert [answers(each) for each in seen] == [answers(expected)] * 2
+    # An audit is answered as the workers were, who gathered twice. In the first step they verified.
+    script = [str(each) for each in (SCRIPTS / "grains.py", tmp_path / "alone.json", tmp_path)]
+    (tmp_path / "alone.json").write_text(json.dumps({**spec, "dies_evaluating": None, "slot": 0}))
+    words = ["audit", str(tmp_path / "run"), "--format", "json", "--", sys.executable, *script]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["grains_compared"]
 
 
 def test_a_run_goes_on_from_a_checkpoint_with_fewer_workers(
@@ -171,7 +183,7 @@ def test_however_samples_come_the_bits_are_the_same(tmp_path: Path, kind: str) -
     spec = {"kind": kind}
     expected = train_alone(tmp_path / "alone", spec, "grain_data.py").seen
 
-    seen = train(tmp_path / "line", spec, 3, *FLAGS, script="grain_data.py")
+    seen = train(tmp_path / "line", spec, 3, *FLAGS, *VERIFY, script="grain_data.py")
 
     assert [each["digest"] for each in seen] == [expected["digest"]] * 3
     for each in seen:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from andon_cli.launching.template import Template, TemplateGone
 from integration.fixtures.console import (
     PROTOCOL_WORKER,
     finish,
@@ -133,6 +134,17 @@ def test_forked_processes_draw_different_numbers(tmp_path: Path) -> None:
         drawn.append(output.read_text().split())
 
     assert all(one != other for one, other in zip(*drawn, strict=True))
+
+
+def test_a_template_that_was_given_up_forks_nothing_more_and_says_so() -> None:
+    template = Template(["json"], environment=os.environ)
+    assert template.is_ready(60.0)
+
+    template.close()  # As it does by itself when a fork takes too long.
+
+    for _ in range(2):
+        with pytest.raises(TemplateGone):
+            template.fork(["script.py"], os.environ, 1, 1)
 
 
 _LAUNCHER = """

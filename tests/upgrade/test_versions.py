@@ -126,7 +126,7 @@ def test_a_late_newcomer_of_another_version_gets_the_state_and_trains_on(
 def test_a_line_is_upgraded_part_by_part_while_it_trains(
     versions: Versions, tmp_path: Path
 ) -> None:
-    spec = {**SPEC, "steps": 10**6, "batchnorm": True, "pause_s": 0.02}
+    spec = {**SPEC, "steps": 10**6, "batchnorm": True, "pause_s": 0.1}
     with mixed_line(versions, tmp_path) as line:
         secret = str(line.secret())
         flags = ("--role", "coordinator", "--workers", "2", "--secret-file", secret)

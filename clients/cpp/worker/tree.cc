@@ -16,8 +16,9 @@ std::pair<Node, Node> children(Node node) {
 }  // namespace
 
 std::vector<Node> cover(Node node, const Owned& owned) {
+  if (owned.empty()) return {};
   bool whole = true;
-  for (auto grain = node.first; grain < node.stop; ++grain) whole = whole && owned.count(grain) > 0;
+  for (auto grain = node.first; whole && grain < node.stop; ++grain) whole = owned.count(grain) > 0;
   if (whole) return {node};
   if (node.stop - node.first == 1) return {};
   const auto [left, right] = children(node);

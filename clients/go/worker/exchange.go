@@ -47,7 +47,7 @@ func (x *exchange) to(address string) (*bulkStream, error) {
 	x.streams[address] = stream
 	go func() {
 		defer connection.Close()
-		agreed := false // the reducer's averages have checksums
+		agreed, able := false, false // the reducer's averages have checksums; it takes what the line needs
 		for {
 			answer, err := stream.Recv()
 			if err == nil && !headerIntact(answer) {
@@ -55,7 +55,8 @@ func (x *exchange) to(address string) (*bulkStream, error) {
 			}
 			if opened := answer.GetRoundOpened(); opened != nil {
 				agreed = has(opened.Capabilities, checksums)
-				if x.needs == "" || has(opened.Capabilities, x.needs) {
+				if !able && (x.needs == "" || has(opened.Capabilities, x.needs)) {
+					able = true
 					close(stream.opened)
 				}
 			}

@@ -32,9 +32,12 @@ func (n node) children() (node, node) {
 
 // cover returns the greatest nodes in n whose grains all have samples, in rising order.
 func (n node) cover(owned map[uint64][]uint64) []node {
+	if len(owned) == 0 {
+		return nil
+	}
 	whole := true
-	for grain := n.first; grain < n.stop; grain++ {
-		whole = whole && owned[grain] != nil
+	for grain := n.first; whole && grain < n.stop; grain++ {
+		whole = owned[grain] != nil
 	}
 	if whole {
 		return []node{n}

@@ -19,8 +19,9 @@ function children([first, stop]) {
 /** The greatest nodes in a node whose grains all are in the Map `owned`, in rising order. */
 export function cover(node, owned) {
   const [first, stop] = node;
+  if (owned.size === 0) return [];
   let whole = true;
-  for (let grain = first; grain < stop; grain += 1) whole &&= owned.has(grain);
+  for (let grain = first; whole && grain < stop; grain += 1) whole = owned.has(grain);
   if (whole) return [node];
   return stop - first === 1 ? [] : children(node).flatMap((child) => cover(child, owned));
 }

@@ -33,9 +33,14 @@ class AuditFolder:
         """Makes the folder, unless it is there, and locks it.
 
         Raises:
-            AuditRefused: it can't be made, or another audit uses it.
+            AuditRefused: it can't be made, holds something else, or another audit uses it.
         """
         try:
+            # What an earlier audit left is removed: it must not be a run's checkpoints.
+            if path.is_dir() and any(path.iterdir()) and not (path / "lock").exists():
+                raise AuditRefused(
+                    f"{path} holds something else than an audit: choose an empty folder, --out DIR"
+                )
             make_folder(path)
             lock = open(path / "lock", "a", encoding="ascii", opener=open_private)  # noqa: SIM115
         except OSError as error:

@@ -140,7 +140,8 @@ class Judge:
         return None
 
     def _step(self, said: Mapping[str, Any]) -> Difference | None:
-        entry = next(self._steps)
+        entry = next(self._steps, None)
+        assert entry is not None
         step, result = entry.record.step, entry.result
         assert result is not None
         assert step == said["step"]

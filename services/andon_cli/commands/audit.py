@@ -304,12 +304,14 @@ class _Screen:
         self._shown = shown
         self._draws = shown and sys.stdout.isatty()
         self._next = time.monotonic() + (0.0 if self._draws else _SAY_EVERY_S)
+        self._shown_step: int | None = None
 
     def show(self, step: int, scope: Scope) -> None:
         """Shows the step, now and then."""
         now = time.monotonic()
-        if not self._shown or now < self._next:
+        if not self._shown or now < self._next or step == self._shown_step:
             return
+        self._shown_step = step
         self._next = now + (_DRAW_EVERY_S if self._draws else _SAY_EVERY_S)
         line = f"step {step} of {scope.last}: equal"
         print(f"\r{line}\x1b[K" if self._draws else line, end="" if self._draws else "\n")

@@ -41,6 +41,7 @@ class Template:
         environment: Mapping[str, str],
         script_folder: str = "",
         room: int = 0,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         """Starts it, from the main thread. It imports `modules`.
 
@@ -49,6 +50,7 @@ class Template:
             environment: what modules read while they are imported.
             script_folder: where they are looked for first; the current one, if it is empty.
             room: characters of the longest command that `ps` can show for a forked process.
+            patience_s: how long a fork may take. Later the template is ended.
 
         Raises:
             TemplateGone: there are none on this platform.
@@ -58,6 +60,7 @@ class Template:
             raise TemplateGone("it needs Linux")
         self._socket, theirs = socket.socketpair()
         self._ready = False
+        self._patience_s = patience_s
         arguments = [script_folder, str(theirs.fileno()), str(os.getpid()), "." * room, *modules]
         # Pipes, as workers have: Python asks once what its output is. Nobody reads this one.
         unread, output = os.pipe()
@@ -113,10 +116,10 @@ class Template:
         data = json.dumps(request).encode()
         ours, theirs = socket.socketpair()
         with ours, adopting_orphans():
-            ours.settimeout(_PATIENCE_S)
-            self._socket.settimeout(_PATIENCE_S)
+            ours.settimeout(self._patience_s)
             try:
                 with theirs:
+                    self._socket.settimeout(self._patience_s)  # Fails once it was closed.
                     files = [theirs.fileno(), out, errors]
                     socket.send_fds(self._socket, [len(data).to_bytes(4, "little")], files)
                 self._socket.sendall(data)

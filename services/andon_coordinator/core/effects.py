@@ -245,7 +245,7 @@ class SaveDeparture:
     step: int
     digest: bytes
     dropped: bool = False
-    """Whether a person dropped it."""
+    """Whether a person dropped it, or the line did because it computes wrong."""
     incarnation: int = 0
     """Of a worker that was dropped: the process that may not join again."""
     credential: str = ""

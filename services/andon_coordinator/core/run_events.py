@@ -20,7 +20,7 @@ class RunEventKind(enum.Enum):
     """A worker went on purpose."""
     LOST = "lost"
     DROPPED = "dropped"
-    """A person sent a worker away."""
+    """A person sent a worker away, or the line did because it computes wrong."""
     ATTEMPT = "attempt"
     """A step is tried again; the text says why."""
     HALTED = "halted"

@@ -145,14 +145,19 @@ def _different(
 ) -> dict[Arithmetic, tuple[Node, ...]]:
     found = {}
     for arithmetic, members in _groups(given).items():
-        told: dict[Node, set[bytes]] = defaultdict(set)
-        for each in members:
-            for node, values in of(each).items():
-                told[node].update(values)
-        nodes = tuple(sorted(node for node, values in told.items() if len(values) > 1))
+        nodes = _contested(map(of, members))
         if nodes:
-            found[arithmetic] = nodes
+            found[arithmetic] = tuple(sorted(nodes))
     return found
+
+
+def _contested(given: Iterable[Mapping[Node, list[bytes]]]) -> set[Node]:
+    """The nodes of which there are several values."""
+    told: dict[Node, set[bytes]] = defaultdict(set)
+    for each in given:
+        for node, values in each.items():
+            told[node].update(values)
+    return {node for node, values in told.items() if len(values) > 1}
 
 
 def different_averages(digests: Mapping[int, bytes]) -> tuple[tuple[int, ...], ...]:
@@ -327,17 +332,8 @@ def _against(each: Given, true: Mapping[Node, bytes]) -> list[tuple[Node, bytes]
 
 def _differing(members: Collection[Given]) -> tuple[int, ...]:
     """The workers that wavered, or gave something of a node that another one contradicts."""
-    return tuple(
-        sorted(
-            {
-                one.worker
-                for one in members
-                for other in members
-                for node, digests in one.digests.items()
-                if len(digests) > 1 or other.digests.get(node, digests) != digests
-            }
-        )
-    )
+    nodes = _contested(each.digests for each in members)
+    return tuple(sorted(each.worker for each in members if not nodes.isdisjoint(each.digests)))
 
 
 def _sides(members: Iterable[Given], node: Node) -> tuple[tuple[int, ...], ...]:

@@ -62,8 +62,8 @@ def checks_of(
         return _of_inquest(roster, attempts.inquest)
     step = core.chain.step + 1
     attempts.verified = attempts.verified or is_drawn(settings.key, step, settings.fraction)
-    newcomers = core.unattested
-    if not attempts.verified and (attempts.attempt or not newcomers):
+    newcomers = {rank for rank, each in enumerate(roster) if each.worker in core.unattested}
+    if not attempts.verified and (attempts.attempt or not newcomers or len(roster) < 2):
         return None
     owned = [
         [at for part in grains.of(share) for at in range(part.start, part.stop)] for share in shares
@@ -71,8 +71,7 @@ def checks_of(
     # What a worker can't verify equals nobody's.
     arithmetics = [each.arithmetic if _can_verify(each) else () for each in roster]
     if not attempts.verified:
-        ranks = {rank for rank, each in enumerate(roster) if each.worker in newcomers}
-        return deal_to_newcomers(owned, arithmetics, ranks)
+        return deal_to_newcomers(owned, arithmetics, newcomers)
     _note_unverified(core, roster)
     return RoundChecks(attests=tuple(map(_can_verify, roster)), verifies=deal(owned, arithmetics))
 
@@ -132,17 +131,22 @@ def settles(core: CoreState, round_: StepRound) -> bool:
         return False  # Where gradients overflowed no weight moves, and zeros were sent.
     given = {} if inquest is None else inquest.given
     _take(core, round_, given)
-    defect = _of_samples(round_, given) or _of_averages(round_)
+    disputed = verdicts.different_nodes(given.values())
+    # Averages only where all sums agree: a worker that makes the mean of all sums by itself finds a
+    # wrong sum in it as well, and an inquest says whose that is.
+    defect = _of_samples(round_, given) or (None if disputed else _of_averages(round_))
     if defect is not None:
         core.attempts.inquest = None
         core.emit(_verdict(round_, None, defect.message, given))
         core.stop_line(defect)
-    elif inquest is not None:
+    elif inquest is not None and disputed:
         core.attempts.inquest = None
         _judge(core, round_, inquest)
-    elif verdicts.different_nodes(given.values()):
+    elif disputed:
         _open_inquest(core, round_, given)
     else:
+        # If there was an inquest, whoever differed has got its weights anew, and agrees now.
+        core.attempts.inquest = None
         return False
     return True
 
@@ -230,9 +234,11 @@ def _judge(core: CoreState, round_: StepRound, inquest: Inquest) -> None:
         )
         return
     first = found.convicted[0]
+    # Its place may have another process by now, which did nothing wrong.
+    here = core.members.of_incarnation(first.incarnation) is not None
+    who = f"{'' if here else 'a former process of '}worker {first.worker}"
     message = (
-        f"worker {first.worker} computed {what} wrong: {_workers(found.witnesses)} agree on "
-        f"another result{where}"
+        f"{who} computed {what} wrong: {_workers(found.witnesses)} agree on another result{where}"
     )
     for each in found.convicted:
         text = message if each is first else f"as worker {first.worker}, in the same inquest"
@@ -245,7 +251,7 @@ def _judge(core: CoreState, round_: StepRound, inquest: Inquest) -> None:
         LineDefect(
             reason=HaltReason.WRONG_ARITHMETIC,
             message=clipped(message),
-            worker=first.worker,
+            worker=first.worker if here else None,
             block=block,
             parameter=parameter,
             value=found.digest.hex(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from integration.harness import clean_environment
 
 HERE = Path(__file__).parent
 
-__all__ = ["LEASE_S", "Outcome", "run_all"]
+__all__ = ["LEASE_S", "Outcome", "in_trouble", "run_all"]
 
 LEASE_S = 5.0
 """A busy machine may keep a rank from its reports for seconds."""
@@ -32,3 +33,20 @@ def run_all(*specs: dict[str, Any], lease_s: float = LEASE_S) -> list[list[Outco
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def in_trouble(
+    cases: Iterable[tuple[str, str]], lease_s: float = LEASE_S
+) -> dict[tuple[str, str], list[Outcome]]:
+    """What becomes of three ranks when one of them acts in a call, for each act and call."""
+    listed = list(cases)
+    specs = [
+        {
+            "scenario": "trouble",
+            "ranks": 3,
+            "backend": "andon",
+            "arguments": {"act": act, "place": place},
+        }
+        for act, place in listed
+    ]
+    return dict(zip(listed, run_all(*specs, lease_s=lease_s), strict=True))

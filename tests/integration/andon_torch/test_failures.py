@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from integration.andon_torch.rank_scripts import COLLECTIVES
-from integration.andon_torch.rig import LEASE_S, Outcome, run_all
+from integration.andon_torch.rig import LEASE_S, Outcome, in_trouble
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -32,16 +32,7 @@ MARGIN_S = 20.0
 @pytest.fixture(scope="module")
 def outcomes() -> dict[tuple[str, str], list[Outcome]]:
     """What became of the ranks in each case."""
-    specs = [
-        {
-            "scenario": "trouble",
-            "ranks": 3,
-            "backend": "andon",
-            "arguments": {"act": act, "place": place},
-        }
-        for act, place in CASES
-    ]
-    return dict(zip(CASES, run_all(*specs), strict=True))
+    return in_trouble(CASES)
 
 
 @pytest.mark.parametrize(("act", "place"), CASES)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon.host.trace import read_part
+from integration.fixtures.console import finish
+from integration.fixtures.launched import Launched
 from integration.harness import clean_environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -32,19 +32,18 @@ def services_of(folder: Path) -> list[str]:
 def test_a_nan_ends_the_ranks_with_code_3_and_the_next_attempt_trains(tmp_path: Path) -> None:
     before = set(DEFAULT_SHARED_DIR.glob("andon-*"))
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--max-restarts", "1", str(SCRIPT), str(tmp_path)),
+        *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"),
+        *(str(SCRIPT), str(tmp_path)),
     ]
 
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True,
-        env=clean_environment(ANDON_TRACE=str(tmp_path / "t.json")),
-    )  # fmt: skip
+    # torchrun itself is forked; the ranks that it starts are new interpreters.
+    environment = clean_environment(ANDON_TRACE=str(tmp_path / "t.json"))
+    code, _, errors = finish(Launched("trainer", command, environment, tmp_path))
 
-    assert done.returncode == 0, done.stderr
-    assert "exitcode: 3" in done.stderr
-    assert "rank 1 on" in done.stderr
-    assert "gave nan in" in done.stderr
+    assert code == 0, errors
+    assert "exitcode: 3" in errors
+    assert "rank 1 on" in errors
+    assert "gave nan in" in errors
     lines = {each.name: len(each.read_text().split()) for each in tmp_path.glob("[01]-[01]")}
     assert lines == {"0-0": 2, "0-1": 2, "1-0": 4, "1-1": 4}
     # Each rank of each attempt has its part of the trace, with the steps that it made.

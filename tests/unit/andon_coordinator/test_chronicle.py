@@ -113,6 +113,10 @@ TOLD: list[tuple[effects.Effect, tuple[str, int | None, int, str]]] = [
         effects.NoteCaughtUp(2, 1.5, 1.5, learnt=False),
         ("caught_up", 2, 3, "got the line's state in 1.50 s, while the line waited"),
     ),
+    (
+        effects.SaveVerdict(step=4, key=Key(1, 2), worker=1, text="it was wrong", evidence="[]"),
+        ("convicted", 1, 4, "it was wrong"),
+    ),
     (effects.NoteWentBack(2, 5, (0,)), ("went_back", None, 2, BACK.format("worker 0"))),
     (effects.NoteWentBack(2, 5, (0, 1)), ("went_back", None, 2, BACK.format("workers 0 and 1"))),
 ]

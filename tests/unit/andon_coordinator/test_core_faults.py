@@ -22,7 +22,7 @@ from scenarios.paced_simulation import PacedSimulation
 from scenarios.reduced_simulation import ReducedSimulation
 from scenarios.unnumbered_simulation import UnnumberedSimulation
 
-SEEDS = range(int(os.environ.get("ANDON_SEEDS", "40")))
+SEEDS = range(int(os.environ.get("ANDON_SEEDS", "24")))
 FEWER = range(len(SEEDS) // 2)
 WORTH = list(FEWER)[:10]
 """The seeds of which it is asked what they met."""

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from andon.protocol.attestations import Attestation
 from andon.protocol.grains import Node
+from andon.protocol.halts import HaltReason
 from andon.protocol.records import PositionRange
+from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.verdicts import Given, Inquest, different_nodes, judge, open_inquest
-from andon_coordinator.core.verification import deal, is_drawn
+from andon_coordinator.core.verification import deal, in_attested, is_drawn
 from scenarios import line_values
 from scenarios.attesting import attested
 
 ARITHMETIC = (("processor", "x"),)
+Change = Callable[[tuple[Attestation, ...]], tuple[Attestation, ...]]
 
 
 def shares(workers: int, count: int) -> list[tuple[int, ...]]:
@@ -165,3 +170,42 @@ def test_so_many_steps_are_drawn_as_were_asked_for() -> None:
     assert drawn != [step for step in range(4000) if is_drawn(b"another", step, 0.25)]
     assert not any(is_drawn(b"key", step, 0.0) for step in range(99))
     assert all(is_drawn(b"key", step, 1.0) for step in range(99))
+
+
+def _without(first: int) -> Change:
+    return lambda given: tuple(each for each in given if each.node != Node(first, first + 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "averages", "said"),
+    [
+        (_without(1), bytes(16), "attested nothing of grain 1"),
+        (_without(4), bytes(16), "attested nothing of grain 4"),
+        (lambda given: given[:2], bytes(16), "attested nothing of grains 0 to 1"),
+        (lambda given: (*given, given[0]), bytes(16), "attested grain 0, unasked"),
+        (lambda given: given, b"", "nothing of the averages"),
+        (
+            lambda given: (*given[:-1], replace(given[-1], components=b"")),
+            bytes(16),
+            "attested 0 of 4 components of grain 4",
+        ),
+    ],
+)
+def test_a_report_attests_all_that_was_asked_and_nothing_else(
+    change: Change, averages: bytes, said: str
+) -> None:
+    own, verifies = (PositionRange(0, 2),), (4,)
+    terms = line_values.assignment(
+        batch=PositionRange(0, 6), positions=own, attests=True, verifies=verifies, itemised=True
+    )
+    given = attested(terms, 1)
+
+    def defect(given: tuple[Attestation, ...], averages: bytes) -> LineDefect | None:
+        ready = line_values.ready(attested=given, averages_digest=averages)
+        return in_attested(3, ready, own, verifies, count=6, components=4)
+
+    assert defect(given, bytes(16)) is None
+    found = defect(change(given), averages)
+    assert found is not None
+    assert (found.reason, found.worker) == (HaltReason.PROTOCOL_VIOLATION, 3)
+    assert said in found.message

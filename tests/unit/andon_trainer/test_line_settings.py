@@ -70,3 +70,13 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
     assert given.keys() == {each.name for each in fields(LineConfig)} - FOUND
     expected = given | {name: Path(given[name]) for name in paths} | {"shared_dir": None}
     assert {name: getattr(config, name) for name in given} == expected
+
+
+def test_an_audit_leaves_no_setting_of_the_run_to_the_script(tmp_path: Path) -> None:
+    environment = {"ANDON_AUDIT": str(tmp_path / "order"), "ANDON_RUN_DIR": str(tmp_path / "audit")}
+    given = {"address": "alpha:7070", "run_dir": tmp_path, "checkpoint_every": 1, "log_to": "csv"}
+
+    config = LineConfig.read(environment, seed=5, **given)
+
+    assert (config.solo, config.run_dir) == (True, tmp_path / "audit")
+    assert (config.checkpoint_every, config.log_to, config.seed) == (0, "", 5)

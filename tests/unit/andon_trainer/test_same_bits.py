@@ -102,9 +102,13 @@ def tuned(net: nn.Module) -> Any:
     return compiled
 
 
-def compiled_itself(net: nn.Module) -> nn.Module:
+def itself(net: nn.Module) -> nn.Module:
     net.compile(backend="eager")
     return net
+
+
+def dynamic(net: nn.Module) -> Any:
+    return torch.compile(net, dynamic=True, backend="eager")
 
 
 @pytest.mark.parametrize(
@@ -112,11 +116,8 @@ def compiled_itself(net: nn.Module) -> nn.Module:
     [
         (nn.Linear(1, 1), None, r"micro_batch_size=8"),
         (nn.Sequential(nn.Linear(1, 1), nn.SyncBatchNorm(1)), 3, "1 is a SyncBatchNorm"),
-        (torch.compile(nn.Linear(1, 1), dynamic=True, backend="eager"), 3, "dynamic=False"),
-        (tuned(nn.Linear(1, 1)), 3, "by their time"),
-        (compiled_itself(nn.Linear(1, 1)), 3, "nobody can see how"),
     ],
-    ids=["no-size", "sync-batch-norm", "dynamic", "tuned", "compiled-itself"],
+    ids=["no-size", "sync-batch-norm"],
 )
 def test_what_is_no_grain_is_refused_by_name(net: Any, micro: int | None, why: str) -> None:
     with Line(same_bits=True) as line, pytest.raises(ValueError, match=why):
@@ -159,6 +160,14 @@ def test_rows_of_other_grains_are_refused_in_a_loop_body() -> None:
 
         with pytest.raises(RuntimeError, match="gather between two steps"):
             line.gather(x)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "why"), [(dynamic, "dynamic=False"), (tuned, "by their time"), (itself, "see how")]
+)
+def test_a_model_whose_kernels_may_differ_is_refused(compiled: Any, why: str) -> None:
+    with Line(same_bits=True) as line, pytest.raises(ValueError, match=why):
+        prepared(line, compiled(nn.Linear(1, 1)), micro=3)
 
 
 def test_manual_steps_are_refused() -> None:

@@ -47,6 +47,13 @@ def test_batches_of_a_lost_worker_are_missing() -> None:
         tallies.means()
 
 
+def test_sums_that_another_worker_has_otherwise_are_told_of() -> None:
+    mine = of((0, math.nan, 1.0), (1, 1.0, 1.0), (2, 1.0, 2.0))
+
+    assert mine.differing(of((0, math.nan, 1.0), (1, 1.5, 1.0), (2, 1.0, 2.5)).packed()) == [1, 2]
+    assert mine.differing(of((3, 1.0, 1.0)).packed()) == []
+
+
 def test_a_batch_is_tallied_once() -> None:
     tallies = of((0, 1.0, 1.0))
 

@@ -87,12 +87,15 @@ class _Drawn:
         if span.size:
             self.gets.setdefault(peer, []).append(span)
 
-    def stage(self) -> Stage:
+    def stage(self, rank: int) -> Stage:
         gives, gets = (
-            tuple(Transfer(peer, tuple(spans)) for peer, spans in sorted(each.items()))
+            {peer: Transfer(peer, tuple(spans)) for peer, spans in sorted(each.items())}
             for each in (self.gives, self.gets)
         )
-        return Stage(gives, gets, tuple(self.makes))
+        # To those after this rank first: if all began with the same one, its link would be shared
+        # while others' are idle.
+        order = sorted(gives, key=lambda peer: (peer < rank, peer))
+        return Stage(tuple(gives[peer] for peer in order), tuple(gets.values()), tuple(self.makes))
 
 
 @dataclass(slots=True)
@@ -107,7 +110,7 @@ class _Planner:
     scratch_bytes: int = 0
 
     def plan(self) -> Plan:
-        stages = tuple(each.stage() for each in self.drawn)
+        stages = tuple(each.stage(self.rank) for each in self.drawn)
         peers = {each.peer for stage in stages for each in (*stage.gives, *stage.gets)}
         return Plan(stages, self.scratch_bytes, tuple(sorted(peers)))
 

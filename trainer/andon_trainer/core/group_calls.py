@@ -179,7 +179,9 @@ class GroupCalls(Calls):
         """Sends Begin."""
         for peer in peers:
             self._ahead[peer] = self._ahead.get(peer, 0) + 1
-        return [SendBegin(call, peer, flow.plan.gives_bytes(peer)) for peer in sorted(peers)]
+        # The rank before this one is told first, since it gives to this one first.
+        nearest = sorted(peers, key=lambda peer: (self.rank - peer) % self.places.size)
+        return [SendBegin(call, peer, flow.plan.gives_bytes(peer)) for peer in nearest]
 
     def _plan(self, work: Work) -> Plan:
         if work.call.kind is CallKind.SEND:

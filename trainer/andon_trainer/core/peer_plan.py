@@ -101,7 +101,7 @@ class Stage:
     """What one rank does in a stage. No two of its transfers have the same peer."""
 
     gives: tuple[Transfer, ...] = ()
-    """By peer. Empty transfers are left out."""
+    """By peer, those after the rank first. Empty transfers are left out."""
     gets: tuple[Transfer, ...] = ()
     """By peer. Empty transfers are left out."""
     makes: tuple[Make, ...] = ()

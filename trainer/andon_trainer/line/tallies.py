@@ -65,17 +65,21 @@ class Tallies:
         """What this worker computes counts for nothing: it only learns."""
         self._done = {}
 
-    def take(self, packed: bytes) -> list[int]:
-        """What a worker has computed; returns the batches of which other sums were here."""
-        differing = []
+    def take(self, packed: bytes) -> None:
+        """What a worker has computed."""
         for number, sums in json.loads(packed):
-            taken = None if sums is None else (sums[0], sums[1])
-            here = self._done.get(number)
-            # As text: a sum that is not a number equals none.
-            if here is not None and repr(here) != repr(taken):
-                differing.append(number)
-            self._done[number] = taken
-        return differing
+            self._done[number] = None if sums is None else (sums[0], sums[1])
+
+    def differing(self, packed: bytes) -> list[int]:
+        """The batches of which a worker has computed other sums than are here."""
+        here = json.loads(self.packed())
+        # As text: a sum that is not a number equals none.
+        known = {number: json.dumps(sums) for number, sums in here if sums is not None}
+        return [
+            number
+            for number, sums in json.loads(packed)
+            if number in known and known[number] != json.dumps(sums)
+        ]
 
     def end(self) -> None:
         """All batches are here."""

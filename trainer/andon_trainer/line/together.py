@@ -123,12 +123,23 @@ class Together:
             tallies.forget_own()
         if assigned is not None:
             found = self._gather_bytes(tallies.packed())
-            for each in chain.from_iterable(found.values()):
-                differing = tallies.take(each)
-                if differing and isinstance(session.member, AuditMember):
-                    session.member.differs(differing)
+            told = list(chain.from_iterable(found.values()))
+            if isinstance(session.member, AuditMember):
+                self._compare(session.member, told)
+            for each in told:
+                tallies.take(each)
             if self.coverage.lacks(len(found)):
                 self.coverage.shrink(list(found), assigned.key)
+
+    def _compare(self, member: AuditMember, told: Sequence[bytes]) -> None:
+        """Compares what was recomputed with what the line's workers told, which takes its place.
+
+        What a worker was lost with was missing on the line then, and was told of later.
+        """
+        differing = [number for each in told for number in self._tallies.differing(each)]
+        if differing:
+            member.differs(sorted(set(differing)))
+        self._tallies.forget_own()
 
     def tally(
         self, value: float | torch.Tensor | Mapping[str, float | torch.Tensor], n: float

@@ -22,6 +22,7 @@ from andon_trainer.core.peer_plan import Places
 from andon_trainer.core.peer_work import Work
 from andon_trainer.core.send_calls import SendCalls
 from andon_trainer.errors import SessionEnded
+from andon_trainer.peers.call_room import CallRoom
 from andon_trainer.peers.host_calls import HostCalls
 from andon_trainer.peers.host_stages import HostStages
 from andon_trainer.peers.lane_calls import LaneCalls
@@ -58,6 +59,7 @@ class PeerGroup:
         self.rank = self.ranks.index(session.rank)
         self.session = session
         self._places = places
+        self.room = CallRoom()
         self._lock = threading.Lock()
         """Guards the table of calls."""
         self._calls: dict[OpenCall, None] = {}

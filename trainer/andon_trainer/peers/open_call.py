@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import threading
 import time
 from collections.abc import Callable
@@ -15,12 +13,11 @@ from andon_trainer.core.peer_effects import Opening
 from andon_trainer.core.peer_plan import Buffer, Span
 from andon_trainer.core.peer_work import Ended, Work
 from andon_trainer.errors import CallTimedOut
+from andon_trainer.peers.call_room import CallRoom
 from andon_trainer.peers.lanes import Outgoing
 from andon_trainer.peers.values import Values
 
 __all__ = ["CallHost", "CallOwner", "GroupSession", "OpenCall"]
-
-_LARGE_BYTES = 2**20
 
 
 class GroupSession(Protocol):
@@ -58,6 +55,7 @@ class CallOwner(Protocol):
     """What a call needs of its group."""
 
     session: GroupSession
+    room: CallRoom
 
     def late(self, call: OpenCall, timeout_s: float) -> str:
         """What people read of a call that has not ended in time."""
@@ -148,8 +146,13 @@ class OpenCall:
                 return
             self._ended, self._error = True, error
             told, self._told = self._told, []
-        self._scratch = None
+            scratch, self._scratch = self._scratch, None
+        # First: to let memory go may take long.
         self._open.release()
+        # A lane may still write into that of a call that failed.
+        if scratch is not None and error is None:
+            self._group.room.give_back(scratch)
+        del scratch
         for each in told:
             self._group.session.later(partial(each, error))
 
@@ -167,16 +170,5 @@ class OpenCall:
             if self._scratch is None:
                 assert self.opening is not None
                 assert self.opening.flow is not None
-                self._scratch = _memory(self.opening.flow.plan.scratch_bytes)
+                self._scratch = self._group.room.take(self.opening.flow.plan.scratch_bytes)
             return self._scratch
-
-
-def _memory(size: int) -> memoryview:
-    """Memory for what comes, in large pages where the kernel has them."""
-    if size < _LARGE_BYTES:
-        return memoryview(bytearray(size))
-    room = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            room.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(room)

@@ -150,3 +150,12 @@ def test_a_halt_whose_worker_nobody_knows_leaves_the_choice_to_the_person(
     assert (drop["answer"], drop["worker"], drop["label"]) == ("drop", None, "Drop a worker")
     assert drop["effect"] == "go on without a worker"
     assert view["reported_by"] == reporter
+
+
+def test_of_wrong_arithmetic_the_samples_are_innocent_so_none_are_skipped() -> None:
+    halt = HaltEvidence(id=1, reason=HaltReason.WRONG_ARITHMETIC, step=3, worker=2)
+
+    answers = halt_view(halt)["answers"]
+
+    assert [each["command"] for each in answers] == ["andon resume", "andon resume --drop 2"]
+    assert answers[0]["effect"] == "compute the step again, and compare all results again"
