@@ -25,6 +25,7 @@ from andon_trainer.process.device import processor_in
 __all__ = ["stated", "variables_in", "write_stated"]
 
 _CPUINFO = Path("/proc/cpuinfo")
+_DRIVER = Path("/proc/driver/nvidia/version")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 _MODEL = ("cpu family", "model", "stepping", "CPU architecture", "CPU variant", "CPU revision")
@@ -156,12 +157,12 @@ def _gpu(device: torch.device) -> dict[str, str]:
         "cudnn": cuda.cudnn_sdp_enabled(),
         "math": cuda.math_sdp_enabled(),
     }
-    versions: Any = cudnn, torch._C
+    versions: Any = cudnn  # likewise
     return {
         "gpu": f"{facts.name} ({facts.multi_processor_count} multiprocessors)",
         "cuda": str(torch.version.cuda or torch.version.hip),
-        "cuda driver": str(versions[1]._cuda_getDriverVersion()),
-        "cudnn": str(versions[0].version()),
+        "cuda driver": _text_of(_DRIVER).partition("\n")[0] or "unknown",
+        "cudnn": str(versions.version()),
         "cudnn benchmark": _word(cudnn.benchmark),
         "cudnn deterministic": _word(cudnn.deterministic),
         "gpu attention": " ".join(name for name, on in attention.items() if on),
