@@ -91,7 +91,7 @@ def test_a_worker_that_is_killed_changes_no_bit(
 
 
 def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
-    tmp_path: Path, alone: tuple[str, dict[str, Any]]
+    tmp_path: Path, alone: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     kind, expected = alone
     spec = {"kind": kind, "steps": STEPS, "dies_evaluating": [2, 0]}
@@ -100,10 +100,12 @@ def test_others_compute_the_batches_of_a_worker_that_dies_evaluating(
         seen = finish(workers[:2])
 
     assert [answers(each) for each in seen] == [answers(expected)] * 2
-    # An audit is answered as the workers were, who gathered twice.
+    # An audit is answered as the workers were, who gathered twice. In the first step they verified.
     script = [str(each) for each in (SCRIPTS / "grains.py", tmp_path / "alone.json", tmp_path)]
     (tmp_path / "alone.json").write_text(json.dumps({**spec, "dies_evaluating": None, "slot": 0}))
-    assert main(["audit", str(tmp_path / "run"), "--", sys.executable, *script]) == 0
+    words = ["audit", str(tmp_path / "run"), "--format", "json", "--", sys.executable, *script]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["grains_compared"]
 
 
 def test_a_run_goes_on_from_a_checkpoint_with_fewer_workers(

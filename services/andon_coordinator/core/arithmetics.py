@@ -1,4 +1,4 @@
-"""Arithmetics: what a line's workers state of their arithmetic, and who may not join with his.
+"""Arithmetics: what a line's workers state of their arithmetic, and who may not join.
 
 docs/protocol-same-bits.md, section 36. It concerns lines whose plan has a grain, and no others.
 """

@@ -86,7 +86,7 @@ def test_a_checkpoint_of_another_arithmetic_is_refused_unless_that_is_meant(
 
 
 def test_what_decides_bits_is_stated_and_where_threads_run_is_not() -> None:
-    items = dict(stated(CPU, mkl_branch=0x10002, denormals=True))
+    items = dict(stated(CPU, mkl_branch=0x10002, denormals=True, more={}))
 
     assert items["torch"] == torch.__version__
     assert items["threads"] == str(torch.get_num_threads())

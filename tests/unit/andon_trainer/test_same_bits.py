@@ -95,6 +95,22 @@ def test_a_batch_larger_than_those_of_the_first_epoch_is_refused() -> None:
         orders.enter(1)
 
 
+def tuned(net: nn.Module) -> Any:
+    """A module as mode="max-autotune" makes it; the mode itself would load the whole compiler."""
+    compiled: Any = torch.compile(net, backend="eager")
+    compiled.dynamo_ctx.compiler_config = {"max_autotune": True}
+    return compiled
+
+
+def itself(net: nn.Module) -> nn.Module:
+    net.compile(backend="eager")
+    return net
+
+
+def dynamic(net: nn.Module) -> Any:
+    return torch.compile(net, dynamic=True, backend="eager")
+
+
 @pytest.mark.parametrize(
     ("net", "micro", "why"),
     [
@@ -106,6 +122,30 @@ def test_a_batch_larger_than_those_of_the_first_epoch_is_refused() -> None:
 def test_what_is_no_grain_is_refused_by_name(net: Any, micro: int | None, why: str) -> None:
     with Line(same_bits=True) as line, pytest.raises(ValueError, match=why):
         prepared(line, net, micro=micro)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["compiled-first", "prepared-first"])
+def test_each_size_of_a_compiled_model_has_a_graph_of_its_own(first: bool) -> None:
+    graphs: list[list[Any]] = []
+
+    def backend(graph: Any, inputs: list[torch.Tensor]) -> Any:
+        graphs.append([size for each in inputs for size in each.shape])
+        return graph.forward
+
+    net: Any = nn.Linear(1, 1)
+    with Line(same_bits=True, total_steps=4) as line:
+        given: Any = torch.compile(net, backend=backend) if first else net
+        compiled: Any
+        compiled, optimizer, loader = prepared(line, given)
+        compiled = compiled if first else torch.compile(net, backend=backend)
+        for _ in line.epochs(2):
+            for (x,) in loader:  # Of 3 and of 2 samples.
+                optimizer.zero_grad()
+                line.backward(F.mse_loss(compiled(x), x))
+                optimizer.step()
+
+    assert len(graphs) == 2
+    assert all(type(size) is int for sizes in graphs for size in sizes)
 
 
 def test_models_in_ddp_are_refused() -> None:
@@ -122,11 +162,12 @@ def test_rows_of_other_grains_are_refused_in_a_loop_body() -> None:
             line.gather(x)
 
 
-def test_a_compiled_module_is_refused() -> None:
-    compiled: Any = torch.compile(nn.Linear(1, 1), backend="eager")
-
-    with Line(same_bits=True) as line, pytest.raises(ValueError, match=r"torch\.compile"):
-        prepared(line, compiled, micro=3)
+@pytest.mark.parametrize(
+    ("compiled", "why"), [(dynamic, "dynamic=False"), (tuned, "by their time"), (itself, "see how")]
+)
+def test_a_model_whose_kernels_may_differ_is_refused(compiled: Any, why: str) -> None:
+    with Line(same_bits=True) as line, pytest.raises(ValueError, match=why):
+        prepared(line, compiled(nn.Linear(1, 1)), micro=3)
 
 
 def test_manual_steps_are_refused() -> None:

@@ -36,6 +36,8 @@ def prepare(
     if session.worker.config.same_bits:
         grain = refuse_without_grain(micro_batch_size)
         refuse_other_grains(objects, in_host=bool(given.wrapped))
+        assert session.worker.arithmetic is not None
+        session.worker.arithmetic.takes(objects)
     session.scaling = _scaling_of(session, given)
     feeder = (
         None

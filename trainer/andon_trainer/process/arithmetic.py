@@ -17,12 +17,14 @@ import ctypes
 import logging
 import os
 import re
-from collections.abc import Callable, MutableMapping
+import sys
+from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
 
 import torch
 
 from andon.protocol.arithmetic import ENVIRONMENT, Arithmetic
+from andon_trainer.model.compilation import any_compiled, compilers, fix_shapes
 from andon_trainer.process.stating import stated
 
 __all__ = ["MKL_OFF", "ProcessArithmetic", "keeps_denormals", "mkl_branch"]
@@ -52,6 +54,10 @@ class ProcessArithmetic:
                 "anything, or start it with MKL_CBWR=AVX2,STRICT (`andon run --same-bits` sets it)"
             )
         self._branch = branch
+        self._compiles = False
+        """Whether the script's models are compiled."""
+        self._fixed = False
+        """Whether the compiler makes a graph for each size."""
         self._threads = _threads_in(environment.get("OMP_NUM_THREADS", ""))
         self._undo = _now()
         if torch.get_num_threads() != self._threads:
@@ -67,16 +73,27 @@ class ProcessArithmetic:
         torch.backends.cudnn.benchmark = False
         torch.set_flush_denormal(False)  # it takes no keyword
 
+    def takes(self, objects: Iterable[object]) -> None:
+        """Looks at what the script prepares, before it is stated: models may be compiled."""
+        self._compiles = any_compiled(objects)
+        self._fix_shapes()
+
     def stated(self, device: torch.device) -> Arithmetic:
         """What this process states of its arithmetic when it joins, or writes a checkpoint."""
-        return stated(device, mkl_branch=self._branch, denormals=keeps_denormals())
+        return stated(
+            device,
+            mkl_branch=self._branch,
+            denormals=keeps_denormals(),
+            more=compilers() if self._compiles else {},
+        )
 
     def check(self) -> None:
-        """Refuses what the script has changed; cheap, for each step.
+        """Refuses what the script has changed; cheap, for each loop body and each step.
 
         Raises:
             RuntimeError: it has.
         """
+        self._fix_shapes()  # Here, too: a script may compile once it has prepared.
         threads = torch.get_num_threads()
         if threads != self._threads:
             raise _changed(
@@ -91,6 +108,19 @@ class ProcessArithmetic:
             raise _changed("torch.backends.cudnn.benchmark = True", "let it be chosen for you")
         if not keeps_denormals():
             raise _changed("torch.set_flush_denormal(True)", "scale what becomes so small")
+
+    def _fix_shapes(self) -> None:
+        """Sets up the compiler, once somebody has loaded it."""
+        if self._fixed or "torch._dynamo" not in sys.modules:
+            return
+        self._fixed = True
+        undo, undo_shapes = self._undo, fix_shapes()
+
+        def undo_both() -> None:
+            undo_shapes()
+            undo()
+
+        self._undo = undo_both
 
     def restore(self) -> None:
         """Gives back what torch had before; variables stay, since their readers have read them."""

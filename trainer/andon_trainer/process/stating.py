@@ -45,15 +45,23 @@ _NO_MATTER = ("AFFINITY", "PLACES", "BIND", "WAIT", "BLOCKTIME", "SPINCOUNT", "V
 _MOST_BYTES = 200
 
 
-def stated(device: torch.device, *, mkl_branch: int | None, denormals: bool) -> Arithmetic:
+def stated(
+    device: torch.device,
+    *,
+    mkl_branch: int | None,
+    denormals: bool,
+    more: Mapping[str, str],
+) -> Arithmetic:
     """What decides the bits of this process's results, by name.
 
     Args:
         device: what it computes on.
         mkl_branch: the branch of kernels that MKL is bound to; None: not known.
         denormals: whether numbers below the normal ones are kept.
+        more: what else decides them.
     """
     items = {
+        **more,
         **_processor(_text_of(_CPUINFO)),
         **_versions(),
         **_switches(),

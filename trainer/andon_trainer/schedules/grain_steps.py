@@ -146,6 +146,7 @@ class GrainStepper(Stepper):
     def _before_body(self, assigned: Assigned, micro_batch: MicroBatch) -> None:
         state = self._state
         assert state is not None
+        self._check()
         self._averager.next_grain()
         self._present = None
         if not state.borrowed:

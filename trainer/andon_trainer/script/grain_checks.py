@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from andon_trainer.model.compilation import refuse_compilation
+
 __all__ = ["refuse_other_grains", "refuse_without_grain"]
 
 
@@ -46,14 +48,4 @@ def refuse_other_grains(objects: Sequence[Any], *, in_host: bool) -> None:
                     "processes: with same_bits use BatchNorm, whose running statistics are "
                     "averaged over all grains"
                 )
-            if _is_compiled(module):
-                raise ValueError(
-                    f"{where} is compiled, and same_bits does not support torch.compile yet: its "
-                    "kernels may differ from process to process. Leave torch.compile out"
-                )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    # `torch.compile(model)` makes a module of this name; `model.compile()` sets the attribute.
-    wrapped = type(module).__name__ == "OptimizedModule"
-    return wrapped or getattr(module, "_compiled_call_impl", None) is not None
+            refuse_compilation(module, where)
