@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from andon_coordinator.transport.reader import JournalReader
-from integration.fixtures.console import andon, run_warm
+from integration.fixtures.console import run_warm
 from integration.harness import clean_environment
 from integration.nursery import nursery
 
@@ -23,7 +23,7 @@ QUICK = ["--evaluation-pieces", "32", "--evaluate-every", "5", "--batch-size", "
 
 @pytest.mark.timeout(240)
 def test_the_demo_learns_on_two_workers_and_leaves_all_it_promises(tmp_path: Path) -> None:
-    code, output, errors = andon(
+    code, output, errors = run_warm(
         tmp_path,
         *("run", "--workers", "2", "--steps", "10", "--report", "report.json"),
         *(str(SCRIPT), *QUICK, "--checkpoint-every", "5"),
@@ -66,7 +66,7 @@ def test_the_demo_leaves_the_same_bits_alone_and_on_two_workers(tmp_path: Path) 
     alone = nursery("trainer").start(
         call, clean_environment(ANDON_SAME_BITS="1"), tmp_path / "output"
     )
-    code, output, errors = andon(tmp_path, "run", "--workers", "2", "--steps", "3", *common)
+    code, output, errors = run_warm(tmp_path, "run", "--workers", "2", "--steps", "3", *common)
 
     assert alone.wait(110) == 0, alone.output.read_text()
     assert code == 0, output + errors
