@@ -27,8 +27,8 @@ from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.v1.halt_pb2 import HALT_REASON_PROTOCOL_VIOLATION
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned, Event
-from andon_trainer.core.reports import LeaveReport, StepReport, Timings
-from andon_trainer.errors import LineHalted
+from andon_trainer.core.reports import NO_DIGEST, LeaveReport, StepReport, Timings
+from andon_trainer.errors import LineHalted, WorkerDropped
 from andon_trainer.exchange.control.control import ControlStream
 from andon_trainer.exchange.control.transfer import PackedCut
 from andon_trainer.exchange.control.translation import event_from
@@ -79,9 +79,9 @@ class Pair:
         number: int = pulled.halt.id
         return number
 
-    def answer(self, halt_id: int, answer: pb.HaltAnswer) -> None:
+    def answer(self, halt_id: int, answer: pb.HaltAnswer, worker: int | None = None) -> None:
         with grpc.insecure_channel(self.service.address) as channel:
-            request = pb.ClearHaltRequest(halt_id=halt_id, answer=answer)
+            request = pb.ClearHaltRequest(halt_id=halt_id, answer=answer, worker=worker)
             CoordinatorStub(channel).ClearHalt(request, timeout=10)
 
 
@@ -158,6 +158,33 @@ def test_a_worker_that_computes_hears_of_a_halt_between_two_local_steps(pair: Pa
         pass  # The halt is on its way; the test's own time limit bounds this.
 
     assert [member.look() for member in pair.members] == [False, False]
+
+
+def test_a_script_that_caught_what_ended_its_training_does_not_wait_to_compare_its_last_weights(
+    tmp_path: Path,
+) -> None:
+    with Service(tmp_path / "run", 2, "--min-workers", "1") as service, ThreadPoolExecutor(2) as at:
+        members = [member_of(service, slot, origin=CHECKPOINT) for slot in range(2)]
+        for member in members:
+            member.join()
+        pair = Pair(service, members, at)
+
+        halt = pair.halt()
+
+        for member in members:
+            with pytest.raises(LineHalted):
+                member.next_round()
+            with pytest.raises(LineHalted):
+                member.compare(NO_DIGEST)
+
+        pair.answer(halt, pb.HALT_ANSWER_DROP, worker=1)
+
+        with pytest.raises(WorkerDropped):
+            members[1].next_round()
+        with pytest.raises(WorkerDropped):
+            members[1].compare(NO_DIGEST)
+        for member in members:
+            member.leave(LeaveReport(reason="INTERRUPTED", final_step=0))
 
 
 def test_a_script_that_left_a_step_in_the_middle_and_loops_again_holds_nobody_up(

@@ -71,9 +71,13 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{ALONE}test_rows_of_other_grains_are_refused_in_a_loop_body",
     ),
     "`Trainer`": (f"{LINES}test_a_trainer_gives_the_same_bits_alone_and_on_a_line",),
-    "`torch.compile`": (
+    "`model = torch.compile": (f"{ALONE}test_each_size_of_a_compiled_model_has_a_graph_of_its_own",),
+    "`torch.compile` with": (f"{ALONE}test_a_model_whose_kernels_may_differ_is_refused",),
+    "a model that is compiled after": (
+        f"{ALONE}test_each_size_of_a_compiled_model_has_a_graph_of_its_own",
+    ),
+    "SyncBatchNorm": (
         f"{ALONE}test_what_is_no_grain_is_refused_by_name",
-        f"{ALONE}test_a_compiled_module_is_refused",
         f"{ALONE}test_models_in_ddp_are_refused",
         f"{ALONE}test_manual_steps_are_refused",
     ),

@@ -72,7 +72,13 @@ class Life:
                 session.step,
             )
         self._note_end()
-        self.close()
+        try:
+            self.close()
+        except LineHalted as halt:
+            # Whoever ran the cell has seen it. The next line has nothing to do with it.
+            if not is_interactive():
+                raise
+            log.warning("%s", halt)
 
     def close_at_exit(self) -> None:
         """Closes a line that is open when Python exits; a halt there gives the exit code."""

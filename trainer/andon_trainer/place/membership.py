@@ -121,6 +121,8 @@ class Membership:
             None if origin is None else (origin.step, str(config.resume)),
             lambda: doing(self._conversation.attending),
         )
+        self._raised: LineHalted | WorkerDropped | None = None
+        """What ended the script's training; its answer may not have come yet."""
         self._stop_refused = False
         """Whether the script was told that it may not end the run."""
         self._wants_stop = ""
@@ -513,9 +515,11 @@ class Membership:
         """Has the weights that this worker's loop ended with compared with all others'.
 
         Raises:
-            LineHalted: they differ, and `on_halt` is `raise`.
+            LineHalted: they differ, and `on_halt` is `raise`; or the line is in a halt that the
+                script was told of, and ended without going on.
             LineLost: an operator dropped this worker.
         """
+        self._refuse_unanswered()
         try:
             self._wait(Wait.ANSWER)
             self.scalar_all_reduce(0.0, 0.0, digest)
@@ -527,6 +531,14 @@ class Membership:
             if self._conversation.dropped:
                 raise
             log.warning("the last weights were not compared with the others': %s", error)
+
+    def _refuse_unanswered(self) -> None:
+        """Raises again what the script was told, unless it has been answered since."""
+        raised = self._raised
+        if isinstance(raised, LineHalted) and raised.evidence != self._state.halt:
+            return
+        if raised is not None:
+            raise raised
 
     # ------------------------------------------------------------------ events and effects
 
@@ -647,10 +659,12 @@ class Membership:
         """The exception that the script gets."""
         match effect:
             case RaiseHalted(evidence):
-                return LineHalted(evidence)
+                self._raised = LineHalted(evidence)
+                return self._raised
             case RaiseDropped(message):
                 text = f"dropped after step {self._state.step}: {message}"
-                return WorkerDropped(text, self._config.address, self._state.step)
+                self._raised = WorkerDropped(text, self._config.address, self._state.step)
+                return self._raised
             case RaiseRefused(refusal):
                 return refusal
             case EndRun(reason):
