@@ -71,7 +71,9 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{ALONE}test_rows_of_other_grains_are_refused_in_a_loop_body",
     ),
     "`Trainer`": (f"{LINES}test_a_trainer_gives_the_same_bits_alone_and_on_a_line",),
-    "`model = torch.compile": (f"{ALONE}test_each_size_of_a_compiled_model_has_a_graph_of_its_own",),
+    "`model = torch.compile": (
+        f"{ALONE}test_each_size_of_a_compiled_model_has_a_graph_of_its_own",
+    ),
     "`torch.compile` with": (f"{ALONE}test_a_model_whose_kernels_may_differ_is_refused",),
     "a model that is compiled after": (
         f"{ALONE}test_each_size_of_a_compiled_model_has_a_graph_of_its_own",
