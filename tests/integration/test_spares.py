@@ -115,7 +115,8 @@ def test_andon_run_starts_spares_and_a_dead_worker_again_as_one(tmp_path: Path) 
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["steps"], report["complete"]) == (9, True)
     # The spare itself may be on its way when the run ends.
-    assert report["digests"]["0"] == report["digests"]["2"]
+    assert {"0", "2"} <= set(report["digests"])
+    assert len(set(report["digests"].values())) == 1
     found = rosters(tmp_path / "runs" / "7f3a")
     # Worker 1 is a spare now, and the place is taken.
     assert set(found[:3]) == {(0, 1)}

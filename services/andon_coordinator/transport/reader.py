@@ -368,8 +368,14 @@ class JournalReader:
         return logbook.run_events(self._database)
 
     def digests(self) -> dict[int, str]:
-        """The last digest that each worker left with, hexadecimal, by worker."""
-        return {gone.worker: gone.digest for gone in self.departures() if gone.digest}
+        """The digest of the line's last weights, hexadecimal, by each worker that left with it.
+
+        One that left before, or while it was still learning, had other weights.
+        """
+        row = self._database.execute("SELECT step FROM records ORDER BY id DESC LIMIT 1").fetchone()
+        step = 0 if row is None else row[0]
+        gone = (each for each in self.departures() if each.step == step)
+        return {each.worker: each.digest for each in gone if each.digest}
 
     def terms(self) -> list[int]:
         """Every term that was begun, in rising order."""

@@ -115,17 +115,21 @@ def test_skipped_positions_are_recorded_with_their_answer(path: Path) -> None:
     assert reopened(path).result is None
 
 
-def test_departures_give_the_digests(path: Path) -> None:
+def test_departures_give_the_digests_of_the_last_weights(path: Path) -> None:
+    complete = events.LeaveReason.COMPLETE
     with Writing(path) as writing:
+        writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
         for departure in (
-            effects.SaveDeparture(0, None, "silent for 3 s", 1, b""),
-            effects.SaveDeparture(0, events.LeaveReason.COMPLETE, "", 3, b"\x01" * 32),
-            effects.SaveDeparture(1, events.LeaveReason.FAILED, "ValueError", 2, b""),
+            effects.SaveDeparture(0, None, "silent for 3 s", 0, b""),
+            effects.SaveDeparture(0, complete, "", STEP.step, b"\x01" * 32),
+            effects.SaveDeparture(1, events.LeaveReason.FAILED, "ValueError", STEP.step, b""),
+            effects.SaveDeparture(2, complete, "a spare that still learns", 0, b"\x02" * 32),
         ):
             writing.journal.save(departure)
 
     with JournalReader(path) as reader:
-        assert [gone.reason for gone in reader.departures()] == ["LOST", "COMPLETE", "FAILED"]
+        reasons = [gone.reason for gone in reader.departures()]
+        assert reasons == ["LOST", "COMPLETE", "FAILED", "COMPLETE"]
         assert reader.digests() == {0: "01" * 32}
 
 
