@@ -1,4 +1,4 @@
-"""Does `--verify` find a worker that computes wrong finite numbers, and is anybody wronged?
+r"""Does `--verify` find a worker that computes wrong finite numbers, and is anybody wronged?
 
 Lines of two, three and four workers train a small model with `--verify 1.0`. In every second step
 one bit of one number is flipped in one worker, as a defective processor might: in an activation, in
@@ -9,6 +9,8 @@ each other. A script that runs alone, and is right, says which faults changed no
 swallows some, and those are no wrong arithmetic.
 
     python benchmarks/wrong_arithmetic.py --json benchmarks/results/wrong-arithmetic.json
+    python benchmarks/wrong_arithmetic.py --workers 3 --faults 0 --reducer-faults 0 \
+        --clean-steps 12500 --json benchmarks/results/wrong-arithmetic-clean.json
 """
 
 from __future__ import annotations
@@ -54,10 +56,20 @@ class Watch:
     """Grains that two workers computed alike."""
 
 
-def measure(workers: int, count: int, reducer_faults: int, seed: int) -> dict[str, Any]:
-    """Runs one line, and counts what became of its faults."""
+def measure(
+    workers: int, count: int, reducer_faults: int, seed: int, clean: int = 0
+) -> dict[str, Any]:
+    """Runs one line, and counts what became of its faults.
+
+    Args:
+        workers: how many.
+        count: faults of workers.
+        reducer_faults: those of the reducer.
+        seed: of the faults.
+        clean: steps without a fault, beside those between the faults.
+    """
     faults = plan_of(count, workers, seed)
-    steps = CLEAN + 2 * count + CLEAN
+    steps = CLEAN + 2 * count + CLEAN + clean
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         plan, wrong_file = folder / "plan.json", folder / "wrong"
@@ -254,13 +266,16 @@ def main() -> None:
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 3, 4], metavar="N")
     parser.add_argument("--faults", type=int, default=340, help="of each number of workers")
     parser.add_argument("--reducer-faults", type=int, default=10)
+    parser.add_argument("--clean-steps", type=int, default=0, help="more steps without a fault")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     machine, rows = describe_machine(), []
     for workers in options.workers:
         began = time.perf_counter()
-        row = measure(workers, options.faults, options.reducer_faults, options.seed)
+        row = measure(
+            workers, options.faults, options.reducer_faults, options.seed, options.clean_steps
+        )
         row["took_s"] = round(time.perf_counter() - began, 1)
         rows.append(row)
         print(f"{workers} workers, {row['took_s']} s; {dict(row['halts'])}")
