@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils import deterministic
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon_trainer import CheckpointRefused, Line
@@ -33,10 +34,11 @@ def train(line: Line, *, change: bool = False) -> None:
             optimizer.step()
 
 
-def switches() -> tuple[int, bool, bool]:
+def switches() -> tuple[int, bool, bool, bool]:
     return (
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
+        deterministic.fill_uninitialized_memory,
         torch.backends.cudnn.benchmark,
     )
 
@@ -46,7 +48,7 @@ def test_switches_are_set_for_as_long_as_the_line_is_open(monkeypatch: pytest.Mo
     before = switches()
 
     with Line(same_bits=True):
-        assert switches() == (2, True, False)
+        assert switches() == (2, True, False, False)
 
     assert switches() == before
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
 
 import torch
+from torch.utils import deterministic
 
 from andon.protocol.arithmetic import ENVIRONMENT, Arithmetic
 from andon_trainer.model.compilation import any_compiled, compilers, fix_shapes
@@ -70,6 +71,9 @@ class ProcessArithmetic:
             )
         torch.set_num_threads(self._threads)
         torch.use_deterministic_algorithms(mode=True)
+        # Else each new tensor is filled before it is written: a twentieth of a step. No operation
+        # may read what nobody wrote, and one that does is seen where a step is verified.
+        deterministic.fill_uninitialized_memory = False
         torch.backends.cudnn.benchmark = False
         torch.set_flush_denormal(False)  # it takes no keyword
 
@@ -150,13 +154,17 @@ def mkl_branch() -> int | None:
 def _now() -> Callable[[], None]:
     """What makes torch's switches again what they are now."""
     threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    enabled, fills = (
+        torch.are_deterministic_algorithms_enabled(),
+        deterministic.fill_uninitialized_memory,
+    )
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark, flushes = torch.backends.cudnn.benchmark, not keeps_denormals()
 
     def restore() -> None:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        deterministic.fill_uninitialized_memory = fills
         torch.backends.cudnn.benchmark = benchmark
         torch.set_flush_denormal(flushes)
 
