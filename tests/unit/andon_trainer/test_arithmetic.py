@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils import deterministic
 from torch.utils.data import DataLoader, TensorDataset
 
 from andon_trainer import CheckpointRefused, Line
@@ -34,11 +33,14 @@ def train(line: Line, *, change: bool = False) -> None:
             optimizer.step()
 
 
+memory: Any = torch.utils.deterministic
+
+
 def switches() -> tuple[int, bool, bool, bool]:
     return (
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
-        deterministic.fill_uninitialized_memory,
+        memory.fill_uninitialized_memory,
         torch.backends.cudnn.benchmark,
     )
 

@@ -20,9 +20,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.utils import deterministic
 
 from andon.protocol.arithmetic import ENVIRONMENT, Arithmetic
 from andon_trainer.model.compilation import any_compiled, compilers, fix_shapes
@@ -31,6 +31,9 @@ from andon_trainer.process.stating import stated
 __all__ = ["MKL_OFF", "ProcessArithmetic", "keeps_denormals", "mkl_branch"]
 
 log = logging.getLogger(__name__)
+
+_memory: Any = torch.utils.deterministic
+"""A module whose one attribute torch's own types do not know."""
 
 MKL_OFF = 1
 """MKL's number for: no branch was asked for."""
@@ -73,7 +76,7 @@ class ProcessArithmetic:
         torch.use_deterministic_algorithms(mode=True)
         # Else each new tensor is filled before it is written: a twentieth of a step. No operation
         # may read what nobody wrote, and one that does is seen where a step is verified.
-        deterministic.fill_uninitialized_memory = False
+        _memory.fill_uninitialized_memory = False
         torch.backends.cudnn.benchmark = False
         torch.set_flush_denormal(False)  # it takes no keyword
 
@@ -156,7 +159,7 @@ def _now() -> Callable[[], None]:
     threads = torch.get_num_threads()
     enabled, fills = (
         torch.are_deterministic_algorithms_enabled(),
-        deterministic.fill_uninitialized_memory,
+        _memory.fill_uninitialized_memory,
     )
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark, flushes = torch.backends.cudnn.benchmark, not keeps_denormals()
@@ -164,7 +167,7 @@ def _now() -> Callable[[], None]:
     def restore() -> None:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(enabled, warn_only=warns)
-        deterministic.fill_uninitialized_memory = fills
+        _memory.fill_uninitialized_memory = fills
         torch.backends.cudnn.benchmark = benchmark
         torch.set_flush_denormal(flushes)
 
