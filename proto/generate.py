@@ -70,7 +70,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         code, pages = Path(folder) / "code", Path(folder) / "pages"
         code.mkdir()
-        committed = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*_pb2*.py*"))
+        # What Python compiled of them is no file of theirs.
+        there = [path for kind in ("py", "pyi") for path in ROOT.rglob(f"*_pb2*.{kind}")]
+        committed = sorted(path.relative_to(ROOT) for path in there)
         stale = compare(generate(code), code, ROOT, committed)
         written = sorted(path.relative_to(REFERENCE) for path in REFERENCE.glob("*.md"))
         stale |= compare(document(pages), pages, REFERENCE, written)
