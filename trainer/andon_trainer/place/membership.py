@@ -121,8 +121,11 @@ class Membership:
             None if origin is None else (origin.step, str(config.resume)),
             lambda: doing(self._conversation.attending),
         )
-        self._raised: LineHalted | WorkerDropped | None = None
-        """What ended the script's training; its answer may not have come yet."""
+        self._raised: RaiseHalted | RaiseDropped | None = None
+        """What ended the script's training; its answer may not have come yet.
+
+        Not the exception, whose frames would keep the script's tensors.
+        """
         self._stop_refused = False
         """Whether the script was told that it may not end the run."""
         self._wants_stop = ""
@@ -535,10 +538,10 @@ class Membership:
     def _refuse_unanswered(self) -> None:
         """Raises again what the script was told, unless it has been answered since."""
         raised = self._raised
-        if isinstance(raised, LineHalted) and raised.evidence != self._state.halt:
+        if isinstance(raised, RaiseHalted) and raised.evidence != self._state.halt:
             return
         if raised is not None:
-            raise raised
+            raise self._exception_of(raised)
 
     # ------------------------------------------------------------------ events and effects
 
@@ -659,12 +662,12 @@ class Membership:
         """The exception that the script gets."""
         match effect:
             case RaiseHalted(evidence):
-                self._raised = LineHalted(evidence)
-                return self._raised
+                self._raised = effect
+                return LineHalted(evidence)
             case RaiseDropped(message):
+                self._raised = effect
                 text = f"dropped after step {self._state.step}: {message}"
-                self._raised = WorkerDropped(text, self._config.address, self._state.step)
-                return self._raised
+                return WorkerDropped(text, self._config.address, self._state.step)
             case RaiseRefused(refusal):
                 return refusal
             case EndRun(reason):

@@ -157,10 +157,8 @@ def mkl_branch() -> int | None:
 def _now() -> Callable[[], None]:
     """What makes torch's switches again what they are now."""
     threads = torch.get_num_threads()
-    enabled, fills = (
-        torch.are_deterministic_algorithms_enabled(),
-        _memory.fill_uninitialized_memory,
-    )
+    enabled = torch.are_deterministic_algorithms_enabled()
+    fills = _memory.fill_uninitialized_memory
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark, flushes = torch.backends.cudnn.benchmark, not keeps_denormals()
 
