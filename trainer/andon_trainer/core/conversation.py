@@ -29,6 +29,7 @@ from andon_trainer.core.effects import (
     Effect,
     EndRun,
     GoOn,
+    HearOn,
     JoinAgain,
     Listen,
     MoveState,
@@ -53,6 +54,7 @@ from andon_trainer.core.events import (
     Halted,
     LearningAsked,
     LeaveWanted,
+    LeftOut,
     ListeningLost,
     Resumed,
     ScalarAllReduceDone,
@@ -337,6 +339,9 @@ class Conversation:
                 return self._resumed()
             case TransferAsked() | LearningAsked() | ListeningLost():
                 return self._state_moves(event)
+            case LeftOut(key):
+                self.attending.left_out(key)
+                return [HearOn(), *self.state.left_out(key)]
             case Dismissed():
                 return self._dismissed(event)
             case ControlLost():

@@ -14,6 +14,12 @@ overlapped windows. Without overlap nothing is ever ahead.
     change of the due pile     what is sent: line's weights - own weights, without what is ahead
     commit                     own weights = line's new weights + (own - line's old + change)
 
+On a line with a quorum a round may go on without this worker. It computes its share to the end, and
+then takes the rounds that it has missed, in which it only attends (`core.attending`): nothing of its
+due pile is sent in them, and it stays on top of what they make of the line's weights.
+
+    commit of such a round     own weights = line's new weights + (own - line's old)
+
 A void round leaves the models as they are. Under the next assignment the kept change is sent again
 bit for bit. If positions of a lost worker were added, they are computed as further local steps from
 where this worker is, and their change is added to the one that is sent. If the core drops the piles
@@ -50,6 +56,9 @@ from andon_trainer.schedules.step_state import StepPhase, StepState
 from andon_trainer.state.held_state import HeldState, InnerState
 
 __all__ = ["LocalMember", "LocalStepper", "OuterStep"]
+
+_Weights = dict[int, torch.Tensor]
+"""Something for each parameter, by the parameters' ids."""
 
 
 class LocalMember(RunMember, Protocol):
@@ -146,9 +155,9 @@ class LocalStepper(LoopSteps):
         self._inner_ahead: InnerState | None = None
         """The inner state when the pile ahead was begun."""
         self._due, self._ahead = _Sums(), _Sums()
-        self._change: dict[int, torch.Tensor] | None = None
+        self._change: _Weights | None = None
         """The change of the due pile, once something was computed ahead of it."""
-        self._before: dict[int, torch.Tensor] | None = None
+        self._before: _Weights | None = None
         """The weights before a local step whose change is to be added to `_change`."""
         self._touched = False
         """Whether the models may hold other weights than the line's."""
@@ -206,7 +215,7 @@ class LocalStepper(LoopSteps):
         # Nothing is computed beyond the head: the window begins at the line's weights.
         if not self._local.computed:
             self._begin_window(wants_digest=assigned.wants_digest and not assigned.attends)
-        elif assigned.wants_digest and self._digest is NO_DIGEST:
+        elif assigned.wants_digest and not assigned.attends and self._digest is NO_DIGEST:
             self._digest = self._held_digest()
         computed = self._local.computed
         epoch, batch = assigned.epoch, assigned.batch
@@ -450,6 +459,10 @@ class LocalStepper(LoopSteps):
         if round_.sent:
             return
         round_.sent = True
+        if round_.state.assigned.attends:
+            self._buffers.attend()
+            round_.void = not self._averager.send(0.0, {})
+            return
         if self._change is None:
             start = self._start()
             with torch.no_grad():
@@ -472,9 +485,11 @@ class LocalStepper(LoopSteps):
         if round_.void:
             return
         state = round_.state
-        state.weight, state.loss_sum = self._due.weight, self._due.loss_sum
-        state.correct = self._due.correct
-        averaged = self._averager.receive(self._due.weight)
+        attends = state.assigned.attends
+        given = _Sums() if attends else self._due
+        state.weight, state.loss_sum, state.correct = given.weight, given.loss_sum, given.correct
+        state.samples = 0 if attends else state.samples
+        averaged = self._averager.receive(given.weight)
         commit = None
         if averaged is not None:
             state.averaged = averaged
@@ -487,11 +502,11 @@ class LocalStepper(LoopSteps):
             self._buffers.drop()
             return
         self._averager.committed()
-        self._apply(moves=averaged.total_weight > 0)
+        self._apply(state.assigned, moves=averaged.total_weight > 0)
         self._round, self._committed = None, True
         self.last_commit = commit
 
-    def _start(self) -> dict[int, torch.Tensor]:
+    def _start(self) -> _Weights:
         """The line's weights, by the parameters' ids."""
         return self._held.weights_of(dict(self._parameters()))
 
@@ -500,29 +515,38 @@ class LocalStepper(LoopSteps):
             for part in group["params"]:
                 yield id(part), part
 
-    def _apply(self, *, moves: bool) -> None:
+    def _beyond(self, start: _Weights, *, owes: bool) -> _Weights | None:
+        """What the weights have beyond the line's and the change that was sent; None: nothing."""
+        if self._change is None and not owes:
+            return None
+        beyond = {key: part.float() - start[key].float() for key, part in self._parameters()}
+        if self._change is not None:
+            for key, sent in self._change.items():
+                beyond[key] += sent
+        return beyond
+
+    def _apply(self, assigned: Assigned, *, moves: bool) -> None:
         """Moves the line's weights by the mean change, which is in `p.grad`.
 
-        What was computed ahead is on top of them afterwards.
+        What was computed ahead, or is owed, is on top of them afterwards.
         """
-        start, ahead = self._start(), None
+        # As `WorkerState` has left it: of a round that it attends, this worker sent nothing.
+        owes = assigned.attends and bool(self._local.computed)
+        start = self._start()
         with torch.no_grad():
-            if self._change is not None:
-                # Before the weights are set back: it is what they have beyond the change that was
-                # sent.
-                ahead = {
-                    key: part.float() - start[key].float() + self._change[key]
-                    for key, part in self._parameters()
-                }
+            # Before the weights are set back.
+            ahead = self._beyond(start, owes=owes)
             for key, part in self._parameters():
                 part.copy_(start[key])
+        self._averager.scale(assigned.change_scale)
         if moves:
             with self._outer.moving():
                 self._outer.optimizer.step()
         self._clear_gradients()
         self._buffers.apply()
-        # As `Computed.committed` has done with the positions.
-        self._due, self._ahead = self._ahead, _Sums()
+        if not owes:
+            # As `Computed.committed` has done with the positions.
+            self._due, self._ahead = self._ahead, _Sums()
         self._averager.renew()
         # Now, before what is ahead is added: the models hold the new head's weights and nothing
         # else.
@@ -532,7 +556,7 @@ class LocalStepper(LoopSteps):
             return  # The next window begins with what the models hold.
         # For the same reason now. The inner state is that of the window's end, and not the present
         # one.
-        self._held.take(self._inner_ahead)
+        self._held.take(self._held.began if owes else self._inner_ahead)
         self._inner_ahead = None
         self._buffers.begin_ahead()
         with torch.no_grad():

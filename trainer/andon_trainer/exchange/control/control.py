@@ -22,9 +22,11 @@ from andon.wire import conversion
 from andon_trainer.core.effects import RequestWork
 from andon_trainer.core.events import (
     Assigned,
+    Committed,
     ControlLost,
     Event,
     Halted,
+    LeftOut,
     Resumed,
     TransferAsked,
 )
@@ -67,10 +69,12 @@ class ControlStream:
         *,
         outbox: ScalarOutbox,
         timeline: Timeline | None = None,
+        hear: Callable[[Assigned], bool] = lambda _assigned: False,
     ) -> None:
         """Opens nothing yet; `number` tells this stream's events from an older one's.
 
-        Heartbeats carry what is in `outbox`, and tell `timeline` the coordinator's time.
+        Heartbeats carry what is in `outbox`, and tell `timeline` the coordinator's time. `hear`
+        opens listening streams, since a round goes on without this worker; false if it can't.
 
         Raises:
             TlsError: the folder of certificates can't be used.
@@ -82,6 +86,9 @@ class ControlStream:
         self._stop = threading.Event()
         self._heartbeats = Heartbeats(self._outgoing.put, number, outbox, timeline)
         self._threads: list[threading.Thread] = []
+        self._hear = hear
+        self._assigned: Assigned | None = None
+        """The last round that this worker was to take part in."""
         self._transfer: int | None = None
         """The transfer that the coordinator asked for last; None: it is over, or there was none."""
         self._at_end: Callable[[], object] | None = None
@@ -218,6 +225,15 @@ class ControlStream:
                 event = event_from(response)
                 # Before the inbox has it: the transfer may be looked for at once.
                 self._note_transfer(event)
+                if isinstance(event, LeftOut):
+                    if self._assigned is None or event.key != self._assigned.key:
+                        continue
+                    # Here, too: the others wait for it, and the script may compute for long.
+                    if not self._hear(self._assigned):
+                        reason = "this worker can't hear the rounds that go on without it"
+                        self._call.cancel()
+                        break
+                    self._outgoing.put(pb.TrainRequest(listening=pb.Listening()))
                 if event is not None:
                     self._inbox.put(event, self._number)
         except grpc.RpcError as error:
@@ -239,14 +255,17 @@ class ControlStream:
                     act()
 
     def _note_transfer(self, event: Event | None) -> None:
-        """Notes which transfer an event begins or ends."""
+        """Notes which transfer an event begins or ends, and the round that was assigned."""
         match event:
             case TransferAsked(sends=True, beside_training=True):
                 self._sending[event.transfer_id] = None
                 self._end_sending(event.transfer_id)
             case TransferAsked():
                 self._end_transfer(event)
+            case Committed(next=Assigned(attends=False) as assigned):
+                self._assigned = assigned
             case Assigned(attends=False):
+                self._assigned = event
                 # One that this worker only attends ends nothing: its state may be on its way.
                 self._end_transfer(event)
 
