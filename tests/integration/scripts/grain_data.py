@@ -68,7 +68,9 @@ def main() -> None:
     kind: str = spec["kind"]
     line = Line(same_bits=True, total_steps=11)
     model, optimizer = trained(kind)
-    _, _, *loaders = line.prepare(model, optimizer, *loader_of(kind, spec.get("loading", 0)), micro_batch_size=3)
+    _, _, *loaders = line.prepare(
+        model, optimizer, *loader_of(kind, spec.get("loading", 0)), micro_batch_size=3
+    )
     losses = {}
     for _ in line.epochs(99):
         for batch in batches_of(kind, line, loaders):
