@@ -17,18 +17,25 @@ _WIDTH, _HEIGHT, _MARGIN = 640, 160, 8
 _STROKES = ("var(--first)", "var(--second)")
 
 _STYLE = """
-:root { color-scheme: light dark; --first: #1f6feb; --second: #b35900; --line: #8886; }
-@media (prefers-color-scheme: dark) { :root { --first: #79b8ff; --second: #ffab70; } }
-body { font: 1rem/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; border-bottom: 1px solid var(--line); }
+:root { color-scheme: light dark; --first: #1f6feb; --second: #b35900; --line: #8886;
+  --paper: #ffffff; --ink: #1f2328; }
+@media (prefers-color-scheme: dark) { :root { --first: #79b8ff; --second: #ffab70;
+  --paper: #0d1117; --ink: #e6edf3; } }
+body { background: var(--paper); color: var(--ink);
+  font: 1rem/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
+h1, p, li { overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; }
+h2 { font-size: 1.2rem; border-bottom: 1px solid var(--line); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .15rem .75rem .15rem 0; }
 th { font-weight: 600; } td { overflow-wrap: anywhere; }
 thead th { border-bottom: 1px solid var(--line); }
 code { font-family: ui-monospace, monospace; }
-figure { margin: 1rem 0; } figcaption { font-weight: 600; }
-svg { max-width: 100%; height: auto; border: 1px solid var(--line); }
+figure { margin: 1rem 0; }
+figcaption { font-weight: 600; }
+svg { display: block; box-sizing: border-box; max-width: 100%; height: auto; }
+svg { border: 1px solid var(--line); }
 .mark { stroke: #d1242f; stroke-dasharray: 3 3; }
 """
 
@@ -101,9 +108,12 @@ def _curve(curve: Curve) -> str:
     ]
     for (run, points), stroke in zip(curve.series, _STROKES, strict=False):
         for piece in _pieces(points):
+            if len(piece) == 1:
+                piece *= 2  # A line of one point is not drawn.
             path = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in piece)
             parts.append(
-                f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="1.5">'
+                f'<polyline points="{path}" fill="none" stroke="{stroke}" '
+                f'stroke-width="2" stroke-linecap="round">'
                 f"<title>{escape(run)}</title></polyline>"
             )
     drawn = "\n".join(parts)
