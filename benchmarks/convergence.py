@@ -315,8 +315,8 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
             "AdamW, gradients clipped to a norm of 1; the same learning rate for all schedules",
             "gpt: the GPT of examples/shakespeare.py with 2 layers of width 64",
             "cnn: 2 convolutions with BatchNorm and a linear layer",
-            "bytes_ratio: bytes of float32 gradients and averages every step, over those exchanged, the "
-            "state with which workers begin among them",
+            "bytes_ratio: those of float32 gradients and averages every step, over those sent "
+            "with the state in which workers begin",
             "loss_over_synchronous: loss / loss of one process - 1, mean over the seeds; then the "
             "extremes",
             "curves: a list for each seed, of samples and the loss on unseen samples; rank 0's",
