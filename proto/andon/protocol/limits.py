@@ -11,6 +11,8 @@ __all__ = [
     "MAX_ELEMENTS",
     "MAX_FIELDS",
     "MAX_GIVEN_BYTES",
+    "MAX_GRAINS",
+    "MAX_HASHED_SAMPLES",
     "MAX_MESSAGE_BYTES",
     "MAX_NAME_BYTES",
     "MAX_NUMBERS",
@@ -51,6 +53,12 @@ MAX_ELEMENTS = 2**48
 
 MAX_COMPONENTS = 2**16
 """Components in a layout."""
+
+MAX_GRAINS = 2**15
+"""Grains in a batch, of which one report may have to attest all, with 40 bytes each."""
+
+MAX_HASHED_SAMPLES = 2**15
+"""Positions in a batch whose samples are hashed one by one; of a larger one, grain by grain."""
 
 MAX_DIMENSIONS = 64
 """Dimensions of one component, or of one element that evidence names."""
