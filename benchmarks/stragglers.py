@@ -1,4 +1,4 @@
-"""How much of its speed does a line with stragglers use, if a window waits for everybody or a quorum?
+"""How much of its speed does a line with stragglers use, if windows wait for all, or for a quorum?
 
 Three workers get equal shares of the processors. One takes three times as long for each sample, and
 another stands still for 5 s in every minute. Each schedule trains on the same number of samples, on
@@ -75,14 +75,18 @@ def main() -> int:
                             service.enter(served.pid)
                             seen = crew.work(load, served.address, served.run_id, options.phase_s)
                         runs[name].append(seen)
-                        print(f"{name}: {_of_ideal(seen, samples):.3f}", file=sys.stderr, flush=True)
+                        print(
+                            f"{name}: {_of_ideal(seen, samples):.3f}", file=sys.stderr, flush=True
+                        )
     except NoShares as error:
         print(f"stragglers.py: {error}", file=sys.stderr)
         return 1
     rows = [_row(name, seen, samples) for name, seen in runs.items()]
     for row in rows:
         low, high = row["spread"]
-        print(f"{row['schedule']:16}{row['seconds']:9.2f} s  of ideal {row['of_ideal']:.3f}", end="")
+        print(
+            f"{row['schedule']:16}{row['seconds']:9.2f} s  of ideal {row['of_ideal']:.3f}", end=""
+        )
         print(f"  {low:.3f} to {high:.3f}  {row['records']} records")
     if options.json:
         write_rows(options.json, {**machine, **_circumstances(options, load, how)}, rows)

@@ -124,7 +124,10 @@ WITH_QUORUM = (
         quorum=True,
     ),
     LineSchedule(
-        name="async", flags=("--schedule", "async", "--local-steps", "4"), local_steps=4, quorum=True
+        name="async",
+        flags=("--schedule", "async", "--local-steps", "4"),
+        local_steps=4,
+        quorum=True,
     ),
 )
 """Those on which a worker may be late."""

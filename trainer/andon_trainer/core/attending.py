@@ -8,8 +8,8 @@ so. To the rest of the worker, the line then seems to be as far as this worker i
 
 Everything else (a transfer, the end of the stream) is of the present moment, and passes at once.
 
-A worker that is late on a line with a quorum attends in the same way. Its state is here already, and
-what it has computed stays: its script takes the rounds of the queue once its share is computed.
+A worker that is late on a line with a quorum attends in the same way. Its state is here already,
+and what it has computed stays: its script takes the rounds of the queue once its share is computed.
 
 The queue ends with an assignment that has this worker on its roster: it has arrived.
 """

@@ -133,7 +133,7 @@ class LearningAsked:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Round `key` goes on without this worker, which is late, and hears the averages from now on."""
+    """Round `key` goes on without this worker, which is late; it hears all averages from now on."""
 
     key: Key
 

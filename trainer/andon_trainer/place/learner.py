@@ -103,9 +103,7 @@ class Learner:
         with self._opening:
             if self._heard is None:
                 try:
-                    heard = self._route.listen(
-                        link.joined, assigned.reducers, link.address, number
-                    )
+                    heard = self._route.listen(link.joined, assigned.reducers, link.address, number)
                 except (RouteFailed, JoinRefused) as failed:
                     self._give_up(str(failed))
                     return False

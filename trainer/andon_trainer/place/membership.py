@@ -397,7 +397,9 @@ class Membership:
     def _refuse(self, fault: ExchangeFailed) -> None:
         if self._state.phase is RoundPhase.LATE or self._state.attends:
             # Of what it owes, in no round yet: nobody waits for a Fault of the others' round.
-            where = "" if fault.block is None else f"element {fault.element} of block {fault.block} "
+            where = (
+                "" if fault.block is None else f"element {fault.element} of block {fault.block} "
+            )
             self.stop_line(fault.kind, fault.message or f"{where}is {fault.value}")
             return
         self._do(self._conversation.refuse(fault))

@@ -14,9 +14,9 @@ overlapped windows. Without overlap nothing is ever ahead.
     change of the due pile     what is sent: line's weights - own weights, without what is ahead
     commit                     own weights = line's new weights + (own - line's old + change)
 
-On a line with a quorum a round may go on without this worker. It computes its share to the end, and
-then takes the rounds that it has missed, in which it only attends (`core.attending`): nothing of its
-due pile is sent in them, and it stays on top of what they make of the line's weights.
+On a line with a quorum a round may go on without this worker. It computes its share to the end,
+and then takes the rounds that it has missed, in which it only attends (`core.attending`): nothing
+of its due pile is sent in them, and it stays on top of what they make of the line's weights.
 
     commit of such a round     own weights = line's new weights + (own - line's old)
 

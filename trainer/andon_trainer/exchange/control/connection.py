@@ -243,8 +243,8 @@ class Connection:
             self.tls,
             outbox=self.outbox,
             timeline=self._timeline,
-            hear=lambda assigned: self.hear(assigned),
         )
+        stream.hear = self.hear
         try:
             joined = stream.join(joining)
         except BaseException:

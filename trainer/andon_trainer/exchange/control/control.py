@@ -69,12 +69,10 @@ class ControlStream:
         *,
         outbox: ScalarOutbox,
         timeline: Timeline | None = None,
-        hear: Callable[[Assigned], bool] = lambda _assigned: False,
     ) -> None:
         """Opens nothing yet; `number` tells this stream's events from an older one's.
 
-        Heartbeats carry what is in `outbox`, and tell `timeline` the coordinator's time. `hear`
-        opens listening streams, since a round goes on without this worker; false if it can't.
+        Heartbeats carry what is in `outbox`, and tell `timeline` the coordinator's time.
 
         Raises:
             TlsError: the folder of certificates can't be used.
@@ -86,7 +84,8 @@ class ControlStream:
         self._stop = threading.Event()
         self._heartbeats = Heartbeats(self._outgoing.put, number, outbox, timeline)
         self._threads: list[threading.Thread] = []
-        self._hear = hear
+        self.hear: Callable[[Assigned], bool] = lambda _assigned: False
+        """Opens listening streams: a round goes on without this worker. False: it can't."""
         self._assigned: Assigned | None = None
         """The last round that this worker was to take part in."""
         self._transfer: int | None = None
@@ -225,15 +224,8 @@ class ControlStream:
                 event = event_from(response)
                 # Before the inbox has it: the transfer may be looked for at once.
                 self._note_transfer(event)
-                if isinstance(event, LeftOut):
-                    if self._assigned is None or event.key != self._assigned.key:
-                        continue
-                    # Here, too: the others wait for it, and the script may compute for long.
-                    if not self._hear(self._assigned):
-                        reason = "this worker can't hear the rounds that go on without it"
-                        self._call.cancel()
-                        break
-                    self._outgoing.put(pb.TrainRequest(listening=pb.Listening()))
+                if isinstance(event, LeftOut) and not self._follows(event):
+                    continue
                 if event is not None:
                     self._inbox.put(event, self._number)
         except grpc.RpcError as error:
@@ -253,6 +245,22 @@ class ControlStream:
             for act in list(self._sending.values()):
                 if act is not None:
                     act()
+
+    def _follows(self, left_out: LeftOut) -> bool:
+        """Sees to it that this worker hears the rounds that go on without it, and says so.
+
+        Returns:
+            False if it was not left out: the round is an old one. Or if it can't hear them: then
+            the stream ends.
+        """
+        if self._assigned is None or left_out.key != self._assigned.key:
+            return False
+        # Here, too: the others wait for the answer, and the script may compute for long.
+        if not self.hear(self._assigned):
+            self._call.cancel()
+            return False
+        self._outgoing.put(pb.TrainRequest(listening=pb.Listening()))
+        return True
 
     def _note_transfer(self, event: Event | None) -> None:
         """Notes which transfer an event begins or ends, and the round that was assigned."""
