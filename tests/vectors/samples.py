@@ -266,6 +266,8 @@ def _control_down() -> list[Message]:
         max_grad_norm=1.0,
         own_gradient_norm=True,
         average_buffers=True,
+        fragments=4,
+        mix=0.5,
     )
     return [
         pb.JoinAccepted(
@@ -298,6 +300,7 @@ def _control_down() -> list[Message]:
             verifies=[1, 6],
             anew=True,
             itemised=True,
+            fragment=2,
             learning_rate_scale=1.5,
             copies_buffers=True,
             checkpoint_step=100,

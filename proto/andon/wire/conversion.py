@@ -306,6 +306,8 @@ def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
         max_grad_norm=policy.max_grad_norm,
         own_gradient_norm=policy.own_gradient_norm,
         average_buffers=policy.average_buffers,
+        fragments=policy.fragments if policy.in_fragments else 0,
+        mix=policy.mix,
     )
 
 
@@ -341,6 +343,8 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
             max_grad_norm=message.max_grad_norm or None,
             own_gradient_norm=message.own_gradient_norm,
             average_buffers=message.average_buffers,
+            fragments=message.fragments or 1,
+            mix=message.mix,
         )
         # Averages may have a wider encoding than contributions, and must fit a message, too.
         chunk_bytes = max(each.payload_bytes(policy.chunk_elements) for each in policy.encodings)
