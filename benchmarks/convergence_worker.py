@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +33,6 @@ class Task:
 
     model: Callable[[], nn.Module]
     loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor]
-    learning_rate: float
     train: Dataset[Sample]
     train_size: int
     unseen: Sample
@@ -82,7 +82,7 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
     task = task_of(spec.task)
     model = task.model()
     extra = ExtraWork(task.model(), task.loss_of)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate)
     line = Line(address=spec.address or None, run_id=spec.run_id or None)
     loader = DataLoader(Drawn(task, spec.samples, spec.seed), batch_size=spec.batch)
     model, optimizer, loader = line.prepare(model, optimizer, loader)
@@ -95,6 +95,8 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
             if committed and line.is_main and int(positions[0]) >= mark:
                 curve.append((int(positions[0]), _unseen_loss(task, model)))
                 mark = next((each for each in marks if each > positions[0]), spec.samples)
+            for group in optimizer.param_groups:
+                group["lr"] = spec.learning_rate * rate_at(int(positions[0]), spec)
             extra.do(spec.factor, x, y)
             optimizer.zero_grad()
             line.backward(task.loss_of(model, x, y))
@@ -102,9 +104,23 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
             optimizer.step()
             committed = line.committed
     curve.append((spec.samples, _unseen_loss(task, model)))
-    told = {"curve": curve if line.is_main else [], "steps": line.step}
+    told = {
+        "curve": curve if line.is_main else [],
+        "steps": line.step,
+        "parameters": sum(part.numel() for part in model.parameters()),
+    }
     line.close()
     return told
+
+
+def rate_at(position: int, spec: WorkerSpec) -> float:
+    """The learning rate at a position of the run, as part of its greatest."""
+    if not spec.warm_up:
+        return 1.0
+    done = position / spec.samples
+    if done < spec.warm_up:
+        return (position + spec.batch) / (spec.warm_up * spec.samples + spec.batch)
+    return 0.5 * (1 + math.cos(math.pi * (done - spec.warm_up) / (1 - spec.warm_up)))
 
 
 @torch.no_grad()
@@ -139,7 +155,6 @@ def _letters() -> Task:
     return Task(
         model=lambda: shakespeare.GPT(len(letters)),
         loss_of=_next_letters,
-        learning_rate=3e-3,
         train=pieces,
         train_size=len(pieces),
         unseen=(torch.stack([x for x, _ in unseen]), torch.stack([y for _, y in unseen])),
@@ -162,7 +177,6 @@ def _digits() -> Task:
     return Task(
         model=lambda: nn.Sequential(*_cnn()),
         loss_of=lambda model, x, y: F.cross_entropy(model(x), y),
-        learning_rate=1e-3,
         train=Tensors(images[train], labels[train]),
         train_size=len(train),
         unseen=(images[rest], labels[rest]),
