@@ -512,6 +512,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
         case do.SendCommitted(_, record, result, stop_reason):
             stop = f" stop {stop_reason!r}" if stop_reason else ""
             return f"{_record(record)}{_result(result)}{stop}"
+        case do.SendLate(_, key):
+            return _shown_key(key)
         case do.SendVoided(_, key, message):
             return f"{_shown_key(key)} {message}"
         case do.SendResume(_, halt_id, answer):

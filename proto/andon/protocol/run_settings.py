@@ -172,6 +172,17 @@ class Liveness:
         return SILENCE_LEASES * self.lease_s
 
 
+def _require_quorum(policy: Policy) -> None:
+    """Refuses a quorum where a window can't go on without a worker."""
+    if policy.quorum is None or not 0 < policy.quorum <= 1:
+        raise ValueError(f"quorum must be above 0 and at most 1, not {policy.quorum}")
+    _require_count("max_late", policy.max_late, least=1, below=2**32)
+    if not policy.local_steps:
+        raise ValueError("a quorum needs local steps: each step needs everybody's gradients")
+    if policy.topology is Topology.RING:
+        raise ValueError("a quorum needs reducers: on a ring, averages pass through every worker")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """How the line works. The server is configured with it, and hands it to every worker."""
@@ -202,6 +213,10 @@ class Policy:
     """Whether workers report the norm of their own contributions."""
     average_buffers: bool = False
     """Whether running statistics are averaged; if not, all workers take rank 0's."""
+    quorum: float | None = None
+    """The part of its workers that a window of local steps waits for; None: always all."""
+    max_late: int = 8
+    """A worker is left out of at most so many consecutive records, if there is a quorum."""
 
     def __post_init__(self) -> None:
         """Refuses numbers out of range."""
@@ -211,6 +226,8 @@ class Policy:
         _require_count("local_steps", self.local_steps, below=2**32)
         if self.overlap and not self.local_steps:
             raise ValueError("overlap needs local steps: gradients are needed before the next step")
+        if self.quorum is not None:
+            _require_quorum(self)
         norm = self.max_grad_norm
         if norm is not None and not (math.isfinite(norm) and norm > 0):
             raise ValueError(f"max_grad_norm must be above 0, not {norm}")

@@ -23,6 +23,7 @@ __all__ = [
     "LOCAL_CAPABILITY",
     "NESTEROV",
     "OVERLAP_CAPABILITY",
+    "QUORUM_CAPABILITY",
     "OuterOptimizer",
     "Schedule",
 ]
@@ -35,6 +36,9 @@ LOCAL_CAPABILITY = "local.v1"
 """The worker can make optimizer steps of its own, and exchange the change of its weights."""
 OVERLAP_CAPABILITY = "overlap.v1"
 """The worker can compute the next window while the last one's change travels."""
+QUORUM_CAPABILITY = "quorum.v1"
+"""The worker can be late: it goes on computing while it attends the others' rounds. It has LEARNING
+as well."""
 
 
 class Schedule(enum.Enum):

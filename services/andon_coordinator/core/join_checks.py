@@ -21,7 +21,7 @@ from andon.protocol.capabilities import (
 )
 from andon.protocol.grains import TREE_VERSION
 from andon.protocol.layout import first_difference
-from andon.protocol.limits import COUNT_LIMIT, PROTOCOL_VERSION
+from andon.protocol.limits import COUNT_LIMIT, MAX_GRAINS, PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
 from andon.protocol.records import TERM_AHEAD_S, Key, RecordKind
 from andon.protocol.run_settings import RunPlan, Topology
@@ -248,6 +248,15 @@ def _check_same_bits(core: CoreState, request: JoinRequest) -> JoinRefusal | Non
             f"{grains} and version {plan.tree} of their tree, and the line adds along version "
             f"{TREE_VERSION}: use one version of Andon",
             ("tree", str(plan.tree), str(TREE_VERSION)),
+        )
+    count = -(-plan.global_batch // plan.grain)
+    if count > MAX_GRAINS:
+        least = -(-plan.global_batch // MAX_GRAINS)
+        return _differs(
+            Reason.SAME_BITS,
+            f"{grains}, so that a batch of {plan.global_batch} has {count} of them, and a line can "
+            f"compare {MAX_GRAINS}: use a micro_batch_size of at least {least}",
+            ("grain", str(plan.grain), f"at least {least}"),
         )
     obstacle = obstacle_in(settings.policy, settings.pacing)
     if obstacle is None:
