@@ -224,10 +224,7 @@ class ControlStream:
                 event = event_from(response)
                 # Before the inbox has it: the transfer may be looked for at once.
                 self._note_transfer(event)
-                if isinstance(event, LeftOut) and not self._follows(event):
-                    continue
-                if event is not None:
-                    self._inbox.put(event, self._number)
+                self._deliver(event)
         except grpc.RpcError as error:
             refusal = refusal_from(error)
             reason = f"{error.code().name}: {error.details()}"
@@ -245,6 +242,12 @@ class ControlStream:
             for act in list(self._sending.values()):
                 if act is not None:
                     act()
+
+    def _deliver(self, event: Event | None) -> None:
+        """Puts an event into the inbox, if it means anything to this worker."""
+        if event is None or (isinstance(event, LeftOut) and not self._follows(event)):
+            return
+        self._inbox.put(event, self._number)
 
     def _follows(self, left_out: LeftOut) -> bool:
         """Sees to it that this worker hears the rounds that go on without it, and says so.

@@ -136,12 +136,8 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
         case "round_voided":
             voided = message.round_voided
             return events.Voided(conversion.key_from_proto(voided.key), voided.message)
-        case "halt":
-            return events.Halted(conversion.evidence_from_proto(message.halt.evidence))
-        case "resume":
-            return events.Resumed(message.resume.halt_id)
-        case "shutdown":
-            return events.Dismissed(message.shutdown.message, message.shutdown.stop_reason)
+        case "halt" | "resume" | "shutdown":
+            return _halt_or_end(message)
         case "state_transfer":
             transfer = message.state_transfer
             _require_known("transfer role", transfer.role, pb.TransferRole)
@@ -171,6 +167,14 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 tuple(result.data),
             )
     return None
+
+
+def _halt_or_end(message: pb.TrainResponse) -> events.Event:
+    if message.HasField("halt"):
+        return events.Halted(conversion.evidence_from_proto(message.halt.evidence))
+    if message.HasField("resume"):
+        return events.Resumed(message.resume.halt_id)
+    return events.Dismissed(message.shutdown.message, message.shutdown.stop_reason)
 
 
 def _committed(message: pb.StepCommitted) -> events.Committed:
