@@ -16,6 +16,7 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "MAX_NAME_BYTES",
     "MAX_NUMBERS",
+    "MAX_OWED_RANGES",
     "MAX_PACING_BYTES",
     "MAX_PAYLOAD_BYTES",
     "MAX_SCALARS",
@@ -70,6 +71,9 @@ MAX_FIELDS = 1024
 
 MAX_NUMBERS = 2**16
 """Numbers in one packed field of the data plane: blocks of a layout."""
+
+MAX_OWED_RANGES = 4096
+"""Ranges of owed positions in one cursor."""
 
 MAX_TEXT_BYTES = 1000
 """Bytes of a text for people; a longer one is clipped. Keeps a status with details below 8 KiB."""

@@ -433,10 +433,10 @@ class Membership:
         # Before it is sent: from then on the round may be committed, and must not be given up.
         self._conversation.reported()
         self._link.control.report_step(report)
-        # What is computed ahead is committed first, and the run ends after that. A worker that
+        # What is left over is committed first, and the run ends after that. A worker that
         # only attends is not asked; it says so again in a step of its own.
         assigned = self._state.assigned
-        at_once = assigned is not None and not assigned.attends and assigned.ahead_batch is None
+        at_once = assigned is not None and not (assigned.attends or assigned.leaves_over)
         # `await_commit` compares it with the record: the coordinator may not let the script end the
         # run.
         self._wants_stop = report.stop_reason if at_once else ""
