@@ -101,6 +101,8 @@ SCHEDULES = {
     "local-8-nesterov": Schedule(flags=(*_LOCAL, "8", "--outer", "nesterov")),
     "local-8-overlap": Schedule(flags=(*_LOCAL, "8", "--overlap")),
     "local-32": Schedule(flags=(*_LOCAL, "32")),
+    "local-8-quorum": Schedule(flags=(*_LOCAL, "8", "--quorum", "0.6"), uneven=True),
+    "async-8": Schedule(flags=("--schedule", "async", "--local-steps", "8"), uneven=True),
     "plain-8": Schedule(plain=PlainSpec(local_steps=8)),
     "plain-8-nesterov": Schedule(plain=PlainSpec(local_steps=8, rate=0.7, momentum=0.9)),
 }

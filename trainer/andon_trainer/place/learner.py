@@ -67,7 +67,9 @@ class Learner:
 
     def able(self, capabilities: tuple[str, ...]) -> tuple[str, ...]:
         """Those of the worker's `capabilities` that the next Join names."""
-        if self._able:
+        # A line with a quorum takes nobody who can't. It gives its state by a transfer all the same
+        # to a worker that has failed to learn.
+        if self._able or self._link.policy.quorum is not None:
             return capabilities
         return tuple(each for each in capabilities if each != LEARNING)
 
@@ -105,7 +107,8 @@ class Learner:
                 try:
                     heard = self._route.listen(link.joined, assigned.reducers, link.address, number)
                 except (RouteFailed, JoinRefused) as failed:
-                    self._give_up(str(failed))
+                    text = f"this worker is late, and can't hear the others' rounds ({failed})"
+                    log.warning(LogEvent("not_heard", text, why=str(failed)))
                     return False
                 if number != link.number:  # The worker joins again.
                     heard.close()
