@@ -131,6 +131,9 @@ class LineSettings:
     """How many times the median of the others' norms a worker's own may be; None: any number."""
     pacing: PacingSettings = field(default_factory=PacingSettings)
     """How work is divided."""
+    grace_s: float | None = None
+    """With a quorum, how long those that have computed wait for the others; None: as long as that
+    is worth (`quorum`)."""
     same_bits: bool = False
     """Whether every worker's plan must have a grain; one that has makes the line such a one."""
     verify: VerifySettings = field(default_factory=VerifySettings)
@@ -149,9 +152,9 @@ class LineSettings:
             )
         if self.max_attempts < 1:
             raise ValueError(f"max_attempts must be at least 1, not {self.max_attempts}")
-        for name in ("rejoin_grace_s", "recovery_window_s"):
+        for name in ("rejoin_grace_s", "recovery_window_s", "grace_s"):
             seconds = getattr(self, name)
-            if not (math.isfinite(seconds) and seconds >= 0):
+            if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
                 raise ValueError(f"{name} must be 0 or more seconds, not {seconds}")
         for name, unit in _ABOVE_0.items():
             number = getattr(self, name)
@@ -167,6 +170,9 @@ class LineSettings:
             raise ValueError("worker_gradient_norm needs a policy that asks for own_gradient_norm")
         if (self.pacing.schedule is Schedule.LOCAL) != (self.policy.local_steps > 0):
             raise ValueError("the schedule LOCAL and a policy with local_steps need each other")
+        if self.policy.quorum is not None and (self.policy.overlap or self.pacing.interleaved):
+            what = "overlapped windows" if self.policy.overlap else "interleaved shares"
+            raise ValueError(f"a quorum and {what} exclude each other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
