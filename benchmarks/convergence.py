@@ -65,6 +65,17 @@ TASKS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlainSpec:
+    """What plain_diloco.py trains by."""
+
+    local_steps: int
+    rate: float = 1.0
+    momentum: float = 0.0
+    """Of the outer optimizer."""
+    workers: int = len(FACTORS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """What is compared with one process that steps on every batch."""
 
@@ -72,6 +83,9 @@ class Schedule:
     """Of `andon serve`."""
     uneven: bool = False
     """Whether it reacts to the workers' speeds: under these the workers differ."""
+    optimizer: str = "adamw"
+    plain: PlainSpec | None = None
+    """What plain_diloco.py trains by; no line then."""
 
 
 _LOCAL = ("--schedule", "local", "--local-steps")
@@ -88,6 +102,8 @@ SCHEDULES = {
     "local-8-nesterov": Schedule(flags=(*_LOCAL, "8", "--outer", "nesterov")),
     "local-8-overlap": Schedule(flags=(*_LOCAL, "8", "--overlap")),
     "local-32": Schedule(flags=(*_LOCAL, "32")),
+    "plain-8": Schedule(plain=PlainSpec(local_steps=8)),
+    "plain-8-nesterov": Schedule(plain=PlainSpec(local_steps=8, rate=0.7, momentum=0.9)),
 }
 """What is compared, by the name of `--schedules`."""
 SOLO = "solo"
@@ -111,6 +127,9 @@ class WorkerSpec:
     """As in `Training`."""
     factor: float = 1.0
     """This worker's work a sample."""
+    optimizer: str = "adamw"
+    plain: dict[str, Any] | None = None
+    """The fields of a `PlainSpec`, if this process trains for all workers, without Andon."""
     feedback: bool = True
     """Whether what a narrow encoding loses is sent with the next gradient, as workers do."""
     address: str = ""
@@ -220,12 +239,16 @@ def _task_rows(
         alone = _row(name, SOLO, specs, [trainers.train([spec]) for spec in specs])
     rows = [_compared(alone, alone)]
     for schedule in options.schedules:
-        runs = [_line(trainers, spec, SCHEDULES[schedule]) for spec in specs]
+        runs = [_run(trainers, spec, SCHEDULES[schedule]) for spec in specs]
         rows.append(_compared(_row(name, schedule, specs, runs), alone))
     return rows
 
 
-def _line(trainers: Trainers, spec: WorkerSpec, schedule: Schedule) -> Run:
+def _run(trainers: Trainers, spec: WorkerSpec, schedule: Schedule) -> Run:
+    spec = replace(spec, optimizer=schedule.optimizer)
+    if schedule.plain is not None:
+        run = trainers.train([replace(spec, plain=asdict(schedule.plain))])
+        return replace(run, moved_bytes=2 * 4 * run.parameters * len(FACTORS) * run.steps)
     with (
         TemporaryDirectory() as folder,
         serving(Path(folder), len(FACTORS), schedule.flags) as served,

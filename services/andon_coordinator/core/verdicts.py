@@ -29,8 +29,10 @@ __all__ = [
     "open_inquest",
 ]
 
-_MOST_ITEM_BYTES = 2**21
-"""Hashes of components in one report; half of what a message may have."""
+_MOST_ITEM_BYTES = 2**20
+"""Hashes of components in one report; a quarter of what a message may have."""
+_MOST_GRAINS = 64
+"""Disputed grains that are computed again if they are not itemised."""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,8 @@ class Inquest:
     """Those that each worker of it computes again: the disputed ones and the control."""
     given: dict[int, Given]
     """What each process gave, by its incarnation; of the first round, and of each one since."""
+    itemised: bool = True
+    """Whether the hashes of all components fit a report, at least those of one disputed grain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +214,10 @@ def open_inquest(given: Mapping[int, Given], *, count: int, components: int) -> 
         components: the layout's, which bound how many grains fit a report.
     """
     nodes = different_nodes(given.values())
-    most = max(1, _MOST_ITEM_BYTES // (2 * COMPONENT_BYTES * max(1, components)) - 1)
+    # An owner attests each of them twice, the control as well.
+    most = _MOST_ITEM_BYTES // (2 * COMPONENT_BYTES * max(1, components)) - 1
+    itemised = most > 0
+    most = most if itemised else _MOST_GRAINS
     chosen = {arithmetic: _chosen(each, most, count) for arithmetic, each in nodes.items()}
     everything = {
         grain for each in nodes.values() for node in each for grain in range(node.first, node.stop)
@@ -219,7 +226,7 @@ def open_inquest(given: Mapping[int, Given], *, count: int, components: int) -> 
         arithmetic: tuple(sorted({*each, *_control(sums, each, everything, count)}))
         for arithmetic, (each, sums) in chosen.items()
     }
-    return Inquest(nodes=nodes, grains=grains, given=dict(given))
+    return Inquest(nodes=nodes, grains=grains, given=dict(given), itemised=itemised)
 
 
 def _chosen(nodes: Iterable[Node], most: int, count: int) -> tuple[list[int], set[Node]]:

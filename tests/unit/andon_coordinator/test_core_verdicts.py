@@ -151,6 +151,17 @@ def test_a_control_leaves_the_disputed_sums_as_they_are() -> None:
     assert inquest.grains[ARITHMETIC] == (0, 1, 2)
 
 
+@pytest.mark.parametrize(("components", "grains"), [(4, 5), (2**14, 2), (2**15, 5)])
+def test_components_are_itemised_as_far_as_they_fit_a_report(components: int, grains: int) -> None:
+    wrong = {str(grain): "a" for grain in range(5)}
+    _, known = inquest_of(3, 6, {0: wrong, 1: wrong})
+
+    inquest = open_inquest(known, count=6, components=components)
+
+    assert len(inquest.grains[ARITHMETIC]) == grains
+    assert inquest.itemised is (components < 2**15)
+
+
 def test_of_two_disputed_sums_that_would_be_joined_one_is_computed_again() -> None:
     # Worker 0 adds wrong twice: in its own sum, and in that of worker 1, which it verifies.
     inquest, known = inquest_of(4, 8, {0: {"0+2": "a", "2+2": "a"}})
