@@ -147,13 +147,15 @@ class LocalSteps(Computing):
 
     piles: Computed = field(default_factory=Computed)
     outer: Outer = field(default_factory=Outer)
+    fragments: int = 1
+    mix: float = 0.0
     own: LocalWeights = field(default_factory=LocalWeights)
 
     def compute(
         self, assigned: Assigned, doubts: int, state: LineState, pass_by: PassBy
     ) -> Sequence[Positions]:
         """Makes local steps over what is missing, from where the worker's own weights are."""
-        if not self.piles:
+        if not (self.piles or self.piles.left_over):
             self.own.begin(state.weights)
         self.pace.begin()
         parts = self._parts(assigned, positions_of(self.piles.missing(assigned)))
@@ -187,8 +189,12 @@ class LocalSteps(Computing):
         self, state: LineState, assigned: Assigned, total_weight: float, mean: Floats
     ) -> LineState:
         """The outer optimizer's step by the mean change; what is ahead goes on top of it."""
-        new = self.task.outer_step(state, mean, self.outer) if total_weight > 0 else state
-        self.own.rebase(state.weights, new.weights)
+        moved = None
+        if assigned.fragment is not None:
+            moved = self.task.exchanged(assigned.fragment, self.fragments)
+        new = self.task.outer_step(state, mean, self.outer, moved) if total_weight > 0 else state
+        self.own.rebase(state.weights, new.weights, moved, self.mix)
+        self.piles.left_over = self.own.left_over
         return new
 
     def due_step(self, epoch: int, part: Positions) -> None:
@@ -208,7 +214,7 @@ def computing_for(task: Task, policy: Policy, piles: Computed) -> Computing:
     if not policy.local_steps:
         return Gradients(task)
     outer = Outer(rate=policy.outer.learning_rate, momentum=policy.outer.momentum)
-    return LocalSteps(task, piles=piles, outer=outer)
+    return LocalSteps(task, piles=piles, outer=outer, fragments=policy.fragments, mix=policy.mix)
 
 
 def positions_of(ranges: Iterable[PositionRange]) -> Positions:

@@ -32,7 +32,7 @@ SCHEDULED = [each for each in SCHEDULES if each is not EVERY_STEP]
 IN_SHORT = [
     each
     for each in SCHEDULED
-    if each.name in ("cadence-linear", "local-nesterov", "overlapped-ring")
+    if each.name in ("cadence-linear", "fragments", "overlapped-ring")
 ]
 SCHEDULED_PATHS = (("tcp",), ("wire",), ("shared-memory",))
 """A schedule's storms take one of them after another."""
