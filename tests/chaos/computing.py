@@ -63,6 +63,8 @@ class Computing(ABC):
 
     task: Task
     pace: Pace = field(default_factory=Pace)
+    wanted: Callable[[], bool] = lambda: True
+    """Asked between two parts whether the rest of them is still to be computed."""
 
     @abstractmethod
     def compute(
@@ -86,10 +88,13 @@ class Computing(ABC):
 
     def _in_parts(
         self, parts: Sequence[Positions], compute: Callable[[Positions], None], pass_by: PassBy
-    ) -> None:
+    ) -> Sequence[Positions]:
+        """Computes the parts, and returns them, but for those that nobody wants any more."""
         for number, part in enumerate(parts):
             if number == len(parts) // 2:
                 pass_by()
+            if number and not self.wanted():
+                return parts[:number]
 
             def now(part: Positions = part) -> None:
                 compute(part)
@@ -97,6 +102,7 @@ class Computing(ABC):
             self.pace.take(part, now)
         if not parts:
             pass_by()
+        return parts
 
 
 @dataclass
@@ -165,9 +171,10 @@ class LocalSteps(Computing):
             self.due_step(assigned.epoch, part)
             self.piles.add(merged(ranges_of(part)))
 
+        own = self.own
         # With overlapped windows the middle is in what is computed ahead.
-        self._in_parts(parts, step, (lambda: None) if ahead else pass_by)
-        return parts
+        made = self._in_parts(parts, step, (lambda: None) if ahead else pass_by)
+        return made if own is self.own else []  # Else it was dropped meanwhile.
 
     def contribution(self, assigned: Assigned, state: LineState) -> Floats:
         """The change of the weights by the due pile."""
@@ -189,11 +196,17 @@ class LocalSteps(Computing):
         self, state: LineState, assigned: Assigned, total_weight: float, mean: Floats
     ) -> LineState:
         """The outer optimizer's step by the mean change; what is ahead goes on top of it."""
-        moved = None
+        moved, new = None, state
         if assigned.fragment is not None:
             moved = self.task.exchanged(assigned.fragment, self.fragments)
-        new = self.task.outer_step(state, mean, self.outer, moved) if total_weight > 0 else state
-        self.own.rebase(state.weights, new.weights, moved, self.mix)
+        if total_weight > 0:
+            scale = assigned.change_scale
+            new = self.task.outer_step(state, mean, self.outer, scale, moved)
+        if assigned.attends and self.piles:
+            # What a late worker owes is no part of the others' round.
+            self.own.attend(state.weights, new.weights)
+        else:
+            self.own.rebase(state.weights, new.weights, moved, self.mix)
         self.piles.left_over = self.own.left_over
         return new
 

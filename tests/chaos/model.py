@@ -116,13 +116,18 @@ class Task:
         return np.repeat(np.array(chosen), self.blocks)
 
     def outer_step(
-        self, state: LineState, mean: Floats, outer: Outer, exchanged: Mask | None = None
+        self,
+        state: LineState,
+        mean: Floats,
+        outer: Outer,
+        scale: float = 1.0,
+        exchanged: Mask | None = None,
     ) -> LineState:
-        """The state after the outer optimizer applied the mean of all changes.
+        """The state after the outer optimizer applied the mean of all changes, times `scale`.
 
         `exchanged`: the elements that move; None: all.
         """
-        before, momentum = state.weights, state.momentum
+        before, momentum, mean = state.weights, state.momentum, mean * np.float32(scale)
         if outer.momentum:
             factor = np.float32(outer.momentum)
             old = np.zeros_like(mean) if momentum is None else momentum
@@ -206,6 +211,10 @@ class LocalWeights:
         self.now = after if exchanged is None else np.where(exchanged, after, self.now)
         self.left_over = exchanged is not None if self.due else self.left_over
         self.due, self.ahead, self._change = self.ahead, [], None
+
+    def attend(self, old: Floats, new: Floats) -> None:
+        """The line's new weights have nothing of this worker's: both piles stay on top of them."""
+        self.now, self._change = new + (self.now - old), None
 
     def _moved(self, task: Task, epoch: int, ranges: Sequence[PositionRange]) -> Floats:
         before = self.now

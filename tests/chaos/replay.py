@@ -88,8 +88,12 @@ class Replay:
                 before, self._head = self._head, self._known(event, states)
                 assert before is not None
                 old, new = states[before].weights, states[self._head].weights
-                moved = self._exchanged.get(self._head)
-                self._own.rebase(old, new, moved, self._schedule.mix)
+                if event["attends"] and self._own.due:
+                    # What a late worker owes is no part of a round that it only attends.
+                    self._own.attend(old, new)
+                else:
+                    moved = self._exchanged.get(self._head)
+                    self._own.rebase(old, new, moved, self._schedule.mix)
 
     def _known(self, event: dict[str, Any], states: Mapping[Key, LineState]) -> Key:
         key = Key(*event["key"])

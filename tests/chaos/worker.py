@@ -26,6 +26,7 @@ from andon.protocol.schedules import (
     FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
+    QUORUM_CAPABILITY,
 )
 from andon_trainer.averaging.norms import l2_norm, limiting_factor
 from andon_trainer.config import LineConfig
@@ -127,6 +128,7 @@ class Worker:
                 FRAGMENTS_CAPABILITY,
                 LOCAL_CAPABILITY,
                 OVERLAP_CAPABILITY,
+                QUORUM_CAPABILITY,
                 *((LEARNING,) if spec.get("learns", True) else ()),
             ),
         )
@@ -158,7 +160,10 @@ class Worker:
 
     def computing(self) -> Computing:
         """What this worker computes, by the line's policy."""
-        return computing_for(self._task, self._member.policy, self._member.computed)
+        computing = computing_for(self._task, self._member.policy, self._member.computed)
+        if self._member.policy.quorum:
+            computing.wanted = self._member.look
+        return computing
 
     def leave(self, error: Exception) -> None:
         """Logs why the worker ended."""
@@ -181,8 +186,7 @@ class Worker:
         vector = self._computing.contribution(assigned, state)
         own_norm = l2_norm([vector])
         vector = self._limited(vector, own_norm)
-        samples = sum(map(len, assigned.positions))
-        blocks = self._blocks(assigned)
+        samples, blocks = _given(assigned), self._blocks(assigned)
         whole = len(blocks) == len(self._task.blocks)
         call = None if whole else Call(name="fragment", blocks=blocks)
         if not self._member.begin(self.weight(samples), call):
@@ -242,7 +246,7 @@ class Worker:
             exchange.submit(index, blocks[index])
 
     def _report(self, assigned: Assigned, own_norm: float, complete: AveragesComplete) -> None:
-        samples = sum(map(len, assigned.positions))
+        samples = _given(assigned)
         # Nobody compares the weights of a worker that only attends.
         due = (assigned.wants_digest or self._member.position.digest_due) and not assigned.attends
         self._member.report(
@@ -320,12 +324,13 @@ class Worker:
             targets=list(assigned.split.targets),
             interleaved=assigned.split.interleaved,
             rate_scale=assigned.learning_rate_scale,
+            change_scale=assigned.change_scale,
             fragment=assigned.fragment,
         )
 
     def _note_computed(self, event: str, assigned: Assigned, parts: Sequence[list[int]]) -> None:
         """Logs what was computed now, in its order; under LOCAL each part is a local step."""
-        if not assigned.attends:
+        if parts or not assigned.attends:
             self._log.write(event, key=_pair(assigned.key), step=assigned.step, parts=parts)
 
     def _drop(self) -> None:
@@ -346,6 +351,11 @@ class Worker:
     def _digest(self) -> str:
         """The digest for the judge; empty if nobody judges this run."""
         return self._replica.state.digest.hex() if self._judged else ""
+
+
+def _given(assigned: Assigned) -> int:
+    """How many samples it gives to a round; what it owes is no part of one that it attends."""
+    return 0 if assigned.attends else sum(map(len, assigned.positions))
 
 
 def _pair(key: Key | None) -> list[int] | None:
