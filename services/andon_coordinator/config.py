@@ -25,7 +25,7 @@ from andon.host.settings import (
 from andon.protocol.announcements import Announcement
 from andon.protocol.arithmetic import ArithmeticRule
 from andon.protocol.encoding import Encoding
-from andon.protocol.limits import CHUNK_ELEMENTS, MAX_WORKERS
+from andon.protocol.limits import CHUNK_ELEMENTS, MAX_COMPONENTS, MAX_WORKERS
 from andon.protocol.records import Key
 from andon.protocol.reducers import MAX_REDUCERS
 from andon.protocol.ring import RING_CAPABILITY
@@ -104,12 +104,16 @@ class LineOptions:
     overhead_target: Annotated[float, Parameter(validator=Within(0.01, 0.5), metavar="PART")] = 0.05
     """Of a cadence: the part of its time that exchanging may take, before windows grow."""
     max_anchor: Annotated[int | None, whole(1, 1000)] = None
-    """Of a cadence: the slowest worker computes N micro-batches in a window at most. Default: 16;
-    1 if the line chose the cadence by itself."""
+    """Of a cadence: a window is N times the script's batch at most. Default: 16; 1 if the line
+    chose the cadence by itself."""
     max_batch_diff: Count | None = None
-    """Of a cadence: change a worker's micro-batches by N at a time at most. Default: no limit."""
+    """Of a cadence: change a worker's part of a window by at most N times what the slowest computes
+    of a batch. Default: no limit."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """Of a cadence: how learning rates follow the size of a window."""
+    """Of a cadence: how learning rates follow the size of a window, which does not grow without."""
+    growth_cost: Annotated[float, Parameter(validator=Within(0.001, 1.0), metavar="PART")] = 0.05
+    """Of a cadence: the part of samples that windows may waste by growing, judged by the gradients'
+    noise; 1 lets them grow whatever it costs."""
     local_steps: Count = 16
     """Of the schedule local: a worker's own optimizer steps between two exchanges."""
     outer: Literal["average", "nesterov"] = "average"
@@ -117,6 +121,11 @@ class LineOptions:
     Nesterov's momentum (0.9)."""
     overlap: bool = False
     """Of the schedule local: exchange one window while the next one is computed."""
+    fragments: Annotated[int, whole(1, MAX_COMPONENTS)] = 1
+    """Of the schedule local: exchange one of N parts of the model, N times as often. N must divide
+    the local steps."""
+    mix: Annotated[float, Parameter(validator=Within(0.0, 0.99), metavar="PART")] = 0.0
+    """Of fragments: how much of its own weights a worker keeps where an average arrives."""
     same_bits: bool = False
     """Make the weights the same, bit for bit, on any number of workers, whatever is lost. Scripts
     must pass `prepare` a `micro_batch_size`."""
@@ -136,17 +145,44 @@ class LineOptions:
     @property
     def contradiction(self) -> str:
         """What nothing would obey, and the remedy; empty if there is no such setting."""
-        for flag, given in (("outer nesterov", self.outer != "average"), ("overlap", self.overlap)):
+        only_local = {
+            "outer nesterov": self.outer != "average",
+            "overlap": self.overlap,
+            "fragments": self.fragments > 1,
+            "mix": self.mix > 0,
+        }
+        for flag, given in only_local.items():
             if given and self.schedule != "local":
                 return (
                     f"--{flag} applies to local steps, and the schedule is {self.schedule}: "
                     "pass --schedule local too, or leave it out"
                 )
+        if no_fragments := self._obstacle_to_fragments:
+            return no_fragments
         wanted = "--verify" if self.verify else "--same-bits" if self.same_bits else ""
         if wanted and (obstacle := obstacle_in(_policy_of(self), _pacing_of(self))):
             return (
                 f"{wanted} can't go with {obstacle.setting}, which {obstacle.why}: "
                 f"{obstacle.remedy}"
+            )
+        return ""
+
+    @property
+    def _obstacle_to_fragments(self) -> str:
+        """What can't go with fragments, and the remedy; empty if nothing is in the way."""
+        if self.fragments == 1:
+            return "--mix applies to fragments: pass --fragments too, or leave it out" * (
+                self.mix > 0
+            )
+        if self.local_steps % self.fragments:
+            return (
+                f"--fragments {self.fragments} does not divide --local-steps {self.local_steps}: "
+                "choose numbers of which one divides the other"
+            )
+        if self.topology is Topology.RING:
+            return (
+                "--fragments can't go with --topology ring, which passes on the whole model: use "
+                "--topology star"
             )
         return ""
 
@@ -268,19 +304,22 @@ class CoordinatorConfig:
 
 def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Policy:
     answer = line.answer_encoding
+    noise = _pacing_of(line).asks_for_noise
     return Policy(
         chunk_elements=chunk_elements,
         encoding=Encoding.of(line.encoding),
         answer_encoding=None if answer == "same" else Encoding.of(answer),
         digest_every=line.digest_every,
         max_steps=line.max_steps,
-        gradient_norm=line.grad_norm_spike is not None,
+        gradient_norm=line.grad_norm_spike is not None or noise,
         topology=line.topology,
         local_steps=line.local_steps if line.schedule == "local" else 0,
         outer=NESTEROV if line.outer == "nesterov" else AVERAGING,
         overlap=line.overlap,
+        fragments=line.fragments if line.schedule == "local" else 1,
+        mix=line.mix,
         max_grad_norm=line.max_grad_norm,
-        own_gradient_norm=line.worker_grad_norm is not None,
+        own_gradient_norm=line.worker_grad_norm is not None or noise,
         average_buffers=line.average_buffers,
     )
 
@@ -298,4 +337,5 @@ def _pacing_of(line: LineOptions) -> PacingSettings:
             max_batch_diff=line.max_batch_diff,
         ),
         learning_rate_scaling=LearningRateScaling(line.lr_scaling),
+        growth_cost=line.growth_cost,
     )

@@ -87,6 +87,7 @@ class _Commands:
                 overlap="overlap" in options,
                 quorum=_real(options.get("quorum", "")),
                 max_late=int(options.get("max_late", "8")),
+                fragments=int(options.get("fragments", "1")),
                 topology=Topology.RING if "ring" in options else Topology.STAR,
                 encoding=Encoding.of(options.get("encoding", "float32")),
             ),
@@ -517,6 +518,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
                 shares = " ".join(map(_range, each.ahead)) or "nothing"
                 ahead = f" ahead {shares} of {_range(each.ahead_batch)}"
                 ahead += f" in {each.ahead_micro_batches}"
+            if each.fragment is not None:
+                ahead += f" fragment {each.fragment}"
             return (
                 f"{_shown_key(each.key)} on {_shown_key(each.parent)} step {each.step} "
                 f"attempt {each.attempt} rank {each.rank} of {list(each.roster)} "
@@ -634,6 +637,7 @@ def _pacing(options: Options) -> PacingSettings:
         interleaved=shares.endswith("interleaved"),
         cadence=CadenceRules(max_anchor=int(options.get("max_anchor", "16"))),
         learning_rate_scaling=LearningRateScaling(options.get("lr_scaling", "none")),
+        growth_cost=float(options.get("growth_cost", "0.05")),
     )
 
 

@@ -271,6 +271,8 @@ def _control_down() -> list[Message]:
         max_grad_norm=1.0,
         own_gradient_norm=True,
         average_buffers=True,
+        fragments=4,
+        mix=0.5,
     )
     return [
         pb.JoinAccepted(
@@ -303,6 +305,7 @@ def _control_down() -> list[Message]:
             verifies=[1, 6],
             anew=True,
             itemised=True,
+            fragment=2,
             learning_rate_scale=1.5,
             copies_buffers=True,
             change_scale=0.75,

@@ -54,6 +54,8 @@ class RoundTerms:
     """Whether all workers of the roster can bring rank 0's buffers to all."""
     wants_digest: bool = False
     """Whether every member reports the digest of the weights that the step starts from."""
+    fragment: int | None = None
+    """Which group of blocks is exchanged, of a line that has fragments; None: the whole model."""
     attended: bool = False
     """Whether a worker attends it that is not on the roster; see `RankTerms.attends`."""
 
@@ -61,6 +63,11 @@ class RoundTerms:
     def world_size(self) -> int:
         """The number of ranks."""
         return len(self.roster)
+
+    @property
+    def leaves_over(self) -> bool:
+        """Whether workers have something after the round that only a later one exchanges."""
+        return self.ahead_batch is not None or self.fragment is not None
 
     @property
     def alone(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from andon.protocol.encoding import Encoding
-from andon.protocol.limits import BATCH_LIMIT, CHUNK_ELEMENTS, COUNT_LIMIT
+from andon.protocol.limits import BATCH_LIMIT, CHUNK_ELEMENTS, COUNT_LIMIT, MAX_COMPONENTS
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
 
 __all__ = [
@@ -217,6 +217,10 @@ class Policy:
     """The part of its workers that a window of local steps waits for; None: always all."""
     max_late: int = 8
     """A worker is left out of at most so many consecutive records, if there is a quorum."""
+    fragments: int = 1
+    """In how many groups of blocks the model is exchanged, if there are local steps; 1: whole."""
+    mix: float = 0.0
+    """With which factor a worker keeps its own weights where a fragment's average arrives."""
 
     def __post_init__(self) -> None:
         """Refuses numbers out of range."""
@@ -228,9 +232,36 @@ class Policy:
             raise ValueError("overlap needs local steps: gradients are needed before the next step")
         if self.quorum is not None:
             _require_quorum(self)
+        self._check_fragments()
         norm = self.max_grad_norm
         if norm is not None and not (math.isfinite(norm) and norm > 0):
             raise ValueError(f"max_grad_norm must be above 0, not {norm}")
+
+    def _check_fragments(self) -> None:
+        _require_count("fragments", self.fragments, least=1, below=MAX_COMPONENTS + 1)
+        if not 0 <= self.mix < 1:
+            raise ValueError(f"mix must be from 0 below 1, not {self.mix}")
+        if not self.in_fragments:
+            if self.mix:
+                raise ValueError("mix needs fragments: a whole model's average leaves nothing over")
+            return
+        if not self.local_steps or self.local_steps % self.fragments:
+            raise ValueError(
+                f"{self.fragments} fragments need a number of local steps that they divide, not "
+                f"{self.local_steps}"
+            )
+        if self.topology is Topology.RING:
+            raise ValueError("fragments need a star: a ring passes on the whole model")
+
+    @property
+    def in_fragments(self) -> bool:
+        """Whether a round may exchange a part of the model."""
+        return self.fragments > 1
+
+    @property
+    def steps_a_round(self) -> int:
+        """Local steps between two exchanges; 0: gradients are averaged."""
+        return self.local_steps // self.fragments
 
     @property
     def encodings(self) -> frozenset[Encoding]:

@@ -372,7 +372,7 @@ class Liveness(_message.Message):
     def __init__(self, lease_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., reconnect_s: _Optional[float] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("chunk_elements", "encoding", "answer_encoding", "digest_every", "max_steps", "gradient_norm", "topology", "local_steps", "outer", "overlap", "max_grad_norm", "own_gradient_norm", "average_buffers", "quorum", "max_late")
+    __slots__ = ("chunk_elements", "encoding", "answer_encoding", "digest_every", "max_steps", "gradient_norm", "topology", "local_steps", "outer", "overlap", "max_grad_norm", "own_gradient_norm", "average_buffers", "quorum", "max_late", "fragments", "mix")
     CHUNK_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     ANSWER_ENCODING_FIELD_NUMBER: _ClassVar[int]
@@ -388,6 +388,8 @@ class Policy(_message.Message):
     AVERAGE_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     QUORUM_FIELD_NUMBER: _ClassVar[int]
     MAX_LATE_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    MIX_FIELD_NUMBER: _ClassVar[int]
     chunk_elements: int
     encoding: _layout_pb2.Encoding
     answer_encoding: _layout_pb2.Encoding
@@ -403,7 +405,9 @@ class Policy(_message.Message):
     average_buffers: bool
     quorum: float
     max_late: int
-    def __init__(self, chunk_elements: _Optional[int] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., digest_every: _Optional[int] = ..., max_steps: _Optional[int] = ..., gradient_norm: bool = ..., topology: _Optional[_Union[_ring_pb2.Topology, str]] = ..., local_steps: _Optional[int] = ..., outer: _Optional[_Union[OuterOptimizer, _Mapping]] = ..., overlap: bool = ..., max_grad_norm: _Optional[float] = ..., own_gradient_norm: bool = ..., average_buffers: bool = ..., quorum: _Optional[float] = ..., max_late: _Optional[int] = ...) -> None: ...
+    fragments: int
+    mix: float
+    def __init__(self, chunk_elements: _Optional[int] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., digest_every: _Optional[int] = ..., max_steps: _Optional[int] = ..., gradient_norm: bool = ..., topology: _Optional[_Union[_ring_pb2.Topology, str]] = ..., local_steps: _Optional[int] = ..., outer: _Optional[_Union[OuterOptimizer, _Mapping]] = ..., overlap: bool = ..., max_grad_norm: _Optional[float] = ..., own_gradient_norm: bool = ..., average_buffers: bool = ..., quorum: _Optional[float] = ..., max_late: _Optional[int] = ..., fragments: _Optional[int] = ..., mix: _Optional[float] = ...) -> None: ...
 
 class OuterOptimizer(_message.Message):
     __slots__ = ("learning_rate", "momentum")
@@ -470,7 +474,7 @@ class RequestWork(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., ring_address: _Optional[str] = ..., leaves_epoch: bool = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_begun: _Optional[int] = ..., voided: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
 class ShardAssignment(_message.Message):
-    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step", "targets", "interleaved", "window", "learning_rate_scale", "ahead", "ahead_batch", "ahead_micro_batches", "copies_buffers", "wants_digest", "attends", "attended", "attests", "verifies", "anew", "itemised", "change_scale")
+    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step", "targets", "interleaved", "window", "learning_rate_scale", "ahead", "ahead_batch", "ahead_micro_batches", "copies_buffers", "wants_digest", "attends", "attended", "attests", "verifies", "anew", "itemised", "change_scale", "fragment")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
@@ -502,6 +506,7 @@ class ShardAssignment(_message.Message):
     ANEW_FIELD_NUMBER: _ClassVar[int]
     ITEMISED_FIELD_NUMBER: _ClassVar[int]
     CHANGE_SCALE_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     parent: _record_pb2.Key
     roster: _containers.RepeatedScalarFieldContainer[int]
@@ -533,7 +538,8 @@ class ShardAssignment(_message.Message):
     anew: bool
     itemised: bool
     change_scale: float
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ..., writes_checkpoint: bool = ..., checkpoint_step: _Optional[int] = ..., targets: _Optional[_Iterable[int]] = ..., interleaved: bool = ..., window: _Optional[int] = ..., learning_rate_scale: _Optional[float] = ..., ahead: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., ahead_batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., ahead_micro_batches: _Optional[int] = ..., copies_buffers: bool = ..., wants_digest: bool = ..., attends: bool = ..., attended: bool = ..., attests: bool = ..., verifies: _Optional[_Iterable[int]] = ..., anew: bool = ..., itemised: bool = ..., change_scale: _Optional[float] = ...) -> None: ...
+    fragment: int
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ..., writes_checkpoint: bool = ..., checkpoint_step: _Optional[int] = ..., targets: _Optional[_Iterable[int]] = ..., interleaved: bool = ..., window: _Optional[int] = ..., learning_rate_scale: _Optional[float] = ..., ahead: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., ahead_batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., ahead_micro_batches: _Optional[int] = ..., copies_buffers: bool = ..., wants_digest: bool = ..., attends: bool = ..., attended: bool = ..., attests: bool = ..., verifies: _Optional[_Iterable[int]] = ..., anew: bool = ..., itemised: bool = ..., change_scale: _Optional[float] = ..., fragment: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("compute_s", "exchange_s", "wait_s", "data_s", "busy_s", "micro_batches", "computed")

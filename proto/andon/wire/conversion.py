@@ -317,6 +317,8 @@ def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
         average_buffers=policy.average_buffers,
         quorum=policy.quorum or 0.0,
         max_late=policy.max_late if policy.quorum else 0,
+        fragments=policy.fragments if policy.in_fragments else 0,
+        mix=policy.mix,
     )
 
 
@@ -354,6 +356,8 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
             average_buffers=message.average_buffers,
             quorum=message.quorum or None,
             **({"max_late": message.max_late} if message.quorum else {}),
+            fragments=message.fragments or 1,
+            mix=message.mix,
         )
         # Averages may have a wider encoding than contributions, and must fit a message, too.
         chunk_bytes = max(each.payload_bytes(policy.chunk_elements) for each in policy.encodings)

@@ -111,6 +111,10 @@ _CONVERTED = {
         lambda m: range_from_proto(m.ahead_batch) if m.HasField("ahead_batch") else None,
         lambda v: {} if v is None else {"ahead_batch": range_to_proto(v)},
     ),
+    "fragment": _Conversion(
+        lambda m: m.fragment if m.HasField("fragment") else None,
+        lambda v: {} if v is None else {"fragment": v},
+    ),
     "positions": _Conversion(
         lambda m: _ranges_from(m.positions), lambda v: {"positions": _ranges_to(v)}
     ),

@@ -28,6 +28,7 @@ from andon.protocol.run_settings import RunPlan, Topology
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
+    FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
 )
@@ -46,6 +47,7 @@ _REMEDIES = {
         (BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY),
         ": start the line with --schedule every-step --shares equal, or update the client",
     ),
+    FRAGMENTS_CAPABILITY: ": start the line without --fragments, or update the client",
     NORMS: ": start the line without --max-grad-norm and --worker-grad-norm, or update the client",
     **dict.fromkeys(
         (INT4, INT8), ": start the line with --encoding float32 or bfloat16, or update the client"
@@ -77,6 +79,7 @@ def check_join(
         or _check_use(attends=attends)
         or _check_not_over(core, request)
         or _check_layout(core, request)
+        or _check_fragments(core, request)
         or _check_same_bits(core, request)
         or _check_plan(core, request)
         or _check_dataset_size(core, request)
@@ -225,6 +228,20 @@ def _check_layout(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
         Reason.LAYOUT_DIFFERS,
         f"{found.component} is {found.mine} at the worker and {found.theirs} on the line",
         (found.component, found.mine, found.theirs),
+    )
+
+
+def _check_fragments(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    """Refuses a model that has fewer blocks than the line has fragments."""
+    fragments, blocks = core.settings.policy.fragments, len(request.layout.blocks)
+    if fragments <= blocks or fragments == 1:
+        return None
+    return _differs(
+        Reason.LAYOUT_DIFFERS,
+        f"the line exchanges models in {fragments} fragments, and the worker's has {blocks} "
+        f"block{'' if blocks == 1 else 's'} to divide among them: start the line with fewer "
+        "--fragments",
+        ("blocks", str(blocks), str(fragments)),
     )
 
 

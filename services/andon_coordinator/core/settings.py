@@ -64,6 +64,23 @@ class PacingSettings:
     """For the schedule CADENCE."""
     learning_rate_scaling: LearningRateScaling = LearningRateScaling.NONE
     """Likewise."""
+    growth_cost: float = 0.05
+    """Likewise: the part of samples that longer windows may waste; 1: any."""
+
+    def __post_init__(self) -> None:
+        """Refuses a cost that is no part."""
+        if not 0 < self.growth_cost <= 1:
+            raise ValueError(f"growth_cost must be above 0 and at most 1, not {self.growth_cost}")
+
+    @property
+    def asks_for_noise(self) -> bool:
+        """Whether windows may grow by the noise of the gradients, which workers must report."""
+        return (
+            self.schedule in (None, Schedule.CADENCE)
+            and self.cadence.max_anchor > 1
+            and self.growth_cost < 1
+            and self.learning_rate_scaling is not LearningRateScaling.NONE
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,9 +187,16 @@ class LineSettings:
             raise ValueError("worker_gradient_norm needs a policy that asks for own_gradient_norm")
         if (self.pacing.schedule is Schedule.LOCAL) != (self.policy.local_steps > 0):
             raise ValueError("the schedule LOCAL and a policy with local_steps need each other")
-        if self.policy.quorum is not None and (self.policy.overlap or self.pacing.interleaved):
-            what = "overlapped windows" if self.policy.overlap else "interleaved shares"
-            raise ValueError(f"a quorum and {what} exclude each other")
+        if self.policy.quorum is not None and (other := self._beside_quorum()):
+            raise ValueError(f"a quorum and {other} exclude each other")
+
+    def _beside_quorum(self) -> str:
+        """What can't go with a quorum; empty if nothing of it is set."""
+        if self.policy.overlap:
+            return "overlapped windows"
+        if self.policy.in_fragments:
+            return "fragments"
+        return "interleaved shares" if self.pacing.interleaved else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ from andon_coordinator.core.events import (
     FaultKind,
     FaultReported,
     JournalFailed,
+    Ready,
     RecordSaved,
     RoundFaulted,
     TermSaved,
@@ -45,7 +46,8 @@ from andon_coordinator.core.events import (
     WorkRequested,
 )
 from andon_coordinator.core.members import LastStep, LineMember
-from andon_coordinator.core.pacing import reading_of
+from andon_coordinator.core.noise_scale import Contribution
+from andon_coordinator.core.pacing import WindowReport, reading_of
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.same_bits import in_nodes
 from andon_coordinator.core.state import CoreState
@@ -295,15 +297,16 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     if learning.begin_anew(core, round_):
         return
     defect = in_round(round_, core.layout)
-    if defect is None and verifying.settles(core, round_):
-        return
+    if defect is None:
+        _note_compared(core, round_)  # Before a verdict: equal weights make witnesses.
+        if verifying.settles(core, round_):
+            return
     defect = defect or core.detectors.judge(round_)
     if defect is not None and defect.reason is HaltReason.REPLICA_DIVERGENCE:
         defect = learning.blamed(core, round_, defect)
     if defect is not None:
         core.stop_line(defect)
         return
-    _note_compared(core, round_)
     assert core.plan is not None
     seconds = core.now - round_.opened_at
     if round_.terms.attempt == 0:
@@ -344,7 +347,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
 
 
 def _note_compared(core: CoreState, round_: StepRound) -> None:
-    """Notes whose weights a round without a defect has compared with another worker's."""
+    """Notes whose weights a complete round has compared with another worker's: they are equal."""
     for base_hashed in (True, False):  # Each kind is compared within itself: see `divergence`.
         kind = {
             worker
@@ -377,7 +380,8 @@ def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:
     Returns:
         What is to be kept of that with the round's record.
     """
-    readings, waits, positions = [], [], round_.positions
+    readings, waits, contributions = [], [], []
+    positions = round_.positions
     for rank, (worker, report) in enumerate(round_.in_rank_order):
         member, share = core.members.get(worker), sum(map(len, round_.shares[rank]))
         assert member is not None
@@ -390,13 +394,26 @@ def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:
         readings.append(reading_of(member, computed, report.timings))
         if report.samples:
             waits.append(report.timings.wait_s)
+        if report.weight > 0:
+            contributions.append(_contribution(report, core.settings.policy.max_grad_norm))
     assert core.attempts.window is not None
-    return core.pacing.learn(
-        readings,
+    assert core.plan is not None
+    reported = WindowReport(
+        readings=readings,
         wait_s=min(waits, default=0.0),
-        unit=core.attempts.window.unit,
         loss=round_.loss if round_.weight > 0 else math.nan,
+        contributions=contributions,
+        mean_norm=round_.gradient_norm,
     )
+    return core.pacing.learn(reported, core.attempts.window, core.plan)
+
+
+def _contribution(report: Ready, limit: float | None) -> Contribution:
+    """What a worker gave to the mean; the norm is NaN if it is not that of what was sent."""
+    norm = report.own_gradient_norm
+    if norm is None or (limit is not None and norm > limit):
+        norm = math.nan
+    return Contribution(report.samples, report.weight, norm)
 
 
 # ----------------------------------------------------------------------- from the journal
