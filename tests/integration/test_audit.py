@@ -45,6 +45,7 @@ def test_one_bit_that_is_wrong_after_one_step_of_500_is_found(
     difference = found(capsys)["difference"]
     assert (difference["step"], difference["what"]) == (WRONG, "weights")
     assert difference["weights_equal_after"] == WRONG - 1
+    assert difference["parameter"] == "0.weight"
 
 
 def test_the_same_run_without_it_passes_also_if_the_audit_is_interrupted(

@@ -152,7 +152,7 @@ class _Audit:
         write_order(folder.order, order, scope.records(book))
         self._note(scope)
         folder.note(self._identity, scope.origin.step)
-        judge = Judge(book.forward(scope.origin.key), scope.weights, book.attested)
+        judge = Judge(book.forward(scope.origin.key), scope.weights, book.attested, book.layout())
         with (
             self._noting(judge, scope),
             AuditedScript(

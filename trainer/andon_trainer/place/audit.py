@@ -102,6 +102,7 @@ class AuditMember(SoloMember):
             batch=record.batch,
             positions=(record.batch,),
             attests=record.attests and self._can_attest,
+            itemises_own=True,
         )
         self.position = replace(self.position, assigned=assigned)
         return assigned
@@ -139,7 +140,10 @@ class AuditMember(SoloMember):
             overflow=report.overflow,
             averages=report.averages_digest.hex(),
             attested=[
-                [it.node.first, len(it.node), it.digest.hex(), it.samples.hex()]
+                [
+                    *(it.node.first, len(it.node)),
+                    *(part.hex() for part in (it.digest, it.samples, it.components)),
+                ]
                 for it in report.attested
             ],
         )
@@ -217,6 +221,7 @@ class AuditMember(SoloMember):
                 step=self.position.step,
                 sha256=found.sha256.hex(),
                 base_hashed=found.base_hashed,
+                prefixes=found.prefixes.hex(),
             )
 
     def _over(self) -> NoReturn:

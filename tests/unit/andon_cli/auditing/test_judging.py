@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon_cli.auditing.judging import Difference, Judge
 from andon_coordinator.core.effects import StepResult
@@ -18,7 +19,7 @@ from scenarios import line_values
 RESULT = line_values.result(loss=0.5, correct=None)
 ATTESTED = AttestedStep(
     (
-        AttestedNode(0, 1, 4, "a0", "5a"),
+        AttestedNode(0, 1, 4, "a0", "5a", b"same component!!" + b"of the first one"),
         AttestedNode(1, 1, 7, "a1", "5b"),
         AttestedNode(1, 1, 4, "a1", "5b"),
         AttestedNode(0, 2, 4, "b0", ""),
@@ -54,7 +55,7 @@ def found(judge: Judge, *lines: dict[str, Any]) -> Difference | None:
 
 def test_equal_steps_have_no_difference() -> None:
     judged = judge(attested=ATTESTED)
-    leaves = [[0, 1, "a0", "5a"], [1, 1, "a1", "5b"], [0, 2, "b0", ""]]
+    leaves = [[0, 1, "a0", "5a", ""], [1, 1, "a1", "5b", ""], [0, 2, "b0", "", ""]]
 
     difference = found(
         judged, step(1), weights(1, "f1"), step(2, attested=leaves, averages="c0"), weights(2, "f2")
@@ -108,13 +109,13 @@ def test_a_loss_that_differs_may_be_the_fault_of_an_earlier_step() -> None:
 
 @pytest.mark.parametrize(
     ("leaf", "what", "workers"),
-    [([1, 1, "wrong", "5b"], "gradient", (4, 7)), ([0, 1, "a0", "wrong"], "data", (4,))],
+    [([1, 1, "wrong", "5b", ""], "gradient", (4, 7)), ([0, 1, "a0", "wrong", ""], "data", (4,))],
 )
 def test_attestations_name_the_grain_and_who_computed_it(
     leaf: list[Any], what: str, workers: tuple[int, ...]
 ) -> None:
     judged = judge(attested=ATTESTED)
-    leaves = {0: [0, 1, "a0", "5a"], 1: [1, 1, "a1", "5b"]} | {leaf[0]: leaf}
+    leaves = {0: [0, 1, "a0", "5a", ""], 1: [1, 1, "a1", "5b", ""]} | {leaf[0]: leaf}
 
     # The loss differs as well: the grain says more.
     difference = found(judged, step(1), step(2, attested=[*leaves.values()], loss=0.25))
@@ -127,7 +128,29 @@ def test_attestations_name_the_grain_and_who_computed_it(
 def test_averages_are_compared_once_all_grains_are_equal() -> None:
     judged = judge(attested=ATTESTED)
 
-    difference = found(judged, step(1), step(2, attested=[[0, 1, "a0", "5a"]], averages="wrong"))
+    difference = found(
+        judged, step(1), step(2, attested=[[0, 1, "a0", "5a", ""]], averages="wrong")
+    )
 
     assert difference is not None
     assert difference.what == "averages"
+
+
+def test_the_first_parameter_that_differs_is_named_where_the_journal_has_its_hash() -> None:
+    layout = Layout(
+        tuple(
+            Block(BlockKind.TRANSFORMER_BLOCK, name, (Component(name, (4,)),))
+            for name in ("lower", "upper")
+        )
+    )
+    components = (b"same component!!" + bytes(16)).hex()
+    prefixes = {1: ComparedWeights("f1", base_hashed=False, prefixes=b"upper666lower555")}
+    judged = Judge(iter([entry(1), entry(2)]), prefixes, lambda key: ATTESTED, layout)
+
+    weights_differ = judged.take(weights(1, "f0") | {"prefixes": (b"upper666" + bytes(8)).hex()})
+    grain_differs = found(judged, step(1, attested=[[0, 1, "wrong", "5a", components]]))
+
+    assert weights_differ is not None
+    assert "recomputed, first in lower; no weights before it" in weights_differ.in_words
+    assert grain_differs is not None
+    assert (grain_differs.what, grain_differs.parameter) == ("gradient", "upper")
