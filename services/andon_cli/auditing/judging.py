@@ -14,6 +14,7 @@ from typing import Any
 
 from andon.protocol.layout import Layout
 from andon.protocol.records import Key
+from andon_cli.auditing.scope import AuditRefused
 from andon_coordinator.core.agreement import first_apart
 from andon_coordinator.core.effects import StepResult
 from andon_coordinator.core.verdicts import first_component
@@ -106,6 +107,7 @@ class Judge:
         weights: Mapping[int, ComparedWeights],
         attested: Callable[[Key], AttestedStep | None],
         layout: Layout | None = None,
+        tolerance: float | None = None,
     ) -> None:
         """Nothing was recomputed yet.
 
@@ -114,7 +116,12 @@ class Judge:
             weights: its weights after a step, by step, as far as they are known.
             attested: what workers attested of a step.
             layout: the parameters' names; None: not known.
+            tolerance: of a run without equal bits, by which part of them losses and weights of
+                steps may differ; None: they are equal to the bit.
         """
+        self._tolerance = tolerance
+        self.farthest: tuple[float, int] = 0.0, 0
+        """By which part a loss has differed most, and in which step."""
         self._layout = layout
         self._steps = (each for each in entries if each.result is not None)
         self._weights = weights
@@ -161,11 +168,18 @@ class Judge:
         assert result is not None
         assert step == said["step"]
         # First what a step is made of, then what came of it, as narrowly as it is known.
-        difference = (
-            self._number(said, result, "samples", "weight", "overflow")
-            or self._attested_in(entry.record.key, said)
-            or self._number(said, result, "loss", "correct")
-        )
+        if self._tolerance is None:
+            difference = (
+                self._number(said, result, "samples", "weight", "overflow")
+                or self._attested_in(entry.record.key, said)
+                or self._number(said, result, "loss", "correct")
+            )
+        else:
+            if said["left_behind"] and len(entry.record.roster) > 1:
+                raise AuditRefused(_depends(step, said["left_behind"]))
+            difference = self._number(said, result, "samples", "overflow") or self._near(
+                said, result, "weight", "loss"
+            )
         if difference is None:
             self.step = step
         return difference
@@ -177,6 +191,19 @@ class Judge:
             recorded, recomputed = getattr(result, what), said[what]
             if not _same(recorded, recomputed):
                 return self._difference(said["step"], what, f"{recorded}", f"{recomputed}")
+        return None
+
+    def _near(self, said: Mapping[str, Any], result: StepResult, *names: str) -> Difference | None:
+        for what in names:
+            recorded, recomputed = getattr(result, what), said[what]
+            if _same(recorded, recomputed):
+                continue
+            apart = abs(recorded - recomputed) / max(abs(recorded), abs(recomputed))
+            assert self._tolerance is not None
+            if not apart <= self._tolerance:
+                return self._difference(said["step"], what, f"{recorded}", f"{recomputed}")
+            if what == "loss":
+                self.farthest = max(self.farthest, (apart, said["step"]))
         return None
 
     def _attested_in(self, key: Key, said: Mapping[str, Any]) -> Difference | None:
@@ -221,6 +248,14 @@ class Judge:
         return Difference(
             step=step, what=what, recorded=recorded, recomputed=recomputed, since=self.weights_at
         )
+
+
+def _depends(step: int, left_behind: str) -> str:
+    return (
+        f"step {step} can't be compared: its loop body {left_behind}, and without same_bits what "
+        "comes of that depends on which worker computes which samples. Train with `andon run "
+        "--same-bits` (docs/guide/same-bits.md)"
+    )
 
 
 def _is_alike(one: AttestedNode, other: AttestedNode) -> bool:

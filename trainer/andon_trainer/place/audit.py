@@ -28,11 +28,12 @@ from andon.protocol.layout import Layout
 from andon.protocol.records import Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.core.events import Assigned, Committed
-from andon_trainer.core.reports import Digest
+from andon_trainer.core.reports import Digest, StepReport
 from andon_trainer.errors import JoinRefused
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.solo import SoloMember
+from andon_trainer.state.footprint import Footprint
 
 __all__ = ["AuditMember"]
 
@@ -50,6 +51,7 @@ class AuditMember(SoloMember):
         weights: Callable[[], Digest],
         before_end: Callable[[RunMember], None],
         *,
+        footprint: Callable[[], Footprint],
         can_attest: bool,
     ) -> None:
         """Begins at the order's origin.
@@ -59,6 +61,7 @@ class AuditMember(SoloMember):
             candidate: what the script would bring to a line.
             weights: the digest of its weights now.
             before_end: called with this member before the process ends.
+            footprint: what generators and buffers are now.
             can_attest: whether this process can hash the sums of grains.
 
         Raises:
@@ -79,6 +82,10 @@ class AuditMember(SoloMember):
         self._weights = weights
         self._before_end = before_end
         self._can_attest = can_attest
+        self._footprint = footprint
+        self._before: Footprint | None = None
+        """When the step began, of a run without equal bits."""
+        self._left_behind = ""
         self._report_file = AuditReport(order.report)
         self._next: AuditRecord | None = None
         """The next record, if it was read already."""
@@ -105,7 +112,14 @@ class AuditMember(SoloMember):
             itemises_own=True,
         )
         self.position = replace(self.position, assigned=assigned)
+        self._before = None if self._plan.grain else self._footprint()
         return assigned
+
+    def report(self, report: StepReport) -> None:
+        """Keeps it, and what the loop bodies have left behind."""
+        super().report(report)
+        if self._before is not None:
+            self._left_behind = self._before.since
 
     def catch_up(self) -> None:
         """The script is between two epochs: the line may have begun the next one by a record."""
@@ -138,6 +152,7 @@ class AuditMember(SoloMember):
             weight=report.weight,
             correct=report.correct,
             overflow=report.overflow,
+            left_behind=self._left_behind,
             averages=report.averages_digest.hex(),
             attested=[
                 [

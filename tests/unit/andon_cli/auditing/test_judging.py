@@ -11,6 +11,7 @@ import pytest
 from andon.protocol.layout import Block, BlockKind, Component, Layout
 from andon.protocol.records import Cursor, Key, Record, RecordKind
 from andon_cli.auditing.judging import Difference, Judge
+from andon_cli.auditing.scope import AuditRefused
 from andon_coordinator.core.effects import StepResult
 from andon_coordinator.transport.audit_book import AttestedNode, AttestedStep, ComparedWeights
 from andon_coordinator.transport.reader import JournalEntry
@@ -154,3 +155,25 @@ def test_the_first_parameter_that_differs_is_named_where_the_journal_has_its_has
     assert "recomputed, first in lower; no weights before it" in weights_differ.in_words
     assert grain_differs is not None
     assert (grain_differs.what, grain_differs.parameter) == ("gradient", "upper")
+
+
+def nearly(*lines: dict[str, Any]) -> tuple[Judge, Difference | None]:
+    """The same of a run of two workers without equal bits, to one part of a hundred."""
+    entries = (replace(each, record=replace(each.record, roster=(0, 1))) for each in (entry(1),))
+    judged = Judge(entries, {}, lambda key: None, None, 0.01)
+    return judged, found(judged, *lines)
+
+
+def test_without_equal_bits_a_loss_may_differ_by_a_part_of_it() -> None:
+    judged, difference = nearly(step(1, loss=0.502, left_behind="", correct=9))
+    assert (difference, judged.step) == (None, 1)
+    assert judged.farthest == (pytest.approx(0.002 / 0.502), 1)
+
+    _, difference = nearly(step(1, loss=0.51, left_behind=""))
+    assert difference is not None
+    assert (difference.what, difference.step) == ("loss", 1)
+
+
+def test_without_equal_bits_a_step_that_draws_can_not_be_compared() -> None:
+    with pytest.raises(AuditRefused, match="step 1 can't be compared: its loop body draws"):
+        nearly(step(1, left_behind="draws random numbers, as dropout does"))
