@@ -74,7 +74,9 @@ class LocalSeat(ScriptedSeat):
 
     def await_commit(self) -> Committed | None:
         commit = super().await_commit()
-        if commit is not None:
+        assigned = self.position.assigned
+        # As `WorkerState` does it: of a round that it attends it has computed nothing.
+        if commit is not None and assigned is not None and not assigned.attends:
             self.computed.committed()
         return commit
 

@@ -237,6 +237,12 @@ class ChangeExchange:
             return None
         return averages.averaged(norm, self._own_norm)
 
+    def scale(self, factor: float) -> None:
+        """Multiplies the mean change in `p.grad` by `factor`, rounded to float32."""
+        if factor != 1.0:
+            for _, _, mean in self._gradients():
+                mean.mul_(float(np.float32(factor)))
+
     def committed(self) -> None:
         """The window is committed: what the encoding lost of its change is sent with the next."""
         self._averaging.committed()

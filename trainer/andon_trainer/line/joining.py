@@ -14,6 +14,7 @@ from andon.protocol.schedules import (
     FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
+    QUORUM_CAPABILITY,
 )
 from andon_trainer.averaging.attesting import can_attest
 from andon_trainer.averaging.changes import ChangeExchange, outer_optimizer
@@ -44,7 +45,7 @@ __all__ = ["join_by_hand", "join_with"]
 
 _CAPABILITIES: tuple[str, ...] = (
     *(BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY),
-    *(FRAGMENTS_CAPABILITY, LEARNING, SAME_BITS),
+    *(FRAGMENTS_CAPABILITY, LEARNING, QUORUM_CAPABILITY, SAME_BITS),
 )
 """What a loop over a loader can do. Manual steps can't: the line does not see their samples."""
 _OF_HOSTS = (BALANCE_CAPABILITY, CADENCE_CAPABILITY)

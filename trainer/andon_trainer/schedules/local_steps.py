@@ -18,6 +18,12 @@ On a line of fragments a round exchanges a part of the blocks. In the others the
 and what they have beyond the line's is *left over* until those blocks have their turn
 (`own_weights`).
 
+On a line with a quorum a round may go on without this worker. It computes its share to the end,
+and then takes the rounds that it has missed, in which it only attends (`core.attending`): nothing
+of its due pile is sent in them, and it stays on top of what they make of the line's weights.
+
+    commit of such a round     own weights = line's new weights + (own - line's old)
+
 A void round leaves the models as they are. Under the next assignment the kept change is sent again
 bit for bit. If positions of a lost worker were added, they are computed as further local steps from
 where this worker is, and their change is added to the one that is sent. If the core drops the piles
@@ -212,14 +218,15 @@ class LocalStepper(LoopSteps):
         self._accumulated.drop()  # Of a local step that was left in the middle.
         self._averager.clock.begin()
         self._committed = False
-        computed, wants_digest = self._local.computed, assigned.wants_digest
+        computed = self._local.computed
+        wants_digest = assigned.wants_digest and not assigned.attends
         if computed.left_over and not computed and not self._half_made:
             # The window begins at this worker's own weights; the line's are held already.
             self._averager.renew()
             self._buffers.begin()
         elif not computed:
             # Nothing is computed beyond the head: the window begins at the line's weights.
-            self._begin_window(wants_digest=wants_digest and not assigned.attends)
+            self._begin_window(wants_digest=wants_digest)
             wants_digest = False
         if wants_digest and self._digest is NO_DIGEST:
             self._digest = self._held_digest()
@@ -466,6 +473,10 @@ class LocalStepper(LoopSteps):
         if round_.sent:
             return
         round_.sent = True
+        if round_.state.assigned.attends:
+            self._buffers.attend()
+            round_.void = not self._averager.send(0.0, {})
+            return
         if self._change is None:
             start = self._start()
             with torch.no_grad():
@@ -489,9 +500,11 @@ class LocalStepper(LoopSteps):
         if round_.void:
             return
         state = round_.state
-        state.weight, state.loss_sum = self._due.weight, self._due.loss_sum
-        state.correct = self._due.correct
-        averaged = self._averager.receive(self._due.weight)
+        attends = state.assigned.attends
+        given = _Sums() if attends else self._due
+        state.weight, state.loss_sum, state.correct = given.weight, given.loss_sum, given.correct
+        state.samples = 0 if attends else state.samples
+        averaged = self._averager.receive(given.weight)
         commit = None
         if averaged is not None:
             state.averaged = averaged
@@ -504,7 +517,7 @@ class LocalStepper(LoopSteps):
             self._buffers.drop()
             return
         self._averager.committed()
-        self._apply(state.assigned.fragment, moves=averaged.total_weight > 0)
+        self._apply(state.assigned, moves=averaged.total_weight > 0)
         self._round, self._committed = None, True
         self.last_commit = commit
 
@@ -517,16 +530,19 @@ class LocalStepper(LoopSteps):
             for part in group["params"]:
                 yield id(part), part
 
-    def _apply(self, fragment: int | None, *, moves: bool) -> None:
+    def _apply(self, assigned: Assigned, *, moves: bool) -> None:
         """Moves the line's weights by the mean change, which is in `p.grad`.
 
         What this worker has beyond what it sent is on top of them afterwards.
         """
-        start, exchanged = self._start(), [*self._parameters_of(fragment)]
-        own = self._own_beyond(start, exchanged, fragment)
+        # As `WorkerState` has left it: of a round that it attends, this worker sent nothing.
+        owes = assigned.attends and bool(self._local.computed)
+        start, exchanged = self._start(), [*self._parameters_of(assigned.fragment)]
+        own = self._own_beyond(start, exchanged, assigned)
         with torch.no_grad():
             for key, part in exchanged:
                 part.copy_(start[key])
+        self._averager.scale(assigned.change_scale)
         others = self._rest(exchanged)
         for _, part in others:
             part.grad = None  # Of a local step; the outer optimizer passes them over.
@@ -535,17 +551,20 @@ class LocalStepper(LoopSteps):
                 self._outer.optimizer.step()
         self._clear_gradients()
         self._buffers.apply()
-        # As `Computed.committed` has done with the positions.
-        self._due, self._ahead = self._ahead, _Sums()
+        if not owes:
+            # As `Computed.committed` has done with the positions.
+            self._due, self._ahead = self._ahead, _Sums()
         self._averager.renew()
-        ahead, self._change, self._touched = self._change is not None, None, own is not None
+        ahead, self._touched = self._change is not None or owes, own is not None
+        self._change = None
         if own is None:
             # Now, since the next window begins with what the models hold: the line's weights.
             self._digest = self._head_digest()
             return
         # The exchanged blocks are the line's now, before anything is laid on them. The inner state
-        # is that of the window's end, and not the present one.
-        self._held.take(self._inner_ahead, but={key for key, _ in others})
+        # is that of the window's end, and not the present one; what is owed keeps its own.
+        inner = self._held.began if owes else self._inner_ahead
+        self._held.take(inner, but={key for key, _ in others})
         self._inner_ahead = None
         self._digest = self._held_digest(wanted=False) if others else self._head_digest()
         if ahead:
@@ -553,14 +572,16 @@ class LocalStepper(LoopSteps):
         own.lay_on(exchanged)
 
     def _own_beyond(
-        self, start: dict[int, torch.Tensor], exchanged: list[Part], fragment: int | None
+        self, start: dict[int, torch.Tensor], exchanged: list[Part], assigned: Assigned
     ) -> OwnWeights | None:
         """What this worker keeps of its own at a commit; None: its weights become the line's."""
-        computed, gave = self._local.computed, self._due.weight > 0
+        computed, fragment = self._local.computed, assigned.fragment
+        gave = self._due.weight > 0 and not assigned.attends
         # A rank that abstained has sent nothing: whatever it has is still left over.
         if gave:
             computed.left_over = fragment is not None
-        if self._change is None and not computed.left_over:
+        owes = assigned.attends and bool(computed)
+        if self._change is None and not computed.left_over and not owes:
             return None
         mix = self._outer.mix if gave and fragment is not None else 0.0
         return OwnWeights(exchanged, start, self._change if gave else {}, mix)

@@ -81,6 +81,11 @@ class HeldState:
                     held.copy_(tensor)
         self._inner = inner or self.inner()
 
+    @property
+    def began(self) -> InnerState:
+        """The inner state that goes with what is held."""
+        return self._inner
+
     def inner(self) -> InnerState:
         """A copy of the present inner state."""
         return InnerState.of(self._replica, self._device)
