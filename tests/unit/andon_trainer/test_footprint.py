@@ -22,4 +22,4 @@ def test_what_a_forward_leaves_behind_is_said(layer: nn.Module, said: str) -> No
 
     layer(torch.ones(3, 2))
 
-    assert before.since == said
+    assert before.since() == said

@@ -188,7 +188,7 @@ class Worker:
                 candidate,
                 self.replica.weights,
                 self.checkpoints.end,
-                footprint=lambda: Footprint(self.replica.modules, self.device),
+                footprint=lambda: Footprint(self.replica.modules, self.device).since,
                 can_attest=can_attest(),
             )
             return self.member

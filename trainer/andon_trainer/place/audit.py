@@ -33,7 +33,6 @@ from andon_trainer.errors import JoinRefused
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.solo import SoloMember
-from andon_trainer.state.footprint import Footprint
 
 __all__ = ["AuditMember"]
 
@@ -51,7 +50,7 @@ class AuditMember(SoloMember):
         weights: Callable[[], Digest],
         before_end: Callable[[RunMember], None],
         *,
-        footprint: Callable[[], Footprint],
+        footprint: Callable[[], Callable[[], str]],
         can_attest: bool,
     ) -> None:
         """Begins at the order's origin.
@@ -61,7 +60,7 @@ class AuditMember(SoloMember):
             candidate: what the script would bring to a line.
             weights: the digest of its weights now.
             before_end: called with this member before the process ends.
-            footprint: what generators and buffers are now.
+            footprint: begins to look; its result says what loop bodies have left behind since.
             can_attest: whether this process can hash the sums of grains.
 
         Raises:
@@ -83,8 +82,8 @@ class AuditMember(SoloMember):
         self._before_end = before_end
         self._can_attest = can_attest
         self._footprint = footprint
-        self._before: Footprint | None = None
-        """When the step began, of a run without equal bits."""
+        self._left_since: Callable[[], str] | None = None
+        """Since the step began, of a run without equal bits."""
         self._left_behind = ""
         self._report_file = AuditReport(order.report)
         self._next: AuditRecord | None = None
@@ -112,14 +111,14 @@ class AuditMember(SoloMember):
             itemises_own=True,
         )
         self.position = replace(self.position, assigned=assigned)
-        self._before = None if self._plan.grain else self._footprint()
+        self._left_since = None if self._plan.grain else self._footprint()
         return assigned
 
     def report(self, report: StepReport) -> None:
         """Keeps it, and what the loop bodies have left behind."""
         super().report(report)
-        if self._before is not None:
-            self._left_behind = self._before.since
+        if self._left_since is not None:
+            self._left_behind = self._left_since()
 
     def catch_up(self) -> None:
         """The script is between two epochs: the line may have begun the next one by a record."""

@@ -26,7 +26,6 @@ class Footprint:
         self._generators = rng.digests(rng.capture(device))
         self._buffers = self._versions()
 
-    @property
     def since(self) -> str:
         """What has happened since, in words that follow `its loop body`; empty: nothing."""
         if self._generators != rng.digests(rng.capture(self._device)):
