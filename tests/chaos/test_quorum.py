@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 QUORUM, ASYNC = WITH_QUORUM
 LONG = "ANDON_STORMS" in os.environ
 SEEDS = range(1, 1 + int(os.environ.get("ANDON_STORMS", "1")))
-FAULTS = 30 if LONG else 5
+FAULTS = 30 if LONG else 4
 TURN = 4
 """After so many faults another worker becomes the slow one."""
 PACE_S = 0.002
