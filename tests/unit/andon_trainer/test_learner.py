@@ -185,25 +185,25 @@ def test_streams_that_were_opened_for_a_round_that_goes_on_without_it_are_kept_f
     None
 ):
     bench = Bench()
-    assert bench.learner.hear(work())
+    assert bench.learner.hear(work(), STREAM)
     bench.learner.hear_on()
-    assert bench.learner.hear(work()), "the others go on without it once more"
+    assert bench.learner.hear(work(), STREAM), "the others go on without it once more"
 
     bench.learner.arrived()  # In the round before, which it took up in the meantime.
 
-    (streams,) = bench.opened
-    assert not streams.closed
+    assert [each.closed for each in bench.opened] == [0]
     bench.learner.hear_on()
     bench.learner.arrived()
-    assert streams.closed == 1
+    assert [each.closed for each in bench.opened] == [1]
 
 
 def test_a_late_worker_that_can_not_listen_does_not_say_that_it_does() -> None:
     bench = Bench()
     bench.link.policy = Policy(local_steps=2, quorum=0.5)
+    assert not bench.learner.hear(work(), STREAM - 1), "an older stream's"
     bench.refuses = "no reducer at a:1"
 
-    assert not bench.learner.hear(work())
+    assert not bench.learner.hear(work(), STREAM)
 
     assert not bench.learner.listen(LearningAsked())
     assert bench.learner.able(CAN) == CAN, "the line would not take it otherwise"
