@@ -66,7 +66,7 @@ class LineSchedule:
 EVERY_STEP = LineSchedule(name="every-step")
 _NESTEROV = Outer(rate=0.7, momentum=0.9)
 _LOCAL = ("--schedule", "local", "--local-steps", "4")
-_CADENCE = ("--schedule", "cadence", "--max-anchor", "3")
+_CADENCE = ("--schedule", "cadence", "--max-anchor", "3", "--growth-cost", "1")
 
 SCHEDULES = (
     EVERY_STEP,

@@ -621,6 +621,7 @@ def _pacing(options: Options) -> PacingSettings:
         interleaved=shares.endswith("interleaved"),
         cadence=CadenceRules(max_anchor=int(options.get("max_anchor", "16"))),
         learning_rate_scaling=LearningRateScaling(options.get("lr_scaling", "none")),
+        growth_cost=float(options.get("growth_cost", "0.05")),
     )
 
 

@@ -64,6 +64,23 @@ class PacingSettings:
     """For the schedule CADENCE."""
     learning_rate_scaling: LearningRateScaling = LearningRateScaling.NONE
     """Likewise."""
+    growth_cost: float = 0.05
+    """Likewise: the part of samples that longer windows may waste; 1: any."""
+
+    def __post_init__(self) -> None:
+        """Refuses a cost that is no part."""
+        if not 0 < self.growth_cost <= 1:
+            raise ValueError(f"growth_cost must be above 0 and at most 1, not {self.growth_cost}")
+
+    @property
+    def asks_for_noise(self) -> bool:
+        """Whether windows may grow by the noise of the gradients, which workers must report."""
+        return (
+            self.schedule in (None, Schedule.CADENCE)
+            and self.cadence.max_anchor > 1
+            and self.growth_cost < 1
+            and self.learning_rate_scaling is not LearningRateScaling.NONE
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

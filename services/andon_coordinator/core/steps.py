@@ -30,6 +30,7 @@ from andon_coordinator.core.events import (
     FaultKind,
     FaultReported,
     JournalFailed,
+    Ready,
     RecordSaved,
     RoundFaulted,
     TermSaved,
@@ -37,7 +38,8 @@ from andon_coordinator.core.events import (
     WorkRequested,
 )
 from andon_coordinator.core.members import LastStep, LineMember
-from andon_coordinator.core.pacing import reading_of
+from andon_coordinator.core.noise_scale import Contribution
+from andon_coordinator.core.pacing import WindowReport, reading_of
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.same_bits import in_nodes
 from andon_coordinator.core.state import CoreState
@@ -368,7 +370,7 @@ def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:
     Returns:
         What is to be kept of that with the round's record.
     """
-    readings, waits = [], []
+    readings, waits, contributions = [], [], []
     for rank, (worker, report) in enumerate(round_.in_rank_order):
         member, share = core.members.get(worker), sum(map(len, round_.shares[rank]))
         assert member is not None
@@ -381,13 +383,26 @@ def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:
         readings.append(reading_of(member, computed, report.timings))
         if report.samples:
             waits.append(report.timings.wait_s)
+        if report.weight > 0:
+            contributions.append(_contribution(report, core.settings.policy.max_grad_norm))
     assert core.attempts.window is not None
-    return core.pacing.learn(
-        readings,
+    assert core.plan is not None
+    reported = WindowReport(
+        readings=readings,
         wait_s=min(waits, default=0.0),
-        unit=core.attempts.window.unit,
         loss=round_.loss if round_.weight > 0 else math.nan,
+        contributions=contributions,
+        mean_norm=round_.gradient_norm,
     )
+    return core.pacing.learn(reported, core.attempts.window, core.plan)
+
+
+def _contribution(report: Ready, limit: float | None) -> Contribution:
+    """What a worker gave to the mean; the norm is NaN if it is not that of what was sent."""
+    norm = report.own_gradient_norm
+    if norm is None or (limit is not None and norm > limit):
+        norm = math.nan
+    return Contribution(report.samples, report.weight, norm)
 
 
 # ----------------------------------------------------------------------- from the journal
