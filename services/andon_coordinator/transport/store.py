@@ -169,7 +169,7 @@ class JournalStore:
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
         later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED
-        for table in (*later, *proofs.TABLES):
+        for table in later:
             self._database.execute(table)
         missing = (
             adds
@@ -178,6 +178,7 @@ class JournalStore:
         )
         for statement in missing:
             self._database.execute(statement)
+        proofs.prepare(self._database)
         if not rows.has_column(self._database, "totals", "resumed"):
             with self._transaction():
                 for statement in RESUMED:
