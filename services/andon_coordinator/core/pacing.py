@@ -24,7 +24,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from andon.protocol.capabilities import MEAN_BUFFERS, NORMS, capabilities_of
+from andon.protocol.capabilities import LEARNING, MEAN_BUFFERS, NORMS, capabilities_of
 from andon.protocol.limits import BATCH_LIMIT
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.protocol.schedules import (
@@ -33,6 +33,7 @@ from andon.protocol.schedules import (
     FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
+    QUORUM_CAPABILITY,
     Schedule,
 )
 from andon.protocol.shards import Ranges, Split
@@ -61,6 +62,8 @@ def capabilities_for(settings: PacingSettings, policy: Policy) -> frozenset[str]
         CADENCE_CAPABILITY: settings.schedule is Schedule.CADENCE,
         LOCAL_CAPABILITY: policy.local_steps > 0,
         OVERLAP_CAPABILITY: policy.overlap,
+        QUORUM_CAPABILITY: policy.quorum is not None,
+        LEARNING: policy.quorum is not None,
         FRAGMENTS_CAPABILITY: policy.in_fragments,
         # A worker that does not know these fields would train on without what they ask for.
         NORMS: policy.max_grad_norm is not None or policy.own_gradient_norm,
