@@ -7,6 +7,7 @@ __all__ = [
     "CHUNK_ELEMENTS",
     "COUNT_LIMIT",
     "MAX_COMPONENTS",
+    "MAX_CONNECTIONS",
     "MAX_DIMENSIONS",
     "MAX_ELEMENTS",
     "MAX_FIELDS",
@@ -50,6 +51,9 @@ MAX_ELEMENTS = 2**48
 
 MAX_COMPONENTS = 2**16
 """Components in a layout."""
+
+MAX_CONNECTIONS = 16
+"""Connections of a TCP lane in one direction."""
 
 MAX_DIMENSIONS = 64
 """Dimensions of one component, or of one element that evidence names."""

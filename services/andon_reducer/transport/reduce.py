@@ -36,6 +36,7 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import latest_plausible_term
 from andon.tcp.listening import TcpListener
 from andon.tcp.proof import CAPABILITY as TCP
+from andon.tcp.proof import WIDE_CAPABILITY
 from andon.wire import checksums
 from andon.wire.frames import (
     FrameError,
@@ -290,6 +291,8 @@ class ReduceServicer:
             stream.lanes = self._offers.offer(opening, stream.refuse)
         if stream.lanes is not None:
             shared = *shared, TCP
+            if stream.lanes.is_wide:
+                shared = *shared, WIDE_CAPABILITY
         stream.checked = checksums.CAPABILITY in shared
         opened = RoundOpened(shared, self._max_payload_bytes)
         if isinstance(memory, StreamMemory):
