@@ -147,6 +147,10 @@ class ReduceServicer:
             raise CallRefused(Reason.TOKEN, "no open stream has an offer of lanes with this nonce")
         return frame_report(report)
 
+    def lane_connections(self, direction: Direction) -> int:
+        """On how many connections chunks travel on all lanes of a direction; any thread may ask."""
+        return self._offers.connections(direction)
+
     @property
     def inflight_bytes(self) -> int:
         """What the rounds hold now; any thread may ask."""

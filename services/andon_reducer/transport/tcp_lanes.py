@@ -39,7 +39,7 @@ from andon.tcp.width import LaneWidth
 from andon.wire.fields import FrameError
 from andon.wire.frames import parse_request_head, with_payload
 from andon_reducer.config import ReducerConfig
-from andon_reducer.core.effects import CallRefusal
+from andon_reducer.core.effects import CallRefusal, Direction
 from andon_reducer.transport.buffers import Buffers
 from andon_reducer.transport.loop_calls import LoopCalls
 
@@ -47,6 +47,12 @@ __all__ = ["FRAMES_AHEAD", "LaneOffers", "LaneRequest", "StreamLanes"]
 
 FRAMES_AHEAD = 2
 """How many frames of a stream may wait for the event loop."""
+
+
+_WAYS = {
+    Direction.UP: LaneDirection.CLIENT_SENDS,
+    Direction.DOWN: LaneDirection.CLIENT_RECEIVES,
+}
 
 
 class LaneRequest(NamedTuple):
@@ -311,6 +317,11 @@ class LaneOffers:
         """What the lanes of an offer have moved; None: there is no stream that has this offer."""
         lanes = self._open.get(nonce)
         return None if lanes is None else lanes.report()
+
+    def connections(self, direction: Direction) -> int:
+        """On how many connections frames travel on all lanes of a direction; any thread may ask."""
+        way = _WAYS[direction]
+        return sum(each.connections.get(way, 0) for each in list(self._open.values()))
 
     def take_back(self, lanes: StreamLanes) -> None:
         """Ends lanes, or takes their offer back. Call it once for each."""
