@@ -78,15 +78,9 @@ def _fields(case: WideCase) -> dict[str, Any]:
 
 
 CASES = _cases()
-_DEFAULT = "cap-1,cap-8-gloo,cap-auto,far-1,far-16,lossy-1,lossy-16,flat-auto".split(",")
-    "cap-1",
-    "cap-8-gloo",
-    "cap-auto",
-    "far-1",
-    "far-16",
-    "lossy-1",
-    "lossy-16",
-    "flat-auto",
+_DEFAULT = [
+    *("cap-1", "cap-8-gloo", "cap-auto", "far-1", "far-16"),
+    *("lossy-1", "lossy-16", "flat-auto"),
 ]
 
 
@@ -111,7 +105,9 @@ def main() -> int:
     if options.json == "-":
         sys.stdout.write(figures)
     elif options.json:
-        Path(options.json).write_text(figures)
+        path = Path(options.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(figures)
     return 0
 
 

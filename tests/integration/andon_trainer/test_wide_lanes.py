@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -74,6 +75,27 @@ def test_the_end_of_one_connection_ends_the_lane_and_the_next_one_is_as_wide() -
         workers[0].exchange.end()
         assert set(exchanged(workers, 3)) == {weighted_mean(workers)}
         wait_until(lambda: has_connections(workers[0], 4))
+
+
+def test_lanes_that_grow_as_it_pays_get_connections_both_ways(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_SETTLE_S", "_MEASURE_S", "_SETTLE_ROUND_TRIPS", "_MEASURE_ROUND_TRIPS", "GAIN"):
+        monkeypatch.setattr(f"andon.tcp.width.{name}", 0)  # Every try pays.
+    with wide_star(offered=None) as workers:
+        exchanged(workers, 1)
+        assert has_connections(workers[0], 1)
+
+        for number in range(2, 200):
+            exchanged(workers, number)
+            if all(lanes_of(workers[0]).connections(way) > 1 for way in LaneDirection):
+                break
+            time.sleep(0.02)
+
+        lanes = lanes_of(workers[0])
+        assert [lanes.connections(way) > 1 for way in LaneDirection] == [True, True]
+        assert lanes.used[UP] > 1
+        assert set(exchanged(workers, 200)) == {weighted_mean(workers)}
 
 
 @pytest.mark.parametrize(("offered", "chosen", "there"), [(4, 2, 2), (2, 8, 2), (1, 8, 1)])
