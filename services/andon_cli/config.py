@@ -56,7 +56,7 @@ class RunSettings(ServiceSettings):
     on_halt: Annotated[Literal["wait", "raise"], Parameter(group=EVERYDAY)] = "wait"
     """What workers do at a halt: wait for an answer, or raise LineHalted (exit code 3)."""
     restarts: Annotated[Whole, Parameter(group=EVERYDAY)] = 3
-    """Start workers that were killed or failed again, N times in all."""
+    """Start workers that were killed or failed again, N times within any hour."""
     output: Annotated[OutputMode | None, Parameter(group=EVERYDAY)] = None
     """Show all output of the workers, the last line of each with warnings and tracebacks, or only
     that of failures. Default: `last` on a terminal, else `all`."""
@@ -93,9 +93,9 @@ class RunSettings(ServiceSettings):
             )
         if not self.spares or self.join:
             return
-        if self.line.topology is Topology.RING or self.line.schedule == "local":
+        if self.line.topology is Topology.RING or self.line.is_local:
             ring = self.line.topology is Topology.RING
-            what = "--topology ring" if ring else "--schedule local"
+            what = "--topology ring" if ring else f"--schedule {self.line.schedule}"
             raise UsageError(
                 f"--spares {self.spares}: a spare can't follow a line with {what}: leave one out"
             )

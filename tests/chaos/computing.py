@@ -63,6 +63,8 @@ class Computing(ABC):
 
     task: Task
     pace: Pace = field(default_factory=Pace)
+    wanted: Callable[[], bool] = lambda: True
+    """Asked between two parts whether the rest of them is still to be computed."""
 
     @abstractmethod
     def compute(
@@ -86,10 +88,13 @@ class Computing(ABC):
 
     def _in_parts(
         self, parts: Sequence[Positions], compute: Callable[[Positions], None], pass_by: PassBy
-    ) -> None:
+    ) -> Sequence[Positions]:
+        """Computes the parts, and returns them, but for those that nobody wants any more."""
         for number, part in enumerate(parts):
             if number == len(parts) // 2:
                 pass_by()
+            if number and not self.wanted():
+                return parts[:number]
 
             def now(part: Positions = part) -> None:
                 compute(part)
@@ -97,6 +102,7 @@ class Computing(ABC):
             self.pace.take(part, now)
         if not parts:
             pass_by()
+        return parts
 
 
 @dataclass
@@ -147,13 +153,15 @@ class LocalSteps(Computing):
 
     piles: Computed = field(default_factory=Computed)
     outer: Outer = field(default_factory=Outer)
+    fragments: int = 1
+    mix: float = 0.0
     own: LocalWeights = field(default_factory=LocalWeights)
 
     def compute(
         self, assigned: Assigned, doubts: int, state: LineState, pass_by: PassBy
     ) -> Sequence[Positions]:
         """Makes local steps over what is missing, from where the worker's own weights are."""
-        if not self.piles:
+        if not (self.piles or self.piles.left_over):
             self.own.begin(state.weights)
         self.pace.begin()
         parts = self._parts(assigned, positions_of(self.piles.missing(assigned)))
@@ -163,9 +171,10 @@ class LocalSteps(Computing):
             self.due_step(assigned.epoch, part)
             self.piles.add(merged(ranges_of(part)))
 
+        own = self.own
         # With overlapped windows the middle is in what is computed ahead.
-        self._in_parts(parts, step, (lambda: None) if ahead else pass_by)
-        return parts
+        made = self._in_parts(parts, step, (lambda: None) if ahead else pass_by)
+        return made if own is self.own else []  # Else it was dropped meanwhile.
 
     def contribution(self, assigned: Assigned, state: LineState) -> Floats:
         """The change of the weights by the due pile."""
@@ -187,8 +196,18 @@ class LocalSteps(Computing):
         self, state: LineState, assigned: Assigned, total_weight: float, mean: Floats
     ) -> LineState:
         """The outer optimizer's step by the mean change; what is ahead goes on top of it."""
-        new = self.task.outer_step(state, mean, self.outer) if total_weight > 0 else state
-        self.own.rebase(state.weights, new.weights)
+        moved, new = None, state
+        if assigned.fragment is not None:
+            moved = self.task.exchanged(assigned.fragment, self.fragments)
+        if total_weight > 0:
+            scale = assigned.change_scale
+            new = self.task.outer_step(state, mean, self.outer, scale, moved)
+        if assigned.attends and self.piles:
+            # What a late worker owes is no part of the others' round.
+            self.own.attend(state.weights, new.weights)
+        else:
+            self.own.rebase(state.weights, new.weights, moved, self.mix)
+        self.piles.left_over = self.own.left_over
         return new
 
     def due_step(self, epoch: int, part: Positions) -> None:
@@ -208,7 +227,7 @@ def computing_for(task: Task, policy: Policy, piles: Computed) -> Computing:
     if not policy.local_steps:
         return Gradients(task)
     outer = Outer(rate=policy.outer.learning_rate, momentum=policy.outer.momentum)
-    return LocalSteps(task, piles=piles, outer=outer)
+    return LocalSteps(task, piles=piles, outer=outer, fragments=policy.fragments, mix=policy.mix)
 
 
 def positions_of(ranges: Iterable[PositionRange]) -> Positions:

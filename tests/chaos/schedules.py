@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["EVERY_STEP", "SCHEDULES", "LineSchedule", "Outer", "dealt", "parts_of"]
+__all__ = [
+    "EVERY_STEP",
+    "LONGEST_CADENCE",
+    "SCHEDULES",
+    "WITH_QUORUM",
+    "LineSchedule",
+    "Outer",
+    "dealt",
+    "parts_of",
+]
 
 Positions = list[int]
 
@@ -32,12 +41,18 @@ class LineSchedule:
     """Of LOCAL; 0: gradients are averaged in every round."""
     outer: Outer = Outer()
     overlap: bool = False
+    fragments: int = 1
+    """In how many groups of blocks the model is exchanged; 1: whole."""
+    mix: float = 0.0
+    """How much of its own weights a worker keeps where a fragment's average arrives."""
     ring: bool = False
     """Whether workers exchange along a ring, whose mean adds up in another order."""
     balanced: bool = False
     interleaved: bool = False
     linear_rate: bool = False
     """Whether the learning rate grows with the window."""
+    quorum: bool = False
+    """Whether a window may go on without workers that are late."""
 
     @property
     def even(self) -> bool:
@@ -52,7 +67,9 @@ class LineSchedule:
 EVERY_STEP = LineSchedule(name="every-step")
 _NESTEROV = Outer(rate=0.7, momentum=0.9)
 _LOCAL = ("--schedule", "local", "--local-steps", "4")
-_CADENCE = ("--schedule", "cadence", "--max-anchor", "3")
+LONGEST_CADENCE = 3
+"""Batches in a window of a cadence at most."""
+_CADENCE = ("--schedule", "cadence", "--max-anchor", str(LONGEST_CADENCE), "--growth-cost", "1")
 
 SCHEDULES = (
     EVERY_STEP,
@@ -87,10 +104,23 @@ SCHEDULES = (
         overlap=True,
     ),
     LineSchedule(
-        name="overlapped-balanced",
-        flags=(*_LOCAL, "--overlap", "--shares", "balanced-interleaved"),
+        name="fragments",
+        flags=(*_LOCAL, "--outer", "nesterov", "--fragments", "2", "--shares", "balanced"),
+        local_steps=4,
+        outer=_NESTEROV,
+        fragments=2,
+        balanced=True,
+    ),
+    LineSchedule(
+        name="fragments-overlapped",
+        flags=(
+            *(*_LOCAL, "--overlap", "--fragments", "4", "--mix", "0.5"),
+            *("--shares", "balanced-interleaved"),
+        ),
         local_steps=4,
         overlap=True,
+        fragments=4,
+        mix=0.5,
         balanced=True,
         interleaved=True,
     ),
@@ -103,7 +133,24 @@ SCHEDULES = (
         ring=True,
     ),
 )
-"""Every schedule; the storms go through all of them."""
+"""Every schedule that waits for everybody; the storms go through all of them."""
+
+WITH_QUORUM = (
+    LineSchedule(
+        name="quorum",
+        flags=(*_LOCAL, "--outer", "nesterov", "--quorum", "0.6", "--grace", "0.02"),
+        local_steps=4,
+        outer=_NESTEROV,
+        quorum=True,
+    ),
+    LineSchedule(
+        name="async",
+        flags=("--schedule", "async", "--local-steps", "4"),
+        local_steps=4,
+        quorum=True,
+    ),
+)
+"""Those on which a worker may be late."""
 
 
 def dealt(batch: range, targets: Sequence[int], *, interleaved: bool) -> list[Positions]:

@@ -25,6 +25,10 @@ class Learning:
     """What the line knows of one learner."""
 
     began_at: float
+    late: bool = False
+    """Whether it has the state, and attends because it computes what it owes; see `late`."""
+    recalled_at: float | None = None
+    """When it was late, asked for work, and its round was made void for it; it asks again."""
     listening: bool = False
     """Whether it hears the averages of every round that opens from now on."""
     follows: bool = False
@@ -59,6 +63,14 @@ class Learning:
     """How many chances it has missed."""
     _next_chance: int = 0
     """The line's step from which on it gets another one."""
+
+    @classmethod
+    def of_late(cls, step: int, now: float) -> Learning:
+        """A late worker's: it is at the line's head, and its stream to listen is to be opened."""
+        learning = cls(began_at=now, late=True)
+        learning.follow(step)
+        learning.installed = True
+        return learning
 
     @property
     def in_words(self) -> str:

@@ -44,7 +44,7 @@ from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
     ARITHMETICS,
     BARRED,
-    OVERFLOW,
+    LATER_COLUMNS,
     PACING,
     RESUMED,
     RUN_EVENTS,
@@ -169,10 +169,16 @@ class JournalStore:
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
         later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED
-        for table in (*later, *proofs.TABLES):
+        for table in later:
             self._database.execute(table)
-        if not rows.has_column(self._database, "records", "overflow"):
-            self._database.execute(OVERFLOW)
+        missing = (
+            adds
+            for column, adds in LATER_COLUMNS
+            if not rows.has_column(self._database, "records", column)
+        )
+        for statement in missing:
+            self._database.execute(statement)
+        proofs.prepare(self._database)
         if not rows.has_column(self._database, "totals", "resumed"):
             with self._transaction():
                 for statement in RESUMED:

@@ -13,6 +13,7 @@ from andon.protocol.run_settings import Topology
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
+    FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
 )
@@ -58,6 +59,10 @@ def test_bounds_that_are_given_are_kept() -> None:
         {"run_id": "../7f3a"},
         {"overlap": True},
         {"outer": "nesterov"},
+        {"fragments": 2},
+        {"mix": 0.5, "schedule": "local"},
+        {"fragments": 3, "schedule": "local", "local_steps": 16},
+        {"fragments": 2, "schedule": "local", "topology": Topology.RING},
     ],
 )
 def test_contradicting_settings_are_refused_at_construction(fields: dict[str, Any]) -> None:
@@ -127,8 +132,9 @@ def test_schedules_need_what_their_workers_must_be_capable_of() -> None:
         settings = config(schedule=schedule, shares=shares).line_settings()
         assert settings.capabilities == names
 
-    both = config(schedule="local", overlap=True).line_settings()
-    assert both.capabilities == {LOCAL_CAPABILITY, OVERLAP_CAPABILITY}
+    all_three = config(schedule="local", overlap=True, fragments=4).line_settings()
+    needed_by_all = {LOCAL_CAPABILITY, OVERLAP_CAPABILITY, FRAGMENTS_CAPABILITY}
+    assert all_three.capabilities == needed_by_all
 
 
 def test_what_an_earlier_version_would_not_heed_needs_a_capability() -> None:
@@ -175,6 +181,24 @@ def test_only_the_schedule_local_hands_out_local_steps() -> None:
 def test_judging_workers_asks_them_for_the_norms_of_their_own_gradients() -> None:
     assert not config().policy.own_gradient_norm
     assert config(worker_grad_norm=10.0).policy.own_gradient_norm
+
+
+@pytest.mark.parametrize(
+    ("options", "asks"),
+    [
+        ({"schedule": "cadence", "lr_scaling": "sqrt"}, True),
+        ({"schedule": "cadence"}, False),
+        ({"schedule": "cadence", "lr_scaling": "sqrt", "growth_cost": 1.0}, False),
+        ({"lr_scaling": "sqrt"}, False),
+        ({"lr_scaling": "sqrt", "max_anchor": 4}, True),
+    ],
+)
+def test_norms_are_asked_for_where_windows_may_grow_by_them(
+    options: dict[str, Any], asks: bool
+) -> None:
+    policy = config(**options).policy
+
+    assert (policy.gradient_norm, policy.own_gradient_norm) == (asks, asks)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
 from andon_coordinator.core.verification import Proved, VerifiedTotals
+from andon_coordinator.transport.audit_book import AuditBook
 from andon_coordinator.transport.journal import (
     Journal,
     JournalError,
@@ -307,11 +308,51 @@ def test_the_journal_says_which_steps_overflowed(path: Path) -> None:
         assert [result.overflow for result in reader.results()] == [True, False]
 
 
+def test_a_ledger_with_a_quorum_is_whole_if_each_position_is_in_one_record_or_owed(
+    path: Path,
+) -> None:
+    def step(number: int, cursor: Cursor, start: int, *covers: PositionRange) -> None:
+        record = replace(
+            STEP,
+            key=Key(TERM, number),
+            parent=Key(TERM, number - 1),
+            step=number - 1,
+            cursor=cursor,
+        )
+        batch = PositionRange(start, cursor.position)
+        part = replace(RESULT.contributions[0], positions=covers, late=number % 2)
+        result = replace(RESULT, epoch=0, batch=batch, contributions=(part,), change_scale=0.5)
+        writing.save(effects.SaveRecord(record, result))
+
+    first, second, third = (PositionRange(at, at + 4) for at in (0, 4, 8))
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(replace(INITIAL, key=Key(TERM, 1))))
+        step(2, Cursor(0, 8, (second,)), 0, first)
+        step(3, Cursor(0, 12, (third,)), 8, second)
+
+        with JournalReader(path) as reader:
+            assert reader.ledger_faults() == []
+            assert [entry.record.cursor.owed for entry in reader.chain()] == [
+                (), (second,), (third,),
+            ]  # fmt: skip
+            results = [entry.result for entry in reader.chain() if entry.result is not None]
+            assert [each.contributions[0].late for each in results] == [0, 1]
+
+        step(4, Cursor(0, 12, ()), 12, second)
+
+    with JournalReader(path) as reader:
+        assert [(each.kind, each.positions) for each in reader.ledger_faults()] == [
+            ("overlap", second),
+            ("gap", third),
+        ]
+
+
 def test_a_journal_from_before_steps_could_overflow_is_read_and_goes_on(path: Path) -> None:
     with Writing(path) as writing:
         writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
     with sqlite3.connect(path) as database:
         database.execute("ALTER TABLE records DROP COLUMN overflow")
+        database.execute("ALTER TABLE records DROP COLUMN quorum")
     database.close()
 
     with JournalReader(path) as reader:
@@ -425,7 +466,9 @@ def test_what_a_verified_step_has_shown_is_kept_with_its_record(path: Path) -> N
     leaf = Attestation(node=Node(0, 1), digest=b"d" * 16, samples=b"s" * 8)
     proved = Proved(
         weights=b"w" * 32,
-        attested=((0, leaf), (2, leaf)),
+        prefixes=b"p" * 8,
+        # After an inquest an owner has attested its grain once more.
+        attested=((0, leaf), (2, leaf), (0, replace(leaf, components=b"c" * 32))),
         averages=b"a" * 16,
         grains=1,
         drawn=True,
@@ -445,11 +488,30 @@ def test_what_a_verified_step_has_shown_is_kept_with_its_record(path: Path) -> N
     with closing(sqlite3.connect(path)) as database:
         digest, samples = leaf.digest.hex(), leaf.samples.hex()
         assert database.execute("SELECT * FROM attested").fetchall() == [
-            (2, 0, 1, 0, digest, samples),
-            (2, 0, 1, 2, digest, samples),
+            (2, 0, 1, 0, digest, samples, b"c" * 32),
+            (2, 0, 1, 2, digest, samples, None),
         ]
         weights = database.execute("SELECT step, sha256, record FROM weights").fetchall()
         assert weights == [(0, (b"w" * 32).hex(), 1)]
+
+
+def test_a_journal_from_before_parameters_were_kept_is_read_and_gets_the_columns(
+    path: Path,
+) -> None:
+    proved = Proved(weights=b"w" * 32, prefixes=b"p" * 8)
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT, proved=proved))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("ALTER TABLE weights DROP COLUMN prefixes")
+        database.execute("ALTER TABLE attested DROP COLUMN components")
+
+    with AuditBook(path) as book:
+        assert book.weights()[0].prefixes == b""
+        assert book.attested(STEP.key) is None
+    reopened(path)
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT prefixes FROM weights").fetchall() == [(None,)]
+        assert database.execute("SELECT components FROM attested").fetchall() == []
 
 
 def test_the_key_of_verification_is_made_once(path: Path) -> None:
