@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from andon.protocol.records import Record
+from andon.protocol.records import Record, RecordKind
 from andon_coordinator.core import departures
 from andon_coordinator.core.effects import LineState, SendLate
 from andon_coordinator.core.events import WorkerComputed
@@ -75,7 +75,11 @@ def computed(core: CoreState, member: LineMember, event: WorkerComputed) -> None
 
 
 def recorded(core: CoreState, record: Record) -> None:
-    """A STEP is durable: who is in it, and who was left out."""
+    """A record is durable: who is in it, and who was left out."""
+    if record.kind is not RecordKind.STEP:
+        for member in core.members:
+            member.has_computed = ()  # It drops that: the cursor has moved.
+        return
     for worker in record.roster:
         member = core.members.get(worker)
         if member is not None:
