@@ -20,7 +20,10 @@ from andon_coordinator.core.events import CordPulled, DrainRequested, HaltCleare
 from andon_coordinator.core.round import PendingRecord
 from andon_coordinator.core.state import CoreState, Trigger
 
-__all__ = ["clear", "drain", "pull_cord", "roll_back"]
+__all__ = ["BY_ITSELF", "clear", "drain", "pull_cord", "roll_back", "skip_by_itself"]
+
+BY_ITSELF = "--on-spike"
+"""Who skipped samples, if no person did."""
 
 
 def pull_cord(core: CoreState, event: CordPulled) -> None:
@@ -152,6 +155,16 @@ def _skip(core: CoreState, event: HaltCleared, answer: SaveAnswer) -> None:
     )
     note = f"skipped positions {batch.start} to {batch.stop} of epoch {skip.epoch}"
     core.save(pending, note=note, skipped=skip)
+
+
+def skip_by_itself(core: CoreState, batch: PositionRange, why: str) -> None:
+    """Moves the cursor past a batch with a MARK, without a halt: nobody was asked."""
+    chain, plan = core.chain, core.plan
+    assert plan is not None
+    record = core.draw_mark(cursor_after(chain.cursor, batch, plan.epoch_size))
+    pending = PendingRecord(record=record, stop_reason=core.end_reached(record.step, record.cursor))
+    skip = Skip(chain.cursor.epoch, batch, 0, BY_ITSELF)
+    core.save(pending, note=why, skipped=skip)
 
 
 def _halted_batch(core: CoreState, plan: RunPlan) -> PositionRange:

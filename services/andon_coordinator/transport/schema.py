@@ -28,6 +28,7 @@ from andon.protocol.run_settings import RunPlan
 __all__ = [
     "ARITHMETICS",
     "BARRED",
+    "GRADIENT_SCALE",
     "OVERFLOW",
     "PACING",
     "RESUMED",
@@ -35,6 +36,7 @@ __all__ = [
     "SCALARS",
     "SCHEMA",
     "SESSIONS",
+    "SPIKES",
     "STEERED",
     "VERSION",
     "compact_json",
@@ -139,6 +141,22 @@ CREATE TABLE IF NOT EXISTS steered (
 """
 """What scripts decided by, on a line whose steps can be recomputed; likewise a later table."""
 
+SPIKES = """
+CREATE TABLE IF NOT EXISTS spikes (
+    step INTEGER NOT NULL,              -- the step that was being tried
+    action TEXT NOT NULL,               -- what the line did by itself
+    worker INTEGER,                     -- whose gradients stood out
+    scale REAL NOT NULL,                -- of the averaged gradient
+    text TEXT NOT NULL,
+    record INTEGER NOT NULL,
+    at REAL NOT NULL
+) STRICT
+"""
+"""What the line did about spikes; likewise a later table."""
+
+GRADIENT_SCALE = "ALTER TABLE records ADD COLUMN gradient_scale REAL"
+"""Adds a column that journals of this version got later, to one that lacks it."""
+
 OVERFLOW = "ALTER TABLE records ADD COLUMN overflow INTEGER"
 """Adds a column that journals of this version got later, to one that lacks it."""
 
@@ -185,7 +203,8 @@ CREATE TABLE records (
     gradient_norm REAL,         -- NULL if the line does not ask for it
     note TEXT NOT NULL,
     at REAL NOT NULL,
-    overflow INTEGER            -- 1 if scaled gradients overflowed, so that no weight moved
+    overflow INTEGER,           -- 1 if scaled gradients overflowed, so that no weight moved
+    gradient_scale REAL         -- what the averaged gradient was multiplied with, NULL for 1
 ) STRICT;
 CREATE TABLE totals (           -- one row, over all records
     steps INTEGER NOT NULL,

@@ -32,6 +32,7 @@ from andon_coordinator.core.effects import (
     SaveRun,
     SaveRunEvent,
     SaveScalars,
+    SaveSpike,
     SaveSteered,
     SaveVerdict,
     StepResult,
@@ -44,6 +45,7 @@ from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
     ARITHMETICS,
     BARRED,
+    GRADIENT_SCALE,
     OVERFLOW,
     PACING,
     RESUMED,
@@ -51,6 +53,7 @@ from andon_coordinator.transport.schema import (
     SCALARS,
     SCHEMA,
     SESSIONS,
+    SPIKES,
     STEERED,
     VERSION,
     compact_json,
@@ -151,6 +154,16 @@ class JournalStore:
                 raise JournalError(f"the journal {path} can't be opened: {error}") from error
             undo.pop_all()
 
+    def _add_columns(self) -> None:
+        """Adds the columns that journals of this version got later."""
+        for column, statement in (("overflow", OVERFLOW), ("gradient_scale", GRADIENT_SCALE)):
+            if not rows.has_column(self._database, "records", column):
+                self._database.execute(statement)
+        if not rows.has_column(self._database, "totals", "resumed"):
+            with self._transaction():
+                for statement in RESUMED:
+                    self._database.execute(statement)
+
     def _prepare(self, run_id: str) -> None:
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
@@ -168,15 +181,10 @@ class JournalStore:
             )
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
-        later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED
+        later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED, SPIKES
         for table in (*later, *proofs.TABLES):
             self._database.execute(table)
-        if not rows.has_column(self._database, "records", "overflow"):
-            self._database.execute(OVERFLOW)
-        if not rows.has_column(self._database, "totals", "resumed"):
-            with self._transaction():
-                for statement in RESUMED:
-                    self._database.execute(statement)
+        self._add_columns()
         kept = self._database.execute("SELECT run_id FROM run").fetchone()[0]
         if kept != run_id:
             raise JournalError(
@@ -278,6 +286,7 @@ class JournalStore:
             scalar_names=frozenset(logbook.scalar_names(self._database)),
             sessions=one("SELECT count(*) FROM sessions").fetchone()[0],
             verified=proofs.verified_totals(self._database),
+            spikes=rows.spikes(self._database),
         )
 
     def history_at(self, key: Key) -> History:
@@ -485,6 +494,11 @@ class JournalStore:
         """Saves what an inquest came to."""
         with self._own_transaction():
             proofs.save_verdict(self._database, effect, self._clock())
+
+    def save_spike(self, effect: SaveSpike) -> None:
+        """Saves what the line did by itself about a spike."""
+        with self._own_transaction():
+            rows.save_spike(self._database, effect.decision, self._clock())
 
     def verify_key(self, new: bytes) -> bytes:
         """The key that says which steps are verified; `new` if there is none yet."""
