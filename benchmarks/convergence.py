@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,8 +58,23 @@ class Training:
 
 
 TASKS = {
-    "letters": Training(task="letters", model="gpt", batches=200, learning_rate=3e-3),
+    "letters": Training(task="letters-64", model="gpt", batches=200, learning_rate=3e-3),
     "digits": Training(task="digits", model="cnn", batches=300, learning_rate=1e-3),
+    "letters-long": Training(
+        task="letters-32",
+        model="gpt",
+        batches=4000,
+        batch=24,
+        learning_rate=1.6e-2,
+        warm_up=0.1,
+    ),
+    "digits-long": Training(
+        task="noisy-digits",
+        model="cnn",
+        batches=6000,
+        learning_rate=1e-2,
+        warm_up=0.1,
+    ),
 }
 """What is trained, by the name of `--tasks`."""
 
@@ -84,23 +99,34 @@ class Schedule:
     uneven: bool = False
     """Whether it reacts to the workers' speeds: under these the workers differ."""
     optimizer: str = "adamw"
+    rates: tuple[tuple[str, float], ...] = ()
+    """Its own best learning rates by task, of 1, 2 and 4 times one process's."""
     plain: PlainSpec | None = None
     """What plain_diloco.py trains by; no line then."""
 
 
 _LOCAL = ("--schedule", "local", "--local-steps")
+_INT4 = ("--encoding", "int4")
+_FASTER = (("letters-long", 3.2e-2),)
 _CADENCE = ("--schedule", "cadence")
 SCHEDULES = {
     "every-step": Schedule(flags=("--schedule", "every-step")),
     "average-buffers": Schedule(flags=("--schedule", "every-step", "--average-buffers")),
     "balanced": Schedule(flags=("--schedule", "every-step", "--shares", "balanced"), uneven=True),
     "cadence": Schedule(flags=_CADENCE, uneven=True),
-    "cadence-anchor-1": Schedule(flags=(*_CADENCE, "--max-anchor", "1"), uneven=True),
     "cadence-sqrt": Schedule(flags=(*_CADENCE, "--lr-scaling", "sqrt"), uneven=True),
+    "cadence-linear": Schedule(flags=(*_CADENCE, "--lr-scaling", "linear"), uneven=True),
+    "cadence-any-cost": Schedule(flags=(*_CADENCE, "--growth-cost", "1"), uneven=True),
     "local-8": Schedule(flags=(*_LOCAL, "8")),
     "local-8-nesterov": Schedule(flags=(*_LOCAL, "8", "--outer", "nesterov")),
     "local-8-overlap": Schedule(flags=(*_LOCAL, "8", "--overlap")),
     "local-32": Schedule(flags=(*_LOCAL, "32")),
+    "local-16-int4": Schedule(flags=(*_LOCAL, "16", *_INT4), rates=_FASTER),
+    "local-16-int4-overlap": Schedule(flags=(*_LOCAL, "16", *_INT4, "--overlap"), rates=_FASTER),
+    "local-16-int4-muon": Schedule(flags=(*_LOCAL, "16", *_INT4), optimizer="muon"),
+    "every-step-muon": Schedule(plain=PlainSpec(local_steps=1, workers=1), optimizer="muon"),
+    "plain-16": Schedule(plain=PlainSpec(local_steps=16), rates=_FASTER),
+    "plain-16-muon": Schedule(plain=PlainSpec(local_steps=16), optimizer="muon"),
     "plain-8": Schedule(plain=PlainSpec(local_steps=8)),
     "plain-8-nesterov": Schedule(plain=PlainSpec(local_steps=8, rate=0.7, momentum=0.9)),
 }
@@ -147,9 +173,9 @@ def main() -> None:
             for row in _task_rows(trainers, name, options, before):
                 rows.append(row)
                 print(_told(row), flush=True)
-    if options.json:
-        circumstances = {**machine, **_circumstances(options)}
-        write_rows(options.json, circumstances, merged_rows(before, rows, ("task", "schedule")))
+                if options.json:  # After each row: some take minutes.
+                    merged = merged_rows(before, rows, ("task", "schedule"))
+                    write_rows(options.json, {**machine, **_circumstances()}, merged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,14 +223,22 @@ class Trainers:
 
     def train(self, specs: Sequence[WorkerSpec]) -> Run:
         """Trains each spec in a process; returns what the worker of rank 0 saw."""
+        # Only rank 0 tells a curve.
+        return max(self._train(specs), key=lambda answer: len(answer.curve))
+
+    def train_apart(self, specs: Sequence[WorkerSpec]) -> list[Run]:
+        """Trains each spec alone, as many at a time as there are processes."""
+        count = len(self._processes)
+        parts = [specs[first : first + count] for first in range(0, len(specs), count)]
+        return [run for part in parts for run in self._train(part)]
+
+    def _train(self, specs: Sequence[WorkerSpec]) -> list[Run]:
         busy = self._processes[: len(specs)]
         for process, spec in zip(busy, specs, strict=True):
             assert process.stdin is not None
             process.stdin.write(json.dumps(asdict(spec)) + "\n")
             process.stdin.flush()
-        answers = [_answer(process) for process in busy]
-        # Only rank 0 tells a curve.
-        return max(answers, key=lambda answer: len(answer.curve))
+        return [_answer(process) for process in busy]
 
 
 def _answer(process: subprocess.Popen[str]) -> Run:
@@ -218,7 +252,7 @@ def _answer(process: subprocess.Popen[str]) -> Run:
 
 def _task_rows(
     trainers: Trainers, name: str, options: argparse.Namespace, before: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """The rows of one task: one process, then each schedule."""
     training = TASKS[name]
     batch = options.batch or training.batch
@@ -235,19 +269,28 @@ def _task_rows(
     ]
     alone = _known(before, name, specs)
     if alone is None:
-        alone = _row(name, SOLO, specs, [trainers.train([spec]) for spec in specs])
-    rows = [_compared(alone, alone)]
+        alone = _row(name, SOLO, specs, trainers.train_apart(specs))
+    yield _compared(alone, alone)
     for schedule in options.schedules:
-        runs = [_run(trainers, spec, SCHEDULES[schedule]) for spec in specs]
-        rows.append(_compared(_row(name, schedule, specs, runs), alone))
-    return rows
+        how = SCHEDULES[schedule]
+        rate = dict(how.rates).get(name, training.learning_rate)
+        tuned = [replace(spec, learning_rate=rate, optimizer=how.optimizer) for spec in specs]
+        if how.plain is None:
+            runs = [_line(trainers, spec, how) for spec in tuned]
+        else:
+            runs = _plain(trainers, tuned, how.plain)
+        yield _compared(_row(name, schedule, tuned, runs), alone)
 
 
-def _run(trainers: Trainers, spec: WorkerSpec, schedule: Schedule) -> Run:
-    spec = replace(spec, optimizer=schedule.optimizer)
-    if schedule.plain is not None:
-        run = trainers.train([replace(spec, plain=asdict(schedule.plain))])
-        return replace(run, moved_bytes=2 * 4 * run.parameters * len(FACTORS) * run.steps)
+def _plain(trainers: Trainers, specs: list[WorkerSpec], plain: PlainSpec) -> list[Run]:
+    """Without Andon: what it would send is each worker's float32 change and their mean."""
+    runs = trainers.train_apart([replace(spec, plain=asdict(plain)) for spec in specs])
+    return [
+        replace(run, moved_bytes=2 * 4 * run.parameters * len(FACTORS) * run.steps) for run in runs
+    ]
+
+
+def _line(trainers: Trainers, spec: WorkerSpec, schedule: Schedule) -> Run:
     with (
         TemporaryDirectory() as folder,
         serving(Path(folder), len(FACTORS), schedule.flags) as served,
@@ -276,7 +319,7 @@ def _known(
     """The row of one process that was written before, if it is of the same runs."""
     for row in before:
         named = (row["task"], row["schedule"]) == (task, SOLO)
-        if named and row["samples"] == specs[0].samples and row["seeds"] == len(specs):
+        if named and (row["samples"], row["seeds"]) == (specs[0].samples, len(specs)):
             return row
     return None
 
@@ -294,6 +337,7 @@ def _row(task: str, schedule: str, specs: list[WorkerSpec], runs: list[Run]) -> 
         "schedule": schedule,
         "seeds": len(runs),
         "samples": specs[0].samples,
+        "learning_rate": specs[0].learning_rate,
         "commits": round(statistics.mean(run.steps for run in runs), 1),
         "bytes_ratio": round(at_most / statistics.mean(moved), 1) if all(moved) else None,
         "loss": round(statistics.mean(ends), 4),
@@ -326,16 +370,17 @@ def _told(row: dict[str, Any]) -> str:
     )
 
 
-def _circumstances(options: argparse.Namespace) -> dict[str, object]:
+def _circumstances() -> dict[str, object]:
     """The conditions of the measurement, apart from the machine."""
     uneven = [name for name, schedule in SCHEDULES.items() if schedule.uneven]
     return {
         "tasks": {name: asdict(training) for name, training in TASKS.items()},
-        "flags": {name: schedule.flags for name, schedule in SCHEDULES.items()},
+        "schedules": {name: asdict(schedule) for name, schedule in SCHEDULES.items()},
         "notes": [
             f"{len(FACTORS)} workers, one thread each; work a sample under {', '.join(uneven)}: "
             f"{FACTORS}",
-            "AdamW, gradients clipped to a norm of 1; the same learning rate for all schedules",
+            "AdamW unless the name says muon, gradients clipped to a norm of 1",
+            "*-long: each schedule has its best learning rate of a grid of factors of 2",
             "gpt: the GPT of examples/shakespeare.py with 2 layers of width 64",
             "cnn: 2 convolutions with BatchNorm and a linear layer",
             "bytes_ratio: those of float32 gradients and averages every step, over those sent "

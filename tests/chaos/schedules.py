@@ -9,6 +9,7 @@ from fractions import Fraction
 
 __all__ = [
     "EVERY_STEP",
+    "LONGEST_CADENCE",
     "SCHEDULES",
     "WITH_QUORUM",
     "LineSchedule",
@@ -40,6 +41,10 @@ class LineSchedule:
     """Of LOCAL; 0: gradients are averaged in every round."""
     outer: Outer = Outer()
     overlap: bool = False
+    fragments: int = 1
+    """In how many groups of blocks the model is exchanged; 1: whole."""
+    mix: float = 0.0
+    """How much of its own weights a worker keeps where a fragment's average arrives."""
     ring: bool = False
     """Whether workers exchange along a ring, whose mean adds up in another order."""
     balanced: bool = False
@@ -62,7 +67,9 @@ class LineSchedule:
 EVERY_STEP = LineSchedule(name="every-step")
 _NESTEROV = Outer(rate=0.7, momentum=0.9)
 _LOCAL = ("--schedule", "local", "--local-steps", "4")
-_CADENCE = ("--schedule", "cadence", "--max-anchor", "3")
+LONGEST_CADENCE = 3
+"""Batches in a window of a cadence at most."""
+_CADENCE = ("--schedule", "cadence", "--max-anchor", str(LONGEST_CADENCE), "--growth-cost", "1")
 
 SCHEDULES = (
     EVERY_STEP,
@@ -97,10 +104,23 @@ SCHEDULES = (
         overlap=True,
     ),
     LineSchedule(
-        name="overlapped-balanced",
-        flags=(*_LOCAL, "--overlap", "--shares", "balanced-interleaved"),
+        name="fragments",
+        flags=(*_LOCAL, "--outer", "nesterov", "--fragments", "2", "--shares", "balanced"),
+        local_steps=4,
+        outer=_NESTEROV,
+        fragments=2,
+        balanced=True,
+    ),
+    LineSchedule(
+        name="fragments-overlapped",
+        flags=(
+            *(*_LOCAL, "--overlap", "--fragments", "4", "--mix", "0.5"),
+            *("--shares", "balanced-interleaved"),
+        ),
         local_steps=4,
         overlap=True,
+        fragments=4,
+        mix=0.5,
         balanced=True,
         interleaved=True,
     ),

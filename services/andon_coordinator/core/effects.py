@@ -139,6 +139,8 @@ class StepContribution:
     samples: int
     weight: float
     loss_sum: float
+    late: int = 0
+    """Out of how many consecutive records it was left before, while it computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,9 @@ class StepResult:
     """Whether scaled gradients overflowed: the step counts, and moved no weight."""
     gradient_scale: float = 1.0
     """What everybody multiplies the averaged gradient with, before the optimizer."""
+    change_scale: float | None = None
+    """What the mean change of the weights was multiplied with; None: the line has no quorum. If it
+    has one, the contributions say what the step covers, of the batch and of what was owed."""
 
     @property
     def contributors(self) -> int:
@@ -180,6 +185,8 @@ class Skip:
     positions: PositionRange
     halt_id: int
     operator: str
+    ranges: tuple[PositionRange, ...] | None = None
+    """What of them, and of what was owed, it skips on a line with a quorum; None: `positions`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,9 +41,8 @@ def judge(core: CoreState, round_: StepRound) -> LineDefect | None:
         case SpikeAction.LIMIT:
             round_.gradient_scale = decision.scale
         case SpikeAction.SKIP:
-            batch = round_.terms.batch
             _void(core, why)
-            operators.skip_by_itself(core, batch, why)
+            operators.skip_by_itself(core, round_, why)
         case SpikeAction.DROP:
             _void(core, why)
             member = core.members.get(decision.worker or 0)

@@ -182,8 +182,9 @@ class JournalStore:
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
         later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED, SPIKES
-        for table in (*later, *proofs.TABLES):
+        for table in later:
             self._database.execute(table)
+        proofs.prepare(self._database)
         self._add_columns()
         kept = self._database.execute("SELECT run_id FROM run").fetchone()[0]
         if kept != run_id:
