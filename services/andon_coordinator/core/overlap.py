@@ -76,9 +76,18 @@ def lets_transfer(core: CoreState) -> bool:
     """
     if not core.settings.policy.local_steps:
         return True
-    if not (core.attempts.assigned or core.attempts.left_over):
+    if not (core.attempts.assigned or _left_over(core)):
         return True
     return late.taking_part(core) < core.needed
+
+
+def _left_over(core: CoreState) -> bool:
+    """Whether workers may hold changes of blocks that the last step did not exchange."""
+    left_over = core.attempts.left_over
+    if left_over is None:
+        # A restarted coordinator can't know, nor one that took the head over from a worker.
+        return core.settings.policy.in_fragments and core.chain.step > 0
+    return left_over
 
 
 def stops_after(core: CoreState, round_: StepRound, stop: str, *, owes: bool) -> str:

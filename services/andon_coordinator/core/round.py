@@ -284,8 +284,9 @@ class AttemptCounts:
     """Each worker's part of it in the last attempt; it keeps that in the next one."""
     fragment: int | None = None
     """Which group of blocks this step exchanges, in all of its attempts; None: the whole model."""
-    left_over: bool = False
-    """Whether workers may hold changes of blocks that the step before did not exchange."""
+    left_over: bool | None = None
+    """Whether workers may hold changes of blocks that the step before did not exchange; None: this
+    coordinator did not see that step."""
     tried: bool = False
     """Whether it is decided what is computed ahead, and what is exchanged."""
     not_before: float = 0.0

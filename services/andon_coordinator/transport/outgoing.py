@@ -294,6 +294,7 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         schedule_note=status.schedule_note,
         grain=status.grain,
         one_arithmetic=status.one_arithmetic,
+        fragments=status.fragments if status.fragments > 1 else 0,
         tcp_port=places.tcp_port,
     )
     if status.loss is not None:
@@ -304,6 +305,8 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         message.total_steps = status.total_steps
     if status.session is not None:
         message.session.CopyFrom(session_status_to(status.session))
+    if status.quorum is not None:
+        message.quorum = status.quorum
     if status.verify:
         done = status.verified
         message.verification.CopyFrom(
@@ -369,6 +372,8 @@ def worker_status_to(status: WorkerSnapshot) -> pb.WorkerStatus:
         share=status.share,
         micro_batches=status.micro_batches,
         step_s=status.step_s,
+        late_records=status.late_records,
+        owed_positions=status.owed_positions,
     )
     if status.step_s:
         message.timings.CopyFrom(_timings(status.timings))

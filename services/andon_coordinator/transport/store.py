@@ -45,8 +45,7 @@ from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
     ARITHMETICS,
     BARRED,
-    GRADIENT_SCALE,
-    OVERFLOW,
+    LATER_COLUMNS,
     PACING,
     RESUMED,
     RUN_EVENTS,
@@ -154,16 +153,6 @@ class JournalStore:
                 raise JournalError(f"the journal {path} can't be opened: {error}") from error
             undo.pop_all()
 
-    def _add_columns(self) -> None:
-        """Adds the columns that journals of this version got later."""
-        for column, statement in (("overflow", OVERFLOW), ("gradient_scale", GRADIENT_SCALE)):
-            if not rows.has_column(self._database, "records", column):
-                self._database.execute(statement)
-        if not rows.has_column(self._database, "totals", "resumed"):
-            with self._transaction():
-                for statement in RESUMED:
-                    self._database.execute(statement)
-
     def _prepare(self, run_id: str) -> None:
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
@@ -184,8 +173,18 @@ class JournalStore:
         later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED, SPIKES
         for table in later:
             self._database.execute(table)
+        missing = (
+            adds
+            for column, adds in LATER_COLUMNS
+            if not rows.has_column(self._database, "records", column)
+        )
+        for statement in missing:
+            self._database.execute(statement)
         proofs.prepare(self._database)
-        self._add_columns()
+        if not rows.has_column(self._database, "totals", "resumed"):
+            with self._transaction():
+                for statement in RESUMED:
+                    self._database.execute(statement)
         kept = self._database.execute("SELECT run_id FROM run").fetchone()[0]
         if kept != run_id:
             raise JournalError(
