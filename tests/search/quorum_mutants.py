@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from andon.protocol.records import Cursor, PositionRange
-from andon_coordinator.core import dealing, steps
+from andon_coordinator.core import dealing
 from andon_coordinator.core.dealing import Dealt
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
@@ -20,7 +20,7 @@ _mutant = mutants_of(QUORUM_MUTANTS)
 _QUORUM = Bounds(faults=0, steps=1, local=True, quorum=True)
 
 
-@_mutant(_QUORUM, "F-DP-002", steps.dealing, "cursor_of")
+@_mutant(_QUORUM, "F-DP-002", dealing, "cursor_of")
 def _owed_lost_at_a_commit(right: Right, core: CoreState, round_: StepRound) -> Cursor:
     """The record of a window covers what a late worker still computes."""
     cursor: Cursor = right(core, round_)

@@ -340,6 +340,7 @@ def _control_down() -> list[Message]:
             correct=21,
             pacing=b"{}",
             overflow=True,
+            gradient_scale=0.25,
             assignment=pb.ShardAssignment(
                 key=record_pb2.Key(term=KEY.term, round=KEY.round + 1),
                 parent=KEY,
@@ -397,6 +398,7 @@ def _people() -> list[Message]:
         ),
         one_arithmetic=True,
         quorum=0.75,
+        fragments=4,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,

@@ -71,19 +71,19 @@ def computed(core: CoreState, member: LineMember, event: WorkerComputed) -> None
     round_ = core.round
     if round_ is None or event.key != round_.key or not round_.has(member.worker, event.stream):
         return
+    # It is at this round, also if it came there by a standing request: if the round is made void,
+    # it waits for the next one.
+    member.wants_work = True
     if member.worker not in round_.computed:
         round_.computed.add(member.worker)
-        # It is at this round, also if it came there by a standing request: if the round is made
-        # void, it waits for the next one.
-        member.wants_work = True
         member.pace.computed(round_.shares[round_.rank_of[member.worker]], core.now)
 
 
 def recorded(core: CoreState, record: Record) -> None:
     """A record is durable: who is in it, who was left out. A MARK drops what is computed."""
     if record.kind is not RecordKind.STEP:
-        for member in core.members:
-            member.pace.recorded()
+        for each in core.members:
+            each.pace.recorded()
         return
     for worker in record.roster:
         member = core.members.get(worker)
@@ -112,7 +112,9 @@ def look(core: CoreState) -> None:
     workers, working = len(round_.roster) + len(late), _working(core, round_)
     if not working:
         return  # It completes by itself.
-    done = len(round_.roster) - len(working) + len(bring)
+    # Nobody gains by going on with those alone that have no share.
+    shares = (round_.shares[round_.rank_of[worker]] for worker in round_.computed)
+    done = sum(1 for share in shares if share) + len(bring)
     if done >= needed(part, workers):
         if round_.quorum_at is None:
             round_.quorum_at = core.now

@@ -223,6 +223,7 @@ def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
         message.samples = result.samples
         message.contributors = result.contributors
         message.overflow = result.overflow
+        message.gradient_scale = 0.0 if result.gradient_scale == 1.0 else result.gradient_scale
         if result.correct is not None:
             message.correct = result.correct
     return message
@@ -293,6 +294,7 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         schedule_note=status.schedule_note,
         grain=status.grain,
         one_arithmetic=status.one_arithmetic,
+        fragments=status.fragments if status.fragments > 1 else 0,
         tcp_port=places.tcp_port,
     )
     if status.loss is not None:
