@@ -77,8 +77,8 @@ def computed(core: CoreState, member: LineMember, event: WorkerComputed) -> None
 def recorded(core: CoreState, record: Record) -> None:
     """A record is durable: who is in it, and who was left out."""
     if record.kind is not RecordKind.STEP:
-        for member in core.members:
-            member.has_computed = ()  # It drops that: the cursor has moved.
+        for each in core.members:
+            each.has_computed = ()  # It drops that: the cursor has moved.
         return
     for worker in record.roster:
         member = core.members.get(worker)
