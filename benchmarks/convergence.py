@@ -124,6 +124,8 @@ SCHEDULES = {
     "local-8-nesterov": Schedule(flags=(*_LOCAL, "8", "--outer", "nesterov")),
     "local-8-overlap": Schedule(flags=(*_LOCAL, "8", "--overlap")),
     "local-32": Schedule(flags=(*_LOCAL, "32")),
+    "local-8-quorum": Schedule(flags=(*_LOCAL, "8", "--quorum", "0.6"), uneven=True),
+    "async-8": Schedule(flags=("--schedule", "async", "--local-steps", "8"), uneven=True),
     "local-16-int4": Schedule(flags=(*_LOCAL, "16", *_INT4), rates=_FASTER),
     "local-16-int4-overlap": Schedule(flags=(*_LOCAL, "16", *_INT4, "--overlap"), rates=_FASTER),
     "fragments-16-4-int4": Schedule(flags=_FRAGMENTS, rates=_FASTER, models=("gpt",)),
@@ -385,7 +387,7 @@ def _circumstances() -> dict[str, object]:
     uneven = [name for name, schedule in SCHEDULES.items() if schedule.uneven]
     return {
         "tasks": {name: asdict(training) for name, training in TASKS.items()},
-        "schedules": {name: asdict(schedule) for name, schedule in SCHEDULES.items()},
+        "flags": {name: " ".join(schedule.flags) for name, schedule in SCHEDULES.items()},
         "notes": [
             f"{len(FACTORS)} workers, one thread each; work a sample under {', '.join(uneven)}: "
             f"{FACTORS}",

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from andon.protocol.records import Record
+from andon.protocol.records import Record, RecordKind
 from andon_coordinator.core import departures
 from andon_coordinator.core.effects import LineState, SendLate
 from andon_coordinator.core.events import WorkerComputed
@@ -50,9 +50,14 @@ def taking_part(core: CoreState) -> int:
 
 def assigned(core: CoreState, round_: StepRound, roster: Sequence[LineMember]) -> None:
     """A round opens: its members compute what they were assigned."""
-    if core.settings.policy.quorum is not None:
-        for member, share in zip(roster, round_.shares, strict=True):
-            member.pace.assigned(share, core.now)
+    if core.settings.policy.quorum is None:
+        return
+    for member, share in zip(roster, round_.shares, strict=True):
+        member.pace.assigned(share, core.now)
+        if share and member.has_computed == share:
+            # It will say so at once. Until then nobody goes on without it: with a quorum of one and
+            # no grace, two that are done would make each other late for ever.
+            round_.computed.add(member.worker)
 
 
 def computed(core: CoreState, member: LineMember, event: WorkerComputed) -> None:
@@ -60,20 +65,25 @@ def computed(core: CoreState, member: LineMember, event: WorkerComputed) -> None
     round_ = core.round
     if round_ is None or event.key != round_.key or not round_.has(member.worker, event.stream):
         return
+    # It is at this round, also if it came there by a standing request: if the round is made void,
+    # it waits for the next one.
+    member.wants_work = True
     if member.worker not in round_.computed:
         round_.computed.add(member.worker)
-        # It is at this round, also if it came there by a standing request: if the round is made
-        # void, it waits for the next one.
-        member.wants_work = True
-        member.pace.computed(round_.shares[round_.rank_of[member.worker]], core.now)
+        member.has_computed = round_.shares[round_.rank_of[member.worker]]
+        member.pace.computed(member.has_computed, core.now)
 
 
 def recorded(core: CoreState, record: Record) -> None:
-    """A STEP is durable: who is in it, and who was left out."""
+    """A record is durable: who is in it, and who was left out."""
+    if record.kind is not RecordKind.STEP:
+        for each in core.members:
+            each.has_computed = ()  # It drops that: the cursor has moved.
+        return
     for worker in record.roster:
         member = core.members.get(worker)
         if member is not None:
-            member.left_out = 0
+            member.left_out, member.has_computed = 0, ()
             member.pace.recorded()
     for member in core.members.late():
         if member.worker not in record.roster:
@@ -97,7 +107,9 @@ def look(core: CoreState) -> None:
     workers, working = len(round_.roster) + len(late), _working(core, round_)
     if not working:
         return  # It completes by itself.
-    done = len(round_.roster) - len(working) + len(bring)
+    # Nobody gains by going on with those alone that have no share.
+    shares = (round_.shares[round_.rank_of[worker]] for worker in round_.computed)
+    done = sum(1 for share in shares if share) + len(bring)
     if done >= needed(part, workers):
         if round_.quorum_at is None:
             round_.quorum_at = core.now

@@ -401,7 +401,9 @@ def _let_in(core: CoreState, member: LineMember) -> None:
     assert learning is not None
     member.learning, member.spare, member.step = None, False, core.chain.step
     if learning.late:
-        return  # Its weights were its own all the time.
+        # Its weights were its own all the time, and it comes back once it has computed.
+        member.has_computed = core.attempts.assigned.get(member.worker, ())
+        return
     member.unproven = True
     learning.end_wait(core.now)
     took_s = core.now - learning.began_at

@@ -22,6 +22,7 @@ from typing import Any
 
 from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.records import Key
+from andon.protocol.shards import Ranges
 from andon_coordinator.core.events import (
     Activity,
     JoinRequest,
@@ -110,6 +111,8 @@ class LineMember:
     doubted: Key | None = None
     """The head at which its weights differed from the others': there, it has no state that counts.
     """
+    has_computed: Ranges = ()
+    """With a quorum: what it was assigned last, once it has computed that."""
     left_out: int = 0
     """Out of how many consecutive records it was left while it computed."""
     pace: Pace = field(default_factory=Pace)
