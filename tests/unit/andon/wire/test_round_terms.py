@@ -29,6 +29,7 @@ TERMS = RankTerms(
     ahead_batch=PositionRange(16, 24),
     learning_rate_scale=1.5,
     change_scale=0.75,
+    fragment=1,
     copies_buffers=True,
     wants_digest=True,
     attended=True,

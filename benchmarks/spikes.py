@@ -1,0 +1,233 @@
+"""Does a line deal with spikes by itself, rightly, and at what cost in loss?
+
+Three workers train a small GPT on the demo's text and a CNN with BatchNorm on digits, with
+`--on-spike skip` and nothing else set. Into one run spikes are planted: bad batches, whose loss and
+gradients are large on all workers; wrong learning data of one worker; a scale error in one block of
+one worker's gradients. Each batch is planted or not by its positions, so what the line does about
+it can be told from the journal: the averaged gradient is limited in just the bad batches, and the
+samples of just the others are left out. The same run without anything planted says what it costs.
+Other runs without anything planted must have no intervention at all.
+
+    python benchmarks/spikes.py --json benchmarks/results/spikes.json
+    python benchmarks/spikes.py --tasks digits --batches 300 --planted 6 --clean 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+from machine import describe_machine
+from schedules import write_rows
+from service import serving
+
+from andon_coordinator.core.run_events import RunEventKind
+from andon_coordinator.transport.step_reader import StepReader
+
+__all__ = ["LOUD", "SpikeKind", "SpikeSpec"]
+
+LOUD = 30.0
+"""How many times the usual a planted loss is."""
+_WORKERS = 3
+_CALM = 70
+"""So many batches at the beginning have nothing: the line must learn what is usual."""
+_FLAGS = ("--on-spike", "skip")
+_TASKS = {"letters-64": 3e-3, "digits": 3e-3}
+"""The tasks, and their learning rates."""
+
+
+class SpikeKind(enum.Enum):
+    """What is planted, and what the line should do: limit it, or leave the samples out."""
+
+    BATCH = "batch"
+    DATA = "data"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpikeSpec:
+    """The parameters of one worker process."""
+
+    task: str
+    seed: int
+    batch: int
+    batches: int
+    learning_rate: float
+    planted: tuple[tuple[int, str, int], ...] = ()
+    """Batches, what is planted there, and in which rank; -1: in all."""
+    address: str = ""
+    run_id: str = ""
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads what the benchmark wrote."""
+        fields = json.loads(text)
+        return cls(**{**fields, "planted": tuple(map(tuple, fields["planted"]))})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one run."""
+
+    loss: float
+    """On samples that nobody trained on."""
+    limited: tuple[int, ...]
+    """The batches whose gradient was scaled down."""
+    skipped: tuple[int, ...]
+    """The batches that were left out."""
+    halts: int
+    decisions: int
+    ledger_faults: int
+
+
+def main() -> None:
+    """Trains, and prints a row for each task."""
+    options = _arguments()
+    machine = describe_machine()
+    rows: list[dict[str, Any]] = []
+    for task in options.tasks:
+        spec = SpikeSpec(
+            task=task,
+            seed=1,
+            batch=options.batch,
+            batches=options.batches,
+            learning_rate=_TASKS[task],
+        )
+        rows.append(_planted(spec, options.planted))
+        print(json.dumps(rows[-1]), flush=True)
+        rows.append(_clean(replace(spec, batches=options.clean_batches), options.clean))
+        print(json.dumps(rows[-1]), flush=True)
+    if options.json:
+        facts = {"workers": _WORKERS, "batch": options.batch, "flags": list(_FLAGS), "loud": LOUD}
+        write_rows(options.json, {**machine, **facts}, rows)
+
+
+def _planted(spec: SpikeSpec, count: int) -> dict[str, Any]:
+    """One run with spikes, beside the same run without."""
+    dice = random.Random(spec.seed)
+    room = (spec.batches - _CALM) // count
+    if room < 3:
+        sys.exit(f"{count} spikes need at least {_CALM + 3 * count} batches: raise --batches")
+    kinds = [SpikeKind.BATCH] * (count - 2 * (count // 3))
+    kinds += [SpikeKind.DATA, SpikeKind.BLOCK] * (count // 3)
+    dice.shuffle(kinds)
+    planted = tuple(
+        (
+            _CALM + room * at + dice.randrange(room - 1),
+            kind.value,
+            -1 if kind is SpikeKind.BATCH else dice.randrange(_WORKERS),
+        )
+        for at, kind in enumerate(kinds)
+    )
+    calm, stormy = _run(spec), _run(replace(spec, planted=planted))
+    bad = tuple(batch for batch, kind, _ in planted if kind == SpikeKind.BATCH.value)
+    others = tuple(batch for batch, kind, _ in planted if kind != SpikeKind.BATCH.value)
+    return {
+        "task": spec.task,
+        "what": "planted",
+        "batches": spec.batches,
+        "planted": count,
+        "right": len({*bad} & {*stormy.limited}) + len({*others} & {*stormy.skipped}),
+        "beside": len({*stormy.limited} - {*bad}) + len({*stormy.skipped} - {*others}),
+        "halts": stormy.halts,
+        "loss": stormy.loss,
+        "loss_without": calm.loss,
+        "relative": stormy.loss / calm.loss - 1,
+        "ledger_faults": stormy.ledger_faults,
+        "interventions_without": calm.decisions + calm.halts,
+    }
+
+
+def _clean(spec: SpikeSpec, runs: int) -> dict[str, Any]:
+    """Runs without anything planted."""
+    seen = [_run(replace(spec, seed=seed)) for seed in range(1, runs + 1)]
+    return {
+        "task": spec.task,
+        "what": "clean",
+        "batches": spec.batches,
+        "runs": runs,
+        "interventions": sum(each.decisions + each.halts for each in seen),
+    }
+
+
+def _run(spec: SpikeSpec) -> Outcome:
+    """Trains on a line of its own."""
+    worker = str(Path(__file__).with_name("spikes_worker.py"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ANDON_ON_HALT": "raise"}
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        service = stack.enter_context(serving(Path(folder), _WORKERS, _FLAGS))
+        told = json.dumps(asdict(replace(spec, address=service.address, run_id=service.run_id)))
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, worker],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=environment,
+                )
+            )
+            for _ in range(_WORKERS)
+        ]
+        answers = [_answer(process, told) for process in _all_begin(processes, told)]
+        with StepReader(Path(folder) / "run" / "journal.sqlite") as journal:
+            results = journal.results()
+            events = journal.run_events()
+            return Outcome(
+                loss=answers[0]["loss"],
+                limited=tuple(
+                    each.batch.start // spec.batch for each in results if each.gradient_scale < 1
+                ),
+                skipped=tuple(each.positions.start // spec.batch for each in journal.skips()),
+                halts=len(journal.halts()),
+                decisions=sum(each.kind is RunEventKind.SPIKE for each in events),
+                ledger_faults=len(journal.ledger_faults()),
+            )
+
+
+def _all_begin(
+    processes: Sequence[subprocess.Popen[str]], told: str
+) -> Sequence[subprocess.Popen[str]]:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(told + "\n")
+        process.stdin.close()
+    return processes
+
+
+def _answer(process: subprocess.Popen[str], told: str) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a worker failed: {told}")
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(_TASKS))
+    parser.add_argument("--batch", type=int, default=48, help="samples of a batch")
+    parser.add_argument("--batches", type=int, default=1800, help="of the run with spikes")
+    parser.add_argument("--planted", type=int, default=50, help="spikes of each task")
+    parser.add_argument("--clean", type=int, default=10, help="runs of each task without spikes")
+    parser.add_argument("--clean-batches", type=int, default=300)
+    parser.add_argument("--json", type=Path, help="write machine and rows to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
