@@ -18,6 +18,7 @@ from andon_cli.app import read_config
 from andon_cli.config import RunConfig, RunSettings
 from andon_cli.settings import app_of, as_flags, settings_of
 from andon_coordinator.config import LineOptions
+from andon_coordinator.core.spikes import SpikeAction
 from andon_reducer.config import ReducerLimits
 from andon_server.limits import Limits
 from andon_server.settings import ServeConfig
@@ -152,6 +153,7 @@ EVERYTHING = ServeConfig(
         loss_spike=7.5,
         grad_norm_spike=8.5,
         worker_grad_norm=9.5,
+        on_spike=SpikeAction.SKIP,
         max_grad_norm=1.5,
         average_buffers=True,
         schedule="local",
@@ -201,11 +203,17 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
             for each in fields(schema)
             if getattr(schema, each.name) == getattr(default, each.name)
         }
-        # Same bits can't go with many of the others.
-        assert left_out <= {"config", "coordinator", "token", "same_bits", "verify"}
+        # These can't go with many of the others.
+        apart = {"same_bits", "verify", "fragments", "mix", "quorum", "grace", "max_late"}
+        assert left_out <= {"config", "coordinator", "token", *apart}
 
-    alone = ServeConfig(run_id="7f3a", line=LineOptions(same_bits=True, verify=0.5))
-    for settings in (replace(EVERYTHING, role="all"), alone):
+    alone = (
+        LineOptions(same_bits=True, verify=0.5),
+        LineOptions(schedule="local", local_steps=64, fragments=4, mix=0.5),
+        LineOptions(schedule="local", quorum=0.75, grace="2.5", max_late=3),
+    )
+    served = (ServeConfig(run_id="7f3a", line=line) for line in alone)
+    for settings in (replace(EVERYTHING, role="all"), *served):
         again = read_config(["serve", *as_flags(settings)], {})
 
         assert again == settings
