@@ -231,7 +231,8 @@ def settings_of_a_service() -> list[tuple[str, str]]:
         "schedule": "cadence", "shares": "balanced", "overhead_target": "0.3",
         "lr_scaling": "linear", "growth_cost": "0.5", "outer": "nesterov", "log_format": "json",
         "may_stop": "operators", "same_bits": "1", "arithmetic": "tell", "verify": "0.5",
-        "on_wrong_arithmetic": "drop",
+        "on_wrong_arithmetic": "drop", "on_spike": "limit", "fragments": "4", "mix": "0.5",
+        "quorum": "0.5", "grace": "2.5",
     }  # fmt: skip
     own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
     arguments = settings_of(app_of(RunSettings).assemble_argument_collection())
@@ -242,6 +243,15 @@ def settings_of_a_service() -> list[tuple[str, str]]:
     ]
 
 
+_LOCAL = ("--schedule", "local")
+_BESIDE: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("outer", "overlap", "fragments", "quorum"), _LOCAL),
+    "mix": (*_LOCAL, "--fragments", "4"),
+    **dict.fromkeys(("grace", "max_late"), (*_LOCAL, "--quorum", "0.5")),
+}
+"""Flags without which nothing would obey a setting."""
+
+
 @pytest.mark.parametrize(("name", "value"), settings_of_a_service())
 def test_every_setting_of_a_run_reaches_its_service_from_variables_and_from_the_file(
     name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -250,7 +260,7 @@ def test_every_setting_of_a_run_reaches_its_service_from_variables_and_from_the_
     monkeypatch.chdir(tmp_path)
     more = ("--secret-file", "s") if name == "reducers" else ()
     more = ("--expect", "3") if name in ("min_workers", "max_workers") else more
-    more = ("--schedule", "local") if name in ("outer", "overlap") else more
+    more = (*more, *_BESIDE.get(name, ()))
     none = run_config(*more, "--run-id", "x", "train.py").service if name != "run_id" else None
     told = run_config(*more, "train.py", **{f"ANDON_{key.upper()}": value}).service
     Path("andon.toml").write_text(f"{key.replace('_', '-')} = {value!r}")
