@@ -50,7 +50,9 @@ def work(spec: SpikeSpec) -> dict[str, Any]:
 def _loud_block(model: nn.Module) -> Iterator[None]:
     """Makes the gradient of one parameter far too large, as a wrong scale in a kernel does."""
     largest = max(model.parameters(), key=Tensor.numel)
-    hook = largest.register_hook(lambda gradient: gradient * (10 * LOUD))
+    hook = largest.register_hook(  # type: ignore[no-untyped-call]  # torch's own signature
+        lambda gradient: gradient * (10 * LOUD)
+    )
     try:
         yield
     finally:
