@@ -266,6 +266,7 @@ def _control_down() -> list[Message]:
         max_grad_norm=1.0,
         own_gradient_norm=True,
         average_buffers=True,
+        topk_kept=16,
     )
     return [
         pb.JoinAccepted(

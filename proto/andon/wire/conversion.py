@@ -31,6 +31,7 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
+from andon.protocol.sparse import KEPT
 from andon.v1 import coordinator_pb2, halt_pb2, record_pb2
 
 __all__ = [
@@ -306,6 +307,7 @@ def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
         max_grad_norm=policy.max_grad_norm,
         own_gradient_norm=policy.own_gradient_norm,
         average_buffers=policy.average_buffers,
+        topk_kept=0 if policy.topk_kept == KEPT else policy.topk_kept,
     )
 
 
@@ -341,6 +343,7 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
             max_grad_norm=message.max_grad_norm or None,
             own_gradient_norm=message.own_gradient_norm,
             average_buffers=message.average_buffers,
+            topk_kept=message.topk_kept or KEPT,
         )
         # Averages may have a wider encoding than contributions, and must fit a message, too.
         chunk_bytes = max(each.payload_bytes(policy.chunk_elements) for each in policy.encodings)
