@@ -1,13 +1,16 @@
 """What does each schedule cost in loss, after the same number of samples as one process?
 
-Three workers of uneven speed train a small model under each schedule; one process trains the same
-model on the same samples in the same order, with the same batches and the same learning rate. The
-loss is that of samples that nobody has trained on. Two models: the demo's GPT, smaller, on its
-text, and a CNN with BatchNorm on scikit-learn's digits. Losses are compared at equal *samples*, not
-at equal time: what a schedule gains in speed is not in these figures.
+Three workers train a small model under each schedule; one process trains the same model on the same
+samples in the same order, with the same batches and the same learning rate. The loss is that of
+samples that nobody has trained on. Two models: the demo's GPT, smaller, on its text, and a CNN with
+BatchNorm on scikit-learn's digits. Losses are compared at equal *samples*, not at equal time: what
+a schedule gains in speed is not in these figures.
 
     python benchmarks/convergence.py --json benchmarks/results/convergence.json
     python benchmarks/convergence.py --tasks digits --schedules every-step --seeds 1
+
+With `--merge` the rows take the place of their like in the JSON, and the others stay; one process
+is not trained again where the JSON has it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import os
 import statistics
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,32 +29,84 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from machine import describe_machine
-from schedules import chosen_from, write_rows
+from prometheus_client.parser import text_string_to_metric_families
+from schedules import chosen_from, merged_rows, write_rows
 from service import serving
 
 __all__ = ["EVALUATIONS", "Run", "Trainers", "WorkerSpec"]
 
 FACTORS = (1.0, 1.5, 3.0)
 """Each worker's work a sample, under the schedules that react to it."""
-TASKS = {"letters": 200, "digits": 300}
-"""The tasks, and how many batches each is trained for."""
-_LOCAL = ("--schedule", "local")
-SCHEDULES: dict[str, tuple[str, ...]] = {
-    "every-step": ("--schedule", "every-step"),
-    "average-buffers": ("--schedule", "every-step", "--average-buffers"),
-    "balanced": ("--schedule", "every-step", "--shares", "balanced"),
-    "cadence": ("--schedule", "cadence"),
-    "cadence-anchor-1": ("--schedule", "cadence", "--max-anchor", "1"),
-    "cadence-sqrt": ("--schedule", "cadence", "--lr-scaling", "sqrt"),
-    "local-8": (*_LOCAL, "--local-steps", "8"),
-    "local-8-nesterov": (*_LOCAL, "--local-steps", "8", "--outer", "nesterov"),
-    "local-8-overlap": (*_LOCAL, "--local-steps", "8", "--overlap"),
-    "local-32": (*_LOCAL, "--local-steps", "32"),
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What is trained, and how: alike under all schedules."""
+
+    task: str
+    """What convergence_worker.py calls it."""
+    model: str
+    batches: int
+    """By default."""
+    batch: int = 48
+    """Samples, of the whole line."""
+    learning_rate: float
+    """Of AdamW, at its greatest."""
+    warm_up: float = 0.0
+    """The part of the samples over which the rate rises; a cosine takes it to 0 after that. With 0
+    the rate is constant."""
+
+
+TASKS = {
+    "letters": Training(task="letters", model="gpt", batches=200, learning_rate=3e-3),
+    "digits": Training(task="digits", model="cnn", batches=300, learning_rate=1e-3),
 }
-"""The schedules' flags of `andon serve`."""
-UNEVEN = ("balanced", "cadence", "cadence-anchor-1", "cadence-sqrt")
-"""The schedules that react to the workers' speeds: under these the workers differ."""
+"""What is trained, by the name of `--tasks`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainSpec:
+    """What plain_diloco.py trains by."""
+
+    local_steps: int
+    rate: float = 1.0
+    momentum: float = 0.0
+    """Of the outer optimizer."""
+    workers: int = len(FACTORS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What is compared with one process that steps on every batch."""
+
+    flags: tuple[str, ...] = ()
+    """Of `andon serve`."""
+    uneven: bool = False
+    """Whether it reacts to the workers' speeds: under these the workers differ."""
+    optimizer: str = "adamw"
+    plain: PlainSpec | None = None
+    """What plain_diloco.py trains by; no line then."""
+
+
+_LOCAL = ("--schedule", "local", "--local-steps")
+_CADENCE = ("--schedule", "cadence")
+SCHEDULES = {
+    "every-step": Schedule(flags=("--schedule", "every-step")),
+    "average-buffers": Schedule(flags=("--schedule", "every-step", "--average-buffers")),
+    "balanced": Schedule(flags=("--schedule", "every-step", "--shares", "balanced"), uneven=True),
+    "cadence": Schedule(flags=_CADENCE, uneven=True),
+    "cadence-anchor-1": Schedule(flags=(*_CADENCE, "--max-anchor", "1"), uneven=True),
+    "cadence-sqrt": Schedule(flags=(*_CADENCE, "--lr-scaling", "sqrt"), uneven=True),
+    "local-8": Schedule(flags=(*_LOCAL, "8")),
+    "local-8-nesterov": Schedule(flags=(*_LOCAL, "8", "--outer", "nesterov")),
+    "local-8-overlap": Schedule(flags=(*_LOCAL, "8", "--overlap")),
+    "local-32": Schedule(flags=(*_LOCAL, "32")),
+    "plain-8": Schedule(plain=PlainSpec(local_steps=8)),
+    "plain-8-nesterov": Schedule(plain=PlainSpec(local_steps=8, rate=0.7, momentum=0.9)),
+}
+"""What is compared, by the name of `--schedules`."""
 SOLO = "solo"
+"""One process: what the schedules are compared with."""
 EVALUATIONS = 12
 """Times that the loss is taken, about evenly, besides the end's."""
 
@@ -65,8 +121,14 @@ class WorkerSpec:
     """Of the whole line."""
     batch: int
     """Of the whole line."""
+    learning_rate: float = 3e-3
+    warm_up: float = 0.0
+    """As in `Training`."""
     factor: float = 1.0
     """This worker's work a sample."""
+    optimizer: str = "adamw"
+    plain: dict[str, Any] | None = None
+    """The fields of a `PlainSpec`, if this process trains for all workers, without Andon."""
     feedback: bool = True
     """Whether what a narrow encoding loses is sent with the next gradient, as workers do."""
     address: str = ""
@@ -78,23 +140,16 @@ def main() -> None:
     """Trains, and prints a row for each schedule and each task."""
     options = _arguments()
     machine = describe_machine()
+    before = json.loads(options.json.read_text())["rows"] if options.merge else []
     rows = []
     with Trainers(len(FACTORS)) as trainers:
-        for task in options.tasks:
-            batches = options.batches or TASKS[task]
-            curves: dict[str, list[Run]] = {}
-            for seed in range(1, options.seeds + 1):
-                spec = WorkerSpec(
-                    task=task, seed=seed, samples=batches * options.batch, batch=options.batch
-                )
-                curves.setdefault(SOLO, []).append(trainers.train([spec]))
-                for name in options.schedules:
-                    curves.setdefault(name, []).append(_line(trainers, spec, name))
-            for name, seen in curves.items():
-                rows.append(_row(task, name, seen, curves[SOLO]))
-                print(_told(rows[-1]), flush=True)
+        for name in options.tasks:
+            for row in _task_rows(trainers, name, options, before):
+                rows.append(row)
+                print(_told(row), flush=True)
     if options.json:
-        write_rows(options.json, {**machine, **_circumstances(options)}, rows)
+        circumstances = {**machine, **_circumstances(options)}
+        write_rows(options.json, circumstances, merged_rows(before, rows, ("task", "schedule")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +160,10 @@ class Run:
     """Losses on unseen samples, each after a number of samples."""
     steps: int
     """The line's commits."""
+    parameters: int = 0
+    """The model's."""
+    moved_bytes: float = 0.0
+    """That workers and reducer exchanged."""
 
 
 class Trainers:
@@ -113,13 +172,15 @@ class Trainers:
     def __init__(self, count: int) -> None:
         """Starts the processes."""
         script = str(Path(__file__).with_name("convergence_worker.py"))
+        # Without shared memory, whose traffic is float32 whatever the encoding.
+        settings = {"OMP_NUM_THREADS": "1", "ANDON_SHARED_DIR": "off"}
         self._processes = [
             subprocess.Popen(
                 [sys.executable, script],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **settings},
             )
             for _ in range(count)
         ]
@@ -152,62 +213,135 @@ def _answer(process: subprocess.Popen[str]) -> Run:
     if not line:
         raise RuntimeError("a worker failed: see its output")
     fields = json.loads(line)
-    return Run(curve=[(at, loss) for at, loss in fields["curve"]], steps=fields["steps"])
+    return Run(**{**fields, "curve": [(at, loss) for at, loss in fields["curve"]]})
 
 
-def _line(trainers: Trainers, spec: WorkerSpec, name: str) -> Run:
+def _task_rows(
+    trainers: Trainers, name: str, options: argparse.Namespace, before: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rows of one task: one process, then each schedule."""
+    training = TASKS[name]
+    batch = options.batch or training.batch
+    specs = [
+        WorkerSpec(
+            task=training.task,
+            seed=seed,
+            samples=(options.batches or training.batches) * batch,
+            batch=batch,
+            learning_rate=training.learning_rate,
+            warm_up=training.warm_up,
+        )
+        for seed in range(1, options.seeds + 1)
+    ]
+    alone = _known(before, name, specs)
+    if alone is None:
+        alone = _row(name, SOLO, specs, [trainers.train([spec]) for spec in specs])
+    rows = [_compared(alone, alone)]
+    for schedule in options.schedules:
+        runs = [_run(trainers, spec, SCHEDULES[schedule]) for spec in specs]
+        rows.append(_compared(_row(name, schedule, specs, runs), alone))
+    return rows
+
+
+def _run(trainers: Trainers, spec: WorkerSpec, schedule: Schedule) -> Run:
+    spec = replace(spec, optimizer=schedule.optimizer)
+    if schedule.plain is not None:
+        run = trainers.train([replace(spec, plain=asdict(schedule.plain))])
+        return replace(run, moved_bytes=2 * 4 * run.parameters * len(FACTORS) * run.steps)
     with (
         TemporaryDirectory() as folder,
-        serving(Path(folder), len(FACTORS), SCHEDULES[name]) as served,
+        serving(Path(folder), len(FACTORS), schedule.flags) as served,
     ):
-        specs = [
-            replace(
-                spec,
-                address=served.address,
-                run_id=served.run_id,
-                factor=factor if name in UNEVEN else 1.0,
-            )
-            for factor in FACTORS
-        ]
-        return trainers.train(specs)
+        joins = replace(spec, address=served.address, run_id=served.run_id)
+        specs = [replace(joins, factor=factor if schedule.uneven else 1.0) for factor in FACTORS]
+        run = trainers.train(specs)
+        return replace(run, moved_bytes=_moved_bytes(served.metrics_url))
 
 
-def _row(task: str, schedule: str, seen: list[Run], solo: list[Run]) -> dict[str, Any]:
-    """One schedule of one task: the final losses of all seeds, and how far they are from solo's."""
-    ends = [run.curve[-1][1] for run in seen]
-    away = [end - alone.curve[-1][1] for end, alone in zip(ends, solo, strict=True)]
+def _moved_bytes(metrics_url: str) -> float:
+    """Bytes of chunks to and from all workers, so far."""
+    with urllib.request.urlopen(metrics_url) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == "andon_exchange_bytes_total"
+        )
+
+
+def _known(
+    before: list[dict[str, Any]], task: str, specs: list[WorkerSpec]
+) -> dict[str, Any] | None:
+    """The row of one process that was written before, if it is of the same runs."""
+    for row in before:
+        named = (row["task"], row["schedule"]) == (task, SOLO)
+        if named and row["samples"] == specs[0].samples and row["seeds"] == len(specs):
+            return row
+    return None
+
+
+def _row(task: str, schedule: str, specs: list[WorkerSpec], runs: list[Run]) -> dict[str, Any]:
+    """One schedule of one task: the final losses of all seeds, and what it sent."""
+    ends = [run.curve[-1][1] for run in runs]
+    moved = [run.moved_bytes for run in runs]
+    batches = specs[0].samples / specs[0].batch
+    # Each worker's float32 gradient and average, every step.
+    at_most = 2 * 4 * runs[0].parameters * len(FACTORS) * batches
     return {
         "task": task,
+        "model": TASKS[task].model,
         "schedule": schedule,
-        "samples": seen[0].curve[-1][0],
-        "commits": round(statistics.mean(run.steps for run in seen), 1),
+        "seeds": len(runs),
+        "samples": specs[0].samples,
+        "commits": round(statistics.mean(run.steps for run in runs), 1),
+        "bytes_ratio": round(at_most / statistics.mean(moved), 1) if all(moved) else None,
         "loss": round(statistics.mean(ends), 4),
-        "from_solo": round(statistics.mean(away), 4),
-        "from_solo_spread": [round(min(away), 4), round(max(away), 4)],
-        "curves": [[(samples, round(loss, 4)) for samples, loss in run.curve] for run in seen],
+        "losses": [round(end, 5) for end in ends],
+        "curves": [[(samples, round(loss, 4)) for samples, loss in run.curve] for run in runs],
     }
 
 
+def _compared(row: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
+    """The row with how far its losses are from those of one process with the same seeds."""
+    pairs = list(zip(row["losses"], alone["losses"], strict=True))
+    away = [end - other for end, other in pairs]
+    over = [end / other - 1 for end, other in pairs]
+    compared = {
+        "from_solo": round(statistics.mean(away), 4),
+        "from_solo_spread": [round(min(away), 4), round(max(away), 4)],
+        "loss_over_synchronous": round(statistics.mean(over), 5),
+        "loss_over_synchronous_spread": [round(min(over), 5), round(max(over), 5)],
+    }
+    return {**row, **compared, "curves": row["curves"]}
+
+
 def _told(row: dict[str, Any]) -> str:
-    low, high = row["from_solo_spread"]
+    low, high = (100 * each for each in row["loss_over_synchronous_spread"])
+    fewer = f"  {row['bytes_ratio']:.1f} times fewer bytes" if row["bytes_ratio"] else ""
     return (
-        f"{row['task']:9}{row['schedule']:20}loss {row['loss']:.4f}"
-        f"  from solo {row['from_solo']:+.4f} ({low:+.4f} to {high:+.4f})"
+        f"{row['task']:14}{row['schedule']:26}loss {row['loss']:.4f}"
+        f"  from solo {row['from_solo']:+.4f}"
+        f"  {100 * row['loss_over_synchronous']:+.2f} % ({low:+.2f} to {high:+.2f}){fewer}"
     )
 
 
 def _circumstances(options: argparse.Namespace) -> dict[str, object]:
     """The conditions of the measurement, apart from the machine."""
+    uneven = [name for name, schedule in SCHEDULES.items() if schedule.uneven]
     return {
-        "seeds": options.seeds,
-        "batch": options.batch,
-        "flags": {name: SCHEDULES[name] for name in options.schedules},
+        "tasks": {name: asdict(training) for name, training in TASKS.items()},
+        "flags": {name: schedule.flags for name, schedule in SCHEDULES.items()},
         "notes": [
-            f"{len(FACTORS)} workers, one thread each; work a sample under {', '.join(UNEVEN)}: "
+            f"{len(FACTORS)} workers, one thread each; work a sample under {', '.join(uneven)}: "
             f"{FACTORS}",
-            "AdamW at a constant rate, gradients clipped to a norm of 1",
-            "letters: the GPT of examples/shakespeare.py with 2 layers of width 64",
-            "digits: 2 convolutions with BatchNorm and a linear layer",
+            "AdamW, gradients clipped to a norm of 1; the same learning rate for all schedules",
+            "gpt: the GPT of examples/shakespeare.py with 2 layers of width 64",
+            "cnn: 2 convolutions with BatchNorm and a linear layer",
+            "bytes_ratio: those of float32 gradients and averages every step, over those sent "
+            "with the state in which workers begin",
+            "loss_over_synchronous: loss / loss of one process - 1, mean over the seeds; then the "
+            "extremes",
             "curves: a list for each seed, of samples and the loss on unseen samples; rank 0's",
         ],
     }
@@ -218,7 +352,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=48, help="samples in a batch of the line")
+    parser.add_argument("--batch", type=int, help="samples in a batch (default: by task)")
     parser.add_argument("--batches", type=int, help="the samples, in batches (default: by task)")
     parser.add_argument("--tasks", type=chosen_from(TASKS), default=list(TASKS))
     parser.add_argument(
@@ -228,9 +362,12 @@ def _arguments() -> argparse.Namespace:
         help=f"of: {','.join(SCHEDULES)} (default: all)",
     )
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--merge", action="store_true", help="keep the JSON's other rows")
     options = parser.parse_args()
-    if min(options.seeds, options.batch, options.batches or 1) < 1:
+    if min(options.seeds, options.batch or 1, options.batches or 1) < 1:
         parser.error("--seeds, --batch and --batches must be at least 1")
+    if options.merge and not (options.json and options.json.exists()):
+        parser.error("--merge needs --json with a file that exists")
     return options
 
 

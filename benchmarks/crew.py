@@ -41,6 +41,8 @@ class WorkerSpec(Load):
 
     factors: tuple[float, float]
     """This worker's work a sample, in the first and in the second half of the samples."""
+    stall: tuple[float, float]
+    """On a line it stands still for so many seconds, each so many seconds; 0, 0: never."""
     on_link: bool
     """Whether the worker counts the bytes over its host's link."""
     address: str
@@ -51,7 +53,8 @@ class WorkerSpec(Load):
     def from_json(cls, text: str) -> WorkerSpec:
         """Reads what the crew wrote."""
         fields = json.loads(text)
-        return cls(**{**fields, "factors": tuple(fields["factors"])})
+        both = {name: tuple(fields[name]) for name in ("factors", "stall")}
+        return cls(**{**fields, **both})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,8 @@ class Hand:
     share: CpuShare
     factors: tuple[float, float] = (1.0, 1.0)
     """Its work a sample, in the first and in the second half of the samples."""
+    stall: tuple[float, float] = (0.0, 0.0)
+    """On a line it stands still for so many seconds, each so many seconds; 0, 0: never."""
     inside: tuple[str, ...] = ()
     """The command prefix that runs a command on its host; empty: this machine itself."""
 
@@ -138,6 +143,7 @@ class Crew:
             spec = WorkerSpec(
                 **asdict(load),
                 factors=hand.factors,
+                stall=hand.stall,
                 on_link=bool(hand.inside),
                 address=address,
                 run_id=run_id,
@@ -149,7 +155,8 @@ class Crew:
             now = time.monotonic()
             for process in self._processes:
                 _say(process, f"{now} {now + phase_s} {now + 2 * phase_s}")
-        return _seen([json.loads(_hear(process)) for process in self._processes])
+        told = [json.loads(_hear(process)) for process in self._processes]
+        return _seen(told, [_moves(hand.stall) for hand in self._hands])
 
 
 def _hear(process: subprocess.Popen[str]) -> str:
@@ -167,7 +174,13 @@ def _say(process: subprocess.Popen[str], line: str) -> None:
     process.stdin.flush()
 
 
-def _seen(workers: Sequence[Mapping[str, Any]]) -> Seen:
+def _moves(stall: tuple[float, float]) -> float:
+    """The part of its time in which a worker with these stalls does not stand still."""
+    stands_s, each_s = stall
+    return 1 - stands_s / each_s if each_s else 1.0
+
+
+def _seen(workers: Sequence[Mapping[str, Any]], moves: Sequence[float]) -> Seen:
     began = min(each["began"] for each in workers)
     windows = []
     for window in zip(*(each["windows"] for each in workers), strict=True):
@@ -181,7 +194,11 @@ def _seen(workers: Sequence[Mapping[str, Any]]) -> Seen:
             )
         )
     # Of each worker: two phases before the line and two after it.
-    before, after = zip(*(each["rates"] for each in workers), strict=True)
+    rates = [
+        [[rate * part for rate in phase] for phase in each["rates"]]
+        for each, part in zip(workers, moves, strict=True)
+    ]
+    before, after = zip(*rates, strict=True)
     means = [
         (sum(first) + sum(second)) / 2
         for first, second in zip(zip(*before, strict=True), zip(*after, strict=True), strict=True)

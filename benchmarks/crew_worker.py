@@ -63,6 +63,8 @@ def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
     windows: list[tuple[float, int, int, int]] = []
     came: list[float] = []
     samples = batches = 0
+    stands_s, each_s = spec.stall
+    next_stall = time.monotonic() + each_s / 2
 
     def factor(position: int) -> float:
         # A worker's own positions tell it how far the line has come.
@@ -71,6 +73,9 @@ def _on_the_line(spec: WorkerSpec, extra: ExtraWork) -> dict[str, Any]:
 
     for count in _steps(spec, line, extra, factor):
         samples, batches = samples + count, batches + 1
+        if each_s and time.monotonic() > next_stall:
+            next_stall += each_s
+            time.sleep(stands_s)
         if line.committed:
             windows.append(
                 (time.monotonic(), samples, batches, sum(link_bytes()) if spec.on_link else 0)

@@ -6,8 +6,9 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-__all__ = ["chosen_from", "write_rows"]
+__all__ = ["chosen_from", "merged_rows", "write_rows"]
 
 
 def chosen_from(table: Mapping[str, object]) -> Callable[[str], list[str]]:
@@ -21,6 +22,14 @@ def chosen_from(table: Mapping[str, object]) -> Callable[[str], list[str]]:
         return chosen
 
     return names
+
+
+def merged_rows(
+    before: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> list[Mapping[str, Any]]:
+    """The rows of `before`, each replaced by the new one of the same `names`, then the others."""
+    named = {tuple(row[name] for name in names): row for row in (*before, *new)}
+    return list(named.values())
 
 
 def write_rows(

@@ -25,6 +25,7 @@ from andon.host.settings import (
     GivenSettings,
     Port,
     SharedDir,
+    Within,
     seconds,
     whole,
 )
@@ -42,6 +43,8 @@ __all__ = [
     "HealthConfig",
     "HistoryConfig",
     "LineCommand",
+    "ReportConfig",
+    "ReportSettings",
     "ResumeConfig",
     "ShowConfig",
     "ShowSettings",
@@ -53,6 +56,7 @@ __all__ = [
     "TraceSettings",
     "certs_config",
     "export_config",
+    "report_config",
     "show_config",
     "token_config",
     "trace_config",
@@ -210,6 +214,38 @@ def export_config(given: GivenSettings[ExportSettings], words: Sequence[str]) ->
     if len(words) > 1:
         raise UsageError("one run at a time: andon export RUN")
     return ExportConfig(settings=given.settings, run=words[0] if words else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSettings(CommandSettings):
+    """Settings of `andon report`."""
+
+    format: Annotated[Literal["html", "markdown", "json"], FLAG_ONLY] = "markdown"
+    """As what. HTML is one file that needs no other."""
+    output: Annotated[File | None, FLAG_ONLY, Parameter(name=("--output", "-o"))] = None
+    """Write to this file. Default: standard output."""
+    price: Annotated[float | None, Parameter(validator=Within(0), metavar="PRICE")] = None
+    """What an hour of one worker costs, in any currency. Default: no cost is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConfig:
+    """What `andon report` tells."""
+
+    settings: ReportSettings
+    """As what, and where to."""
+    run: str = ""
+    """The run under runs/, its folder or its journal; empty: the newest one."""
+    other: str = ""
+    """Another run, to be shown beside it; empty: none."""
+
+
+def report_config(given: GivenSettings[ReportSettings], words: Sequence[str]) -> ReportConfig:
+    """What `andon report` is to tell."""
+    if len(words) > 2:
+        raise UsageError("one run, or two beside each other: andon report RUN [OTHER]")
+    run, other = (*words, "", "")[:2]
+    return ReportConfig(settings=given.settings, run=run, other=other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,6 +169,19 @@ gave to line.log, with the mean over the workers. JSON has the values of each wo
 
 {_EXITS}"""
 
+_REPORT = f"""\
+example:
+  andon report 7f3a --format html > report.html    one file, for a browser or a mail
+  andon report 7f3a                   as Markdown; without a run the newest one
+  andon report 7f3a 81c0              two runs beside each other
+  andon report 7f3a --price 0.8 --format json
+
+What was trained, how it went, every halt, loss, join and checkpoint, which samples count, where
+time and cost went, and the commands to go on. `andon run` writes it to report.html in the run's
+folder. Reads the journal and changes nothing.
+
+{_EXITS}"""
+
 _DOCTOR = f"""\
 example:
   andon doctor                        this host: versions, devices, ports, folders, one step
@@ -305,6 +318,15 @@ VERBS = {
         read="andon_cli.questions:export_config",
         run="andon_cli.commands.export:export_run",
         words="[RUN]",
+        interleaved=True,
+    ),
+    "report": Verb(
+        summary="tell a run on one page, for people who were not there",
+        epilog=_REPORT,
+        schema="andon_cli.questions:ReportSettings",
+        read="andon_cli.questions:report_config",
+        run="andon_cli.commands.report:report_run",
+        words="[RUN [OTHER]]",
         interleaved=True,
     ),
     "trace": Verb(

@@ -25,7 +25,7 @@ from andon.host.settings import (
 from andon.protocol.announcements import Announcement
 from andon.protocol.arithmetic import ArithmeticRule
 from andon.protocol.encoding import Encoding
-from andon.protocol.limits import CHUNK_ELEMENTS, MAX_WORKERS
+from andon.protocol.limits import CHUNK_ELEMENTS, MAX_COMPONENTS, MAX_WORKERS
 from andon.protocol.records import Key
 from andon.protocol.reducers import MAX_REDUCERS
 from andon.protocol.ring import RING_CAPABILITY
@@ -121,6 +121,11 @@ class LineOptions:
     Nesterov's momentum (0.9)."""
     overlap: bool = False
     """Of the schedule local: exchange one window while the next one is computed."""
+    fragments: Annotated[int, whole(1, MAX_COMPONENTS)] = 1
+    """Of the schedule local: exchange one of N parts of the model, N times as often. N must divide
+    the local steps."""
+    mix: Annotated[float, Parameter(validator=Within(0.0, 0.99), metavar="PART")] = 0.0
+    """Of fragments: how much of its own weights a worker keeps where an average arrives."""
     same_bits: bool = False
     """Make the weights the same, bit for bit, on any number of workers, whatever is lost. Scripts
     must pass `prepare` a `micro_batch_size`."""
@@ -140,12 +145,20 @@ class LineOptions:
     @property
     def contradiction(self) -> str:
         """What nothing would obey, and the remedy; empty if there is no such setting."""
-        for flag, given in (("outer nesterov", self.outer != "average"), ("overlap", self.overlap)):
+        only_local = {
+            "outer nesterov": self.outer != "average",
+            "overlap": self.overlap,
+            "fragments": self.fragments > 1,
+            "mix": self.mix > 0,
+        }
+        for flag, given in only_local.items():
             if given and self.schedule != "local":
                 return (
                     f"--{flag} applies to local steps, and the schedule is {self.schedule}: "
                     "pass --schedule local too, or leave it out"
                 )
+        if no_fragments := self._obstacle_to_fragments:
+            return no_fragments
         if self.topk_kept is not None and self.encoding != "topk":
             return (
                 f"--topk-kept applies to the encoding topk, and the encoding is {self.encoding}: "
@@ -161,6 +174,25 @@ class LineOptions:
             return (
                 f"{wanted} can't go with {obstacle.setting}, which {obstacle.why}: "
                 f"{obstacle.remedy}"
+            )
+        return ""
+
+    @property
+    def _obstacle_to_fragments(self) -> str:
+        """What can't go with fragments, and the remedy; empty if nothing is in the way."""
+        if self.fragments == 1:
+            return "--mix applies to fragments: pass --fragments too, or leave it out" * (
+                self.mix > 0
+            )
+        if self.local_steps % self.fragments:
+            return (
+                f"--fragments {self.fragments} does not divide --local-steps {self.local_steps}: "
+                "choose numbers of which one divides the other"
+            )
+        if self.topology is Topology.RING:
+            return (
+                "--fragments can't go with --topology ring, which passes on the whole model: use "
+                "--topology star"
             )
         return ""
 
@@ -295,6 +327,8 @@ def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Polic
         local_steps=line.local_steps if line.schedule == "local" else 0,
         outer=NESTEROV if line.outer == "nesterov" else AVERAGING,
         overlap=line.overlap,
+        fragments=line.fragments if line.schedule == "local" else 1,
+        mix=line.mix,
         max_grad_norm=line.max_grad_norm,
         own_gradient_norm=line.worker_grad_norm is not None,
         average_buffers=line.average_buffers,

@@ -63,6 +63,8 @@ class Computing(ABC):
 
     task: Task
     pace: Pace = field(default_factory=Pace)
+    wanted: Callable[[], bool] = lambda: True
+    """Asked between two parts whether the rest of them is still to be computed."""
 
     @abstractmethod
     def compute(
@@ -86,10 +88,13 @@ class Computing(ABC):
 
     def _in_parts(
         self, parts: Sequence[Positions], compute: Callable[[Positions], None], pass_by: PassBy
-    ) -> None:
+    ) -> Sequence[Positions]:
+        """Computes the parts, and returns them, but for those that nobody wants any more."""
         for number, part in enumerate(parts):
             if number == len(parts) // 2:
                 pass_by()
+            if number and not self.wanted():
+                return parts[:number]
 
             def now(part: Positions = part) -> None:
                 compute(part)
@@ -97,6 +102,7 @@ class Computing(ABC):
             self.pace.take(part, now)
         if not parts:
             pass_by()
+        return parts
 
 
 @dataclass
@@ -163,9 +169,10 @@ class LocalSteps(Computing):
             self.due_step(assigned.epoch, part)
             self.piles.add(merged(ranges_of(part)))
 
+        own = self.own
         # With overlapped windows the middle is in what is computed ahead.
-        self._in_parts(parts, step, (lambda: None) if ahead else pass_by)
-        return parts
+        made = self._in_parts(parts, step, (lambda: None) if ahead else pass_by)
+        return made if own is self.own else []  # Else it was dropped meanwhile.
 
     def contribution(self, assigned: Assigned, state: LineState) -> Floats:
         """The change of the weights by the due pile."""
@@ -187,8 +194,12 @@ class LocalSteps(Computing):
         self, state: LineState, assigned: Assigned, total_weight: float, mean: Floats
     ) -> LineState:
         """The outer optimizer's step by the mean change; what is ahead goes on top of it."""
-        new = self.task.outer_step(state, mean, self.outer) if total_weight > 0 else state
-        self.own.rebase(state.weights, new.weights)
+        new, scale = state, assigned.change_scale
+        if total_weight > 0:
+            new = self.task.outer_step(state, mean, self.outer, scale)
+        # What a late worker owes is no part of the others' round.
+        move = self.own.attend if assigned.attends and self.piles else self.own.rebase
+        move(state.weights, new.weights)
         return new
 
     def due_step(self, epoch: int, part: Positions) -> None:

@@ -29,6 +29,7 @@ from andon.protocol.shards import shard_of
 from andon_coordinator.core.effects import StepResult
 from andon_coordinator.transport.reader import JournalEntry, JournalReader
 from chaos.model import Floats, LineState, Task, weighted_mean
+from chaos.owed import Owed, judge_owed
 from chaos.replay import Replay
 from chaos.rig import ChaosLine, events_of
 from chaos.schedules import EVERY_STEP, LineSchedule
@@ -124,6 +125,7 @@ def judge_journal(
     for entry in chain:
         _judge_contributions(entry)
     judge_windows(chain, task, schedule, logs)
+    judge_owed(chain, task, schedule, logs)
     states = _trained_again(chain, task, schedule, logs)
     digests = {key: state.digest.hex() for key, state in states.items()}
     for slot, log in logs.items():
@@ -176,7 +178,7 @@ def _trained_again(
     founded = chain[0].record
     assert founded.kind is RecordKind.INITIAL, "the first record bootstraps the run"
     state = LineState(weights=task.initial(founded.roster[0]))
-    by_record = {founded.key: state}
+    by_record, owed = {founded.key: state}, Owed(task, schedule)
     replays = {slot: Replay(slot, log, task) for slot, log in logs.items()}
     for before, entry in pairwise(chain):
         record, result = entry.record, entry.result
@@ -195,7 +197,8 @@ def _trained_again(
         if result.overflow:
             pass  # A committed step that moves no weight.
         elif schedule.local_steps:
-            state = task.outer_step(state, mean, schedule.outer)
+            scale = owed.scale(entry) if schedule.quorum else 1.0
+            state = task.outer_step(state, mean, schedule.outer, scale)
         else:
             scale = schedule.rate_scale(len(result.batch), task.batch)
             state = LineState(weights=task.moved(state.weights, mean, scale))

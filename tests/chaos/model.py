@@ -109,9 +109,11 @@ class Task:
         """The weights after one step of SGD, with the learning rate times `scale`."""
         return weights - np.float32(self.rate * scale) * mean
 
-    def outer_step(self, state: LineState, mean: Floats, outer: Outer) -> LineState:
-        """The state after the outer optimizer applied the mean of all changes."""
-        momentum = state.momentum
+    def outer_step(
+        self, state: LineState, mean: Floats, outer: Outer, scale: float = 1.0
+    ) -> LineState:
+        """The state after the outer optimizer applied the mean of all changes, times `scale`."""
+        momentum, mean = state.momentum, mean * np.float32(scale)
         if outer.momentum:
             factor = np.float32(outer.momentum)
             momentum = mean.copy() if momentum is None else momentum * factor + mean
@@ -175,6 +177,10 @@ class LocalWeights:
         """The due pile is in the line's new weights; the pile ahead becomes the due one."""
         self.now = new + ((self.now - old) + self.change(old)) if self.ahead else new
         self.due, self.ahead, self._change = self.ahead, [], None
+
+    def attend(self, old: Floats, new: Floats) -> None:
+        """The line's new weights have nothing of this worker's: both piles stay on top of them."""
+        self.now, self._change = new + (self.now - old), None
 
     def _moved(self, task: Task, epoch: int, ranges: Sequence[PositionRange]) -> Floats:
         before = self.now

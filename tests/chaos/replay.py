@@ -66,7 +66,7 @@ class Replay:
             case "dropped":
                 assert self._head is not None
                 self._own.begin(states[self._head].weights)
-            case "assigned":
+            case "assigned" | "attending":
                 self._epochs[Key(*event["key"])] = event["epoch"]
             case "computed" | "ahead" as pile:
                 epoch = self._epochs[Key(*event["key"])]
@@ -79,7 +79,10 @@ class Replay:
             case "applied":
                 before, self._head = self._head, self._known(event, states)
                 assert before is not None
-                self._own.rebase(states[before].weights, states[self._head].weights)
+                # What a late worker owes is no part of a round that it only attends.
+                owes = event["attends"] and self._own.due
+                move = self._own.attend if owes else self._own.rebase
+                move(states[before].weights, states[self._head].weights)
 
     def _known(self, event: dict[str, Any], states: Mapping[Key, LineState]) -> Key:
         key = Key(*event["key"])

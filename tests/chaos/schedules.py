@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["EVERY_STEP", "SCHEDULES", "LineSchedule", "Outer", "dealt", "parts_of"]
+__all__ = [
+    "EVERY_STEP",
+    "SCHEDULES",
+    "WITH_QUORUM",
+    "LineSchedule",
+    "Outer",
+    "dealt",
+    "parts_of",
+]
 
 Positions = list[int]
 
@@ -38,6 +46,8 @@ class LineSchedule:
     interleaved: bool = False
     linear_rate: bool = False
     """Whether the learning rate grows with the window."""
+    quorum: bool = False
+    """Whether a window may go on without workers that are late."""
 
     @property
     def even(self) -> bool:
@@ -103,7 +113,24 @@ SCHEDULES = (
         ring=True,
     ),
 )
-"""Every schedule; the storms go through all of them."""
+"""Every schedule that waits for everybody; the storms go through all of them."""
+
+WITH_QUORUM = (
+    LineSchedule(
+        name="quorum",
+        flags=(*_LOCAL, "--outer", "nesterov", "--quorum", "0.6", "--grace", "0.02"),
+        local_steps=4,
+        outer=_NESTEROV,
+        quorum=True,
+    ),
+    LineSchedule(
+        name="async",
+        flags=("--schedule", "async", "--local-steps", "4"),
+        local_steps=4,
+        quorum=True,
+    ),
+)
+"""Those on which a worker may be late."""
 
 
 def dealt(batch: range, targets: Sequence[int], *, interleaved: bool) -> list[Positions]:

@@ -24,7 +24,7 @@ Logs = Mapping[int, Sequence[dict[str, Any]]]
 
 _SAME = (
     *("step", "attempt", "epoch", "roster", "batch", "window", "targets", "interleaved"),
-    *("rate_scale", "ahead_batch"),
+    *("rate_scale", "change_scale", "ahead_batch"),
 )
 """What must be equal in all assignments of a round."""
 
@@ -40,9 +40,12 @@ def judge_windows(
             _judge_equal(told, where)
             _judge_shares(told, entry.result, where)
             _judge_size(told[0], task, schedule, where)
-            if _is_first(entry) and not schedule.overlap:
+            if _is_first(entry) and not (schedule.overlap or schedule.quorum):
                 _judge_division(told, task, schedule, where)
-            _judge_attended(told[0], _attending(entry, logs), where)
+            attending = _attending(entry, logs)
+            _judge_attended(told[0], attending, where)
+            owes = any(event["positions"] for event in attending.values())
+            assert schedule.quorum or not owes, f"{where}: who attends it has a share"
     for slot, log in logs.items():
         assigned = [event for event in log if event["event"] == "assigned"]
         _judge_kept(slot, assigned)
@@ -80,11 +83,11 @@ def _attending(entry: JournalEntry, logs: Logs) -> dict[int, dict[str, Any]]:
 def _judge_attended(
     told: dict[str, Any], attending: Mapping[int, dict[str, Any]], where: str
 ) -> None:
-    """Whoever makes a round up was told what its members were, but for a share."""
+    """Whoever makes a round up was told what its members were."""
     for slot, event in attending.items():
         _judge_equal([told, event], f"{where}, that worker {slot} attends")
-        mine = (event["rank"], event["positions"], slot in told["roster"])
-        wanted: tuple[int, list[int], bool] = (len(told["roster"]), [], False)
+        mine = (event["rank"], slot in told["roster"])
+        wanted = (len(told["roster"]), False)
         assert mine == wanted, f"{where}: worker {slot} attends it with {mine}"
 
 
@@ -110,6 +113,10 @@ def _judge_size(event: dict[str, Any], task: Task, schedule: LineSchedule, where
     """How many positions the window takes, and what that does to the learning rate."""
     start, stop = event["batch"]
     window = event["window"] or task.batch
+    if schedule.quorum:
+        # Who holds a share that it owes takes nothing in addition.
+        assert stop - start <= window, f"{where}: {stop - start} positions"
+        return
     assert stop - start == min(window, task.dataset - start), f"{where}: {stop - start} positions"
     if not schedule.cadence:
         wanted = task.batch * max(1, schedule.local_steps)

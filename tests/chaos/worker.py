@@ -25,6 +25,7 @@ from andon.protocol.schedules import (
     CADENCE_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
+    QUORUM_CAPABILITY,
 )
 from andon_trainer.averaging.norms import l2_norm, limiting_factor
 from andon_trainer.config import LineConfig
@@ -124,6 +125,7 @@ class Worker:
                 CADENCE_CAPABILITY,
                 LOCAL_CAPABILITY,
                 OVERLAP_CAPABILITY,
+                QUORUM_CAPABILITY,
                 *((LEARNING,) if spec.get("learns", True) else ()),
             ),
         )
@@ -155,7 +157,10 @@ class Worker:
 
     def computing(self) -> Computing:
         """What this worker computes, by the line's policy."""
-        return computing_for(self._task, self._member.policy, self._member.computed)
+        computing = computing_for(self._task, self._member.policy, self._member.computed)
+        if self._member.policy.quorum:
+            computing.wanted = self._member.look
+        return computing
 
     def leave(self, error: Exception) -> None:
         """Logs why the worker ended."""
@@ -178,7 +183,7 @@ class Worker:
         vector = self._computing.contribution(assigned, state)
         own_norm = l2_norm([vector])
         vector = self._limited(vector, own_norm)
-        samples = sum(map(len, assigned.positions))
+        samples = _given(assigned)
         if not self._member.begin(self.weight(samples)):
             return
         stop("before-blocks", assigned.step)
@@ -229,7 +234,7 @@ class Worker:
             exchange.submit(index, block)
 
     def _report(self, assigned: Assigned, own_norm: float, complete: AveragesComplete) -> None:
-        samples = sum(map(len, assigned.positions))
+        samples = _given(assigned)
         # Nobody compares the weights of a worker that only attends.
         due = (assigned.wants_digest or self._member.position.digest_due) and not assigned.attends
         self._member.report(
@@ -307,11 +312,12 @@ class Worker:
             targets=list(assigned.split.targets),
             interleaved=assigned.split.interleaved,
             rate_scale=assigned.learning_rate_scale,
+            change_scale=assigned.change_scale,
         )
 
     def _note_computed(self, event: str, assigned: Assigned, parts: Sequence[list[int]]) -> None:
         """Logs what was computed now, in its order; under LOCAL each part is a local step."""
-        if not assigned.attends:
+        if parts or not assigned.attends:
             self._log.write(event, key=_pair(assigned.key), step=assigned.step, parts=parts)
 
     def _drop(self) -> None:
@@ -332,6 +338,11 @@ class Worker:
     def _digest(self) -> str:
         """The digest for the judge; empty if nobody judges this run."""
         return self._replica.state.digest.hex() if self._judged else ""
+
+
+def _given(assigned: Assigned) -> int:
+    """How many samples it gives to a round; what it owes is no part of one that it attends."""
+    return 0 if assigned.attends else sum(map(len, assigned.positions))
 
 
 def _pair(key: Key | None) -> list[int] | None:

@@ -85,6 +85,7 @@ class _Commands:
                 own_gradient_norm="worker_norm" in options,
                 local_steps=int(options.get("local_steps", "0")),
                 overlap="overlap" in options,
+                fragments=int(options.get("fragments", "1")),
                 topology=Topology.RING if "ring" in options else Topology.STAR,
                 encoding=Encoding.of(options.get("encoding", "float32")),
             ),
@@ -502,6 +503,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
                 shares = " ".join(map(_range, each.ahead)) or "nothing"
                 ahead = f" ahead {shares} of {_range(each.ahead_batch)}"
                 ahead += f" in {each.ahead_micro_batches}"
+            if each.fragment is not None:
+                ahead += f" fragment {each.fragment}"
             return (
                 f"{_shown_key(each.key)} on {_shown_key(each.parent)} step {each.step} "
                 f"attempt {each.attempt} rank {each.rank} of {list(each.roster)} "
@@ -512,6 +515,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
         case do.SendCommitted(_, record, result, stop_reason):
             stop = f" stop {stop_reason!r}" if stop_reason else ""
             return f"{_record(record)}{_result(result)}{stop}"
+        case do.SendLate(_, key):
+            return _shown_key(key)
         case do.SendVoided(_, key, message):
             return f"{_shown_key(key)} {message}"
         case do.SendResume(_, halt_id, answer):

@@ -250,6 +250,7 @@ def _flatten_tries(value: AttemptCounts, plain: list[object], marks: list[Mark])
     plain.append((min(value.voided, 2), value.not_before > 0, value.last_loss_at > -math.inf))
     plain.append(tuple(sorted(value.assigned.items())))
     plain.append((value.tried, value.ahead_batch, tuple(sorted(value.ahead.items()))))
+    plain.append((value.fragment, value.left_over))
     for window in (value.window, value.ahead_window):
         # Without local steps they are all alike.
         plain.append((window.size, window.unit) if window is not None and window.unit else None)

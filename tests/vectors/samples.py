@@ -71,7 +71,9 @@ def record(kind: Any = record_pb2.RECORD_KIND_STEP) -> record_pb2.Record:
         parent=PARENT,
         kind=kind,
         step=118,
-        cursor=record_pb2.Cursor(epoch=1, position=7552),
+        cursor=record_pb2.Cursor(
+            epoch=1, position=7552, owed=[record_pb2.PositionRange(start=7531, stop=7552)]
+        ),
         roster=[1, 0, 3],
     )
 
@@ -247,6 +249,7 @@ def _control_up() -> list[Message]:
             data=b"rank 0",
         ),
         pb.Listening(),
+        pb.Computed(key=KEY),
         pb.ProbeAnswer(number=3),
     ]
 
@@ -263,9 +266,13 @@ def _control_down() -> list[Message]:
         local_steps=16,
         outer=pb.OuterOptimizer(learning_rate=0.5, momentum=0.875),
         overlap=True,
+        quorum=0.75,
+        max_late=8,
         max_grad_norm=1.0,
         own_gradient_norm=True,
         average_buffers=True,
+        fragments=4,
+        mix=0.5,
         topk_kept=16,
     )
     return [
@@ -299,8 +306,10 @@ def _control_down() -> list[Message]:
             verifies=[1, 6],
             anew=True,
             itemised=True,
+            fragment=2,
             learning_rate_scale=1.5,
             copies_buffers=True,
+            change_scale=0.75,
             checkpoint_step=100,
             key=KEY,
             parent=PARENT,
@@ -364,6 +373,7 @@ def _control_down() -> list[Message]:
         pb.RoundVoided(key=KEY, message="worker 2: its stream ended"),
         pb.Learn(reducers=_shares()),
         pb.Probe(number=3),
+        pb.Late(key=KEY),
     ]
 
 
@@ -387,6 +397,7 @@ def _people() -> list[Message]:
             fraction=0.125, steps=14, grains=168, differences=1, convicted=[2]
         ),
         one_arithmetic=True,
+        quorum=0.75,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,
@@ -416,6 +427,8 @@ def _people() -> list[Message]:
                 hardware=pb.Device(kind="cpu", name="AMD EPYC", memory_bytes=2**34, cores=2),
                 timings=pb.Timings(compute_s=0.25, exchange_s=0.125, wait_s=0.0625, data_s=0.5),
                 step_s=0.75,
+                late_records=2,
+                owed_positions=21,
             )
         ],
         halt=evidence(),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from andon.protocol.arithmetic import Arithmetic, in_order
-from andon.protocol.records import Cursor, Key
+from andon.protocol.records import Cursor, Key, PositionRange
 from andon.protocol.run_settings import RunPlan
 
 __all__ = [
@@ -85,6 +85,8 @@ class CheckpointFacts:
             "digest": self.digest,
             "plan": self.plan.to_json(),
         }
+        if self.cursor.owed:
+            facts["owed"] = [[each.start, each.stop] for each in self.cursor.owed]
         if self.pacing:
             facts["pacing"] = base64.b64encode(self.pacing).decode()
         if self.arithmetic:
@@ -98,10 +100,11 @@ class CheckpointFacts:
         Raises:
             KeyError, TypeError, ValueError: a field is missing or illegal.
         """
+        owed = tuple(PositionRange(*each) for each in fields.get("owed", ()))
         return cls(
             head=Key(fields["head"]["term"], fields["head"]["round"]),
             step=fields["step"],
-            cursor=Cursor(fields["cursor"]["epoch"], fields["cursor"]["position"]),
+            cursor=Cursor(fields["cursor"]["epoch"], fields["cursor"]["position"], owed),
             digest=fields["digest"],
             plan=RunPlan.from_json(fields["plan"]),
             # Checkpoints from before there was one have none.

@@ -11,9 +11,12 @@ __all__ = [
     "MAX_ELEMENTS",
     "MAX_FIELDS",
     "MAX_GIVEN_BYTES",
+    "MAX_GRAINS",
+    "MAX_HASHED_SAMPLES",
     "MAX_MESSAGE_BYTES",
     "MAX_NAME_BYTES",
     "MAX_NUMBERS",
+    "MAX_OWED_RANGES",
     "MAX_PACING_BYTES",
     "MAX_PAYLOAD_BYTES",
     "MAX_SCALARS",
@@ -51,6 +54,12 @@ MAX_ELEMENTS = 2**48
 MAX_COMPONENTS = 2**16
 """Components in a layout."""
 
+MAX_GRAINS = 2**15
+"""Grains in a batch, of which one report may have to attest all, with 40 bytes each."""
+
+MAX_HASHED_SAMPLES = 2**15
+"""Positions in a batch whose samples are hashed one by one; of a larger one, grain by grain."""
+
 MAX_DIMENSIONS = 64
 """Dimensions of one component, or of one element that evidence names."""
 
@@ -62,6 +71,9 @@ MAX_FIELDS = 1024
 
 MAX_NUMBERS = 2**16
 """Numbers in one packed field of the data plane: blocks of a layout."""
+
+MAX_OWED_RANGES = 4096
+"""Ranges of owed positions in one cursor."""
 
 MAX_TEXT_BYTES = 1000
 """Bytes of a text for people; a longer one is clipped. Keeps a status with details below 8 KiB."""

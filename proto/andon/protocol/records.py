@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from itertools import pairwise
 
 __all__ = [
     "TERM_AHEAD_S",
@@ -80,19 +81,6 @@ def latest_plausible_term(known: int, clock_s: float) -> int:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Cursor:
-    """The first position that is not yet committed, as (epoch, position)."""
-
-    epoch: int
-    position: int
-
-    def __post_init__(self) -> None:
-        """Refuses what does not fit the wire's unsigned 64 bits."""
-        if not (0 <= self.epoch < _U64 and 0 <= self.position < _U64):
-            raise ValueError(f"not a cursor: epoch {self.epoch}, position {self.position}")
-
-
-@dataclass(frozen=True, slots=True, order=True)
 class PositionRange:
     """Positions `start` up to, not including, `stop` of one epoch."""
 
@@ -107,6 +95,30 @@ class PositionRange:
     def __len__(self) -> int:
         """How many positions it holds."""
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """The first position that no window has taken yet, as (epoch, position), and what is owed."""
+
+    epoch: int
+    position: int
+    owed: tuple[PositionRange, ...] = ()
+    """Positions of the epoch before `position` that are in no record yet and not skipped, as rising
+    ranges: none is empty, and none touches the next."""
+
+    def __post_init__(self) -> None:
+        """Refuses numbers beyond the wire's 64 bits, and positions that can't be owed."""
+        if not (0 <= self.epoch < _U64 and 0 <= self.position < _U64):
+            raise ValueError(f"not a cursor: epoch {self.epoch}, position {self.position}")
+        if not self.owed:
+            return
+        if not all(map(len, self.owed)) or any(a.stop >= b.start for a, b in pairwise(self.owed)):
+            raise ValueError("a cursor's owed ranges must rise, and none may be empty")
+        if self.owed[-1].stop > self.position:
+            raise ValueError(
+                f"position {self.owed[-1].stop - 1} is owed, but the cursor is at {self.position}"
+            )
 
 
 class RecordKind(enum.Enum):

@@ -32,7 +32,8 @@ class RoundTerms:
     epoch: int
     """The epoch of all positions."""
     batch: PositionRange
-    """The positions of the whole step."""
+    """The positions of the whole step. With a quorum, those that the step takes in addition to what
+    is owed; then it may be empty."""
     roster: tuple[int, ...]
     """The workers that take part, in rank order."""
     reducers: tuple[ReducerShare, ...] = ()
@@ -47,10 +48,14 @@ class RoundTerms:
     """What all ranks compute while the exchange travels; it is never in this round's record."""
     learning_rate_scale: float = 1.0
     """What workers multiply their learning rates with in this step."""
+    change_scale: float = 1.0
+    """What workers multiply the mean change with before the outer optimizer (schedule LOCAL)."""
     copies_buffers: bool = False
     """Whether all workers of the roster can bring rank 0's buffers to all."""
     wants_digest: bool = False
     """Whether every member reports the digest of the weights that the step starts from."""
+    fragment: int | None = None
+    """Which group of blocks is exchanged, of a line that has fragments; None: the whole model."""
     attended: bool = False
     """Whether a worker attends it that is not on the roster; see `RankTerms.attends`."""
 
@@ -58,6 +63,11 @@ class RoundTerms:
     def world_size(self) -> int:
         """The number of ranks."""
         return len(self.roster)
+
+    @property
+    def leaves_over(self) -> bool:
+        """Whether workers have something after the round that only a later one exchanges."""
+        return self.ahead_batch is not None or self.fragment is not None
 
     @property
     def alone(self) -> bool:
@@ -71,7 +81,8 @@ class RankTerms(RoundTerms):
 
     rank: int
     positions: Ranges
-    """This rank's part of the batch; empty if there are fewer positions than ranks."""
+    """This rank's part of the round's work; empty if there are fewer positions than ranks. If it
+    attends because it is late: what it owes."""
     micro_batches: int = 0
     """How many micro-batches, or local steps, to make of the positions; 0: the worker decides."""
     ahead: Ranges = ()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from andon.protocol.encoding import Encoding, answers_defect
-from andon.protocol.limits import BATCH_LIMIT, CHUNK_ELEMENTS, COUNT_LIMIT
+from andon.protocol.limits import BATCH_LIMIT, CHUNK_ELEMENTS, COUNT_LIMIT, MAX_COMPONENTS
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
 from andon.protocol.sparse import KEPT, MOST_KEPT
 
@@ -173,6 +173,17 @@ class Liveness:
         return SILENCE_LEASES * self.lease_s
 
 
+def _require_quorum(policy: Policy) -> None:
+    """Refuses a quorum where a window can't go on without a worker."""
+    if policy.quorum is None or not 0 < policy.quorum <= 1:
+        raise ValueError(f"quorum must be above 0 and at most 1, not {policy.quorum}")
+    _require_count("max_late", policy.max_late, least=1, below=2**32)
+    if not policy.local_steps:
+        raise ValueError("a quorum needs local steps: each step needs everybody's gradients")
+    if policy.topology is Topology.RING:
+        raise ValueError("a quorum needs reducers: on a ring, averages pass through every worker")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """How the line works. The server is configured with it, and hands it to every worker."""
@@ -203,6 +214,14 @@ class Policy:
     """Whether workers report the norm of their own contributions."""
     average_buffers: bool = False
     """Whether running statistics are averaged; if not, all workers take rank 0's."""
+    quorum: float | None = None
+    """The part of its workers that a window of local steps waits for; None: always all."""
+    max_late: int = 8
+    """A worker is left out of at most so many consecutive records, if there is a quorum."""
+    fragments: int = 1
+    """In how many groups of blocks the model is exchanged, if there are local steps; 1: whole."""
+    mix: float = 0.0
+    """With which factor a worker keeps its own weights where a fragment's average arrives."""
     topk_kept: int = KEPT
     """Of the encoding TOPK: elements of each 256 of a contribution that are listed."""
 
@@ -214,6 +233,9 @@ class Policy:
         _require_count("local_steps", self.local_steps, below=2**32)
         if self.overlap and not self.local_steps:
             raise ValueError("overlap needs local steps: gradients are needed before the next step")
+        if self.quorum is not None:
+            _require_quorum(self)
+        self._check_fragments()
         norm = self.max_grad_norm
         if norm is not None and not (math.isfinite(norm) and norm > 0):
             raise ValueError(f"max_grad_norm must be above 0, not {norm}")
@@ -222,6 +244,32 @@ class Policy:
             raise ValueError(defect)
         if self.encoding is Encoding.TOPK and self.topology is Topology.RING:
             raise ValueError("a ring adds sums of all elements, so TOPK needs reducers")
+
+    def _check_fragments(self) -> None:
+        _require_count("fragments", self.fragments, least=1, below=MAX_COMPONENTS + 1)
+        if not 0 <= self.mix < 1:
+            raise ValueError(f"mix must be from 0 below 1, not {self.mix}")
+        if not self.in_fragments:
+            if self.mix:
+                raise ValueError("mix needs fragments: a whole model's average leaves nothing over")
+            return
+        if not self.local_steps or self.local_steps % self.fragments:
+            raise ValueError(
+                f"{self.fragments} fragments need a number of local steps that they divide, not "
+                f"{self.local_steps}"
+            )
+        if self.topology is Topology.RING:
+            raise ValueError("fragments need a star: a ring passes on the whole model")
+
+    @property
+    def in_fragments(self) -> bool:
+        """Whether a round may exchange a part of the model."""
+        return self.fragments > 1
+
+    @property
+    def steps_a_round(self) -> int:
+        """Local steps between two exchanges; 0: gradients are averaged."""
+        return self.local_steps // self.fragments
 
     @property
     def encodings(self) -> frozenset[Encoding]:

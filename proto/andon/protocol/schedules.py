@@ -8,6 +8,9 @@ many positions each worker gets, in what it computes of them, and in what is exc
 | EVERY_STEP | the run's global batch | the mean gradient of its share |
 | CADENCE | as many micro-batches as the line's counts say | the same |
 | LOCAL | `local_steps` global batches | the change of its weights over its own optimizer steps |
+
+With fragments a LOCAL round takes `local_steps / fragments` global batches, and workers send the
+change of a part of the blocks.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ __all__ = [
     "AVERAGING",
     "BALANCE_CAPABILITY",
     "CADENCE_CAPABILITY",
+    "FRAGMENTS_CAPABILITY",
     "LOCAL_CAPABILITY",
     "NESTEROV",
     "OVERLAP_CAPABILITY",
+    "QUORUM_CAPABILITY",
     "OuterOptimizer",
     "Schedule",
 ]
@@ -35,6 +40,12 @@ LOCAL_CAPABILITY = "local.v1"
 """The worker can make optimizer steps of its own, and exchange the change of its weights."""
 OVERLAP_CAPABILITY = "overlap.v1"
 """The worker can compute the next window while the last one's change travels."""
+QUORUM_CAPABILITY = "quorum.v1"
+"""The worker can be late: it goes on computing while it attends the others' rounds. It has LEARNING
+as well."""
+
+FRAGMENTS_CAPABILITY = "fragments.v1"
+"""The worker can exchange a part of the model's blocks in a round, and keep what is left."""
 
 
 class Schedule(enum.Enum):

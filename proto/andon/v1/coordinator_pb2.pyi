@@ -184,7 +184,7 @@ LINE_STATE_DRAINING: LineState
 LINE_STATE_COMPLETE: LineState
 
 class TrainRequest(_message.Message):
-    __slots__ = ("join", "request_work", "step_ready", "fault", "heartbeat", "leave", "state_report", "scalar_all_reduce", "listening", "probe_answer")
+    __slots__ = ("join", "request_work", "step_ready", "fault", "heartbeat", "leave", "state_report", "scalar_all_reduce", "listening", "probe_answer", "computed")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_WORK_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,7 @@ class TrainRequest(_message.Message):
     SCALAR_ALL_REDUCE_FIELD_NUMBER: _ClassVar[int]
     LISTENING_FIELD_NUMBER: _ClassVar[int]
     PROBE_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
     join: Join
     request_work: RequestWork
     step_ready: StepReady
@@ -205,10 +206,11 @@ class TrainRequest(_message.Message):
     scalar_all_reduce: ScalarAllReduce
     listening: Listening
     probe_answer: ProbeAnswer
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., request_work: _Optional[_Union[RequestWork, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., state_report: _Optional[_Union[StateReport, _Mapping]] = ..., scalar_all_reduce: _Optional[_Union[ScalarAllReduce, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., probe_answer: _Optional[_Union[ProbeAnswer, _Mapping]] = ...) -> None: ...
+    computed: Computed
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., request_work: _Optional[_Union[RequestWork, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., state_report: _Optional[_Union[StateReport, _Mapping]] = ..., scalar_all_reduce: _Optional[_Union[ScalarAllReduce, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., probe_answer: _Optional[_Union[ProbeAnswer, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ...) -> None: ...
 
 class TrainResponse(_message.Message):
-    __slots__ = ("join_accepted", "shard_assignment", "step_committed", "halt", "resume", "shutdown", "state_transfer", "heartbeat_answer", "scalar_all_reduce_result", "round_voided", "learn", "probe")
+    __slots__ = ("join_accepted", "shard_assignment", "step_committed", "halt", "resume", "shutdown", "state_transfer", "heartbeat_answer", "scalar_all_reduce_result", "round_voided", "learn", "probe", "late")
     JOIN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     SHARD_ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +223,7 @@ class TrainResponse(_message.Message):
     ROUND_VOIDED_FIELD_NUMBER: _ClassVar[int]
     LEARN_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     join_accepted: JoinAccepted
     shard_assignment: ShardAssignment
     step_committed: StepCommitted
@@ -233,7 +236,8 @@ class TrainResponse(_message.Message):
     round_voided: RoundVoided
     learn: Learn
     probe: Probe
-    def __init__(self, join_accepted: _Optional[_Union[JoinAccepted, _Mapping]] = ..., shard_assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., state_transfer: _Optional[_Union[StateTransfer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., scalar_all_reduce_result: _Optional[_Union[ScalarAllReduceResult, _Mapping]] = ..., round_voided: _Optional[_Union[RoundVoided, _Mapping]] = ..., learn: _Optional[_Union[Learn, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+    late: Late
+    def __init__(self, join_accepted: _Optional[_Union[JoinAccepted, _Mapping]] = ..., shard_assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., state_transfer: _Optional[_Union[StateTransfer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., scalar_all_reduce_result: _Optional[_Union[ScalarAllReduceResult, _Mapping]] = ..., round_voided: _Optional[_Union[RoundVoided, _Mapping]] = ..., learn: _Optional[_Union[Learn, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., late: _Optional[_Union[Late, _Mapping]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("kind", "name", "memory_bytes", "cores")
@@ -368,7 +372,7 @@ class Liveness(_message.Message):
     def __init__(self, lease_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., reconnect_s: _Optional[float] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("chunk_elements", "encoding", "answer_encoding", "digest_every", "max_steps", "gradient_norm", "topology", "local_steps", "outer", "overlap", "max_grad_norm", "own_gradient_norm", "average_buffers", "topk_kept")
+    __slots__ = ("chunk_elements", "encoding", "answer_encoding", "digest_every", "max_steps", "gradient_norm", "topology", "local_steps", "outer", "overlap", "max_grad_norm", "own_gradient_norm", "average_buffers", "quorum", "max_late", "fragments", "mix", "topk_kept")
     CHUNK_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     ANSWER_ENCODING_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +386,10 @@ class Policy(_message.Message):
     MAX_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     OWN_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     AVERAGE_BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    QUORUM_FIELD_NUMBER: _ClassVar[int]
+    MAX_LATE_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    MIX_FIELD_NUMBER: _ClassVar[int]
     TOPK_KEPT_FIELD_NUMBER: _ClassVar[int]
     chunk_elements: int
     encoding: _layout_pb2.Encoding
@@ -396,8 +404,12 @@ class Policy(_message.Message):
     max_grad_norm: float
     own_gradient_norm: bool
     average_buffers: bool
+    quorum: float
+    max_late: int
+    fragments: int
+    mix: float
     topk_kept: int
-    def __init__(self, chunk_elements: _Optional[int] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., digest_every: _Optional[int] = ..., max_steps: _Optional[int] = ..., gradient_norm: bool = ..., topology: _Optional[_Union[_ring_pb2.Topology, str]] = ..., local_steps: _Optional[int] = ..., outer: _Optional[_Union[OuterOptimizer, _Mapping]] = ..., overlap: bool = ..., max_grad_norm: _Optional[float] = ..., own_gradient_norm: bool = ..., average_buffers: bool = ..., topk_kept: _Optional[int] = ...) -> None: ...
+    def __init__(self, chunk_elements: _Optional[int] = ..., encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., answer_encoding: _Optional[_Union[_layout_pb2.Encoding, str]] = ..., digest_every: _Optional[int] = ..., max_steps: _Optional[int] = ..., gradient_norm: bool = ..., topology: _Optional[_Union[_ring_pb2.Topology, str]] = ..., local_steps: _Optional[int] = ..., outer: _Optional[_Union[OuterOptimizer, _Mapping]] = ..., overlap: bool = ..., max_grad_norm: _Optional[float] = ..., own_gradient_norm: bool = ..., average_buffers: bool = ..., quorum: _Optional[float] = ..., max_late: _Optional[int] = ..., fragments: _Optional[int] = ..., mix: _Optional[float] = ..., topk_kept: _Optional[int] = ...) -> None: ...
 
 class OuterOptimizer(_message.Message):
     __slots__ = ("learning_rate", "momentum")
@@ -464,7 +476,7 @@ class RequestWork(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., ring_address: _Optional[str] = ..., leaves_epoch: bool = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_begun: _Optional[int] = ..., voided: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
 class ShardAssignment(_message.Message):
-    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step", "targets", "interleaved", "window", "learning_rate_scale", "ahead", "ahead_batch", "ahead_micro_batches", "copies_buffers", "wants_digest", "attends", "attended", "attests", "verifies", "anew", "itemised")
+    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step", "targets", "interleaved", "window", "learning_rate_scale", "ahead", "ahead_batch", "ahead_micro_batches", "copies_buffers", "wants_digest", "attends", "attended", "attests", "verifies", "anew", "itemised", "change_scale", "fragment")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
@@ -495,6 +507,8 @@ class ShardAssignment(_message.Message):
     VERIFIES_FIELD_NUMBER: _ClassVar[int]
     ANEW_FIELD_NUMBER: _ClassVar[int]
     ITEMISED_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_SCALE_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     parent: _record_pb2.Key
     roster: _containers.RepeatedScalarFieldContainer[int]
@@ -525,7 +539,9 @@ class ShardAssignment(_message.Message):
     verifies: _containers.RepeatedScalarFieldContainer[int]
     anew: bool
     itemised: bool
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ..., writes_checkpoint: bool = ..., checkpoint_step: _Optional[int] = ..., targets: _Optional[_Iterable[int]] = ..., interleaved: bool = ..., window: _Optional[int] = ..., learning_rate_scale: _Optional[float] = ..., ahead: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., ahead_batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., ahead_micro_batches: _Optional[int] = ..., copies_buffers: bool = ..., wants_digest: bool = ..., attends: bool = ..., attended: bool = ..., attests: bool = ..., verifies: _Optional[_Iterable[int]] = ..., anew: bool = ..., itemised: bool = ...) -> None: ...
+    change_scale: float
+    fragment: int
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ..., writes_checkpoint: bool = ..., checkpoint_step: _Optional[int] = ..., targets: _Optional[_Iterable[int]] = ..., interleaved: bool = ..., window: _Optional[int] = ..., learning_rate_scale: _Optional[float] = ..., ahead: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., ahead_batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., ahead_micro_batches: _Optional[int] = ..., copies_buffers: bool = ..., wants_digest: bool = ..., attends: bool = ..., attended: bool = ..., attests: bool = ..., verifies: _Optional[_Iterable[int]] = ..., anew: bool = ..., itemised: bool = ..., change_scale: _Optional[float] = ..., fragment: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("compute_s", "exchange_s", "wait_s", "data_s", "busy_s", "micro_batches", "computed")
@@ -644,6 +660,18 @@ class StepCommitted(_message.Message):
     overflow: bool
     assignment: ShardAssignment
     def __init__(self, record: _Optional[_Union[_record_pb2.Record, _Mapping]] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., contributors: _Optional[int] = ..., stop_reason: _Optional[str] = ..., correct: _Optional[int] = ..., pacing: _Optional[bytes] = ..., overflow: bool = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ...) -> None: ...
+
+class Computed(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: _record_pb2.Key
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
+
+class Late(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: _record_pb2.Key
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
 class RoundVoided(_message.Message):
     __slots__ = ("key", "message")
@@ -928,7 +956,7 @@ class ReducerDismissed(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s")
+    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s", "late_records", "owed_positions")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -947,6 +975,8 @@ class WorkerStatus(_message.Message):
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    LATE_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    OWED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     rank: int
     node_id: str
@@ -965,10 +995,12 @@ class WorkerStatus(_message.Message):
     hardware: Device
     timings: Timings
     step_s: float
-    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ...) -> None: ...
+    late_records: int
+    owed_positions: int
+    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ..., late_records: _Optional[int] = ..., owed_positions: _Optional[int] = ...) -> None: ...
 
 class LineStatus(_message.Message):
-    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain", "verification", "one_arithmetic")
+    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain", "verification", "one_arithmetic", "quorum")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -999,6 +1031,7 @@ class LineStatus(_message.Message):
     GRAIN_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     ONE_ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    QUORUM_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: LineState
     step: int
@@ -1029,7 +1062,8 @@ class LineStatus(_message.Message):
     grain: int
     verification: VerificationStatus
     one_arithmetic: bool
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ..., verification: _Optional[_Union[VerificationStatus, _Mapping]] = ..., one_arithmetic: bool = ...) -> None: ...
+    quorum: float
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ..., verification: _Optional[_Union[VerificationStatus, _Mapping]] = ..., one_arithmetic: bool = ..., quorum: _Optional[float] = ...) -> None: ...
 
 class VerificationStatus(_message.Message):
     __slots__ = ("fraction", "steps", "grains", "differences", "convicted")

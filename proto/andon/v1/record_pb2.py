@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61ndon/v1/record.proto\x12\x08\x61ndon.v1\"\"\n\x03Key\x12\x0c\n\x04term\x18\x01 \x01(\x06\x12\r\n\x05round\x18\x02 \x01(\x06\")\n\x06\x43ursor\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\",\n\rPositionRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\xa7\x01\n\x06Record\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x1d\n\x06parent\x18\x02 \x01(\x0b\x32\r.andon.v1.Key\x12\"\n\x04kind\x18\x03 \x01(\x0e\x32\x14.andon.v1.RecordKind\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12 \n\x06\x63ursor\x18\x05 \x01(\x0b\x32\x10.andon.v1.Cursor\x12\x0e\n\x06roster\x18\x06 \x03(\r*n\n\nRecordKind\x12\x1b\n\x17RECORD_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13RECORD_KIND_INITIAL\x10\x01\x12\x14\n\x10RECORD_KIND_STEP\x10\x02\x12\x14\n\x10RECORD_KIND_MARK\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61ndon/v1/record.proto\x12\x08\x61ndon.v1\"\"\n\x03Key\x12\x0c\n\x04term\x18\x01 \x01(\x06\x12\r\n\x05round\x18\x02 \x01(\x06\"P\n\x06\x43ursor\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\x12%\n\x04owed\x18\x03 \x03(\x0b\x32\x17.andon.v1.PositionRange\",\n\rPositionRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\xa7\x01\n\x06Record\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.andon.v1.Key\x12\x1d\n\x06parent\x18\x02 \x01(\x0b\x32\r.andon.v1.Key\x12\"\n\x04kind\x18\x03 \x01(\x0e\x32\x14.andon.v1.RecordKind\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12 \n\x06\x63ursor\x18\x05 \x01(\x0b\x32\x10.andon.v1.Cursor\x12\x0e\n\x06roster\x18\x06 \x03(\r*n\n\nRecordKind\x12\x1b\n\x17RECORD_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13RECORD_KIND_INITIAL\x10\x01\x12\x14\n\x10RECORD_KIND_STEP\x10\x02\x12\x14\n\x10RECORD_KIND_MARK\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'andon.v1.record_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RECORDKIND']._serialized_start=330
-  _globals['_RECORDKIND']._serialized_end=440
+  _globals['_RECORDKIND']._serialized_start=369
+  _globals['_RECORDKIND']._serialized_end=479
   _globals['_KEY']._serialized_start=35
   _globals['_KEY']._serialized_end=69
   _globals['_CURSOR']._serialized_start=71
-  _globals['_CURSOR']._serialized_end=112
-  _globals['_POSITIONRANGE']._serialized_start=114
-  _globals['_POSITIONRANGE']._serialized_end=158
-  _globals['_RECORD']._serialized_start=161
-  _globals['_RECORD']._serialized_end=328
+  _globals['_CURSOR']._serialized_end=151
+  _globals['_POSITIONRANGE']._serialized_start=153
+  _globals['_POSITIONRANGE']._serialized_end=197
+  _globals['_RECORD']._serialized_start=200
+  _globals['_RECORD']._serialized_end=367
 # @@protoc_insertion_point(module_scope)

@@ -26,12 +26,14 @@ class Key(_message.Message):
     def __init__(self, term: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Cursor(_message.Message):
-    __slots__ = ("epoch", "position")
+    __slots__ = ("epoch", "position", "owed")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    OWED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     position: int
-    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    owed: _containers.RepeatedCompositeFieldContainer[PositionRange]
+    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., owed: _Optional[_Iterable[_Union[PositionRange, _Mapping]]] = ...) -> None: ...
 
 class PositionRange(_message.Message):
     __slots__ = ("start", "stop")

@@ -23,6 +23,7 @@ from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.limits import (
     MAX_DIMENSIONS,
+    MAX_OWED_RANGES,
     MAX_PAYLOAD_BYTES,
     LimitExceeded,
     require_at_most,
@@ -138,12 +139,20 @@ def optional_key_from_proto(message: record_pb2.Key) -> Key | None:
 
 def cursor_to_proto(cursor: Cursor) -> record_pb2.Cursor:
     """A cursor."""
-    return record_pb2.Cursor(epoch=cursor.epoch, position=cursor.position)
+    owed = map(range_to_proto, cursor.owed)
+    return record_pb2.Cursor(epoch=cursor.epoch, position=cursor.position, owed=owed)
 
 
 def cursor_from_proto(message: record_pb2.Cursor) -> Cursor:
-    """A cursor; the start of epoch 0 if it is absent."""
-    return Cursor(message.epoch, message.position)
+    """A cursor; the start of epoch 0 if it is absent.
+
+    Raises:
+        WireError: its owed ranges do not rise, or are not before its position.
+        LimitExceeded: they are too many.
+    """
+    require_at_most(len(message.owed), MAX_OWED_RANGES, "ranges of owed positions")
+    with reading(message):
+        return Cursor(message.epoch, message.position, tuple(map(range_from_proto, message.owed)))
 
 
 def range_to_proto(positions: PositionRange) -> record_pb2.PositionRange:
@@ -307,6 +316,10 @@ def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
         max_grad_norm=policy.max_grad_norm,
         own_gradient_norm=policy.own_gradient_norm,
         average_buffers=policy.average_buffers,
+        quorum=policy.quorum or 0.0,
+        max_late=policy.max_late if policy.quorum else 0,
+        fragments=policy.fragments if policy.in_fragments else 0,
+        mix=policy.mix,
         topk_kept=0 if policy.topk_kept == KEPT else policy.topk_kept,
     )
 
@@ -343,6 +356,10 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
             max_grad_norm=message.max_grad_norm or None,
             own_gradient_norm=message.own_gradient_norm,
             average_buffers=message.average_buffers,
+            quorum=message.quorum or None,
+            **({"max_late": message.max_late} if message.quorum else {}),
+            fragments=message.fragments or 1,
+            mix=message.mix,
             topk_kept=message.topk_kept or KEPT,
         )
         # Averages may have a wider encoding than contributions, and must fit a message, too.

@@ -54,7 +54,7 @@ def terms_from_proto(message: ShardAssignment, kind: type[_Terms], **own: Any) -
 
     Raises:
         WireError: a key or a range is invalid, the numbers of ranks differ, the grains to verify
-            don't rise, or the factor of the learning rate is not a positive finite number.
+            don't rise, or a factor is not a positive finite number.
     """
     with reading(message):
         terms = kind(**{name: read(message) for name, read in _READERS}, **own)
@@ -63,8 +63,9 @@ def terms_from_proto(message: ShardAssignment, kind: type[_Terms], **own: Any) -
                 f"a world_size of {message.world_size} for a roster of {terms.world_size}"
             )
         terms.split.targets_of(terms.world_size)
-        if not 0 < terms.learning_rate_scale < math.inf:
-            raise ValueError(f"a learning_rate_scale of {terms.learning_rate_scale}")
+        for name in ("learning_rate_scale", "change_scale"):
+            if not 0 < getattr(terms, name) < math.inf:
+                raise ValueError(f"a {name} of {getattr(terms, name)}")
         return terms
 
 
@@ -110,6 +111,10 @@ _CONVERTED = {
         lambda m: range_from_proto(m.ahead_batch) if m.HasField("ahead_batch") else None,
         lambda v: {} if v is None else {"ahead_batch": range_to_proto(v)},
     ),
+    "fragment": _Conversion(
+        lambda m: m.fragment if m.HasField("fragment") else None,
+        lambda v: {} if v is None else {"fragment": v},
+    ),
     "positions": _Conversion(
         lambda m: _ranges_from(m.positions), lambda v: {"positions": _ranges_to(v)}
     ),
@@ -126,6 +131,9 @@ _CONVERTED = {
     "learning_rate_scale": _Conversion(
         lambda m: m.learning_rate_scale or 1.0,
         lambda v: {} if v == 1.0 else {"learning_rate_scale": v},
+    ),
+    "change_scale": _Conversion(
+        lambda m: m.change_scale or 1.0, lambda v: {} if v == 1.0 else {"change_scale": v}
     ),
     # A coordinator of an earlier version does not say it: then rank 0 writes.
     "writes_checkpoint": _Conversion(

@@ -14,6 +14,7 @@ from andon.host.errors import ExitCode
 from andon.host.manifest import checkpoints_in
 from andon.host.private_files import make_folder, open_private
 from andon.protocol.records import accuracy_of
+from andon_cli.commands.report import REPORT, write_report
 from andon_cli.commands.trace import TraceUnreadable, merge_run
 from andon_cli.config import RunConfig
 from andon_cli.drawing.screen import RunConsole, Screen
@@ -118,11 +119,24 @@ def _conclude(
             screen.say(f"report {config.settings.report}")
         except OSError as error:
             screen.say(f"the report {config.settings.report} can't be written: {error.strerror}")
+    _write_page(config.service.folder, report, screen)
     if report.exit_code != ExitCode.COMPLETE and checkpoints_in(config.service.folder):
         screen.say(f"go on from its newest checkpoint: andon run --resume {_named(config.service)}")
     if launch.line is not None:
         screen.say(f"journal {report.journal}  metrics were at {launch.line.metrics_url}")
     return report.exit_code
+
+
+def _write_page(folder: Path, report: RunReport, screen: Screen) -> None:
+    """Writes the run's page for people; a run of which nothing is known has none."""
+    if report.problem:
+        return
+    try:
+        screen.say(f"page {write_report(folder)}: all that happened, for a browser")
+    except JournalError as error:
+        screen.say(f"no page of the run: {error}")
+    except OSError as error:
+        screen.say(f"the page {folder / REPORT} can't be written: {error.strerror}")
 
 
 def _named(service: ServeConfig) -> str:

@@ -53,6 +53,8 @@ class StepTotals:
     losses: list[float] = field(default_factory=list)
     """NaN where all workers abstained."""
     times_s: list[float] = field(default_factory=list)
+    at_unix_s: list[float] = field(default_factory=list)
+    """When each was committed."""
     began_unix_s: float | None = None
     """When the first step was committed."""
     ended_unix_s: float | None = None
@@ -71,6 +73,7 @@ class StepTotals:
             totals.overflows += result.overflow
             totals.losses.append(result.loss)
             totals.times_s.append(result.seconds)
+            totals.at_unix_s.append(entry.at_unix_s)
             totals.ended_unix_s = entry.at_unix_s
             if totals.began_unix_s is None:
                 totals.began_unix_s = entry.at_unix_s - result.seconds

@@ -66,6 +66,7 @@ __all__ = [
     "SendCommitted",
     "SendHalt",
     "SendHeartbeatAnswer",
+    "SendLate",
     "SendLearn",
     "SendProbe",
     "SendResume",
@@ -441,6 +442,14 @@ class SendLearn:
 
 
 @dataclass(frozen=True, slots=True)
+class SendLate:
+    """Tell a worker that its round is void, and that the next attempt goes on without it."""
+
+    stream: int
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
 class NoteCaughtUp:
     """Tell people that a worker that was behind is in sync, and what that cost the others."""
 
@@ -670,6 +679,7 @@ Effect = (
     | SendResume
     | SendShutdown
     | SendTransfer
+    | SendLate
     | SendLearn
     | EndSession
     | NoteCaughtUp

@@ -353,6 +353,14 @@ class ListeningReported:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerComputed:
+    """A worker has computed its share of a round; what it sends is on its way."""
+
+    stream: int
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
 class StateReported:
     """One end of a state transfer is done; `failure` is empty if it succeeded."""
 
@@ -531,6 +539,7 @@ Event = (
     | WorkerLeft
     | StateReported
     | ListeningReported
+    | WorkerComputed
     | ScalarAllReduceArrived
     | WorkerStopped
     | WorkerStreamEnded

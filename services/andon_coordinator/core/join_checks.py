@@ -23,13 +23,14 @@ from andon.protocol.capabilities import (
 )
 from andon.protocol.grains import TREE_VERSION
 from andon.protocol.layout import first_difference
-from andon.protocol.limits import COUNT_LIMIT, PROTOCOL_VERSION
+from andon.protocol.limits import COUNT_LIMIT, MAX_GRAINS, PROTOCOL_VERSION
 from andon.protocol.reasons import Reason
 from andon.protocol.records import TERM_AHEAD_S, Key, RecordKind
 from andon.protocol.run_settings import RunPlan, Topology
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
+    FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
 )
@@ -48,6 +49,7 @@ _REMEDIES = {
         (BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY),
         ": start the line with --schedule every-step --shares equal, or update the client",
     ),
+    FRAGMENTS_CAPABILITY: ": start the line without --fragments, or update the client",
     NORMS: ": start the line without --max-grad-norm and --worker-grad-norm, or update the client",
     **dict.fromkeys(
         (INT2, INT4, INT8, TOPK),
@@ -80,6 +82,7 @@ def check_join(
         or _check_use(attends=attends)
         or _check_not_over(core, request)
         or _check_layout(core, request)
+        or _check_fragments(core, request)
         or _check_same_bits(core, request)
         or _check_plan(core, request)
         or _check_dataset_size(core, request)
@@ -231,6 +234,20 @@ def _check_layout(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
     )
 
 
+def _check_fragments(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
+    """Refuses a model that has fewer blocks than the line has fragments."""
+    fragments, blocks = core.settings.policy.fragments, len(request.layout.blocks)
+    if fragments <= blocks or fragments == 1:
+        return None
+    return _differs(
+        Reason.LAYOUT_DIFFERS,
+        f"the line exchanges models in {fragments} fragments, and the worker's has {blocks} "
+        f"block{'' if blocks == 1 else 's'} to divide among them: start the line with fewer "
+        "--fragments",
+        ("blocks", str(blocks), str(fragments)),
+    )
+
+
 def _check_same_bits(core: CoreState, request: JoinRequest) -> JoinRefusal | None:
     """Refuses grains where bits would depend on the workers, and a plan without where none may."""
     plan, settings = request.plan, core.settings
@@ -251,6 +268,15 @@ def _check_same_bits(core: CoreState, request: JoinRequest) -> JoinRefusal | Non
             f"{grains} and version {plan.tree} of their tree, and the line adds along version "
             f"{TREE_VERSION}: use one version of Andon",
             ("tree", str(plan.tree), str(TREE_VERSION)),
+        )
+    count = -(-plan.global_batch // plan.grain)
+    if count > MAX_GRAINS:
+        least = -(-plan.global_batch // MAX_GRAINS)
+        return _differs(
+            Reason.SAME_BITS,
+            f"{grains}, so that a batch of {plan.global_batch} has {count} of them, and a line can "
+            f"compare {MAX_GRAINS}: use a micro_batch_size of at least {least}",
+            ("grain", str(plan.grain), f"at least {least}"),
         )
     obstacle = obstacle_in(settings.policy, settings.pacing)
     if obstacle is None:

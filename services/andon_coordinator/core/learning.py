@@ -424,10 +424,15 @@ def begin_anew(core: CoreState, round_: StepRound) -> bool:
 
 
 def blamed(core: CoreState, round_: StepRound, defect: LineDefect) -> LineDefect:
-    """A defect of different weights, with the worker that learnt twice, if it is one's."""
+    """A defect of different weights, with the worker that learnt twice, or who gave it them."""
     twice = [each.worker for each in _apart(core, round_) if _differed(core, each)]
     if not twice:
-        return defect
+        odd = None if defect.worker is None else core.members.get(defect.worker)
+        giver = None if odd is None else odd.weights_from
+        if giver is None:
+            return defect
+        told = f"it got them from worker {giver}, so that worker may have given others than its own"
+        return replace(defect, message=f"{defect.message}: {told}")
     which = f"worker {twice[0]} has learnt them twice in a row, and they differed both times"
     return replace(defect, worker=twice[0], message=f"{defect.message}: {which}")
 

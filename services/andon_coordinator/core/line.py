@@ -138,6 +138,7 @@ from andon_coordinator.core.events import (
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.pacing import Pacing
 from andon_coordinator.core.reducers import Reducers
+from andon_coordinator.core.round import AttemptCounts
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.status import LineSnapshot, take_snapshot
@@ -239,6 +240,8 @@ class LineCore:
             arithmetics=Arithmetics(history.arithmetic, dict(history.arithmetics)),
             scalar_names=ScalarNames(history.scalar_names),
             verified=replace(history.verified, convicted=list(history.verified.convicted)),
+            # What the last step exchanged is not in the journal: something may be left over.
+            attempts=AttemptCounts(left_over=settings.policy.in_fragments and chain.step > 0),
         )
         if history.roll_back:
             self._prepare_roll_back(history)

@@ -1,4 +1,4 @@
-"""Overlapped windows: what workers compute while the change of the window before travels.
+"""What a round leaves over: windows that are computed ahead, and fragments of the model.
 
 Theory of operation. A round deals two windows. Its *batch* is what its record will cover: each
 worker sends the change that its share of these positions made to its weights. The window *ahead* is
@@ -13,6 +13,11 @@ a restarted core simply deals, and a pipe that was dropped costs time and nothin
 
 The pipe is emptied by a round that deals nothing ahead. That comes before whatever needs the line's
 state in one piece: an epoch's end, a checkpoint, a transfer, the end of the run.
+
+On a line of *fragments* a round exchanges a part of the model's blocks. What its positions changed
+in the other blocks is left over in the workers' own weights until those blocks have their turn. The
+same rounds that empty the pipe exchange the whole model, so nothing is left over after them. Which
+fragment a round exchanges follows from its step's number, so a restarted core goes on as before.
 """
 
 from __future__ import annotations
@@ -32,16 +37,20 @@ __all__ = ["deal_ahead", "lets_transfer", "micro_batches_ahead", "next_attempts"
 def deal_ahead(core: CoreState, batch: PositionRange, roster: Sequence[LineMember]) -> None:
     """Deals the window after `batch` to a roster, to be computed during the next round.
 
-    All attempts of one step have the same window, so that a void round costs nobody its work.
+    It also decides which fragment of the model is exchanged. All attempts of one step have the same
+    window and fragment, so that a void round costs nobody its work.
     """
-    if not core.settings.policy.overlap:
+    policy = core.settings.policy
+    if not (policy.overlap or policy.in_fragments):
         return
     attempts = core.attempts
     if not attempts.tried:
         # Decided once a step: a later attempt must deal the same window, or what was computed is
         # lost.
         attempts.tried, after = True, _cursor_ahead(core, batch)
-        if after is not None:
+        if after is not None and policy.in_fragments:
+            attempts.fragment = (core.chain.step + 1) % policy.fragments
+        if after is not None and policy.overlap:
             assert core.plan is not None
             window = attempts.ahead_window = core.pacing.window(roster, core.plan)
             attempts.ahead_batch = next_batch(after, window.size, core.plan.epoch_size)
@@ -62,10 +71,12 @@ def micro_batches_ahead(core: CoreState) -> tuple[int, ...]:
 def lets_transfer(core: CoreState) -> bool:
     """Whether a state transfer may begin: the sender drops what it has in the pipe.
 
-    Without overlap that is the window of a void round. If too few workers are in sync for a round,
-    nothing else could ever empty the pipe.
+    Without overlap that is the window of a void round, and what is left over of fragments. If too
+    few workers are in sync for a round, nothing else could ever empty the pipe.
     """
-    if not core.settings.policy.local_steps or not core.attempts.assigned:
+    if not core.settings.policy.local_steps:
+        return True
+    if not (core.attempts.assigned or core.attempts.left_over):
         return True
     return core.members.in_sync_count(core.chain.head) < core.needed
 
@@ -73,24 +84,26 @@ def lets_transfer(core: CoreState) -> bool:
 def stops_after(core: CoreState, round_: StepRound, stop: str) -> str:
     """Why the run is over after a complete round; empty as long as the pipe is not empty."""
     stop = core.stop_wanted or stop
-    if round_.terms.ahead_batch is None:
+    if not round_.terms.leaves_over:
         return stop
     # As long as this is set nothing is dealt ahead (`_cursor_ahead`), so the next round empties the
-    # pipe.
+    # pipe, and exchanges the whole model.
     core.stop_wanted = stop
     return ""
 
 
 def next_attempts(core: CoreState, round_: StepRound) -> AttemptCounts:
     """The counts of the step after a round's: its batch is what was computed ahead."""
+    left_over = round_.terms.fragment is not None
     if round_.terms.ahead_batch is None:
-        return AttemptCounts()
+        return AttemptCounts(left_over=left_over)
     assigned = dict(zip(round_.roster, round_.ahead_shares, strict=True))
-    return AttemptCounts(window=core.attempts.ahead_window, assigned=assigned)
+    window = core.attempts.ahead_window
+    return AttemptCounts(window=window, assigned=assigned, left_over=left_over)
 
 
 def _cursor_ahead(core: CoreState, batch: PositionRange) -> Cursor | None:
-    """Where the window after `batch` begins; None if the step with `batch` empties the pipe."""
+    """Where the window after `batch` begins; None if the step with `batch` leaves nothing over."""
     chain, plan, step = core.chain, core.plan, core.chain.step + 1
     assert plan is not None
     after = cursor_after(chain.cursor, batch, plan.epoch_size)

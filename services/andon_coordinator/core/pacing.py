@@ -25,6 +25,7 @@ from andon.protocol.run_settings import Policy, RunPlan
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
+    FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
     Schedule,
@@ -52,6 +53,7 @@ def capabilities_for(settings: PacingSettings, policy: Policy) -> frozenset[str]
         CADENCE_CAPABILITY: settings.schedule is Schedule.CADENCE,
         LOCAL_CAPABILITY: policy.local_steps > 0,
         OVERLAP_CAPABILITY: policy.overlap,
+        FRAGMENTS_CAPABILITY: policy.in_fragments,
         # A worker that does not know these fields would train on without what they ask for.
         NORMS: policy.max_grad_norm is not None or policy.own_gradient_norm,
         MEAN_BUFFERS: policy.average_buffers,
@@ -127,7 +129,7 @@ class Pacing:
         self.kept = b"" if known is None else kept
         saved = known or SavedPacing()
         self._chosen, self._note = saved.schedule, saved.note
-        self._balance = Balance(max(1, self._policy.local_steps))
+        self._balance = Balance(max(1, self._policy.steps_a_round))
         self._balance.restore(saved.shares)
         self._cadence = Cadence(self._settings.cadence)
         if saved.reports or saved.paces:
@@ -198,6 +200,9 @@ class Pacing:
             # Equal shares need no targets, and every worker knows them.
             targets = _by_worker(processes, parts) if len(set(parts)) > 1 else {}
         local_steps = self._policy.local_steps
+        if plan.epoch_size is not None:
+            # A stream of unknown length may end in any round, so each exchanges the whole model.
+            local_steps = self._policy.steps_a_round
         return StepWindow(
             size=min(plan.global_batch * max(1, local_steps), _LONGEST),
             unit=unit if local_steps else 0,

@@ -232,6 +232,7 @@ def _open_round(core: CoreState) -> None:
         split=split,
         window=window.size if window.size != plan.global_batch else 0,
         ahead_batch=attempts.ahead_batch,
+        fragment=attempts.fragment,
         learning_rate_scale=window.learning_rate_scale(len(batch), plan.global_batch),
         copies_buffers=all(COPIED_BUFFERS in each.request.capabilities for each in roster),
         wants_digest=checks is not None

@@ -245,8 +245,12 @@ class AttemptCounts:
     """What is computed ahead during this step, in all of its attempts; None: nothing."""
     ahead: dict[int, Ranges] = field(default_factory=dict)
     """Each worker's part of it in the last attempt; it keeps that in the next one."""
+    fragment: int | None = None
+    """Which group of blocks this step exchanges, in all of its attempts; None: the whole model."""
+    left_over: bool = False
+    """Whether workers may hold changes of blocks that the step before did not exchange."""
     tried: bool = False
-    """Whether it is decided what is computed ahead."""
+    """Whether it is decided what is computed ahead, and what is exchanged."""
     not_before: float = 0.0
     """The next round opens no earlier: the back-off."""
     last_participants: tuple[tuple[int, ...], tuple[ReducerShare, ...]] = ((), ())

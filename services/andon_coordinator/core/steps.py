@@ -287,15 +287,16 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     if learning.begin_anew(core, round_):
         return
     defect = in_round(round_, core.layout)
-    if defect is None and verifying.settles(core, round_):
-        return
+    if defect is None:
+        _note_compared(core, round_)  # Before a verdict: equal weights make witnesses.
+        if verifying.settles(core, round_):
+            return
     defect = defect or core.detectors.judge(round_)
     if defect is not None and defect.reason is HaltReason.REPLICA_DIVERGENCE:
         defect = learning.blamed(core, round_, defect)
     if defect is not None:
         core.stop_line(defect)
         return
-    _note_compared(core, round_)
     assert core.plan is not None
     seconds = core.now - round_.opened_at
     if round_.terms.attempt == 0:
@@ -334,7 +335,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
 
 
 def _note_compared(core: CoreState, round_: StepRound) -> None:
-    """Notes whose weights a round without a defect has compared with another worker's."""
+    """Notes whose weights a complete round has compared with another worker's: they are equal."""
     for base_hashed in (True, False):  # Each kind is compared within itself: see `divergence`.
         kind = {
             worker

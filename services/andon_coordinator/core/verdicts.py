@@ -29,8 +29,10 @@ __all__ = [
     "open_inquest",
 ]
 
-_MOST_ITEM_BYTES = 2**21
-"""Hashes of components in one report; half of what a message may have."""
+_MOST_ITEM_BYTES = 2**20
+"""Hashes of components in one report; a quarter of what a message may have."""
+_MOST_GRAINS = 64
+"""Disputed grains that are computed again if they are not itemised."""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,8 @@ class Inquest:
     """Those that each worker of it computes again: the disputed ones and the control."""
     given: dict[int, Given]
     """What each process gave, by its incarnation; of the first round, and of each one since."""
+    itemised: bool = True
+    """Whether the hashes of all components fit a report, at least those of one disputed grain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,33 +214,52 @@ def open_inquest(given: Mapping[int, Given], *, count: int, components: int) -> 
         components: the layout's, which bound how many grains fit a report.
     """
     nodes = different_nodes(given.values())
-    most = max(1, _MOST_ITEM_BYTES // (2 * COMPONENT_BYTES * max(1, components)) - 1)
-    disputed = {arithmetic: _grains_of(each, most) for arithmetic, each in nodes.items()}
-    everything = {grain for each in disputed.values() for grain in each}
-    grains = {
-        arithmetic: tuple(sorted({*each, *_control(nodes[arithmetic], each, everything, count)}))
-        for arithmetic, each in disputed.items()
+    # An owner attests each of them twice, the control as well.
+    most = _MOST_ITEM_BYTES // (2 * COMPONENT_BYTES * max(1, components)) - 1
+    itemised = most > 0
+    most = most if itemised else _MOST_GRAINS
+    chosen = {arithmetic: _chosen(each, most, count) for arithmetic, each in nodes.items()}
+    everything = {
+        grain for each in nodes.values() for node in each for grain in range(node.first, node.stop)
     }
-    return Inquest(nodes=nodes, grains=grains, given=dict(given))
+    grains = {
+        arithmetic: tuple(sorted({*each, *_control(sums, each, everything, count)}))
+        for arithmetic, (each, sums) in chosen.items()
+    }
+    return Inquest(nodes=nodes, grains=grains, given=dict(given), itemised=itemised)
 
 
-def _grains_of(nodes: Iterable[Node], most: int) -> tuple[int, ...]:
-    """The first grains of some nodes, those that are disputed by themselves before the others."""
-    ordered = sorted(nodes, key=lambda node: (len(node), node))
-    grains = dict.fromkeys(grain for node in ordered for grain in range(node.first, node.stop))
-    return tuple(sorted(list(grains)[:most]))
+def _chosen(nodes: Iterable[Node], most: int, count: int) -> tuple[list[int], set[Node]]:
+    """The disputed grains that are computed again, and the sums that are made of them.
+
+    A sum proves something only if it is made again as it was, and whoever computes grains joins all
+    that they can: of two disputed siblings only one is made. Where a grain is disputed by itself,
+    its own digests tell more than the sums that it is in.
+    """
+    leaves = [node.first for node in nodes if len(node) == 1]
+    grains, sums = leaves[:most], set[Node]()
+    others = [(_has(node, leaves), len(node), node) for node in nodes if len(node) > 1]
+    for told, _, node in sorted(others):
+        more = [*grains, *(at for at in range(node.first, node.stop) if at not in grains)]
+        wanted = sums if told else {*sums, node}
+        if len(more) <= most and wanted <= set(_nodes_of(more, count)):
+            grains, sums = more, wanted
+    if not grains:  # Not even the smallest sum fits.
+        node = min(others)[-1]
+        grains = list(range(node.first, node.stop))[:most]
+    return grains, sums
+
+
+def _has(node: Node, grains: Iterable[int]) -> bool:
+    return any(node.first <= grain < node.stop for grain in grains)
 
 
 def _control(
-    nodes: Collection[Node], disputed: Sequence[int], everything: Collection[int], count: int
+    sums: Collection[Node], disputed: Sequence[int], everything: Collection[int], count: int
 ) -> list[int]:
-    """A grain that nobody disputed, and with which the disputed nodes remain maximal."""
-    leaves = {node.first for node in nodes if len(node) == 1}
-    # Where a grain is disputed, its own digests tell more than the sums that it is in.
-    needed = {node for node in nodes if leaves.isdisjoint(range(node.first, node.stop))}
-    needed &= set(_nodes_of(disputed, count))
+    """A grain that nobody disputed, and with which these sums remain maximal."""
     for grain in range(count):
-        if grain not in everything and needed <= set(_nodes_of([*disputed, grain], count)):
+        if grain not in everything and set(sums) <= set(_nodes_of([*disputed, grain], count)):
             return [grain]
     return []
 

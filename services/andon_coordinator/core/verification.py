@@ -51,13 +51,15 @@ class RoundChecks:
     verifies: tuple[tuple[int, ...], ...]
     """Grains of the batch."""
     inquest: bool = False
-    """Whether all of it is computed anew, and itemised."""
+    """Whether all of it is computed anew."""
+    itemised: bool = False
+    """Whether each grain of `verifies` is attested with the hashes of its components."""
 
     def terms_of(self, rank: int) -> dict[str, Any]:
         """The terms of one rank's assignment."""
         told = self.attests[rank]
         terms = {"attests": told, "verifies": self.verifies[rank]}
-        return terms | {"anew": self.inquest, "itemised": self.inquest} if told else {}
+        return terms | {"anew": self.inquest, "itemised": self.itemised} if told else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

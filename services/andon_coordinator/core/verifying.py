@@ -80,7 +80,7 @@ def _of_inquest(roster: Sequence[LineMember], inquest: Inquest) -> RoundChecks:
     asked = [inquest.grains.get(each.arithmetic, ()) for each in roster]
     able = tuple(map(_can_verify, roster))
     verifies = tuple(grains if can else () for grains, can in zip(asked, able, strict=True))
-    return RoundChecks(attests=able, verifies=verifies, inquest=True)
+    return RoundChecks(attests=able, verifies=verifies, inquest=True, itemised=inquest.itemised)
 
 
 def _can_verify(member: LineMember) -> bool:
@@ -116,7 +116,7 @@ def in_report(core: CoreState, worker: int, report: Ready, round_: StepRound) ->
         round_.grains.of(round_.shares[rank]),
         checks.verifies[rank],
         count=round_.grains.count,
-        components=_components(core) if checks.inquest else None,
+        components=_components(core) if checks.itemised else None,
     )
 
 

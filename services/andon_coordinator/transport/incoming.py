@@ -321,6 +321,10 @@ def _listening_reported(stream: int, _message: pb.TrainRequest) -> events.Event:
     return events.ListeningReported(stream)
 
 
+def _worker_computed(stream: int, message: pb.TrainRequest) -> events.Event:
+    return events.WorkerComputed(stream, conversion.key_from_proto(message.computed.key))
+
+
 def _scalar_all_reduce_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
     scalar_all_reduce = message.scalar_all_reduce
     require_at_most(len(scalar_all_reduce.data), MAX_GIVEN_BYTES, "bytes of data")
@@ -346,6 +350,7 @@ _EVENTS = {
     "leave": _worker_left,
     "state_report": _state_reported,
     "listening": _listening_reported,
+    "computed": _worker_computed,
     "scalar_all_reduce": _scalar_all_reduce_arrived,
 }
 
@@ -379,9 +384,10 @@ def _count(name: str, number: int) -> int:
 
 
 def _cursor(message: record_pb2.Cursor) -> Cursor:
-    return Cursor(
-        _count("cursor.epoch", message.epoch), _count("cursor.position", message.position)
-    )
+    cursor = conversion.cursor_from_proto(message)
+    _count("cursor.epoch", cursor.epoch)
+    _count("cursor.position", cursor.position)
+    return cursor
 
 
 def _digest(message: pb.WeightsDigest) -> tuple[bytes, Key | None]:

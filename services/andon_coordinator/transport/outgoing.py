@@ -62,6 +62,7 @@ MessageEffect = (
     | effects.SendResume
     | effects.SendShutdown
     | effects.SendTransfer
+    | effects.SendLate
     | effects.SendLearn
     | effects.SendScalarAllReduceResult
     | effects.SendProbe
@@ -186,7 +187,9 @@ def message_to(effect: MessageEffect) -> pb.TrainResponse:
         case effects.SendShutdown():
             shutdown = pb.Shutdown(message=effect.message, stop_reason=effect.stop_reason)
             return pb.TrainResponse(shutdown=shutdown)
-        case effects.SendLearn() | effects.SendTransfer() | effects.SendProbe():
+        case (
+            effects.SendLearn() | effects.SendLate() | effects.SendTransfer() | effects.SendProbe()
+        ):
             return _rare(effect)
         case effects.SendScalarAllReduceResult():
             result = pb.ScalarAllReduceResult(
@@ -225,8 +228,12 @@ def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
     return message
 
 
-def _rare(effect: effects.SendLearn | effects.SendTransfer | effects.SendProbe) -> pb.TrainResponse:
+def _rare(
+    effect: effects.SendLearn | effects.SendLate | effects.SendTransfer | effects.SendProbe,
+) -> pb.TrainResponse:
     """What concerns one worker: how it gets the line's state, and whether it is there."""
+    if isinstance(effect, effects.SendLate):
+        return pb.TrainResponse(late=pb.Late(key=conversion.key_to_proto(effect.key)))
     if isinstance(effect, effects.SendProbe):
         return pb.TrainResponse(probe=pb.Probe(number=effect.number))
     if isinstance(effect, effects.SendLearn):

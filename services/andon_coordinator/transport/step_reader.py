@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from andon.protocol.records import RecordKind
-from andon_coordinator.core.effects import StepContribution
+from andon_coordinator.core.effects import Skip, StepContribution
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.reader import JournalEntry, JournalReader, entry_of
 
@@ -76,6 +76,22 @@ class StepReader(JournalReader):
                 f"WHERE {_IS_STEP}{self._in_history()} GROUP BY contributions.worker ORDER BY 1"
             )
         ]
+
+    def skips(self) -> list[Skip]:
+        """Samples that were left out, first to last."""
+        found = self._database.execute(
+            f"SELECT * FROM records WHERE halt IS NOT NULL{self._in_history()} ORDER BY id"
+        )
+        return [skip for row in found if (skip := rows.skip_of(row)) is not None]
+
+    def rolled_back(self) -> tuple[int, int, float]:
+        """Steps that do not count any more, their samples, and the seconds that they took."""
+        kept = f"SELECT id FROM records WHERE {_IS_STEP}{self._in_history()}"
+        count, samples, seconds = self._database.execute(
+            "SELECT count(*), coalesce(sum(samples), 0), coalesce(sum(seconds), 0.0) FROM records "
+            f"WHERE {_IS_STEP} AND id NOT IN ({kept})"
+        ).fetchone()
+        return count, samples, seconds
 
     def _contributions(self, record: sqlite3.Row) -> tuple[StepContribution, ...]:
         parts = self._database.execute(

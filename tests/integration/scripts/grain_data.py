@@ -1,7 +1,8 @@
 """A worker for tests of equal bits: the ways in which samples come to a script.
 
 Usage: grain_data.py SPEC.json OUT.json. `kind`: a `stream` of unknown length, the `batches` of a
-batch sampler, of different sizes, or indices (`shards`) whose batches are accumulated.
+batch sampler, of different sizes, or indices (`shards`) whose batches are accumulated. `loading`:
+processes that load them.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class Numbers(IterableDataset[torch.Tensor]):
         return iter(NUMBERS[:26])
 
 
-def loader_of(kind: str) -> list[Any]:
+def loader_of(kind: str, loading: int) -> list[Any]:
+    """`loading`: processes that load."""
     if kind == "stream":
-        return [DataLoader(Numbers(), 8)]
+        return [DataLoader(Numbers(), 8, num_workers=loading)]
     if kind == "batches":
-        return [DataLoader(TensorDataset(NUMBERS), batch_sampler=BATCHES)]
+        data = TensorDataset(NUMBERS)
+        return [DataLoader(data, batch_sampler=BATCHES, num_workers=loading)]
     return []
 
 
@@ -65,7 +68,9 @@ def main() -> None:
     kind: str = spec["kind"]
     line = Line(same_bits=True, total_steps=11)
     model, optimizer = trained(kind)
-    _, _, *loaders = line.prepare(model, optimizer, *loader_of(kind), micro_batch_size=3)
+    _, _, *loaders = line.prepare(
+        model, optimizer, *loader_of(kind, spec.get("loading", 0)), micro_batch_size=3
+    )
     losses = {}
     for _ in line.epochs(99):
         for batch in batches_of(kind, line, loaders):

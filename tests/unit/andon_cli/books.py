@@ -14,6 +14,7 @@ from andon_coordinator.core.effects import (
     SaveRecord,
     SaveRunEvent,
     SaveScalars,
+    Skip,
     StepContribution,
     StepResult,
 )
@@ -34,6 +35,7 @@ class Book:
         self, path: Path, run_id: str = "7f3a", *, at: float = 100.0, term: int = TERM
     ) -> None:
         self._now = at
+        self._skips = 0
         self._store = JournalStore(path, run_id, sync="normal", clock=self._clock)
         self._store.begin_term(term)
 
@@ -53,25 +55,39 @@ class Book:
         stop: str = "",
         after_roll_back: bool = False,
         gradient_norm: float | None = None,
+        at_position: int | None = None,
     ) -> None:
         self._now += 2.0
-        batch = PositionRange(4 * step - 4, 4 * step)
+        start = 4 * step - 4 if at_position is None else at_position
+        batch = PositionRange(start, start + 4)
+        size = 4 // len(roster)
         parts = tuple(
             StepContribution(
-                worker=rank, rank=rank, samples=2, weight=2.0, loss_sum=2 * loss,
-                positions=(PositionRange(batch.start + 2 * rank, batch.start + 2 * rank + 2),),
+                worker=worker, rank=rank, samples=size, weight=size, loss_sum=size * loss,
+                positions=(PositionRange(start + size * rank, start + size * (rank + 1)),),
             )
-            for rank in roster
+            for rank, worker in enumerate(roster)
         )  # fmt: skip
         term = 2 * TERM if after_roll_back else TERM
-        parent = Key(term, 1 if after_roll_back else step)
-        cursor = Cursor(0, 4 * step)
-        record = Record(Key(term, step + 1), parent, RecordKind.STEP, step, cursor, roster)
+        parent = Key(term, 1 if after_roll_back else step + self._skips)
+        cursor = Cursor(0, batch.stop)
+        record = Record(
+            Key(term, step + 1 + self._skips), parent, RecordKind.STEP, step, cursor, roster
+        )
         result = StepResult(
             epoch=0, batch=batch, loss=loss, samples=4, weight=4.0, attempt=0, seconds=2.0,
             contributions=parts, stop_reason=stop, gradient_norm=gradient_norm,
         )  # fmt: skip
         self._store.save_record(SaveRecord(record, result))
+
+    def skip(self, step: int, *, halt: int, operator: str) -> None:
+        """Leaves the batch of `step`, at its usual place, out."""
+        batch = PositionRange(4 * step - 4, 4 * step)
+        parent = Key(TERM, step + self._skips)
+        self._skips += 1
+        key = Key(TERM, step + self._skips)
+        mark = Record(key, parent, RecordKind.MARK, step - 1, Cursor(0, batch.stop), ())
+        self._store.save_record(SaveRecord(mark, skipped=Skip(0, batch, halt, operator)))
 
     def roll_back(self, *, to_step: int) -> None:
         self._now += 2.0
@@ -102,9 +118,11 @@ class Book:
         scalars = tuple(Scalar(name, step, value) for name, value in values.items())
         self._store.save_scalars(SaveScalars(worker, scalars))
 
-    def note(self, number: int, kind: RunEventKind, worker: int | None, text: str) -> None:
+    def note(
+        self, number: int, kind: RunEventKind, worker: int | None, text: str, *, step: int = 2
+    ) -> None:
         event = RunEvent(
-            id=number, kind=kind, worker=worker, step=2, text=text, at_unix_s=self._now
+            id=number, kind=kind, worker=worker, step=step, text=text, at_unix_s=self._now
         )
         self._store.save_run_event(SaveRunEvent(event))
 

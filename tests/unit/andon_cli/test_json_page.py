@@ -34,6 +34,7 @@ from andon_cli.commands.run_facts import RunFacts, StepFacts, reading
 from andon_cli.commands.status import lost_json, status_json
 from andon_cli.commands.top import WorkerCosts, top_json
 from andon_cli.drawing.picture import Lost
+from andon_cli.reporting.facts import ReportFacts
 from andon_coordinator.core.events import LeaveReason
 from andon_server.past_runs import read_runs
 from andon_server.runs import JOURNAL, ServiceAddress
@@ -155,6 +156,16 @@ def test_the_fields_of_an_export_and_the_columns_of_its_table(run: Path) -> None
     assert names(told["steps"][0]) == set(STEP_COLUMNS)
     assert set(STEP_COLUMNS) == named("`andon export`", "The columns of the CSV are")
     assert names(told["run"]) == documented("`andon show`") - {"scalars"}
+
+
+def test_the_fields_of_a_report(run: Path) -> None:
+    told = ReportFacts.read(run).fields(price=None)
+
+    assert names(told) == documented("`andon report`") | documented("`andon show`")
+    for part in ("spent", "rolled_back"):
+        assert names(told[part]) <= named("`andon report`", f"| `{part}` |")
+    assert names(told["presences"][0]) <= named("`andon report`", "| `presences` |")
+    assert names(told["steps_curve"][0]) == named("`andon report`", "| `steps_curve` |")
 
 
 def test_the_fields_of_an_audit() -> None:

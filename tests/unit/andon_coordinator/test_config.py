@@ -13,6 +13,7 @@ from andon.protocol.run_settings import Topology
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
+    FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
 )
@@ -58,6 +59,10 @@ def test_bounds_that_are_given_are_kept() -> None:
         {"run_id": "../7f3a"},
         {"overlap": True},
         {"outer": "nesterov"},
+        {"fragments": 2},
+        {"mix": 0.5, "schedule": "local"},
+        {"fragments": 3, "schedule": "local", "local_steps": 16},
+        {"fragments": 2, "schedule": "local", "topology": Topology.RING},
         {"topk_kept": 8},
         {"topology": Topology.RING, "encoding": "topk"},
     ],
@@ -129,8 +134,9 @@ def test_schedules_need_what_their_workers_must_be_capable_of() -> None:
         settings = config(schedule=schedule, shares=shares).line_settings()
         assert settings.capabilities == names
 
-    both = config(schedule="local", overlap=True).line_settings()
-    assert both.capabilities == {LOCAL_CAPABILITY, OVERLAP_CAPABILITY}
+    all_three = config(schedule="local", overlap=True, fragments=4).line_settings()
+    needed_by_all = {LOCAL_CAPABILITY, OVERLAP_CAPABILITY, FRAGMENTS_CAPABILITY}
+    assert all_three.capabilities == needed_by_all
 
 
 def test_what_an_earlier_version_would_not_heed_needs_a_capability() -> None:

@@ -12,7 +12,13 @@ from google.protobuf.message import Message
 from andon.protocol.attestations import Attestation
 from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltEvidence, HaltReason
-from andon.protocol.limits import COUNT_LIMIT
+from andon.protocol.limits import (
+    COUNT_LIMIT,
+    MAX_COMPONENTS,
+    MAX_GRAINS,
+    MAX_HASHED_SAMPLES,
+    MAX_MESSAGE_BYTES,
+)
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Cursor, Key
 from andon.protocol.run_settings import RunPlan
@@ -62,6 +68,19 @@ def join(**fields: Any) -> pb.TrainRequest:
     )
     message.MergeFrom(pb.Join(**fields))
     return pb.TrainRequest(join=message)
+
+
+def test_the_largest_report_of_a_verified_step_fits_a_message() -> None:
+    leaf = pb.Attestation(first=MAX_GRAINS, grains=1, digest=bytes(16), samples=bytes(8))
+    some = pb.Attestation(first=MAX_GRAINS, grains=MAX_GRAINS, digest=bytes(16))
+    loss = pb.NodeLoss(first=MAX_GRAINS, grains=1, weight=1.5, loss_sum=1.5)
+    # All grains, and as many sums and nodes as they could make.
+    ready = pb.StepReady(attested=[leaf] * MAX_GRAINS + [some] * (MAX_GRAINS // 2))
+    ready.node_losses.extend([loss] * (MAX_GRAINS // 2))
+    # Samples that are hashed one by one, what an inquest itemises, and prefixes of the weights.
+    others = 8 * MAX_HASHED_SAMPLES + 2**20 + 8 * MAX_COMPONENTS
+
+    assert ready.ByteSize() + others < MAX_MESSAGE_BYTES - 2**16
 
 
 def test_c_wire_002_join_request_has_every_field_of_the_message() -> None:

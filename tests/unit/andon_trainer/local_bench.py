@@ -74,7 +74,9 @@ class LocalSeat(ScriptedSeat):
 
     def await_commit(self) -> Committed | None:
         commit = super().await_commit()
-        if commit is not None:
+        assigned = self.position.assigned
+        # As `WorkerState` does it: of a round that it attends it has computed nothing.
+        if commit is not None and assigned is not None and not assigned.attends:
             self.computed.committed()
         return commit
 
@@ -85,7 +87,7 @@ class LocalSeat(ScriptedSeat):
         return True
 
     def begin(self, weight: float, call: Call | None = None) -> bool:
-        if call is not None:
+        if call is not None and call.sequence:
             return True  # What is sent comes back.
         if self.ends[0] == "lost":  # Void before this worker had anything to send.
             self.ends.pop(0)
@@ -114,9 +116,13 @@ class LocalBench:
         fused: bool = False,
         feed: Feeder | None = None,
         buffers: bool = False,
+        fragments: int = 1,
+        mix: float = 0.0,
     ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(3, 5), middle or nn.Tanh(), nn.Linear(5, 1))
+        if fragments > 1:  # Each layer of a stack of alike ones is a block.
+            self.model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
         generator = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(_SAMPLES, 3, generator=generator)
         self.optimizer = torch.optim.SGD(
@@ -124,7 +130,14 @@ class LocalBench:
         )
         self.replica = Replica([self.model], [self.optimizer])
         plan = plan_model([self.model])
-        policy = Policy(local_steps=2, outer=outer, max_grad_norm=max_grad_norm, overlap=overlap)
+        policy = Policy(
+            local_steps=2,
+            outer=outer,
+            max_grad_norm=max_grad_norm,
+            overlap=overlap,
+            fragments=fragments,
+            mix=mix,
+        )
         self.member = LocalSeat([block.elements for block in plan.layout.blocks], policy)
         device = torch.device("cpu")
         self.outer = outer_optimizer(plan, outer)
@@ -152,7 +165,9 @@ class LocalBench:
             parts,
             self.member,
             ChangeExchange(member, plan, device, [self.model] if buffers else []),
-            OuterStep(optimizer=self.outer, moving=nullcontext, max_grad_norm=max_grad_norm),
+            OuterStep(
+                optimizer=self.outer, moving=nullcontext, max_grad_norm=max_grad_norm, mix=mix
+            ),
         )
         audit = Audit([self.model], [self.optimizer])
         audit.open(plan)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from andon.protocol.records import PositionRange
 from andon.protocol.schedules import NESTEROV
+from andon_trainer.core.reports import NO_DIGEST
 from andon_trainer.model.layout import plan_model
 from unit.andon_trainer.local_bench import LocalBench
 from unit.andon_trainer.step_bench import ranges
@@ -320,6 +322,53 @@ def in_layout(bench: LocalBench, weights: list[torch.Tensor]) -> list[torch.Tens
     return [
         weights[at[id(part)]] for block in plan_model([bench.model]).parameters for part in block
     ]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_what_a_late_worker_owes_is_on_top_of_the_others_windows_until_it_is_sent(
+    scale: float,
+) -> None:
+    bench = LocalBench(outer=NESTEROV)
+    start, others = bench.weights, bench.member.exchange
+    others.weight_of_others = 8.0
+    for average in others.averages:
+        average[:] = 0.25
+    bench.assign((0, 8), end="lost")
+    bench.assign((0, 8), end="commit", attends=True, rank=1, change_scale=scale, wants_digest=True)
+    bench.assign((0, 8), end="commit")
+
+    own = dict(zip(bench.bodies(), iter(lambda: bench.weights, None), strict=False))
+
+    # Rate 0.7, and Nesterov's momentum of 0.9: the first step is 1.9 times the mean change.
+    moved = 0.7 * 1.9 * 0.25 * float(np.float32(scale))
+    line = [part - moved for part in start]
+    beyond = [now - was for now, was in zip(own[1], start, strict=True)]
+    torch.testing.assert_close(own[2], [a + b for a, b in zip(line, beyond, strict=True)])
+    assert (len(bench.computed), len(bench.borrowed)) == (2, 2), "nothing is computed twice"
+    # In the round that it attends it gives nothing, and compares nothing.
+    made_up, report = bench.member.reports
+    assert (made_up.weight, made_up.samples, made_up.digest) == (0.0, 0, NO_DIGEST)
+    assert (report.weight, report.samples) == (8.0, 8)
+    sent = bench.change_of(bench.sent[-1])
+    torch.testing.assert_close(
+        sent, torch.cat([-each.reshape(-1) for each in in_layout(bench, beyond)])
+    )
+
+
+def test_what_a_late_worker_owes_is_dropped_to_what_the_others_have_made() -> None:
+    bench = LocalBench()
+    start, others = bench.weights, bench.member.exchange
+    others.weight_of_others = 8.0
+    for average in others.averages:
+        average[:] = 0.25
+    bench.assign((0, 8), end="lost")
+    bench.assign((0, 8), end="commit", attends=True, rank=1)
+
+    bench.run()
+    bench.stepper.pause()
+
+    torch.testing.assert_close(bench.weights, [part - 0.25 for part in start])
+    assert not bench.optimizer.state_dict()["state"], "the momentum is that of the window's start"
 
 
 @pytest.mark.parametrize("end", ["void", "void late", "lost"])

@@ -10,6 +10,8 @@ from torch import nn
 
 from andon.protocol.attestations import Attestation
 from andon.protocol.grains import Node
+from andon.protocol.limits import MAX_HASHED_SAMPLES
+from andon.protocol.records import PositionRange
 from andon_trainer.averaging.attesting import component_hash, digest_of
 from andon_trainer.averaging.node_sums import leaves_of
 from andon_trainer.data.sample_hashes import sample_hashes
@@ -227,6 +229,20 @@ def test_what_belongs_to_no_sample_is_a_part_of_each_hash() -> None:
     assert hashes({"x": rows, "s": {"b", "a"}}) == hashes({"s": {"a", "b"}, "x": rows})
     assert len(hashes(torch.arange(4))) == 1
     assert len(hashes(rows.to_sparse())) == 1
+
+
+def test_of_a_large_batch_each_grain_has_one_hash_that_changes_with_each_sample() -> None:
+    rows = torch.arange(3)
+
+    whole = sample_hashes(rows, 3, 3, divided=False)
+
+    assert len(whole) == 8
+    assert whole != sample_hashes(rows.flip(0), 3, 3, divided=False)
+    for positions, size in ((MAX_HASHED_SAMPLES, 24), (MAX_HASHED_SAMPLES + 1, 8)):
+        bench = StepBench(grain=3)
+        bench.assign(OWN, batch=PositionRange(0, positions), end="commit", attests=True)
+        bench.run()
+        assert len(attested(bench)[Node(0, 1)].samples) == size
 
 
 def test_a_position_without_a_sample_has_the_hash_of_no_bytes() -> None:

@@ -29,6 +29,7 @@ from andon_trainer.averaging.norms import l2_norm
 from andon_trainer.averaging.readings import HostReader, LossReadings
 from andon_trainer.averaging.staging import make_staging
 from andon_trainer.averaging.tap import put_average
+from andon_trainer.core.calls import Call
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.model.guards import LateGradients
 from andon_trainer.model.layout import ModelPlan
@@ -70,8 +71,10 @@ class ChangeExchange:
         self.late = LateGradients(plan, watch=False)
         self.clock = make_clock(device, member.timeline)
         self.losses = LossReadings(HostReader())
-        self._staged = False
-        """Whether the buffers hold the change that was sent last."""
+        self._blocks = range(0)
+        """Of the present round."""
+        self._staged = range(0)
+        """The blocks whose buffers hold the change that was sent last."""
         self._own_norm: float | None = None
         self.overflowed = False
         """Whether the scaled gradients of the last local step overflowed."""
@@ -149,9 +152,23 @@ class ChangeExchange:
 
     def renew(self) -> None:
         """The change is another one than was sent last."""
-        self._staged = False
+        self._staged = range(0)
 
-    def send(self, weight: float, changes: Mapping[int, torch.Tensor]) -> bool:
+    def blocks_of(self, fragment: int | None) -> range:
+        """The blocks of a fragment; None: all."""
+        count = len(self._plan.parameters)
+        if fragment is None:
+            return range(count)
+        return range(fragment, count, self._member.policy.fragments)
+
+    def parameters_of(self, fragment: int | None) -> Iterator[nn.Parameter]:
+        """The parameters of a fragment's blocks; None: all that are exchanged."""
+        for block in self.blocks_of(fragment):
+            yield from self._plan.parameters[block]
+
+    def send(
+        self, weight: float, changes: Mapping[int, torch.Tensor], fragment: int | None = None
+    ) -> bool:
         """Sends this worker's change in the present round; returns without waiting.
 
         What was sent in a void round is sent again bit for bit, unless `renew` was called.
@@ -159,21 +176,23 @@ class ChangeExchange:
         Args:
             weight: this worker's; with 0 it contributes nothing.
             changes: `start - now` in float32, by the parameters' ids.
+            fragment: whose blocks are exchanged; None: all are.
 
         Returns:
             False if the round is void.
         """
-        self._own_norm = None
+        self._own_norm, self._blocks = None, self.blocks_of(fragment)
+        call = None if fragment is None else Call(name="line.backward", blocks=self._blocks)
         # Kept until `receive`: a window may be computed ahead in between.
-        self._open = opened = self._averaging.open(weight)
+        self._open = opened = self._averaging.open(weight, call)
         if opened is None:
             return False
         if not opened.gives:
             return True
-        if not self._staged:
+        if self._staged != self._blocks:
             self._stage(changes)
         blocks = [self._staging.collect(block).numpy() for block in self._blocks]
-        for block, flat in enumerate(blocks):
+        for block, flat in zip(self._blocks, blocks, strict=True):
             opened.submit(block, flat)
         if self._member.policy.own_gradient_norm:
             self._own_norm = l2_norm(blocks)
@@ -198,10 +217,12 @@ class ChangeExchange:
         averages = opened.finish(last=not follow)
         if averages is None:
             # A value that must not be sent is found in these buffers: they are of no use.
-            self._staged = self._staged and not opened.exchange.refused
+            if opened.exchange.refused:
+                self.renew()
             return None
         # Before the buffers are exchanged, which may use the memory of the averages.
-        for block, average in enumerate(averages.blocks):
+        blocks = [averages.blocks[block] for block in self._blocks]
+        for block, average in zip(self._blocks, blocks, strict=True):
             put_average(
                 self._staging,
                 block,
@@ -210,26 +231,28 @@ class ChangeExchange:
                 self._missing,
             )
         # Before the buffers, too, for the same reason.
-        norm = self._averaging.norm(averages.blocks)
+        norm = self._averaging.norm(blocks)
         self._member.talk.show("COMMITTING")
         if follow and not self.buffers.exchange(weight):
             return None
         return averages.averaged(norm, self._own_norm)
 
+    def scale(self, factor: float) -> None:
+        """Multiplies the mean change in `p.grad` by `factor`, rounded to float32."""
+        if factor != 1.0:
+            for _, _, mean in self._gradients():
+                mean.mul_(float(np.float32(factor)))
+
     def committed(self) -> None:
         """The window is committed: what the encoding lost of its change is sent with the next."""
         self._averaging.committed()
-
-    @property
-    def _blocks(self) -> range:
-        return range(len(self._plan.parameters))
 
     def _stage(self, changes: Mapping[int, torch.Tensor]) -> None:
         """Copies each block's change to the host."""
         for block in self._blocks:
             parts = [changes[id(part)] for part in self._plan.parameters[block]]
             self._staging.begin(block, parts, None)
-        self._staged = True
+        self._staged = self._blocks
 
 
 def _norm_of(gradient: torch.Tensor) -> torch.Tensor:

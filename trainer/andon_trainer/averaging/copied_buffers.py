@@ -296,6 +296,10 @@ class WindowBuffers(StepBuffers):
         self.statistics.end_window()
         self.copied.held.note()
 
+    def attend(self) -> None:
+        """The present round is one that this worker only attends: its own steps belong to none."""
+        self.statistics.attend()
+
     def borrow(self) -> None:
         """A forward of borrowed samples follows, which `give_back` ends: it moves no buffer."""
         for each in self._lent:

@@ -166,6 +166,10 @@ class MeanStatistics:
         """The window's steps are made: what forward does now belongs to the next."""
         self._ended = self._buffers.read()
 
+    def attend(self) -> None:
+        """A round of others: what forward did here stays, on top of what it makes of them."""
+        self._ended = self._start
+
     def keep(self) -> None:
         """See `StepStatistics`."""
         self._kept = self._buffers.read()
@@ -229,6 +233,9 @@ class MeanStatistics:
         if mean is not None:
             assert self._start is not None
             at, after = 0, {}
+            assigned = self._member.position.assigned
+            if assigned is not None and assigned.change_scale != 1.0:
+                mean *= np.float32(assigned.change_scale)  # As the weights' mean change.
             for name, start in _floats(self._start).items():
                 wide = torch.promote_types(start.dtype, torch.float32)
                 part = torch.from_numpy(mean[at : at + start.numel()]).to(start.device, wide)

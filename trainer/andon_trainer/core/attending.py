@@ -8,6 +8,9 @@ so. To the rest of the worker, the line then seems to be as far as this worker i
 
 Everything else (a transfer, the end of the stream) is of the present moment, and passes at once.
 
+A worker that is late on a line with a quorum attends in the same way. Its state is here already,
+and what it has computed stays: its script takes the rounds of the queue once its share is computed.
+
 The queue ends with an assignment that has this worker on its roster: it has arrived.
 """
 
@@ -50,6 +53,8 @@ class Attending:
 
     learning: bool = False
     """Whether this worker is not where the line is, as far as it was told."""
+    late: bool = False
+    """Whether that is because the line went on without it while it computed."""
     _installed: bool = False
     """Whether the state is here that the rounds in the queue go on from."""
     _arrived: bool = False
@@ -67,13 +72,21 @@ class Attending:
         self.end()
         self.learning = True
 
+    def left_out(self, key: Key) -> None:
+        """The line goes on without this worker's part of round `key`."""
+        # It may not have come to that round yet, nor to those before it that it makes up.
+        self._queue = deque(each for each in self._queue if not _assigns(each, key))
+        self.learning = self.late = self._installed = True
+        self._arrived = False
+
     def installed(self) -> None:
         """The state is here: what is of older rounds is dropped, once it is at the front."""
         self._installed = True
 
     def end(self) -> None:
         """This worker learns no more; what waits is dropped."""
-        self.learning = self._installed = self._arrived = self.ends_run = False
+        self.learning = self.late = False
+        self._installed = self._arrived = self.ends_run = False
         self.dismissed = self.voided = None
         self._queue.clear()
 

@@ -16,6 +16,10 @@ for all of them, and for a lost worker's positions too: those are computed as fu
 and added to what is sent. If something is in a pile that is not asked for, or must not count any
 more, both piles are dropped and the weights are the head's again: one part of a displacement can't
 be told from another.
+
+On a line of fragments a record moves a part of the blocks. In the others the change of its
+positions is *left over*: they are in no pile any more, and the local weights are still not the
+head's. It goes with the piles.
 """
 
 from __future__ import annotations
@@ -34,9 +38,11 @@ class Computed:
 
     due: Ranges = ()
     ahead: Ranges = ()
+    left_over: bool = False
+    """Whether the local weights have changes of blocks that no record has taken up yet."""
 
     def __bool__(self) -> bool:
-        """Whether the local weights are not the head's."""
+        """Whether positions are in the local weights that are in no record."""
         return bool(self.due or self.ahead)
 
     def missing(self, work: Assigned) -> Ranges:
@@ -65,6 +71,7 @@ class Computed:
 
     def drop(self) -> bool:
         """Forgets both; returns whether there was anything."""
-        there = bool(self)
+        there = bool(self) or self.left_over
         self.due = self.ahead = ()
+        self.left_over = False
         return there

@@ -29,6 +29,7 @@ from andon_trainer.core.effects import (
     Effect,
     EndRun,
     GoOn,
+    HearOn,
     JoinAgain,
     Listen,
     MoveState,
@@ -53,6 +54,7 @@ from andon_trainer.core.events import (
     Halted,
     LearningAsked,
     LeaveWanted,
+    LeftOut,
     ListeningLost,
     Resumed,
     ScalarAllReduceDone,
@@ -335,7 +337,7 @@ class Conversation:
                 return self._halted(event)
             case Resumed():
                 return self._resumed()
-            case TransferAsked() | LearningAsked() | ListeningLost():
+            case TransferAsked() | LearningAsked() | LeftOut() | ListeningLost():
                 return self._state_moves(event)
             case Dismissed():
                 return self._dismissed(event)
@@ -402,9 +404,14 @@ class Conversation:
         self.paused = False
         return [GoOn()]
 
-    def _state_moves(self, event: TransferAsked | LearningAsked | ListeningLost) -> list[Effect]:
-        """State is to move; or it moves beside training, and averages that follow it are lost."""
+    def _state_moves(
+        self, event: TransferAsked | LearningAsked | LeftOut | ListeningLost
+    ) -> list[Effect]:
+        """State is to move, or this worker is to follow the others; or it can't any more."""
         match event:
+            case LeftOut(key):
+                self.attending.left_out(key)
+                return [HearOn(), *self.state.left_out(key)]
             case TransferAsked():
                 return self._transfer(event)
             case LearningAsked():

@@ -16,12 +16,14 @@ __all__ = [
     "EndExchange",
     "EndRun",
     "GoOn",
+    "HearOn",
     "JoinAgain",
     "Listen",
     "MoveState",
     "RaiseDropped",
     "RaiseHalted",
     "RaiseRefused",
+    "ReportComputed",
     "ReportDefect",
     "ReportFault",
     "ReportListening",
@@ -118,6 +120,18 @@ class ReportListening:
 
 
 @dataclass(frozen=True, slots=True)
+class HearOn:
+    """Keep the listening streams that were opened when the line went on without this worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportComputed:
+    """Say that this worker's share is computed: what it sends in round `key` is on its way."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
 class StopListening:
     """Close the listening streams: this worker is on the roster, or needs no averages."""
 
@@ -182,6 +196,8 @@ Effect = (
     | SendNumber
     | MoveState
     | Listen
+    | HearOn
+    | ReportComputed
     | ReportListening
     | StopListening
     | ReportState

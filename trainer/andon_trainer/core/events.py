@@ -20,6 +20,7 @@ __all__ = [
     "Halted",
     "LearningAsked",
     "LeaveWanted",
+    "LeftOut",
     "ListeningLost",
     "Neighbours",
     "Resumed",
@@ -131,6 +132,13 @@ class LearningAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Round `key` goes on without this worker, which is late; it hears all averages from now on."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
 class ListeningLost:
     """Averages of some round will be missing, so that what was heard is of no use any more."""
 
@@ -192,6 +200,7 @@ Event = (
     | LeaveWanted
     | TransferAsked
     | LearningAsked
+    | LeftOut
     | ListeningLost
     | ScalarAllReduceDone
     | ControlLost

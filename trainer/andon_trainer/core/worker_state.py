@@ -37,6 +37,8 @@ class RoundPhase(enum.Enum):
     """Assigned; averages are missing."""
     HELD = enum.auto()
     """All averages are here; the record is missing."""
+    LATE = enum.auto()
+    """Over for the others, who go on without this worker: it computes its share to the end."""
     VOID = enum.auto()
     """Over without a record."""
 
@@ -142,7 +144,8 @@ class WorkerState:
         # A record that the script has not taken is of an older step.
         self.begun, self.commit = False, None
         # A coordinator that keeps its place asks for all of it again. A new one may deal otherwise.
-        fits = self.computed.serves(work)
+        # One that it attends asks for nothing of it.
+        fits = work.attends or self.computed.serves(work)
         return work, [] if fits else self.drop_computed("other positions were assigned")
 
     def hold(self, key: Key) -> bool:
@@ -173,10 +176,25 @@ class WorkerState:
 
     def void(self, message: str) -> list[Effect]:
         """Ends the present round without a record, if it is not over."""
+        if self.phase is RoundPhase.LATE:
+            self.phase = RoundPhase.VOID  # Its exchange was never begun.
         if self.phase not in (RoundPhase.OPEN, RoundPhase.HELD):
             return []
         self.phase, self.reported = RoundPhase.VOID, False
         return [EndExchange(message)]
+
+    def left_out(self, key: Key) -> list[Effect]:
+        """The line goes on without this worker's part of round `key`, which it owes from now on."""
+        # Whatever it asks for from now on, it asks for as a worker that is late.
+        self._asked = None
+        if self.has_work(key):
+            self._waiting = None
+        if not self.is_present(key):
+            return []
+        if self.phase is RoundPhase.OPEN and not self.begun:
+            self.phase = RoundPhase.LATE
+            return []
+        return self.void("the others went on without this worker, which was late")
 
     def own_fault(self, kind: str, message: str, value: str = "") -> ExchangeFailed:
         """What this worker itself saw go wrong in the present round."""
@@ -246,7 +264,9 @@ class WorkerState:
         self._waiting = None
         self._asked = None
         self._halt_expected = False
-        return self.void("the coordinator was lost") if self.phase is RoundPhase.OPEN else []
+        # What is computed stays, but nobody says any more which round it is for.
+        ends = self.phase in (RoundPhase.OPEN, RoundPhase.LATE)
+        return self.void("the coordinator was lost") if ends else []
 
     def joined(self, *, in_sync: bool, behind: bool, worker: int, halted: bool) -> list[Effect]:
         """The coordinator accepted the Join, as `worker`; `halted`: the line is in a halt.
@@ -303,7 +323,9 @@ class WorkerState:
             return self.drop_computed(f"a {record.kind.name} moved the cursor")
         self.commit = commit
         self.phase, self.reported = RoundPhase.NONE, False
-        self.computed.committed()
+        if not self.attends:
+            # Of a round that it only attends it has computed nothing: what it owes stays.
+            self.computed.committed()
         # No work is asked for then, and if this round becomes void the script asks as ever: for
         # this head it has not.
         self._waiting = commit.next

@@ -34,7 +34,7 @@ _DEEPEST = 32
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
-def sample_hashes(batch: Any, samples: int, positions: int) -> bytes:
+def sample_hashes(batch: Any, samples: int, positions: int, *, divided: bool = True) -> bytes:
     """XXH3-64 of each sample of a batch, or one hash for all if it can't be divided.
 
     Args:
@@ -42,10 +42,16 @@ def sample_hashes(batch: Any, samples: int, positions: int) -> bytes:
         samples: how many there are in it.
         positions: those of the grain, at least `samples`; one without a sample has the hash of no
             bytes.
+        divided: False: one hash for all is wanted, that of the others.
 
     Returns:
         `SAMPLE_BYTES` for each position, or once.
     """
+    found = _hashes(batch, samples, positions)
+    return found if divided or len(found) == SAMPLE_BYTES else xxhash.xxh3_64_digest(found)
+
+
+def _hashes(batch: Any, samples: int, positions: int) -> bytes:
     common, rows = xxhash.xxh3_64(), [xxhash.xxh3_64() for _ in range(samples)]
     divided = False
     for head, value in _leaves("", batch, samples, 0):

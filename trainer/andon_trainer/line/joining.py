@@ -11,8 +11,10 @@ from andon.protocol.grains import TREE_VERSION
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
+    FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
+    QUORUM_CAPABILITY,
 )
 from andon_trainer.averaging.attesting import can_attest
 from andon_trainer.averaging.changes import ChangeExchange, outer_optimizer
@@ -43,7 +45,7 @@ __all__ = ["join_by_hand", "join_with"]
 
 _CAPABILITIES: tuple[str, ...] = (
     *(BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY),
-    *(LEARNING, SAME_BITS),
+    *(FRAGMENTS_CAPABILITY, LEARNING, QUORUM_CAPABILITY, SAME_BITS),
 )
 """What a loop over a loader can do. Manual steps can't: the line does not see their samples."""
 _OF_HOSTS = (BALANCE_CAPABILITY, CADENCE_CAPABILITY)
@@ -126,6 +128,7 @@ def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> Loo
             optimizer=outer,
             moving=session.audit.moving,
             max_grad_norm=line.policy.max_grad_norm,
+            mix=line.policy.mix,
         ),
     )
 

@@ -71,7 +71,7 @@ def refuse_other_plan(mine: RunPlan, theirs: RunPlan) -> None:
 
 _FIXED = (
     *("topology", "encoding", "answer_encoding"),
-    *("local_steps", "outer", "overlap", "average_buffers"),
+    *("local_steps", "outer", "overlap", "average_buffers", "fragments", "mix"),
 )
 """The fields of a policy that a worker is set up for. It looks the others up in each step."""
 

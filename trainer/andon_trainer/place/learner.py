@@ -1,12 +1,17 @@
 """The learner: what a worker has open while it learns the state of a line that trains on.
 
 `core.attending` says what it does with the rounds that it hears of.
+
+A worker that is late on a line with a quorum hears in the same way. The others wait until it does,
+and it may be in the middle of a long computation. So the thread that reads the control stream opens
+its listening streams (`hear`); all else here is the training thread's.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 
 from andon.host.logs import LogEvent
@@ -15,6 +20,7 @@ from andon.protocol.records import Key
 from andon.protocol.reducers import ReducerShare
 from andon_trainer.core.attending import Attending
 from andon_trainer.core.events import Assigned, LearningAsked, ListeningLost
+from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.control.connection import Connection
 from andon_trainer.exchange.path import Inbox, Traffic
 from andon_trainer.exchange.route import Route, RouteFailed
@@ -29,12 +35,16 @@ _MOST_TRIES = 3
 
 
 class Learner:
-    """One worker's listening streams. Used by one thread."""
+    """One worker's listening streams. Used by one thread, but for `hear`."""
 
     def __init__(self, link: Connection, route: Route, inbox: Inbox) -> None:
         """Listens to nothing yet."""
         self._link, self._route, self._inbox = link, route, inbox
         self._heard: HeardExchange | None = None
+        self._pending = 0
+        """How often `hear` has opened, or found, streams that `hear_on` was not called for yet."""
+        self._opening = threading.Lock()
+        """Held for both."""
         self._before = Traffic()
         """What went over streams that are closed."""
         self._tries = 0
@@ -77,6 +87,37 @@ class Learner:
         text = "learning the line's state while the others train on"
         log.info(LogEvent("learning", text))
         return True
+
+    def hear(self, assigned: Assigned) -> bool:
+        """Opens listening streams, as long as there are none: a round goes on without this worker.
+
+        The thread that reads the control stream calls it; `hear_on` follows on the other thread.
+
+        Args:
+            assigned: that round.
+
+        Returns:
+            Whether every average from now on is heard.
+        """
+        link, number = self._link, self._link.number
+        with self._opening:
+            if self._heard is None:
+                try:
+                    heard = self._route.listen(link.joined, assigned.reducers, link.address, number)
+                except (RouteFailed, JoinRefused) as failed:
+                    self._give_up(str(failed))
+                    return False
+                if number != link.number:  # The worker joins again.
+                    heard.close()
+                    return False
+                self._heard = heard
+            self._pending += 1
+            return True
+
+    def hear_on(self) -> None:
+        """The training thread knows of what `hear` has done."""
+        with self._opening:
+            self._pending = max(0, self._pending - 1)
 
     def _give_up(self, why: str) -> None:
         self._able = False
@@ -142,10 +183,18 @@ class Learner:
     def arrived(self) -> None:
         """It is on a roster, or needs to hear nothing any more."""
         self._tries = 0
-        self.close()
+        with self._opening:
+            # The line may have gone on without it once more, which it has not taken yet.
+            if not self._pending:
+                self._close()
 
     def close(self) -> None:
         """Ends the streams."""
+        with self._opening:
+            self._pending = 0
+            self._close()
+
+    def _close(self) -> None:
         if self._heard is not None:
             self._heard.close()
             self._before += self._heard.traffic
@@ -182,8 +231,9 @@ def advice_for(step_bytes: int, steps: int, came_bytes: int, seconds: float) -> 
 
 
 def doing(attending: Attending) -> str:
-    """What a worker that learns does, for people; empty if it does not learn."""
+    """What a worker that learns, or is late, does, for people; empty if it does neither."""
     if not attending.learning:
         return ""
     steps = attending.behind
-    return f"learning: {steps} step{'' if steps == 1 else 's'} behind"
+    what = "late" if attending.late else "learning"
+    return f"{what}: {steps} step{'' if steps == 1 else 's'} behind"

@@ -31,12 +31,14 @@ from andon_trainer.core.effects import (
     EndExchange,
     EndRun,
     GoOn,
+    HearOn,
     JoinAgain,
     Listen,
     MoveState,
     RaiseDropped,
     RaiseHalted,
     RaiseRefused,
+    ReportComputed,
     ReportFault,
     ReportListening,
     RequestWork,
@@ -112,6 +114,7 @@ class Membership:
         self._giver = StateGiver(self._link, candidate.replica, config.shared_dir)
         self._route = Route(candidate.layout, self._inbox, config)
         self._learner = Learner(self._link, self._route, self._inbox)
+        self._link.hear = self._learner.hear
         self._leaving = Leaving()
         origin = candidate.origin
         self._habit = Habit()
@@ -359,6 +362,7 @@ class Membership:
         """Begins the exchange of the present round, or one `call` of several; False if void."""
         assigned = self._state.assigned
         assert assigned is not None
+        first = not self._state.begun
         if not self._conversation.begin():
             return False
         try:
@@ -373,6 +377,8 @@ class Membership:
             self._inbox.put(self._state.own_fault(failed.kind, str(failed)))
         # Also after a failure: an exchange that is not open sends nothing.
         self.exchange.begin(assigned, weight, call)
+        if first and self.policy.quorum and not assigned.attends:
+            self._send(ReportComputed(assigned.key))
         return True
 
     def abandon(self, message: str) -> None:
@@ -389,6 +395,13 @@ class Membership:
         self._refuse(replace(fault, block=block, element=element))
 
     def _refuse(self, fault: ExchangeFailed) -> None:
+        if self._state.phase is RoundPhase.LATE or self._state.attends:
+            # Of what it owes, in no round yet: nobody waits for a Fault of the others' round.
+            where = (
+                "" if fault.block is None else f"element {fault.element} of block {fault.block} "
+            )
+            self.stop_line(fault.kind, fault.message or f"{where}is {fault.value}")
+            return
         self._do(self._conversation.refuse(fault))
         self._wait(Wait.VERDICT)
 
@@ -433,10 +446,11 @@ class Membership:
         # Before it is sent: from then on the round may be committed, and must not be given up.
         self._conversation.reported()
         self._link.control.report_step(report)
-        # What is computed ahead is committed first, and the run ends after that. A worker that
+        # What is left over is committed first, and the run ends after that. A worker that
         # only attends is not asked; it says so again in a step of its own.
         assigned = self._state.assigned
-        at_once = assigned is not None and not assigned.attends and assigned.ahead_batch is None
+        at_once = assigned is not None and not (assigned.attends or assigned.leaves_over)
+        at_once = at_once and not self.policy.quorum  # What others owe is committed first, too.
         # `await_commit` compares it with the record: the coordinator may not let the script end the
         # run.
         self._wants_stop = report.stop_reason if at_once else ""
@@ -469,9 +483,10 @@ class Membership:
         """Takes what has come, without waiting, between two local steps.
 
         Returns:
-            Whether the present round is still open: if not, nothing more of it is worth computing.
+            Whether its share of the present round is still wanted: it is if the round is open, and
+            if that went on without this worker. If not, nothing more of it is worth computing.
         """
-        while self._state.phase is RoundPhase.OPEN:
+        while self._state.phase in (RoundPhase.OPEN, RoundPhase.LATE):
             event = self._inbox.take(0.0)
             if event is None:
                 return True
@@ -610,7 +625,7 @@ class Membership:
                     traffic = self._route.traffic + self._learner.traffic
                     self._telemetry.clock.committed(effect.key, state.step, traffic)
                     self._learner.made_up(effect.key, self._conversation.attending.behind)
-                case MoveState() | Listen() | StopListening():
+                case MoveState() | Listen() | HearOn() | StopListening():
                     self._get_in_step(effect)
                 case AwaitAnswer() | GoOn():
                     self._show_halt(effect)
@@ -674,7 +689,7 @@ class Membership:
                 text = f"the run is over: {reason}"
                 return RunOver(text, self._config.address, self._state.step)
 
-    def _get_in_step(self, effect: MoveState | Listen | StopListening) -> None:
+    def _get_in_step(self, effect: MoveState | Listen | HearOn | StopListening) -> None:
         """Does what brings a worker to where the line is."""
         match effect:
             case MoveState(asked):
@@ -684,6 +699,10 @@ class Membership:
                     self._link.control.send(ReportListening())
                 else:
                     self._do([JoinAgain("this worker does not learn")])
+            case HearOn():
+                self._learner.hear_on()
+                text = f"the others went on after step {self._state.step} without this worker"
+                log.info(LogEvent("late", f"{text}, which was late: it sends what it owes later"))
             case StopListening():
                 self._learner.arrived()
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from andon.protocol.grains import Grains
+from andon.protocol.limits import MAX_HASHED_SAMPLES
 from andon.protocol.records import PositionRange
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.grain_averaging import GrainAverager
@@ -160,8 +161,10 @@ class GrainStepper(Stepper):
 
     def _note_samples(self, state: StepState, grain: int, batch: Any, samples: int) -> None:
         """Hashes what the loop body is given, before it can change it."""
-        positions = len(Grains(state.assigned.batch, self._grain).positions(grain))
-        hashes = sample_hashes(batch, samples, positions)
+        whole = state.assigned.batch
+        positions = len(Grains(whole, self._grain).positions(grain))
+        divided = len(whole) <= MAX_HASHED_SAMPLES
+        hashes = sample_hashes(batch, samples, positions, divided=divided)
         self._verification.note_samples(grain, hashes, verified=state.verifying)
 
     @property

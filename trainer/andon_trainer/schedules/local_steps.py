@@ -14,6 +14,16 @@ overlapped windows. Without overlap nothing is ever ahead.
     change of the due pile     what is sent: line's weights - own weights, without what is ahead
     commit                     own weights = line's new weights + (own - line's old + change)
 
+On a line of fragments a round exchanges a part of the blocks. In the others the own weights stay,
+and what they have beyond the line's is *left over* until those blocks have their turn
+(`own_weights`).
+
+On a line with a quorum a round may go on without this worker. It computes its share to the end,
+and then takes the rounds that it has missed, in which it only attends (`core.attending`): nothing
+of its due pile is sent in them, and it stays on top of what they make of the line's weights.
+
+    commit of such a round     own weights = line's new weights + (own - line's old)
+
 A void round leaves the models as they are. Under the next assignment the kept change is sent again
 bit for bit. If positions of a lost worker were added, they are computed as further local steps from
 where this worker is, and their change is added to the one that is sent. If the core drops the piles
@@ -46,6 +56,7 @@ from andon_trainer.data.feed import MicroBatch, Share
 from andon_trainer.place.member import RunMember
 from andon_trainer.schedules.loop_checks import check_device, check_loop_body
 from andon_trainer.schedules.loop_steps import LoopParts, LoopSteps
+from andon_trainer.schedules.own_weights import OwnWeights, Part
 from andon_trainer.schedules.step_state import StepPhase, StepState
 from andon_trainer.state.held_state import HeldState, InnerState
 
@@ -81,6 +92,8 @@ class OuterStep:
     """Around its step: it is no optimizer that the script prepared."""
     max_grad_norm: float | None = None
     """The greatest norm of a local step's gradient."""
+    mix: float = 0.0
+    """With which factor own weights are kept where a fragment's average arrives."""
 
 
 @dataclass(slots=True)
@@ -152,6 +165,8 @@ class LocalStepper(LoopSteps):
         """The weights before a local step whose change is to be added to `_change`."""
         self._touched = False
         """Whether the models may hold other weights than the line's."""
+        self._half_made = False
+        """Whether they have a local step that was not noted: the script left it in its middle."""
         self._round: _Round | None = None
         self._settled: StepState | None = None
         """The local step that was noted last."""
@@ -192,7 +207,7 @@ class LocalStepper(LoopSteps):
         self._held.restore()
         self._due, self._ahead = _Sums(), _Sums()
         self._change = self._before = self._inner_ahead = None
-        self._touched = False
+        self._touched = self._half_made = self._local.computed.left_over = False
         self._averager.renew()
         self._buffers.go_back()
 
@@ -203,12 +218,18 @@ class LocalStepper(LoopSteps):
         self._accumulated.drop()  # Of a local step that was left in the middle.
         self._averager.clock.begin()
         self._committed = False
-        # Nothing is computed beyond the head: the window begins at the line's weights.
-        if not self._local.computed:
-            self._begin_window(wants_digest=assigned.wants_digest and not assigned.attends)
-        elif assigned.wants_digest and self._digest is NO_DIGEST:
-            self._digest = self._held_digest()
         computed = self._local.computed
+        wants_digest = assigned.wants_digest and not assigned.attends
+        if computed.left_over and not computed and not self._half_made:
+            # The window begins at this worker's own weights; the line's are held already.
+            self._averager.renew()
+            self._buffers.begin()
+        elif not computed:
+            # Nothing is computed beyond the head: the window begins at the line's weights.
+            self._begin_window(wants_digest=wants_digest)
+            wants_digest = False
+        if wants_digest and self._digest is NO_DIGEST:
+            self._digest = self._held_digest()
         epoch, batch = assigned.epoch, assigned.batch
         due = self._shares.of(assigned, epoch, computed.missing(assigned), batch)
         ahead = self._shares.of(assigned, epoch, computed.missing_ahead(assigned), batch)
@@ -263,8 +284,10 @@ class LocalStepper(LoopSteps):
             return NO_DIGEST
         return self._replica.weights(here.coordinator_can)
 
-    def _held_digest(self) -> Digest:
-        """The digest of the window's start, while the models hold what was computed from there."""
+    def _held_digest(self, *, wanted: bool = True) -> Digest:
+        """The digest of the line's weights, while the models hold what was computed from there."""
+        if not (wanted or self._member.position.digest_due):
+            return NO_DIGEST
         start = self._start()
         with torch.no_grad():
             # Between two loop bodies, so no forward meets the line's weights in place of its own.
@@ -403,7 +426,7 @@ class LocalStepper(LoopSteps):
                     self._finish(self._round)
                 return False
             self._commits += 1
-            self._touched = True
+            self._touched = self._half_made = True
             if self._scaling is not None:
                 self._scaling.loss_scale.committed(overflow=self._averager.overflowed)
         return self.moved and state is not None and state.moves_weights
@@ -426,7 +449,7 @@ class LocalStepper(LoopSteps):
         if state is None or not self.moved or state is self._settled:
             return
         # Noted once: `stepped` comes here, and the loop after it.
-        self._settled = state
+        self._settled, self._half_made = state, False
         self._local.stepped_locally()
         # Before `made` moves on to the next step.
         part, due = round_.parts[round_.made], round_.made < round_.due
@@ -450,6 +473,10 @@ class LocalStepper(LoopSteps):
         if round_.sent:
             return
         round_.sent = True
+        if round_.state.assigned.attends:
+            self._buffers.attend()
+            round_.void = not self._averager.send(0.0, {})
+            return
         if self._change is None:
             start = self._start()
             with torch.no_grad():
@@ -460,7 +487,8 @@ class LocalStepper(LoopSteps):
             # Before anything is computed ahead: what forward makes of buffers then is the next
             # window's.
             self._buffers.end_window()
-        round_.void = not self._averager.send(self._due.weight, self._change)
+        fragment = round_.state.assigned.fragment
+        round_.void = not self._averager.send(self._due.weight, self._change, fragment)
 
     def _finish(self, round_: _Round) -> None:
         """Exchanges, reports and commits; in a void round everything stays, to be sent again."""
@@ -472,9 +500,11 @@ class LocalStepper(LoopSteps):
         if round_.void:
             return
         state = round_.state
-        state.weight, state.loss_sum = self._due.weight, self._due.loss_sum
-        state.correct = self._due.correct
-        averaged = self._averager.receive(self._due.weight)
+        attends = state.assigned.attends
+        given = _Sums() if attends else self._due
+        state.weight, state.loss_sum, state.correct = given.weight, given.loss_sum, given.correct
+        state.samples = 0 if attends else state.samples
+        averaged = self._averager.receive(given.weight)
         commit = None
         if averaged is not None:
             state.averaged = averaged
@@ -487,7 +517,7 @@ class LocalStepper(LoopSteps):
             self._buffers.drop()
             return
         self._averager.committed()
-        self._apply(moves=averaged.total_weight > 0)
+        self._apply(state.assigned, moves=averaged.total_weight > 0)
         self._round, self._committed = None, True
         self.last_commit = commit
 
@@ -500,45 +530,73 @@ class LocalStepper(LoopSteps):
             for part in group["params"]:
                 yield id(part), part
 
-    def _apply(self, *, moves: bool) -> None:
+    def _apply(self, assigned: Assigned, *, moves: bool) -> None:
         """Moves the line's weights by the mean change, which is in `p.grad`.
 
-        What was computed ahead is on top of them afterwards.
+        What this worker has beyond what it sent is on top of them afterwards.
         """
-        start, ahead = self._start(), None
+        # As `WorkerState` has left it: of a round that it attends, this worker sent nothing.
+        owes = assigned.attends and bool(self._local.computed)
+        start, exchanged = self._start(), [*self._parameters_of(assigned.fragment)]
+        own = self._own_beyond(start, exchanged, assigned)
         with torch.no_grad():
-            if self._change is not None:
-                # Before the weights are set back: it is what they have beyond the change that was
-                # sent.
-                ahead = {
-                    key: part.float() - start[key].float() + self._change[key]
-                    for key, part in self._parameters()
-                }
-            for key, part in self._parameters():
+            for key, part in exchanged:
                 part.copy_(start[key])
+        self._averager.scale(assigned.change_scale)
+        others = self._rest(exchanged)
+        for _, part in others:
+            part.grad = None  # Of a local step; the outer optimizer passes them over.
         if moves:
             with self._outer.moving():
                 self._outer.optimizer.step()
         self._clear_gradients()
         self._buffers.apply()
-        # As `Computed.committed` has done with the positions.
-        self._due, self._ahead = self._ahead, _Sums()
+        if not owes:
+            # As `Computed.committed` has done with the positions.
+            self._due, self._ahead = self._ahead, _Sums()
         self._averager.renew()
-        # Now, before what is ahead is added: the models hold the new head's weights and nothing
-        # else.
-        self._digest = self._head_digest()
-        self._change, self._touched = None, ahead is not None
-        if ahead is None:
-            return  # The next window begins with what the models hold.
-        # For the same reason now. The inner state is that of the window's end, and not the present
-        # one.
-        self._held.take(self._inner_ahead)
+        ahead, self._touched = self._change is not None or owes, own is not None
+        self._change = None
+        if own is None:
+            # Now, since the next window begins with what the models hold: the line's weights.
+            self._digest = self._head_digest()
+            return
+        # The exchanged blocks are the line's now, before anything is laid on them. The inner state
+        # is that of the window's end, and not the present one; what is owed keeps its own.
+        inner = self._held.began if owes else self._inner_ahead
+        self._held.take(inner, but={key for key, _ in others})
         self._inner_ahead = None
-        self._buffers.begin_ahead()
-        with torch.no_grad():
-            for key, part in self._parameters():
-                # In float32, whatever the parameter's type.
-                part.copy_(part.float() + ahead[key])
+        self._digest = self._held_digest(wanted=False) if others else self._head_digest()
+        if ahead:
+            self._buffers.begin_ahead()
+        own.lay_on(exchanged)
+
+    def _own_beyond(
+        self, start: dict[int, torch.Tensor], exchanged: list[Part], assigned: Assigned
+    ) -> OwnWeights | None:
+        """What this worker keeps of its own at a commit; None: its weights become the line's."""
+        computed, fragment = self._local.computed, assigned.fragment
+        gave = self._due.weight > 0 and not assigned.attends
+        # A rank that abstained has sent nothing: whatever it has is still left over.
+        if gave:
+            computed.left_over = fragment is not None
+        owes = assigned.attends and bool(computed)
+        if self._change is None and not computed.left_over and not owes:
+            return None
+        mix = self._outer.mix if gave and fragment is not None else 0.0
+        return OwnWeights(exchanged, start, self._change if gave else {}, mix)
+
+    def _parameters_of(self, fragment: int | None) -> Iterator[Part]:
+        if fragment is None:
+            yield from self._parameters()
+        else:
+            for part in self._averager.parameters_of(fragment):
+                yield id(part), part
+
+    def _rest(self, exchanged: list[Part]) -> list[Part]:
+        """The parameters that the round did not exchange."""
+        keys = {key for key, _ in exchanged}
+        return [(key, part) for key, part in self._parameters() if key not in keys]
 
     def _clear_gradients(self) -> None:
         for _, part in self._parameters():

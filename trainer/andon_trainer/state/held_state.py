@@ -9,6 +9,7 @@ kept as well, since it has seen the same gradients.
 from __future__ import annotations
 
 import copy
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,19 +65,26 @@ class HeldState:
         self._tensors: list[torch.Tensor] = []
         self._inner = InnerState()
 
-    def take(self, inner: InnerState | None = None) -> None:
+    def take(self, inner: InnerState | None = None, but: Container[int] = ()) -> None:
         """Copies the models as they are. Their memory is used again for the next copy.
 
         Args:
             inner: the state that goes with it; None: the present one.
+            but: ids of tensors whose copies stay as they are.
         """
         now = self._present()
         if len(now) != len(self._tensors):
             self._tensors = [torch.empty_like(tensor, requires_grad=False) for tensor in now]
         with torch.no_grad():
             for held, tensor in zip(self._tensors, now, strict=True):
-                held.copy_(tensor)
+                if id(tensor) not in but:
+                    held.copy_(tensor)
         self._inner = inner or self.inner()
+
+    @property
+    def began(self) -> InnerState:
+        """The inner state that goes with what is held."""
+        return self._inner
 
     def inner(self) -> InnerState:
         """A copy of the present inner state."""

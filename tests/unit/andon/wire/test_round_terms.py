@@ -28,6 +28,7 @@ TERMS = RankTerms(
     window=8,
     ahead_batch=PositionRange(16, 24),
     learning_rate_scale=1.5,
+    change_scale=0.75,
     copies_buffers=True,
     wants_digest=True,
     attended=True,

@@ -8,6 +8,7 @@ import os
 import random
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from andon.host.tls import TlsError
 from andon.protocol.run_settings import Policy
 from andon.wire.statuses import details_of
 from andon_trainer.config import LineConfig
+from andon_trainer.core.events import Assigned
 from andon_trainer.core.reports import Joined, Joining
 from andon_trainer.errors import JoinRefused, LineLost
 from andon_trainer.exchange.channels import tls_trouble
@@ -48,6 +50,8 @@ class Connection:
         self._inbox = inbox
         self._control: ControlStream | None = None
         self._joined: Joined | None = None
+        self.hear: Callable[[Assigned], bool] = lambda _assigned: False
+        """Opens listening streams, on the thread that reads the control stream."""
         self.outbox = ScalarOutbox()
         """What the script logged, for whichever stream there is."""
         self.incarnation = secrets.randbits(64)
@@ -240,6 +244,7 @@ class Connection:
             outbox=self.outbox,
             timeline=self._timeline,
         )
+        stream.hear = self.hear
         try:
             joined = stream.join(joining)
         except BaseException:

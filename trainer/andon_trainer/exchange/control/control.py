@@ -22,9 +22,11 @@ from andon.wire import conversion
 from andon_trainer.core.effects import RequestWork
 from andon_trainer.core.events import (
     Assigned,
+    Committed,
     ControlLost,
     Event,
     Halted,
+    LeftOut,
     Resumed,
     TransferAsked,
 )
@@ -82,6 +84,10 @@ class ControlStream:
         self._stop = threading.Event()
         self._heartbeats = Heartbeats(self._outgoing.put, number, outbox, timeline)
         self._threads: list[threading.Thread] = []
+        self.hear: Callable[[Assigned], bool] = lambda _assigned: False
+        """Opens listening streams: a round goes on without this worker. False: it can't."""
+        self._assigned: Assigned | None = None
+        """The last round that this worker was to take part in."""
         self._transfer: int | None = None
         """The transfer that the coordinator asked for last; None: it is over, or there was none."""
         self._at_end: Callable[[], object] | None = None
@@ -218,8 +224,7 @@ class ControlStream:
                 event = event_from(response)
                 # Before the inbox has it: the transfer may be looked for at once.
                 self._note_transfer(event)
-                if event is not None:
-                    self._inbox.put(event, self._number)
+                self._deliver(event)
         except grpc.RpcError as error:
             refusal = refusal_from(error)
             reason = f"{error.code().name}: {error.details()}"
@@ -238,15 +243,40 @@ class ControlStream:
                 if act is not None:
                     act()
 
+    def _deliver(self, event: Event | None) -> None:
+        """Puts an event into the inbox, if it means anything to this worker."""
+        if event is None or (isinstance(event, LeftOut) and not self._follows(event)):
+            return
+        self._inbox.put(event, self._number)
+
+    def _follows(self, left_out: LeftOut) -> bool:
+        """Sees to it that this worker hears the rounds that go on without it, and says so.
+
+        Returns:
+            False if it was not left out: the round is an old one. Or if it can't hear them: then
+            the stream ends.
+        """
+        if self._assigned is None or left_out.key != self._assigned.key:
+            return False
+        # Here, too: the others wait for the answer, and the script may compute for long.
+        if not self.hear(self._assigned):
+            self._call.cancel()
+            return False
+        self._outgoing.put(pb.TrainRequest(listening=pb.Listening()))
+        return True
+
     def _note_transfer(self, event: Event | None) -> None:
-        """Notes which transfer an event begins or ends."""
+        """Notes which transfer an event begins or ends, and the round that was assigned."""
         match event:
             case TransferAsked(sends=True, beside_training=True):
                 self._sending[event.transfer_id] = None
                 self._end_sending(event.transfer_id)
             case TransferAsked():
                 self._end_transfer(event)
+            case Committed(next=Assigned(attends=False) as assigned):
+                self._assigned = assigned
             case Assigned(attends=False):
+                self._assigned = event
                 # One that this worker only attends ends nothing: its state may be on its way.
                 self._end_transfer(event)
 

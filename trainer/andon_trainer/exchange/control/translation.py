@@ -20,6 +20,7 @@ from andon.wire.round_terms import terms_from_proto
 from andon.wire.statuses import details_of, is_final
 from andon_trainer.core import events
 from andon_trainer.core.effects import (
+    ReportComputed,
     ReportDefect,
     ReportFault,
     ReportListening,
@@ -42,7 +43,7 @@ __all__ = [
     "work_to",
 ]
 
-Report = ReportDefect | ReportFault | ReportListening | ReportState | SendNumber
+Report = ReportComputed | ReportDefect | ReportFault | ReportListening | ReportState | SendNumber
 """Effects that are a message to the coordinator and nothing else."""
 
 
@@ -131,29 +132,12 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
         case "shard_assignment":
             return _assigned(message.shard_assignment)
         case "step_committed":
-            committed = message.step_committed
-            return events.Committed(
-                record=conversion.record_from_proto(committed.record),
-                loss=committed.loss,
-                samples=committed.samples,
-                correct=committed.correct if committed.HasField("correct") else None,
-                stop_reason=committed.stop_reason,
-                # A longer one would not be accepted with the next Join.
-                pacing=committed.pacing if len(committed.pacing) <= MAX_PACING_BYTES else b"",
-                overflow=committed.overflow,
-                next=(
-                    _assigned(committed.assignment) if committed.HasField("assignment") else None
-                ),
-            )
+            return _committed(message.step_committed)
         case "round_voided":
             voided = message.round_voided
             return events.Voided(conversion.key_from_proto(voided.key), voided.message)
-        case "halt":
-            return events.Halted(conversion.evidence_from_proto(message.halt.evidence))
-        case "resume":
-            return events.Resumed(message.resume.halt_id)
-        case "shutdown":
-            return events.Dismissed(message.shutdown.message, message.shutdown.stop_reason)
+        case "halt" | "resume" | "shutdown":
+            return _halt_or_end(message)
         case "state_transfer":
             transfer = message.state_transfer
             _require_known("transfer role", transfer.role, pb.TransferRole)
@@ -170,6 +154,8 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
             return events.LearningAsked(
                 reducers=conversion.shares_from_proto(message.learn.reducers)
             )
+        case "late":
+            return events.LeftOut(conversion.key_from_proto(message.late.key))
         case "scalar_all_reduce_result":
             result = message.scalar_all_reduce_result
             return events.ScalarAllReduceDone(
@@ -181,6 +167,28 @@ def event_from(message: pb.TrainResponse) -> events.Event | None:
                 tuple(result.data),
             )
     return None
+
+
+def _halt_or_end(message: pb.TrainResponse) -> events.Event:
+    if message.HasField("halt"):
+        return events.Halted(conversion.evidence_from_proto(message.halt.evidence))
+    if message.HasField("resume"):
+        return events.Resumed(message.resume.halt_id)
+    return events.Dismissed(message.shutdown.message, message.shutdown.stop_reason)
+
+
+def _committed(message: pb.StepCommitted) -> events.Committed:
+    return events.Committed(
+        record=conversion.record_from_proto(message.record),
+        loss=message.loss,
+        samples=message.samples,
+        correct=message.correct if message.HasField("correct") else None,
+        stop_reason=message.stop_reason,
+        # A longer one would not be accepted with the next Join.
+        pacing=message.pacing if len(message.pacing) <= MAX_PACING_BYTES else b"",
+        overflow=message.overflow,
+        next=_assigned(message.assignment) if message.HasField("assignment") else None,
+    )
 
 
 def _require_known(what: str, number: int, enum: Any) -> None:
@@ -217,6 +225,9 @@ def request_to(effect: Report) -> pb.TrainRequest:
                 failure=clipped(failure),
             )
             return pb.TrainRequest(state_report=report)
+        case ReportComputed(key):
+            computed = pb.Computed(key=conversion.key_to_proto(key))
+            return pb.TrainRequest(computed=computed)
         case ReportListening():
             return pb.TrainRequest(listening=pb.Listening())
         case SendNumber():

@@ -1,0 +1,1 @@
+"""Reporting: a run as one page for people who were not there."""

@@ -1,0 +1,149 @@
+"""Facts of a report: what the journal and the run's folder have, read once."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from andon.host.errors import ResumeRefused
+from andon.host.manifest import checkpoints_in
+from andon_cli.commands.run_facts import RunFacts, reading
+from andon_cli.kept_command import KeptCommand
+from andon_cli.reporting.spent import Presence, Spent, presences
+from andon_coordinator.core.effects import Skip
+from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.transport.curves import CurvePoint
+from andon_coordinator.transport.reader import LedgerFault
+from andon_server.resuming import find_resumption
+
+__all__ = ["ReportFacts"]
+
+_POINTS = 300
+"""A curve has at most so many points: a screen shows no more."""
+_COUNTED_STEPS = 100_000
+"""The ledger of a longer run is not counted: that needs all of its contributions in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFacts:
+    """Everything that a report tells."""
+
+    run: RunFacts
+    steps: list[CurvePoint]
+    """At most 300, each of one or more steps."""
+    logged: dict[str, list[tuple[int, float | None]]]
+    """The curve of each name that scripts logged."""
+    skips: list[Skip]
+    rolled_back: tuple[int, int, float]
+    """Steps that do not count any more, their samples, their seconds."""
+    ledger: list[LedgerFault] | None
+    """None: the run is too long to be counted here."""
+    spent: Spent
+    presences: list[Presence]
+    command: KeptCommand | None
+    checkpoint_step: int | None
+    """The step of the newest whole checkpoint; None: there is none."""
+    checkpoint_problem: str
+    """Why the run can't go on from a checkpoint, though it has some; else empty."""
+
+    @classmethod
+    def read(cls, folder: Path) -> ReportFacts:
+        """Reads a run's folder.
+
+        Raises:
+            JournalError: there is no journal, or it can't be read.
+        """
+        run = RunFacts.read(folder)
+        with reading(folder) as reader:
+            steps = reader.step_curve(_POINTS)
+            names = reader.scalar_names()
+            logged = {name: reader.reduced_scalar_curve(name, _POINTS) for name in names}
+            skips, rolled_back = reader.skips(), reader.rolled_back()
+            ledger = reader.ledger_faults() if run.totals.steps <= _COUNTED_STEPS else None
+        times = [event.at_unix_s for event in run.events]
+        began = min([run.past.started_unix_s, *times[:1]])
+        ended = max([began, *times[-1:], *run.totals.at_unix_s[-1:]])
+        steps_s = sum(run.totals.times_s) + rolled_back[2]
+        checkpoint, problem = _checkpoint_of(folder)
+        return cls(
+            run=run,
+            steps=steps,
+            logged=logged,
+            skips=skips,
+            rolled_back=rolled_back,
+            ledger=ledger,
+            spent=Spent.of(run.events, steps_s, run.totals.at_unix_s, began, ended),
+            presences=presences(run.events, ended),
+            command=KeptCommand.read(folder),
+            checkpoint_step=checkpoint,
+            checkpoint_problem=problem,
+        )
+
+    def events(self, *kinds: RunEventKind) -> list[RunEvent]:
+        """What happened of these kinds, in order."""
+        return [event for event in self.run.events if event.kind in kinds]
+
+    @property
+    def attempts_by_cause(self) -> list[tuple[str, int]]:
+        """Why steps were tried again, and how often, the most frequent cause first."""
+        causes = Counter(
+            event.text.partition(": ")[2] or event.text
+            for event in self.events(RunEventKind.ATTEMPT)
+        )
+        return causes.most_common()
+
+    @property
+    def worker_hours(self) -> float:
+        """The time that workers were on the line, all together, in hours."""
+        return sum(each.seconds for each in self.presences) / 3600
+
+    @property
+    def ended_because(self) -> str:
+        """Why the run ended, as its last step or its last event says; empty if it did not."""
+        ends = self.events(RunEventKind.COMPLETE, RunEventKind.SESSION_OVER)
+        return ends[-1].text if ends else ""
+
+    def fields(self, price: float | None) -> dict[str, Any]:
+        """For JSON. `price`: what an hour of one worker costs; None: not known."""
+        count, samples, seconds = self.rolled_back
+        return self.run.fields() | {
+            "steps_curve": [asdict(each) for each in self.steps],
+            "logged_curves": self.logged,
+            "skipped": [
+                {"epoch": each.epoch, "positions": [each.positions.start, each.positions.stop],
+                 "halt": each.halt_id or None, "operator": each.operator}
+                for each in self.skips
+            ],
+            "rolled_back": {"steps": count, "samples": samples, "seconds": seconds},
+            "ledger_faults": None if self.ledger is None else len(self.ledger),
+            "spent": asdict(self.spent) | {"rest_s": self.spent.rest_s},
+            "attempts_by_cause": dict(self.attempts_by_cause),
+            "presences": [asdict(each) for each in self.presences],
+            "worker_hours": self.worker_hours,
+            "cost": None if price is None else price * self.worker_hours,
+            "command": list(self.command.command) if self.command else [],
+            "checkpoint_step": self.checkpoint_step,
+            "checkpoint_problem": self.checkpoint_problem,
+        }  # fmt: skip
+
+
+def points_of(steps: Sequence[CurvePoint], name: str) -> list[tuple[int, float | None]]:
+    """The curve of one field of the steps; a value that is not finite is None."""
+    return [(each.step, _finite(getattr(each, name))) for each in steps]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _checkpoint_of(folder: Path) -> tuple[int | None, str]:
+    if not checkpoints_in(folder):
+        return None, ""
+    try:
+        return find_resumption(str(folder)).facts.step, ""
+    except ResumeRefused as error:
+        return None, str(error)
