@@ -141,7 +141,7 @@ def _parts_of_float32(variant: Variant) -> tuple[float, float]:
     answer = Encoding.of(flags["--answer-encoding"]) if "--answer-encoding" in flags else same
     vectors = np.random.default_rng(0).standard_normal((WORKERS, 2**20)).astype(np.float32)
     sent = [encode(each, encoding, kept=variant.kept) for each in vectors]
-    mean = sum(decode(each, encoding, 2**20) for each in sent) / np.float32(WORKERS)
+    mean = np.mean([decode(each, encoding, 2**20) for each in sent], axis=0)
     return sent[0].nbytes / 2**22, encode(mean, answer).nbytes / 2**22
 
 

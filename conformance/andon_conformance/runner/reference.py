@@ -154,13 +154,13 @@ _STRETCH = 256
 
 
 def _listed(numbers: Sequence[float], kept: int) -> bytes:
-    counts, places, values, runs = [], [], [], []
+    counts, places, values = [], [], []
+    runs: list[tuple[int, int]] = []
     for start in range(0, len(numbers), _STRETCH):
         halves = list(map(_bfloat16, numbers[start : start + _STRETCH]))
-        sizes = [half & 0x7FFF for half in halves]
-        # Python sorts stably, so of equals the first ones come first.
-        order = sorted(range(len(sizes)), key=lambda at, sizes=sizes: -sizes[at])
-        chosen = sorted(at for at in order[:kept] if sizes[at])
+        # By magnitude, and of equals the first ones first.
+        order = sorted((-(half & 0x7FFF), at) for at, half in enumerate(halves))
+        chosen = sorted(at for size, at in order[:kept] if size)
         counts.append(len(chosen))
         places += chosen
         values += [halves[at] for at in chosen]
