@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,8 +58,23 @@ class Training:
 
 
 TASKS = {
-    "letters": Training(task="letters", model="gpt", batches=200, learning_rate=3e-3),
+    "letters": Training(task="letters-64", model="gpt", batches=200, learning_rate=3e-3),
     "digits": Training(task="digits", model="cnn", batches=300, learning_rate=1e-3),
+    "letters-long": Training(
+        task="letters-32",
+        model="gpt",
+        batches=4000,
+        batch=24,
+        learning_rate=1.6e-2,
+        warm_up=0.1,
+    ),
+    "digits-long": Training(
+        task="noisy-digits",
+        model="cnn",
+        batches=6000,
+        learning_rate=1e-2,
+        warm_up=0.1,
+    ),
 }
 """What is trained, by the name of `--tasks`."""
 
@@ -84,11 +99,15 @@ class Schedule:
     uneven: bool = False
     """Whether it reacts to the workers' speeds: under these the workers differ."""
     optimizer: str = "adamw"
+    rates: tuple[tuple[str, float], ...] = ()
+    """Its own best learning rates by task, of 1, 2 and 4 times one process's."""
     plain: PlainSpec | None = None
     """What plain_diloco.py trains by; no line then."""
 
 
 _LOCAL = ("--schedule", "local", "--local-steps")
+_INT4 = ("--encoding", "int4")
+_FASTER = (("letters-long", 3.2e-2),)
 _CADENCE = ("--schedule", "cadence")
 SCHEDULES = {
     "every-step": Schedule(flags=("--schedule", "every-step")),
@@ -101,6 +120,12 @@ SCHEDULES = {
     "local-8-nesterov": Schedule(flags=(*_LOCAL, "8", "--outer", "nesterov")),
     "local-8-overlap": Schedule(flags=(*_LOCAL, "8", "--overlap")),
     "local-32": Schedule(flags=(*_LOCAL, "32")),
+    "local-16-int4": Schedule(flags=(*_LOCAL, "16", *_INT4), rates=_FASTER),
+    "local-16-int4-overlap": Schedule(flags=(*_LOCAL, "16", *_INT4, "--overlap"), rates=_FASTER),
+    "local-16-int4-muon": Schedule(flags=(*_LOCAL, "16", *_INT4), optimizer="muon"),
+    "every-step-muon": Schedule(plain=PlainSpec(local_steps=1, workers=1), optimizer="muon"),
+    "plain-16": Schedule(plain=PlainSpec(local_steps=16), rates=_FASTER),
+    "plain-16-muon": Schedule(plain=PlainSpec(local_steps=16), optimizer="muon"),
     "plain-8": Schedule(plain=PlainSpec(local_steps=8)),
     "plain-8-nesterov": Schedule(plain=PlainSpec(local_steps=8, rate=0.7, momentum=0.9)),
 }
@@ -147,9 +172,9 @@ def main() -> None:
             for row in _task_rows(trainers, name, options, before):
                 rows.append(row)
                 print(_told(row), flush=True)
-    if options.json:
-        circumstances = {**machine, **_circumstances(options)}
-        write_rows(options.json, circumstances, merged_rows(before, rows, ("task", "schedule")))
+                if options.json:  # After each row: some take minutes.
+                    merged = merged_rows(before, rows, ("task", "schedule"))
+                    write_rows(options.json, {**machine, **_circumstances()}, merged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +243,7 @@ def _answer(process: subprocess.Popen[str]) -> Run:
 
 def _task_rows(
     trainers: Trainers, name: str, options: argparse.Namespace, before: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """The rows of one task: one process, then each schedule."""
     training = TASKS[name]
     batch = options.batch or training.batch
@@ -236,11 +261,12 @@ def _task_rows(
     alone = _known(before, name, specs)
     if alone is None:
         alone = _row(name, SOLO, specs, [trainers.train([spec]) for spec in specs])
-    rows = [_compared(alone, alone)]
+    yield _compared(alone, alone)
     for schedule in options.schedules:
-        runs = [_run(trainers, spec, SCHEDULES[schedule]) for spec in specs]
-        rows.append(_compared(_row(name, schedule, specs, runs), alone))
-    return rows
+        rate = dict(SCHEDULES[schedule].rates).get(name, training.learning_rate)
+        tuned = [replace(spec, learning_rate=rate) for spec in specs]
+        runs = [_run(trainers, spec, SCHEDULES[schedule]) for spec in tuned]
+        yield _compared(_row(name, schedule, tuned, runs), alone)
 
 
 def _run(trainers: Trainers, spec: WorkerSpec, schedule: Schedule) -> Run:
@@ -294,6 +320,7 @@ def _row(task: str, schedule: str, specs: list[WorkerSpec], runs: list[Run]) -> 
         "schedule": schedule,
         "seeds": len(runs),
         "samples": specs[0].samples,
+        "learning_rate": specs[0].learning_rate,
         "commits": round(statistics.mean(run.steps for run in runs), 1),
         "bytes_ratio": round(at_most / statistics.mean(moved), 1) if all(moved) else None,
         "loss": round(statistics.mean(ends), 4),
@@ -326,16 +353,17 @@ def _told(row: dict[str, Any]) -> str:
     )
 
 
-def _circumstances(options: argparse.Namespace) -> dict[str, object]:
+def _circumstances() -> dict[str, object]:
     """The conditions of the measurement, apart from the machine."""
     uneven = [name for name, schedule in SCHEDULES.items() if schedule.uneven]
     return {
         "tasks": {name: asdict(training) for name, training in TASKS.items()},
-        "flags": {name: schedule.flags for name, schedule in SCHEDULES.items()},
+        "schedules": {name: asdict(schedule) for name, schedule in SCHEDULES.items()},
         "notes": [
             f"{len(FACTORS)} workers, one thread each; work a sample under {', '.join(uneven)}: "
             f"{FACTORS}",
-            "AdamW, gradients clipped to a norm of 1; the same learning rate for all schedules",
+            "AdamW unless the name says muon, gradients clipped to a norm of 1",
+            "*-long: each schedule has its best learning rate of a grid of factors of 2",
             "gpt: the GPT of examples/shakespeare.py with 2 layers of width 64",
             "cnn: 2 convolutions with BatchNorm and a linear layer",
             "bytes_ratio: those of float32 gradients and averages every step, over those sent "

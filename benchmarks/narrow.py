@@ -83,7 +83,7 @@ def main() -> None:
     with Trainers(WORKERS) as trainers:
         for seed in range(1, options.seeds + 1):
             spec = WorkerSpec(
-                task="letters",
+                task="letters-64",
                 seed=seed,
                 samples=options.batches * options.batch,
                 batch=options.batch,

@@ -56,7 +56,7 @@ class RunSettings(ServiceSettings):
     on_halt: Annotated[Literal["wait", "raise"], Parameter(group=EVERYDAY)] = "wait"
     """What workers do at a halt: wait for an answer, or raise LineHalted (exit code 3)."""
     restarts: Annotated[Whole, Parameter(group=EVERYDAY)] = 3
-    """Start workers that were killed or failed again, N times in all."""
+    """Start workers that were killed or failed again, N times within any hour."""
     output: Annotated[OutputMode | None, Parameter(group=EVERYDAY)] = None
     """Show all output of the workers, the last line of each with warnings and tracebacks, or only
     that of failures. Default: `last` on a terminal, else `all`."""

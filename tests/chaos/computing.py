@@ -153,13 +153,15 @@ class LocalSteps(Computing):
 
     piles: Computed = field(default_factory=Computed)
     outer: Outer = field(default_factory=Outer)
+    fragments: int = 1
+    mix: float = 0.0
     own: LocalWeights = field(default_factory=LocalWeights)
 
     def compute(
         self, assigned: Assigned, doubts: int, state: LineState, pass_by: PassBy
     ) -> Sequence[Positions]:
         """Makes local steps over what is missing, from where the worker's own weights are."""
-        if not self.piles:
+        if not (self.piles or self.piles.left_over):
             self.own.begin(state.weights)
         self.pace.begin()
         parts = self._parts(assigned, positions_of(self.piles.missing(assigned)))
@@ -194,12 +196,18 @@ class LocalSteps(Computing):
         self, state: LineState, assigned: Assigned, total_weight: float, mean: Floats
     ) -> LineState:
         """The outer optimizer's step by the mean change; what is ahead goes on top of it."""
-        new, scale = state, assigned.change_scale
+        moved, new = None, state
+        if assigned.fragment is not None:
+            moved = self.task.exchanged(assigned.fragment, self.fragments)
         if total_weight > 0:
-            new = self.task.outer_step(state, mean, self.outer, scale)
-        # What a late worker owes is no part of the others' round.
-        move = self.own.attend if assigned.attends and self.piles else self.own.rebase
-        move(state.weights, new.weights)
+            scale = assigned.change_scale
+            new = self.task.outer_step(state, mean, self.outer, scale, moved)
+        if assigned.attends and self.piles:
+            # What a late worker owes is no part of the others' round.
+            self.own.attend(state.weights, new.weights)
+        else:
+            self.own.rebase(state.weights, new.weights, moved, self.mix)
+        self.piles.left_over = self.own.left_over
         return new
 
     def due_step(self, epoch: int, part: Positions) -> None:
@@ -219,7 +227,7 @@ def computing_for(task: Task, policy: Policy, piles: Computed) -> Computing:
     if not policy.local_steps:
         return Gradients(task)
     outer = Outer(rate=policy.outer.learning_rate, momentum=policy.outer.momentum)
-    return LocalSteps(task, piles=piles, outer=outer)
+    return LocalSteps(task, piles=piles, outer=outer, fragments=policy.fragments, mix=policy.mix)
 
 
 def positions_of(ranges: Iterable[PositionRange]) -> Positions:

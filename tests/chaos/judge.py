@@ -30,7 +30,7 @@ from andon_coordinator.core.effects import StepResult
 from andon_coordinator.transport.reader import JournalEntry, JournalReader
 from chaos.model import Floats, LineState, Task, weighted_mean
 from chaos.owed import Owed, judge_owed
-from chaos.replay import Replay
+from chaos.replay import Replay, exchanged_in
 from chaos.rig import ChaosLine, events_of
 from chaos.schedules import EVERY_STEP, LineSchedule
 from chaos.windows import Logs, judge_windows
@@ -179,7 +179,13 @@ def _trained_again(
     assert founded.kind is RecordKind.INITIAL, "the first record bootstraps the run"
     state = LineState(weights=task.initial(founded.roster[0]))
     by_record, owed = {founded.key: state}, Owed(task, schedule)
-    replays = {slot: Replay(slot, log, task) for slot, log in logs.items()}
+    replays = {slot: Replay(slot, log, task, schedule) for slot, log in logs.items()}
+    assigned = {
+        Key(*event["key"]): event
+        for log in logs.values()
+        for event in log
+        if event["event"] == "assigned"
+    }
     for before, entry in pairwise(chain):
         record, result = entry.record, entry.result
         assert record.parent == before.record.key, f"step {record.step} has another parent"
@@ -198,7 +204,8 @@ def _trained_again(
             pass  # A committed step that moves no weight.
         elif schedule.local_steps:
             scale = owed.scale(entry) if schedule.quorum else 1.0
-            state = task.outer_step(state, mean, schedule.outer, scale)
+            moved = exchanged_in(assigned[record.key], task, schedule)
+            state = task.outer_step(state, mean, schedule.outer, scale, moved)
         else:
             scale = schedule.rate_scale(len(result.batch), task.batch)
             state = LineState(weights=task.moved(state.weights, mean, scale))

@@ -21,9 +21,10 @@ from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import cursor_after, next_batch, shard_of
 from chaos.schedules import Outer
 
-__all__ = ["Floats", "LineState", "LocalWeights", "Task", "digest_of", "weighted_mean"]
+__all__ = ["Floats", "LineState", "LocalWeights", "Mask", "Task", "digest_of", "weighted_mean"]
 
 Floats = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,16 +110,34 @@ class Task:
         """The weights after one step of SGD, with the learning rate times `scale`."""
         return weights - np.float32(self.rate * scale) * mean
 
+    def exchanged(self, fragment: int | None, fragments: int) -> Mask:
+        """Which elements a round exchanges: every block that has the fragment's remainder."""
+        chosen = [fragment in (None, block % fragments) for block in range(len(self.blocks))]
+        return np.repeat(np.array(chosen), self.blocks)
+
     def outer_step(
-        self, state: LineState, mean: Floats, outer: Outer, scale: float = 1.0
+        self,
+        state: LineState,
+        mean: Floats,
+        outer: Outer,
+        scale: float = 1.0,
+        exchanged: Mask | None = None,
     ) -> LineState:
-        """The state after the outer optimizer applied the mean of all changes, times `scale`."""
-        momentum, mean = state.momentum, mean * np.float32(scale)
+        """The state after the outer optimizer applied the mean of all changes, times `scale`.
+
+        `exchanged`: the elements that move; None: all.
+        """
+        before, momentum, mean = state.weights, state.momentum, mean * np.float32(scale)
         if outer.momentum:
             factor = np.float32(outer.momentum)
-            momentum = mean.copy() if momentum is None else momentum * factor + mean
+            old = np.zeros_like(mean) if momentum is None else momentum
+            momentum = old * factor + mean if momentum is not None else mean.copy()
             mean = mean + factor * momentum
-        return LineState(weights=state.weights - np.float32(outer.rate) * mean, momentum=momentum)
+            momentum = momentum if exchanged is None else np.where(exchanged, momentum, old)
+        weights = before - np.float32(outer.rate) * mean
+        if exchanged is not None:
+            weights = np.where(exchanged, weights, before)
+        return LineState(weights=weights, momentum=momentum)
 
     def undisturbed(self, bootstrap_worker: int, steps: int, workers: int) -> Floats:
         """The weights after `steps` steps of a line that never lost one of its `workers`."""
@@ -145,12 +164,14 @@ class LocalWeights:
     now: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     due: list[int] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
+    left_over: bool = False
+    """Whether there are changes of elements that were not exchanged."""
     _change: Floats | None = None
     """Of the due pile, once something may be ahead of it."""
 
     def begin(self, line: Floats) -> None:
         """Both piles are empty: the weights are the line's."""
-        self.now, self._change = line, None
+        self.now, self._change, self.left_over = line, None, False
         self.due, self.ahead = [], []
 
     def step(self, task: Task, epoch: int, ranges: Sequence[PositionRange]) -> None:
@@ -173,9 +194,22 @@ class LocalWeights:
         self._moved(task, epoch, ranges)
         self.ahead += [at for part in ranges for at in range(part.start, part.stop)]
 
-    def rebase(self, old: Floats, new: Floats) -> None:
-        """The due pile is in the line's new weights; the pile ahead becomes the due one."""
-        self.now = new + ((self.now - old) + self.change(old)) if self.ahead else new
+    def rebase(
+        self, old: Floats, new: Floats, exchanged: Mask | None = None, mix: float = 0.0
+    ) -> None:
+        """The due pile is in the line's new weights; the pile ahead becomes the due one.
+
+        `exchanged`: the elements of the round's fragment; None: all.
+        """
+        after = new
+        if not self.due:  # It abstained, and keeps all that it has.
+            after = new + (self.now - old) if self.ahead or self.left_over else new
+        elif self.ahead:
+            after = new + ((self.now - old) + self.change(old))
+        if self.due and exchanged is not None:
+            after = np.float32(mix) * self.now + np.float32(1.0 - mix) * after if mix else after
+        self.now = after if exchanged is None else np.where(exchanged, after, self.now)
+        self.left_over = exchanged is not None if self.due else self.left_over
         self.due, self.ahead, self._change = self.ahead, [], None
 
     def attend(self, old: Floats, new: Floats) -> None:

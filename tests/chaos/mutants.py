@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from chaos.computing import Computing, LocalSteps
@@ -71,6 +71,16 @@ class _Keeping(LocalSteps):
 
 
 @dataclass
+class _Jumping(LocalSteps):
+    """Takes the line's weights at a commit, also of blocks that were not exchanged."""
+
+    def after(self, state: LineState, *arguments: Any) -> LineState:
+        new = super().after(state, *arguments)
+        self.own.now = new.weights
+        return new
+
+
+@dataclass
 class _Hasty(LocalSteps):
     """Sends what it computes ahead together with what is due."""
 
@@ -102,7 +112,8 @@ class _Mutant(Worker):
     def computing(self) -> Computing:
         right = super().computing()
         assert isinstance(right, LocalSteps)
-        return self.kind(right.task, piles=right.piles, outer=right.outer)
+        values = {each.name: getattr(right, each.name) for each in fields(LocalSteps)}
+        return self.kind(**values)
 
 
 class _Boasting(Worker):
@@ -139,6 +150,7 @@ MUTANTS = {
     "loses the outer momentum at its join": Mutant(_Losing, "F-DP-001"),
     "gives its samples another weight": Mutant(_Boasting, "C-COMMIT-001"),
     "sends a change twice": Mutant(_computing(_Keeping), "F-DP-001", "overlapped"),
+    "forgets what is left over": Mutant(_computing(_Jumping), "F-DP-001", "fragments"),
     "sends what is ahead": Mutant(_computing(_Hasty), "F-DP-001", "overlapped"),
 }
 

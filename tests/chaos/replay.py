@@ -15,24 +15,30 @@ from typing import Any
 from andon.protocol.records import Key
 from andon_coordinator.core.effects import StepContribution
 from chaos.computing import ranges_of
-from chaos.model import Floats, LineState, LocalWeights, Task
+from chaos.model import Floats, LineState, LocalWeights, Mask, Task
+from chaos.schedules import LineSchedule
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "exchanged_in"]
 
 
 class Replay:
     """One worker's own weights, from its first process to its last."""
 
-    def __init__(self, slot: int, log: Sequence[dict[str, Any]], task: Task) -> None:
+    def __init__(
+        self, slot: int, log: Sequence[dict[str, Any]], task: Task, schedule: LineSchedule
+    ) -> None:
         """Stands at the beginning of the log."""
         self._slot = slot
         self._task = task
+        self._schedule = schedule
         self._events: Iterator[dict[str, Any]] = iter(log)
         self._own = LocalWeights()
         self._head: Key | None = None
         """The last record that the worker held."""
         self._epochs: dict[Key, int] = {}
         """The epoch of each assignment."""
+        self._exchanged: dict[Key, Mask | None] = {}
+        """The elements of each assignment's fragment; None: all."""
 
     def contribution(
         self, key: Key, part: StepContribution, states: Mapping[Key, LineState]
@@ -67,7 +73,9 @@ class Replay:
                 assert self._head is not None
                 self._own.begin(states[self._head].weights)
             case "assigned" | "attending":
-                self._epochs[Key(*event["key"])] = event["epoch"]
+                key = Key(*event["key"])
+                self._epochs[key] = event["epoch"]
+                self._exchanged[key] = exchanged_in(event, self._task, self._schedule)
             case "computed" | "ahead" as pile:
                 epoch = self._epochs[Key(*event["key"])]
                 step = self._own.step if pile == "computed" else self._own.step_ahead
@@ -79,15 +87,25 @@ class Replay:
             case "applied":
                 before, self._head = self._head, self._known(event, states)
                 assert before is not None
-                # What a late worker owes is no part of a round that it only attends.
-                owes = event["attends"] and self._own.due
-                move = self._own.attend if owes else self._own.rebase
-                move(states[before].weights, states[self._head].weights)
+                old, new = states[before].weights, states[self._head].weights
+                if event["attends"] and self._own.due:
+                    # What a late worker owes is no part of a round that it only attends.
+                    self._own.attend(old, new)
+                else:
+                    moved = self._exchanged.get(self._head)
+                    self._own.rebase(old, new, moved, self._schedule.mix)
 
     def _known(self, event: dict[str, Any], states: Mapping[Key, LineState]) -> Key:
         key = Key(*event["key"])
         assert key in states, f"worker {self._slot} holds a record that the journal does not: {key}"
         return key
+
+
+def exchanged_in(event: dict[str, Any], task: Task, schedule: LineSchedule) -> Mask | None:
+    """The elements that an assignment's round exchanges; None: all."""
+    if event["fragment"] is None:
+        return None
+    return task.exchanged(event["fragment"], schedule.fragments)
 
 
 def _judge_positions(made: Sequence[int], part: StepContribution, where: str) -> None:

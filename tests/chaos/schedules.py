@@ -40,6 +40,10 @@ class LineSchedule:
     """Of LOCAL; 0: gradients are averaged in every round."""
     outer: Outer = Outer()
     overlap: bool = False
+    fragments: int = 1
+    """In how many groups of blocks the model is exchanged; 1: whole."""
+    mix: float = 0.0
+    """How much of its own weights a worker keeps where a fragment's average arrives."""
     ring: bool = False
     """Whether workers exchange along a ring, whose mean adds up in another order."""
     balanced: bool = False
@@ -97,10 +101,23 @@ SCHEDULES = (
         overlap=True,
     ),
     LineSchedule(
-        name="overlapped-balanced",
-        flags=(*_LOCAL, "--overlap", "--shares", "balanced-interleaved"),
+        name="fragments",
+        flags=(*_LOCAL, "--outer", "nesterov", "--fragments", "2", "--shares", "balanced"),
+        local_steps=4,
+        outer=_NESTEROV,
+        fragments=2,
+        balanced=True,
+    ),
+    LineSchedule(
+        name="fragments-overlapped",
+        flags=(
+            *(*_LOCAL, "--overlap", "--fragments", "4", "--mix", "0.5"),
+            *("--shares", "balanced-interleaved"),
+        ),
         local_steps=4,
         overlap=True,
+        fragments=4,
+        mix=0.5,
         balanced=True,
         interleaved=True,
     ),

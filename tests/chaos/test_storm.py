@@ -30,9 +30,7 @@ SHORT, TURN = 6, 4
 """Faults of a short storm, and after how many of them another worker becomes the slow one."""
 SCHEDULED = [each for each in SCHEDULES if each is not EVERY_STEP]
 IN_SHORT = [
-    each
-    for each in SCHEDULED
-    if each.name in ("cadence-linear", "local-nesterov", "overlapped-ring")
+    each for each in SCHEDULED if each.name in ("cadence-linear", "fragments", "overlapped-ring")
 ]
 SCHEDULED_PATHS = (("tcp",), ("wire",), ("shared-memory",))
 """A schedule's storms take one of them after another."""

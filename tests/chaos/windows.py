@@ -24,7 +24,7 @@ Logs = Mapping[int, Sequence[dict[str, Any]]]
 
 _SAME = (
     *("step", "attempt", "epoch", "roster", "batch", "window", "targets", "interleaved"),
-    *("rate_scale", "change_scale", "ahead_batch"),
+    *("rate_scale", "change_scale", "ahead_batch", "fragment"),
 )
 """What must be equal in all assignments of a round."""
 
@@ -40,6 +40,7 @@ def judge_windows(
             _judge_equal(told, where)
             _judge_shares(told, entry.result, where)
             _judge_size(told[0], task, schedule, where)
+            _judge_fragment(told[0], task, schedule, entry.result.stop_reason, where)
             if _is_first(entry) and not (schedule.overlap or schedule.quorum):
                 _judge_division(told, task, schedule, where)
             attending = _attending(entry, logs)
@@ -119,10 +120,24 @@ def _judge_size(event: dict[str, Any], task: Task, schedule: LineSchedule, where
         return
     assert stop - start == min(window, task.dataset - start), f"{where}: {stop - start} positions"
     if not schedule.cadence:
-        wanted = task.batch * max(1, schedule.local_steps)
+        wanted = task.batch * max(1, schedule.local_steps // schedule.fragments)
         assert window == wanted, f"{where}: it takes {window} positions, not {wanted}"
     scale = schedule.rate_scale(stop - start, task.batch)
     assert event["rate_scale"] == scale, f"{where}: the learning rate is scaled by {scale}"
+
+
+def _judge_fragment(
+    event: dict[str, Any], task: Task, schedule: LineSchedule, stop_reason: str, where: str
+) -> None:
+    """Which part of the model is exchanged: by the step's number, or all where all is needed."""
+    fragment = event["fragment"]
+    if fragment is None:
+        return
+    assert schedule.fragments > 1, f"{where}: it exchanges fragment {fragment}"
+    assert fragment == event["step"] % schedule.fragments, f"{where}: fragment {fragment}"
+    ends = event["batch"][1] == task.dataset or bool(stop_reason)
+    assert not ends, f"{where}: something is left over at the epoch's or the run's end"
+    assert bool(event["ahead_batch"]) is schedule.overlap, f"{where}: nothing is computed ahead"
 
 
 def _judge_division(

@@ -23,12 +23,14 @@ from andon.protocol.records import Key, PositionRange
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
     CADENCE_CAPABILITY,
+    FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
     QUORUM_CAPABILITY,
 )
 from andon_trainer.averaging.norms import l2_norm, limiting_factor
 from andon_trainer.config import LineConfig
+from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed
 from andon_trainer.core.reports import NO_DIGEST, Digest, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, RunOver
@@ -123,6 +125,7 @@ class Worker:
             capabilities=(
                 BALANCE_CAPABILITY,
                 CADENCE_CAPABILITY,
+                FRAGMENTS_CAPABILITY,
                 LOCAL_CAPABILITY,
                 OVERLAP_CAPABILITY,
                 QUORUM_CAPABILITY,
@@ -183,11 +186,13 @@ class Worker:
         vector = self._computing.contribution(assigned, state)
         own_norm = l2_norm([vector])
         vector = self._limited(vector, own_norm)
-        samples = _given(assigned)
-        if not self._member.begin(self.weight(samples)):
+        samples, blocks = _given(assigned), self._blocks(assigned)
+        whole = len(blocks) == len(self._task.blocks)
+        call = None if whole else Call(name="fragment", blocks=blocks)
+        if not self._member.begin(self.weight(samples), call):
             return
         stop("before-blocks", assigned.step)
-        self._submit(vector, samples, assigned.step)
+        self._submit(vector, samples, assigned.step, blocks)
         ahead = self._computing.compute_ahead(assigned, middle)
         self._note_computed("ahead", assigned, ahead)
         stop("after-blocks", assigned.step)
@@ -221,17 +226,24 @@ class Worker:
         factor = limiting_factor(own_norm, policy.max_grad_norm)
         return vector if factor is None else vector * np.float32(factor)
 
-    def _submit(self, vector: Floats, samples: int, step: int) -> None:
+    def _blocks(self, assigned: Assigned) -> range:
+        """The blocks that the round exchanges."""
+        count = len(self._task.blocks)
+        if assigned.fragment is None:
+            return range(count)
+        return range(assigned.fragment, count, self._member.policy.fragments)
+
+    def _submit(self, vector: Floats, samples: int, step: int, places: range) -> None:
         exchange = self._member.exchange
         if not samples:
             exchange.abstain()
             self._barrier.pass_by("mid-blocks", step)
             return
         blocks = self._task.split(vector)
-        for index, block in enumerate(blocks):
-            if index == len(blocks) // 2:
+        for number, index in enumerate(places):
+            if number == len(places) // 2:
                 self._barrier.pass_by("mid-blocks", step)
-            exchange.submit(index, block)
+            exchange.submit(index, blocks[index])
 
     def _report(self, assigned: Assigned, own_norm: float, complete: AveragesComplete) -> None:
         samples = _given(assigned)
@@ -313,6 +325,7 @@ class Worker:
             interleaved=assigned.split.interleaved,
             rate_scale=assigned.learning_rate_scale,
             change_scale=assigned.change_scale,
+            fragment=assigned.fragment,
         )
 
     def _note_computed(self, event: str, assigned: Assigned, parts: Sequence[list[int]]) -> None:

@@ -62,7 +62,7 @@ def test_a_run_says_a_line_a_step_and_reports_what_the_journal_holds(tmp_path: P
     with JournalReader(tmp_path / report["journal"]) as journal:
         assert journal.losses() == report["losses"]
     lines = output.splitlines()
-    assert lines[-3].startswith("complete: 6 steps, loss 0.167, ")
+    assert lines[-4].startswith("complete: 6 steps, loss 0.167, ")
     assert [line.split("  ")[0] for line in lines if line.startswith("step ")] == [
         f"step {step}/6" for step in range(1, 7)
     ]

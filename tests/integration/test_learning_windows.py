@@ -18,7 +18,9 @@ NEWCOMER = 2
 SCRIPT = "windows.py"
 
 
-@pytest.mark.parametrize("more", [(), ("--overlap",)], ids=["windows", "overlapped"])
+@pytest.mark.parametrize(
+    "more", [(), ("--overlap", "--fragments", "4")], ids=["windows", "fragments"]
+)
 def test_c_learn_001_a_learner_on_local_steps_has_the_lines_weights_after_each_epoch(
     tmp_path: Path, more: tuple[str, ...]
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from andon.host.trace import Track
+from andon_server.crashes import CrashKind, read_crashes
 from andon_server.runs import service_of
 from integration.fixtures.console import (
     PROTOCOL_WORKER,
@@ -51,6 +52,11 @@ def test_a_worker_that_is_killed_starts_again_and_the_run_completes(tmp_path: Pa
     assert (report["steps"], report["restarts"], report["complete"]) == (9, 1, True)
     assert len(set(report["digests"].values())) == 1
     assert "holding at step 4" in (tmp_path / "runs/7f3a/worker-1.log").read_text()
+    [crash] = read_crashes(tmp_path / "runs/7f3a")
+    assert (crash.name, crash.kind, crash.starts_again) == ("worker 1", CrashKind.KILLED, True)
+    assert crash.memory_bytes is None or crash.memory_bytes > 2**20
+    assert f"worker 1: {crash.text}" in output
+    assert crash.text in (tmp_path / "runs/7f3a/report.html").read_text()
     for made in (tmp_path / "r.json", tmp_path / "t.json", *(tmp_path / "runs/7f3a").rglob("*")):
         assert not made.stat().st_mode & 0o077, f"others may read {made}"
     # The trace has both lives of the killed worker, and what that did to the other one.

@@ -15,6 +15,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
 from andon_cli.drawing.screen import Screen
 from andon_cli.kept_command import KeptCommand
+from andon_cli.launching.crash_book import CrashBook
 from andon_cli.launching.follower import Follower
 from andon_cli.launching.output import OutputLog
 from andon_cli.launching.own_service import STANDBY_AFTER_S, OwnService
@@ -104,6 +106,7 @@ class Launch:
         self._verdict = ExitCode.COMPLETE
         self._restarts = Restarts(config.settings.restarts)
         self._returns: Returns | None = None
+        self._crashes: CrashBook | None = None
         self._late: list[Child] = []
         """Workers that came back after the run was over."""
         self._checkpointing: asyncio.Task[None] | None = None
@@ -134,6 +137,10 @@ class Launch:
         self._keep_command(line)
         self._follower = Follower(self._config, line, self._screen)
         self._returns = Returns(self._config, self._follower, self._workers)
+        has_journal = self._service is not None
+        self._crashes = CrashBook(
+            self._run_dir(line), self._workers, self._screen.say, has_journal=has_journal
+        )
         # Before the first worker starts: SIGUSR1 ends a process that does not handle it.
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_for_checkpoint)
         settings = self._config.settings
@@ -149,6 +156,8 @@ class Launch:
     async def end(self) -> None:
         """Ends what is still running, the service last."""
         self._stop_checkpointing()
+        if self._crashes is not None:
+            await self._crashes.close()
         if self._warming is not None:
             self._warming.cancel()
             await asyncio.gather(self._warming, return_exceptions=True)
@@ -288,6 +297,18 @@ class Launch:
 
         return show
 
+    def _keep_crash(self, event: _ProcessEvent, *, starts_again: bool) -> None:
+        """Keeps a report of a worker that failed, and says why it did."""
+        child, book, follower = event.child, self._crashes, self._follower
+        if child is None or book is None or follower is None or child not in self._workers:
+            return
+        if event.code in _ENDED_WELL or self._interrupts.first.is_set() or self._was_dropped(child):
+            return
+        if child in self._late or self._is_over:
+            return
+        slot = self._workers.index(child)
+        book.keep(slot, event.code, step=follower.step, starts_again=starts_again)
+
     def _show_end(self, child: Child | None, code: int) -> None:
         """Shows the last words of a worker that failed."""
         if child in self._workers and not self._interrupts.first.is_set():
@@ -314,6 +335,7 @@ class Launch:
                 # A worker that starts again is still one of the running ones: it has a new watcher,
                 # and its old process decides nothing.
                 again = await self._again(event, events) or self._revived(event, events)
+                self._keep_crash(event, starts_again=again is not None)
                 if again is not None:
                     watchers.append(again)
                     continue
@@ -348,8 +370,9 @@ class Launch:
         if checkpoint is None and not returns.has_others(child):
             return None
         slot = self._workers.index(child)
+        now = time.monotonic()
         wait_s = self._restarts.spend(
-            code, trained=follower.trained, slot=slot, recovered=returns.has_recovered(slot)
+            code, now, trained=follower.trained, slot=slot, recovered=returns.has_recovered(slot)
         )
         if wait_s is None:
             return None
@@ -359,9 +382,10 @@ class Launch:
                 f", from the checkpoint of step {step_of(checkpoint)}, since no worker has the "
                 "line's state any more"
             )
+        most = self._restarts.most
         self._screen.say(
             f"{child.name} {ended_how(code)}: it starts again {_when(wait_s)} "
-            f"(restart {self._restarts.used} of {self._restarts.most}){whence}"
+            f"(restart {most - self._restarts.left(now)} of {most}){whence}"
         )
         return asyncio.create_task(self._start_again(child, wait_s, events, checkpoint))
 
@@ -457,7 +481,7 @@ class Launch:
         assert self._follower is not None
         await self._follower.is_beyond(self._follower.step)
         await asyncio.sleep(STANDBY_AFTER_S)
-        if self._restarts.used == self._restarts.most:
+        if self._restarts.left(time.monotonic()) == 0:
             return
         with suppress(OSError, TemplateGone):  # Without one, workers start as the first time.
             self._warm = WarmStarts.begin(self._command, self._environment(line, 0))
@@ -544,7 +568,7 @@ class Launch:
             self._screen.say(f"{child.name} was dropped: the others go on without it")
         elif code == ExitCode.TERMINATED:
             self._screen.say(f"{child.name} was told to terminate: the others go on without it")
-        elif code < 0 and self._is_over and self._restarts.used < self._restarts.most:
+        elif code < 0 and self._is_over and self._restarts.left(time.monotonic()):
             # It would be back, had the run gone on.
             self._screen.say(f"{child.name} {ended_how(code)} as the others ended the run")
         elif code != 0:

@@ -8,6 +8,7 @@ of one that dies.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -92,7 +93,7 @@ class OwnService:
         if self._follower.step > self._step_of_revival:
             self._revivals = Restarts(_REVIVALS)
         self._step_of_revival = self._follower.step
-        return self._revivals.spend(code, trained=self._follower.trained)
+        return self._revivals.spend(code, time.monotonic(), trained=self._follower.trained)
 
     @property
     def tries(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from andon_cli.launching.follower import Follower
 from andon_cli.launching.processes import Child, line_slot
 from andon_server.resuming import search_history
 
-__all__ = ["Restarts", "Returns"]
+__all__ = ["HOUR_S", "Restarts", "Returns"]
 
 _FINAL = frozenset(
     {
@@ -35,6 +36,7 @@ _FINAL = frozenset(
 """What ended on purpose stays ended."""
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 10.0
+HOUR_S = 3600.0
 
 
 class Restarts:
@@ -44,33 +46,51 @@ class Restarts:
     slot. A script that fails before the line has committed anything does not: that is a mistake in
     the script, not an accident. One that fails at the same step again and again is stopped by the
     line itself.
+
+    The budget is for an hour: what dies more often has a cause that does not pass, and what dies
+    now and then over weeks is no reason to end a run.
     """
 
     def __init__(self, most: int) -> None:
-        """Allows `most` restarts in all, for all workers together."""
+        """Allows `most` restarts within any hour, for all workers together."""
         self.most = most
         self.used = 0
+        """Restarts in all."""
+        self._lately: deque[float] = deque()
+        """When those of the last hour were."""
         self._in_a_row: dict[int, int] = {}
-        """Restarts of each slot since its process last did its work."""
+        """Restarts of each slot since its process last did its work, or was stable for an hour."""
+        self._last: dict[int, float] = {}
+        """When each slot was last started again."""
 
     def spend(
-        self, code: int, *, trained: bool, slot: int = 0, recovered: bool = False
+        self, code: int, now: float, *, trained: bool, slot: int = 0, recovered: bool = False
     ) -> float | None:
         """Seconds to wait before a worker that ended with `code` starts again; None: it does not.
 
         Args:
             code: its exit code; negative: the signal that killed it.
+            now: a monotonic time in seconds.
             trained: whether the line has committed a step.
             slot: whose process it was.
             recovered: whether the process that was started again last did its work.
         """
-        if self.used >= self.most or code in _FINAL or not (trained or code < 0):
+        if code in _FINAL or not (trained or code < 0) or self.left(now) <= 0:
             return None
-        row = 0 if recovered else self._in_a_row.get(slot, 0)
+        stable = now - self._last.get(slot, now) >= HOUR_S
+        row = 0 if recovered or stable else self._in_a_row.get(slot, 0)
         self._in_a_row[slot] = row + 1
+        self._last[slot] = now
+        self._lately.append(now)
         self.used += 1
         # At once after an accident; a second one in a row may have a cause that takes time to pass.
         return min(_FIRST_WAIT_S * 2.0 ** (row - 1), _LONGEST_WAIT_S) if row else 0.0
+
+    def left(self, now: float) -> int:
+        """How many restarts are left at a moment."""
+        while self._lately and now - self._lately[0] >= HOUR_S:
+            self._lately.popleft()
+        return self.most - len(self._lately)
 
 
 class Returns:

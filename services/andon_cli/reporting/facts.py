@@ -18,6 +18,7 @@ from andon_coordinator.core.effects import Skip
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.transport.curves import CurvePoint
 from andon_coordinator.transport.reader import LedgerFault
+from andon_server.crashes import Crash, read_crashes
 from andon_server.resuming import find_resumption
 
 __all__ = ["ReportFacts"]
@@ -45,6 +46,8 @@ class ReportFacts:
     spent: Spent
     presences: list[Presence]
     command: KeptCommand | None
+    crashes: list[Crash]
+    """How processes of this host failed."""
     checkpoint_step: int | None
     """The step of the newest whole checkpoint; None: there is none."""
     checkpoint_problem: str
@@ -79,6 +82,7 @@ class ReportFacts:
             spent=Spent.of(run.events, steps_s, run.totals.at_unix_s, began, ended),
             presences=presences(run.events, ended),
             command=KeptCommand.read(folder),
+            crashes=read_crashes(folder),
             checkpoint_step=checkpoint,
             checkpoint_problem=problem,
         )
@@ -126,6 +130,7 @@ class ReportFacts:
             "worker_hours": self.worker_hours,
             "cost": None if price is None else price * self.worker_hours,
             "command": list(self.command.command) if self.command else [],
+            "crashes": [each.to_json() for each in self.crashes],
             "checkpoint_step": self.checkpoint_step,
             "checkpoint_problem": self.checkpoint_problem,
         }  # fmt: skip

@@ -63,6 +63,7 @@ def page_of(facts: ReportFacts, price: float | None) -> Page:
         _halts(facts),
         _samples(facts),
         _workers(facts),
+        _crashes(facts),
         _slow(facts),
         _checkpoints(facts),
         _spent(facts, price),
@@ -286,6 +287,25 @@ def _workers(facts: ReportFacts) -> Section:
     tables = [Table(headings=headings, rows=tuple(rows))] if rows else []
     tables += [_event_table(events)] if events else []
     return Section(title="Workers", says=_earlier(len(events)), tables=tuple(tables))
+
+
+def _crashes(facts: ReportFacts) -> Section:
+    rows = tuple(
+        (
+            _date(each.at_unix_s),
+            each.name,
+            str(each.step),
+            each.kind.value.replace("_", " "),
+            on_one_line(each.text),
+            duration(each.ran_s),
+            f"{each.memory_bytes / 2**30:.2f} GiB" if each.memory_bytes else "-",
+            "yes" if each.starts_again else "no",
+        )
+        for each in facts.crashes[-_ROWS:]
+    )
+    headings = ("when", "who", "step", "kind", "why", "ran", "memory", "started again")
+    tables = (Table(headings=headings, rows=rows),) if rows else ()
+    return Section(title="Crashes", says=_earlier(len(facts.crashes)), tables=tables)
 
 
 def _slow(facts: ReportFacts) -> Section:

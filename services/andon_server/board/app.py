@@ -31,6 +31,8 @@ from andon_server.board.history import MAX_POINTS, HistoryBusy, RunHistory, Unkn
 from andon_server.board.output import last_lines, user_of_sender
 from andon_server.board.pages import Pages
 from andon_server.board.stream import EventStream, Viewers
+from andon_server.board.view import crash_view
+from andon_server.crashes import read_crashes
 
 __all__ = ["MAX_VIEWERS", "BoardApp", "Operated", "on_loop"]
 
@@ -219,20 +221,24 @@ class BoardApp:
                     owns = user_of_sender(environ) in (0, os.geteuid())
                     if not (visitor.is_known or owns):
                         raise RequestRefused(HTTPStatus.FORBIDDEN, _OUTPUT_IS_PRIVATE)
-                    return strict_json({"lines": self._output(worker)})
+                    return strict_json(self._output(worker))
                 case ["runs", run_id, "curves"]:
                     return self._history.curves(run_id, _points_of(environ))
         except UnknownRun as unknown:
             raise RequestRefused(HTTPStatus.NOT_FOUND, str(unknown)) from unknown
         raise RequestRefused(HTTPStatus.NOT_FOUND, "the board's API has no such part")
 
-    def _output(self, worker: str) -> list[str]:
+    def _output(self, worker: str) -> dict[str, Any]:
+        """The last lines of a worker, and how its processes failed."""
         # A number, and no part of a path.
         known = worker.isascii() and worker.isdigit() and len(worker) <= 9
         if self._outputs is not None and known:
             lines = last_lines(self._outputs, int(worker))
             if lines is not None:
-                return lines
+                of_worker = [
+                    each for each in read_crashes(self._outputs) if each.slot == int(worker)
+                ]
+                return {"lines": lines, "crashes": [crash_view(each) for each in of_worker]}
         raise RequestRefused(
             HTTPStatus.NOT_FOUND, "what this worker prints is not kept beside its service"
         )

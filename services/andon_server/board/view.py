@@ -17,9 +17,10 @@ from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot, holds_up
 from andon_server.board.session_view import session_view
+from andon_server.crashes import Crash
 from andon_server.halt_words import answers_to, evidence_fields, halted_line, help_page
 
-__all__ = ["NO_FACTS", "LineFacts", "event_view", "halt_view", "state_view"]
+__all__ = ["NO_FACTS", "LineFacts", "crash_view", "event_view", "halt_view", "state_view"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,4 +202,17 @@ def _checkpoints(known: RunCheckpoints | None) -> dict[str, Any] | None:
         "step": known.step,
         "every": known.every,
         "overdue": known.overdue,
+    }
+
+
+def crash_view(crash: Crash) -> dict[str, Any]:
+    """How a process of a worker failed, without its output."""
+    return {
+        "kind": crash.kind.value,
+        "text": crash.text,
+        "step": crash.step,
+        "at_unix_s": crash.at_unix_s,
+        "ran_s": crash.ran_s,
+        "memory_bytes": crash.memory_bytes,
+        "starts_again": crash.starts_again,
     }

@@ -24,15 +24,16 @@ WIDTH = 6
 
 
 class Net(nn.Module):
-    """A layer with running statistics."""
+    """A layer with running statistics, and two blocks beside it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(WIDTH)
+        self.stack = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
         self.layer = nn.Linear(WIDTH, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layer(self.norm(x))
+        out: torch.Tensor = self.layer(self.stack(self.norm(x)))
         return out
 
 

@@ -119,7 +119,7 @@ def test_the_text_has_the_exit_codes_of_workers_and_which_of_them_are_started_ag
     ours = {cls.exit_code for cls in (AndonError, LineHalted, JoinRefused, LineLost, RunOver)}
     assert ours <= codes.keys()
     for code, again in codes.items():
-        starts = Restarts(1).spend(ExitCode(code), trained=True) is not None
+        starts = Restarts(1).spend(ExitCode(code), 0.0, trained=True) is not None
         assert starts == again.startswith("if"), f"the protocol, Exit codes: {code}"
 
 

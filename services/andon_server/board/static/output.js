@@ -2,8 +2,10 @@
 
 import { read, reason } from "./api.js";
 import { byId, fill, make, say } from "./dom.js";
+import { date, duration, memory } from "./words.js";
 
 const EVERY_MS = 2000;
+const CRASHES = 5; // so many of a worker are told
 let worker = null; // whose output is shown
 let timer = 0;
 
@@ -17,16 +19,24 @@ export function showOutput(number) {
   fill(place,
     make("div", { class: "heading" }, make("h3", { id: "output-title" }, `The last lines of worker ${number}`),
       make("button", { type: "button", class: "small", on: { click: () => showOutput(number) } }, "close")),
+    make("ul", { class: "crashes", "aria-label": `How worker ${number} failed` }),
     make("pre", { tabindex: "0", role: "region", "aria-labelledby": "output-title" }, " "));
   follow(number, place.lastElementChild);
 }
 
 async function follow(number, text) {
   try {
-    const { lines } = await read(`workers/${number}/output`);
+    const { lines, crashes } = await read(`workers/${number}/output`);
+    const told = crashes.slice(-CRASHES).map((crash) => make("li", {}, inWords(crash)));
+    if (worker === number) fill(text.previousElementSibling, ...told);
     say(text, lines.join("\n") || "It has printed nothing yet.");
   } catch (error) {
     say(text, reason(error));
   }
   if (worker === number) timer = setTimeout(() => follow(number, text), EVERY_MS);
+}
+
+function inWords(crash) {
+  const held = crash.memory_bytes ? `, it held ${memory(crash.memory_bytes)}` : "";
+  return `${date(crash.at_unix_s)}, step ${crash.step}, after ${duration(crash.ran_s)}${held}: ${crash.text}`;
 }

@@ -139,26 +139,26 @@ def test_an_end_is_told_in_words() -> None:
 def test_what_ended_on_purpose_stays_ended(code: int) -> None:
     restarts = Restarts(3)
 
-    assert restarts.spend(code, trained=True) is None
+    assert restarts.spend(code, 0.0, trained=True) is None
     assert restarts.used == 0
 
 
 @pytest.mark.parametrize("code", [1, 2, 139, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM])
 def test_what_died_comes_back_once_the_line_has_trained(code: int) -> None:
-    assert Restarts(3).spend(code, trained=True) == 0.0
+    assert Restarts(3).spend(code, 0.0, trained=True) == 0.0
 
 
 def test_before_the_first_step_only_a_signal_is_an_accident() -> None:
     restarts = Restarts(3)
 
-    assert restarts.spend(1, trained=False) is None
-    assert restarts.spend(-signal.SIGKILL, trained=False) == 0.0
+    assert restarts.spend(1, 0.0, trained=False) is None
+    assert restarts.spend(-signal.SIGKILL, 0.0, trained=False) == 0.0
 
 
 def test_the_first_restart_is_at_once_and_each_later_one_waits_twice_as_long() -> None:
     restarts = Restarts(7)
 
-    waits = [restarts.spend(1, trained=True) for _ in range(8)]
+    waits = [restarts.spend(1, 0.0, trained=True) for _ in range(8)]
 
     assert waits == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, None]
     assert restarts.used == 7
@@ -167,7 +167,7 @@ def test_the_first_restart_is_at_once_and_each_later_one_waits_twice_as_long() -
 def test_a_worker_that_trained_since_its_last_restart_starts_again_at_once() -> None:
     restarts = Restarts(7)
 
-    waits = [restarts.spend(-9, trained=True, slot=1, recovered=each > 2) for each in range(5)]
+    waits = [restarts.spend(-9, 0.0, trained=True, slot=1, recovered=each > 2) for each in range(5)]
 
     assert waits == [0.0, 0.5, 1.0, 0.0, 0.0]
 
@@ -175,6 +175,6 @@ def test_a_worker_that_trained_since_its_last_restart_starts_again_at_once() -> 
 def test_a_worker_does_not_wait_for_what_happened_to_another() -> None:
     restarts = Restarts(4)
 
-    waits = [restarts.spend(-9, trained=True, slot=slot) for slot in (0, 0, 1, 0, 1)]
+    waits = [restarts.spend(-9, 0.0, trained=True, slot=slot) for slot in (0, 0, 1, 0, 1)]
 
     assert waits == [0.0, 0.5, 0.0, 1.0, None]

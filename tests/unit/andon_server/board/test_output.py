@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from socket import AddressFamily, create_connection, create_server
 
 import pytest
 
 from andon_server.board.output import last_lines, user_of_sender
+from andon_server.crashes import Crash, CrashKind, read_crashes, write_crash
 from unit.andon_server.board.boards import OPERATORS, RUN, Board, MakeBoard
 
 
@@ -57,7 +59,33 @@ def test_the_board_shows_a_workers_output_to_its_own_user(
 
     answer = board.get("/board/api/workers/1/output", **ours)
 
-    assert (answer.status, answer.json) == (200, {"lines": ["<b>step 1</b>"]})
+    assert (answer.status, answer.json) == (200, {"lines": ["<b>step 1</b>"], "crashes": []})
+
+
+def test_the_board_says_how_a_workers_processes_failed(
+    board: Board, tmp_path: Path, ours: dict[str, str]
+) -> None:
+    (tmp_path / "7f3a" / "worker-1.log").touch()
+    crash = Crash(
+        name="worker 1",
+        slot=1,
+        kind=CrashKind.KILLED_FOR_MEMORY,
+        text="the kernel killed it",
+        exit_code=-9,
+        at_unix_s=1e9,
+        ran_s=60.0,
+        step=7,
+        starts_again=True,
+        output=("a secret",),
+    )
+    other = replace(crash, name="worker 0", slot=0)
+    for each in (crash, other):
+        assert write_crash(tmp_path / "7f3a", each) is not None
+
+    answer = board.get("/board/api/workers/1/output", **ours)
+
+    assert [each["text"] for each in answer.json["crashes"]] == ["the kernel killed it"]
+    assert read_crashes(tmp_path / "7f3a") == [crash, other]
 
 
 @pytest.mark.parametrize("told", [{}, {"HTTP_AUTHORIZATION": "Bearer of-another-line-1234567"}])
@@ -121,4 +149,4 @@ def test_output_needs_the_same_token_as_the_rest_of_the_board(
 
     assert refused.status == 401
     assert "step 1" not in refused.text
-    assert shown.json == {"lines": ["step 1"]}
+    assert shown.json == {"lines": ["step 1"], "crashes": []}

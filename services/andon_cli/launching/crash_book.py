@@ -1,0 +1,192 @@
+"""Crash book: looks at a worker while it runs and after it failed, and keeps a report of it.
+
+What is known of a process is gone with it: so its memory is looked at while it runs. The rest (its
+last output, the machine's memory, the GPUs, the line's halt) is looked up at once after its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from andon.host.memory import available_bytes
+from andon.protocol.halts import HaltReason
+from andon.protocol.run_settings import RunPlan
+from andon_cli.launching.endings import (
+    Ending,
+    explained,
+    kind_of,
+    oom_kills_in,
+    traceback_in,
+)
+from andon_cli.launching.processes import Child
+from andon_coordinator.transport.damage import JournalError
+from andon_server.board.output import last_lines
+from andon_server.book import RunBook
+from andon_server.crashes import Crash, write_crash
+from andon_server.runs import JOURNAL
+
+__all__ = ["CrashBook"]
+
+_LOOK_EVERY_S = 2.0
+_SMI_S = 5.0
+"""How long nvidia-smi may take: with a broken driver it hangs."""
+_SMI = ("nvidia-smi", "--format=csv", "--query-gpu=index,name,memory.used,memory.total,"
+        "temperature.gpu,utilization.gpu,clocks_throttle_reasons.active")  # fmt: skip
+_VMSTAT = Path("/proc/vmstat")
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of the process in a slot."""
+
+    pid: int
+    began: float = field(default_factory=time.monotonic)
+    oom_kills: int | None = None
+    memory_bytes: int | None = None
+
+
+class CrashBook:
+    """Keeps reports of workers that failed."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        workers: Sequence[Child],
+        say: Callable[[str], None],
+        *,
+        has_journal: bool,
+    ) -> None:
+        """Watches the present process of each slot in `workers`.
+
+        Args:
+            run_dir: the run's folder on this machine.
+            workers: the present process of each slot; the launch changes it.
+            say: tells people why one failed.
+            has_journal: whether the line is served from this folder.
+        """
+        self._say = say
+        self._reports: list[asyncio.Task[None]] = []
+        self._run_dir = run_dir
+        self._workers = workers
+        self._has_journal = has_journal
+        self._seen: dict[int, _Seen] = {}
+        self._task = asyncio.create_task(self._watch(), name="memory of workers")
+
+    async def close(self) -> None:
+        """Stops watching, once all reports are kept."""
+        await asyncio.gather(*self._reports)
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    def keep(self, slot: int, code: int, *, step: int, starts_again: bool) -> None:
+        """Begins to keep a report of the process in a slot, which ended with `code`.
+
+        Nobody waits for it: nvidia-smi may take seconds. A report that can't be written is told all
+        the same.
+        """
+        child = self._workers[slot]
+        seen = self._of(slot, child)
+
+        async def tell() -> None:
+            crash = await asyncio.to_thread(
+                self._report, child, slot, code, seen, step=step, starts_again=starts_again
+            )
+            self._say(f"{child.name}: {crash.text}")
+
+        task = asyncio.create_task(tell(), name=f"report of {child.name}")
+        self._reports.append(task)
+
+    def _report(
+        self, child: Child, slot: int, code: int, seen: _Seen, *, step: int, starts_again: bool
+    ) -> Crash:
+        output = last_lines(self._run_dir, slot) or []
+        kills = _oom_kills()
+        plan, workers, halt = self._of_journal()
+        ending = Ending(
+            code=code,
+            output=output,
+            killed_for_memory=None not in (kills, seen.oom_kills)
+            and (kills or 0) > (seen.oom_kills or 0),
+            halt=halt,
+        )
+        kind = kind_of(ending)
+        crash = Crash(
+            name=child.name,
+            slot=slot,
+            kind=kind,
+            text=explained(kind, ending, plan, workers or len(self._workers)),
+            exit_code=code,
+            at_unix_s=time.time(),
+            ran_s=time.monotonic() - seen.began,
+            step=step,
+            starts_again=starts_again,
+            memory_bytes=seen.memory_bytes,
+            available_bytes=available_bytes(),
+            gpus=_gpus(),
+            output=tuple(output),
+            traceback=traceback_in(output),
+        )
+        with suppress(OSError):
+            write_crash(self._run_dir, crash)
+        return crash
+
+    def _of_journal(self) -> tuple[RunPlan | None, int, HaltReason | None]:
+        """The run's plan, its workers, and the reason of a halt that nobody has answered."""
+        if not self._has_journal:
+            return None, 0, None
+        try:
+            book = RunBook.read(self._run_dir / JOURNAL)
+        except JournalError:
+            return None, 0, None
+        halts = book.unanswered
+        return book.run.plan, book.most_workers, halts[-1].evidence.reason if halts else None
+
+    async def _watch(self) -> None:
+        while True:
+            for slot, child in enumerate(self._workers):
+                if not child.ended:
+                    seen = self._of(slot, child)
+                    seen.memory_bytes = _memory_of(seen.pid) or seen.memory_bytes
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _of(self, slot: int, child: Child) -> _Seen:
+        seen = self._seen.get(slot)
+        if seen is None or seen.pid != child.process.pid:
+            seen = self._seen[slot] = _Seen(child.process.pid, oom_kills=_oom_kills())
+        return seen
+
+
+def _oom_kills() -> int | None:
+    try:
+        return oom_kills_in(_VMSTAT.read_text())
+    except OSError:
+        return None
+
+
+def _memory_of(pid: int) -> int | None:
+    """What a process holds in memory, in bytes; None: it is gone, or this is not Linux."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE") or None
+
+
+def _gpus() -> str:
+    """What nvidia-smi says of the GPUs; empty: it is not there, or has nothing to say."""
+    if shutil.which(_SMI[0]) is None:
+        return ""
+    try:
+        told = subprocess.run(_SMI, capture_output=True, text=True, timeout=_SMI_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"nvidia-smi: {error}"
+    return (told.stdout or told.stderr).strip()
