@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from andon.protocol.encoding import Encoding
 
@@ -195,7 +196,9 @@ def _unlisted(data: bytes, count: int) -> list[float]:
 
 
 def strip_elements(encoding: Encoding) -> int:
-    """How many elements share a scale; 1 if each stands by itself."""
+    """How many elements share a scale or a list; 1 if each stands by itself."""
+    if encoding is Encoding.TOPK:
+        return _STRETCH
     return _STRIPS[encoding][1] if encoding in _STRIPS else 1
 
 
@@ -210,6 +213,8 @@ def repeated(
     """
     own = strip_elements(encoding)
     strip = max(strip, own)
+    if encoding is Encoding.TOPK:
+        return _repeated_list(made, math.lcm(period, strip), count)
     whole = count - count % strip
     once = min(whole, math.lcm(period, strip))
     head, tail = (
@@ -222,6 +227,28 @@ def repeated(
     size = (len(head) - first) * whole // once if once else 0
     scales = _tiled(head[:first], 4 * (whole // own)) + tail[:last]
     return scales + _tiled(head[first:], size) + tail[last:]
+
+
+def _repeated_list(made: Callable[[int, int], bytes], once: int, count: int) -> bytes:
+    """A payload of TOPK whose elements repeat after `once` of them, which are whole stretches."""
+    rest = count % once
+    sizes = [once] * (count // once) + ([rest] if rest else [])
+    head = made(0, once) if count >= once else b""
+    tail = made(count - rest, rest) if rest else b""
+    parts, runs, first = [b"", b"", b""], list[tuple[int, int]](), 0
+    for size in sizes:
+        piece = head if size == once else tail
+        places_at = 2 * -(-size // _STRETCH)
+        listed = sum(struct.unpack_from(f"<{places_at // 2}H", piece))
+        cuts = (0, places_at, places_at + listed, places_at + 3 * listed)
+        for at, (start, stop) in enumerate(pairwise(cuts)):
+            parts[at] += piece[start:stop]
+        for begin, length in struct.iter_unpack("<2I", piece[cuts[-1] :]):
+            if runs and sum(runs[-1]) == first + begin:
+                begin, length = runs[-1][0] - first, length + runs.pop()[1]
+            runs.append((first + begin, length))
+        first += size
+    return b"".join(parts) + b"".join(struct.pack("<2I", *run) for run in runs)
 
 
 def _tiled(data: bytes, size: int) -> bytes:

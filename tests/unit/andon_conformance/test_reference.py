@@ -69,7 +69,7 @@ def test_a_mean_beyond_float32_is_an_infinity() -> None:
 def test_numbers_repeat_from_any_element_on() -> None:
     whole = [float(at % 7 - 3) / 3 for at in range(2_000)]
 
-    for form in (Encoding.FLOAT32, Encoding.FLOAT16, Encoding.INT8_BLOCK, Encoding.INT4_BLOCK):
+    for form in (Encoding.FLOAT32, Encoding.FLOAT16, *(Encoding[name] for name in NARROW)):
 
         def made(start: int, count: int, form: Encoding = form) -> bytes:
             return reference.encode(whole[start : start + count], form)
