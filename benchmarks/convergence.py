@@ -114,8 +114,9 @@ SCHEDULES = {
     "average-buffers": Schedule(flags=("--schedule", "every-step", "--average-buffers")),
     "balanced": Schedule(flags=("--schedule", "every-step", "--shares", "balanced"), uneven=True),
     "cadence": Schedule(flags=_CADENCE, uneven=True),
-    "cadence-anchor-1": Schedule(flags=(*_CADENCE, "--max-anchor", "1"), uneven=True),
     "cadence-sqrt": Schedule(flags=(*_CADENCE, "--lr-scaling", "sqrt"), uneven=True),
+    "cadence-linear": Schedule(flags=(*_CADENCE, "--lr-scaling", "linear"), uneven=True),
+    "cadence-any-cost": Schedule(flags=(*_CADENCE, "--growth-cost", "1"), uneven=True),
     "local-8": Schedule(flags=(*_LOCAL, "8")),
     "local-8-nesterov": Schedule(flags=(*_LOCAL, "8", "--outer", "nesterov")),
     "local-8-overlap": Schedule(flags=(*_LOCAL, "8", "--overlap")),
@@ -222,14 +223,22 @@ class Trainers:
 
     def train(self, specs: Sequence[WorkerSpec]) -> Run:
         """Trains each spec in a process; returns what the worker of rank 0 saw."""
+        # Only rank 0 tells a curve.
+        return max(self._train(specs), key=lambda answer: len(answer.curve))
+
+    def train_apart(self, specs: Sequence[WorkerSpec]) -> list[Run]:
+        """Trains each spec alone, as many at a time as there are processes."""
+        count = len(self._processes)
+        parts = [specs[first : first + count] for first in range(0, len(specs), count)]
+        return [run for part in parts for run in self._train(part)]
+
+    def _train(self, specs: Sequence[WorkerSpec]) -> list[Run]:
         busy = self._processes[: len(specs)]
         for process, spec in zip(busy, specs, strict=True):
             assert process.stdin is not None
             process.stdin.write(json.dumps(asdict(spec)) + "\n")
             process.stdin.flush()
-        answers = [_answer(process) for process in busy]
-        # Only rank 0 tells a curve.
-        return max(answers, key=lambda answer: len(answer.curve))
+        return [_answer(process) for process in busy]
 
 
 def _answer(process: subprocess.Popen[str]) -> Run:
@@ -260,20 +269,28 @@ def _task_rows(
     ]
     alone = _known(before, name, specs)
     if alone is None:
-        alone = _row(name, SOLO, specs, [trainers.train([spec]) for spec in specs])
+        alone = _row(name, SOLO, specs, trainers.train_apart(specs))
     yield _compared(alone, alone)
     for schedule in options.schedules:
-        rate = dict(SCHEDULES[schedule].rates).get(name, training.learning_rate)
-        tuned = [replace(spec, learning_rate=rate) for spec in specs]
-        runs = [_run(trainers, spec, SCHEDULES[schedule]) for spec in tuned]
+        how = SCHEDULES[schedule]
+        rate = dict(how.rates).get(name, training.learning_rate)
+        tuned = [replace(spec, learning_rate=rate, optimizer=how.optimizer) for spec in specs]
+        if how.plain is None:
+            runs = [_line(trainers, spec, how) for spec in tuned]
+        else:
+            runs = _plain(trainers, tuned, how.plain)
         yield _compared(_row(name, schedule, tuned, runs), alone)
 
 
-def _run(trainers: Trainers, spec: WorkerSpec, schedule: Schedule) -> Run:
-    spec = replace(spec, optimizer=schedule.optimizer)
-    if schedule.plain is not None:
-        run = trainers.train([replace(spec, plain=asdict(schedule.plain))])
-        return replace(run, moved_bytes=2 * 4 * run.parameters * len(FACTORS) * run.steps)
+def _plain(trainers: Trainers, specs: list[WorkerSpec], plain: PlainSpec) -> list[Run]:
+    """Without Andon: what it would send is each worker's float32 change and their mean."""
+    runs = trainers.train_apart([replace(spec, plain=asdict(plain)) for spec in specs])
+    return [
+        replace(run, moved_bytes=2 * 4 * run.parameters * len(FACTORS) * run.steps) for run in runs
+    ]
+
+
+def _line(trainers: Trainers, spec: WorkerSpec, schedule: Schedule) -> Run:
     with (
         TemporaryDirectory() as folder,
         serving(Path(folder), len(FACTORS), schedule.flags) as served,
@@ -302,7 +319,7 @@ def _known(
     """The row of one process that was written before, if it is of the same runs."""
     for row in before:
         named = (row["task"], row["schedule"]) == (task, SOLO)
-        if named and row["samples"] == specs[0].samples and row["seeds"] == len(specs):
+        if named and (row["samples"], row["seeds"]) == (specs[0].samples, len(specs)):
             return row
     return None
 

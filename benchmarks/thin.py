@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,8 +53,15 @@ SCHEDULES = {
     "local-8-overlap": Schedule(flags=(*_LOCAL, "8", "--overlap"), batches=8),
     "local-32": Schedule(flags=(*_LOCAL, "32"), batches=32),
     "local-32-overlap": Schedule(flags=(*_LOCAL, "32", "--overlap"), batches=32),
+    "fragments-32-4": Schedule(flags=(*_LOCAL, "32", "--fragments", "4"), batches=8, windows=8),
+    "fragments-32-4-overlap": Schedule(
+        flags=(*_LOCAL, "32", "--fragments", "4", "--overlap"), batches=8, windows=8
+    ),
     "local-128": Schedule(flags=(*_LOCAL, "128"), batches=128, windows=2),
     "local-128-overlap": Schedule(flags=(*_LOCAL, "128", "--overlap"), batches=128, windows=2),
+    "fragments-128-4-overlap": Schedule(
+        flags=(*_LOCAL, "128", "--fragments", "4", "--overlap"), batches=32
+    ),
 }
 _LEFT_OUT = 2
 """Windows that do not count: the first opens connections, and the last overlaps with nothing."""
@@ -124,9 +132,11 @@ class Bench:
         samples = sum(sum(window.samples) for window in windows[1:-1])
         # The link of the host without the service: the other one's is its mirror image.
         carried = last.carried[1] - first.carried[1]
+        each = [after.carried[1] - before.carried[1] for before, after in pairwise(windows[:-1])]
         return {
             "utilisation": round(seen.ideal_s(samples) / seconds, 4),
             "bytes_per_sample": round(carried / samples, 1),
+            "most_bytes": max(each),
             "windows": len(windows) - _LEFT_OUT,
             "window_s": round(seconds / (len(windows) - _LEFT_OUT), 3),
         }
@@ -136,6 +146,7 @@ def _line(row: Mapping[str, Any]) -> str:
     return (
         f"{row['mbit']:6g} Mbit/s  {row['schedule']:20}computing {row['utilisation']:6.1%}"
         f"{row['bytes_per_sample']:12.0f} bytes a sample{row['window_s']:9.2f} s a window"
+        f"{row['most_bytes'] / 1e6:8.2f} MB at most in one"
     )
 
 
@@ -155,6 +166,8 @@ def _circumstances(options: argparse.Namespace, load: Load, how: str) -> dict[st
             "every-step-overlap is local steps, one in each window",
             "bytes_per_sample: over the second host's link, both ways, headers included, over the "
             "samples of both workers",
+            "most_bytes: over the same link between two neighbouring commits, at most",
+            "fragments-32-4: a window is 8 steps, after which a quarter of the blocks is exchanged",
         ],
     }
 

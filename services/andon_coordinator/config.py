@@ -108,12 +108,16 @@ class LineOptions:
     overhead_target: Annotated[float, Parameter(validator=Within(0.01, 0.5), metavar="PART")] = 0.05
     """Of a cadence: the part of its time that exchanging may take, before windows grow."""
     max_anchor: Annotated[int | None, whole(1, 1000)] = None
-    """Of a cadence: the slowest worker computes N micro-batches in a window at most. Default: 16;
-    1 if the line chose the cadence by itself."""
+    """Of a cadence: a window is N times the script's batch at most. Default: 16; 1 if the line
+    chose the cadence by itself."""
     max_batch_diff: Count | None = None
-    """Of a cadence: change a worker's micro-batches by N at a time at most. Default: no limit."""
+    """Of a cadence: change a worker's part of a window by at most N times what the slowest computes
+    of a batch. Default: no limit."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """Of a cadence: how learning rates follow the size of a window."""
+    """Of a cadence: how learning rates follow the size of a window, which does not grow without."""
+    growth_cost: Annotated[float, Parameter(validator=Within(0.001, 1.0), metavar="PART")] = 0.05
+    """Of a cadence: the part of samples that windows may waste by growing, judged by the gradients'
+    noise; 1 lets them grow whatever it costs."""
     local_steps: Count = 16
     """Of the schedule local: a worker's own optimizer steps between two exchanges."""
     outer: Literal["average", "nesterov"] = "average"
@@ -316,13 +320,14 @@ def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Polic
     answer = line.answer_encoding
     if answer == "same" and line.encoding == "int2":
         answer = "int4"
+    noise = _pacing_of(line).asks_for_noise
     return Policy(
         chunk_elements=chunk_elements,
         encoding=Encoding.of(line.encoding),
         answer_encoding=None if answer == "same" else Encoding.of(answer),
         digest_every=line.digest_every,
         max_steps=line.max_steps,
-        gradient_norm=line.grad_norm_spike is not None,
+        gradient_norm=line.grad_norm_spike is not None or noise,
         topology=line.topology,
         local_steps=line.local_steps if line.schedule == "local" else 0,
         outer=NESTEROV if line.outer == "nesterov" else AVERAGING,
@@ -330,7 +335,7 @@ def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Polic
         fragments=line.fragments if line.schedule == "local" else 1,
         mix=line.mix,
         max_grad_norm=line.max_grad_norm,
-        own_gradient_norm=line.worker_grad_norm is not None,
+        own_gradient_norm=line.worker_grad_norm is not None or noise,
         average_buffers=line.average_buffers,
         topk_kept=KEPT if line.topk_kept is None else line.topk_kept,
     )
@@ -349,4 +354,5 @@ def _pacing_of(line: LineOptions) -> PacingSettings:
             max_batch_diff=line.max_batch_diff,
         ),
         learning_rate_scaling=LearningRateScaling(line.lr_scaling),
+        growth_cost=line.growth_cost,
     )

@@ -9,6 +9,7 @@ from fractions import Fraction
 
 __all__ = [
     "EVERY_STEP",
+    "LONGEST_CADENCE",
     "SCHEDULES",
     "WITH_QUORUM",
     "LineSchedule",
@@ -66,7 +67,9 @@ class LineSchedule:
 EVERY_STEP = LineSchedule(name="every-step")
 _NESTEROV = Outer(rate=0.7, momentum=0.9)
 _LOCAL = ("--schedule", "local", "--local-steps", "4")
-_CADENCE = ("--schedule", "cadence", "--max-anchor", "3")
+LONGEST_CADENCE = 3
+"""Batches in a window of a cadence at most."""
+_CADENCE = ("--schedule", "cadence", "--max-anchor", str(LONGEST_CADENCE), "--growth-cost", "1")
 
 SCHEDULES = (
     EVERY_STEP,

@@ -15,7 +15,7 @@ from andon.protocol.records import Key
 from andon_coordinator.core.effects import StepResult
 from andon_coordinator.transport.reader import JournalEntry
 from chaos.model import Task
-from chaos.schedules import LineSchedule, dealt
+from chaos.schedules import LONGEST_CADENCE, LineSchedule, dealt
 
 __all__ = ["Logs", "judge_windows"]
 
@@ -148,7 +148,9 @@ def _judge_division(
     targets, unit = event["targets"], math.ceil(task.batch / world)
     if schedule.cadence:
         size = event["window"] or task.batch
-        assert sum(targets) * unit == size >= task.batch, f"{where}: counts {targets}, {size}"
+        longest = task.batch * LONGEST_CADENCE
+        assert targets, f"{where}: a cadence divides by counts"
+        assert task.batch <= size <= longest, f"{where}: {size} is not from a batch to {longest}"
     else:
         assert schedule.balanced or not targets, f"{where}: shares are uneven"
     assert event["interleaved"] == schedule.interleaved, where

@@ -25,7 +25,11 @@ def trained(folder: Path, **spec: int) -> list[str]:
     """
     folder.mkdir()
     train(folder, {"steps": STEPS, **spec}, 1, *FLAGS, script="audited.py")
-    (folder / "spec.json").write_text(json.dumps({"steps": STEPS}))
+    return words_of(folder, {"steps": STEPS})
+
+
+def words_of(folder: Path, spec: dict[str, Any]) -> list[str]:
+    (folder / "spec.json").write_text(json.dumps(spec))
     command = [sys.executable, str(SCRIPTS / "audited.py"), str(folder / "spec.json")]
     return ["audit", str(folder / "run"), "--format", "json", "--", *command, str(folder / "out")]
 
@@ -45,6 +49,7 @@ def test_one_bit_that_is_wrong_after_one_step_of_500_is_found(
     difference = found(capsys)["difference"]
     assert (difference["step"], difference["what"]) == (WRONG, "weights")
     assert difference["weights_equal_after"] == WRONG - 1
+    assert difference["parameter"] == "0.weight"
 
 
 def test_the_same_run_without_it_passes_also_if_the_audit_is_interrupted(
@@ -67,3 +72,17 @@ def test_the_same_run_without_it_passes_also_if_the_audit_is_interrupted(
     assert not (tmp_path / "good" / "out").exists()
     changed = [path for path, at in files.items() if path.stat().st_mtime_ns != at]
     assert changed == [tmp_path / "good" / "run"]
+
+
+def test_a_run_without_same_bits_is_recomputed_to_a_tolerance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec: dict[str, Any] = {"steps": 25, "same_bits": False, "dropout": 0.0}
+    train(tmp_path, spec, 2, script="audited.py")
+
+    assert main(words_of(tmp_path, spec)) == 0
+
+    fields = found(capsys)
+    assert (fields["first"], fields["last"], fields["weights_known"]) == (1, 20, 0)
+    assert 0 <= fields["farthest"] < fields["tolerance"] == 1e-3
+    assert fields["verdict"].startswith("steps 1 to 20 recomputed: no loss differs by more than")

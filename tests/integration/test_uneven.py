@@ -54,22 +54,22 @@ def samples_of(workers: list[Worker]) -> dict[int, list[int]]:
     return taken
 
 
-def test_a_cadence_gives_the_fast_worker_more_micro_batches_and_all_end_with_equal_weights(
+def test_a_cadence_gives_the_fast_worker_more_of_a_batch_and_all_end_with_equal_weights(
     tmp_path: Path,
 ) -> None:
     with one_fast_worker(tmp_path, "--schedule", "cadence") as (service, workers):
         codes = [worker.wait() for worker in workers]
 
         assert codes == [0, 0], workers[0].output
-        assert sizes(shares_of_first_step(service)) == [12, 4]
+        assert sizes(shares_of_first_step(service)) == [6, 2]
     assert len({worker.seen["digest"] for worker in workers}) == 1
-    # Three micro-batches of four, and one.
+    # Nobody computes more than half a batch at a time, as without a cadence.
     firsts = [
         [len(indices) for step, _, indices in worker.seen["indices"] if step == 1]
         for worker in workers
     ]
-    assert firsts == [[4, 4, 4], [4]]
-    assert len(samples_of(workers)[1]) == 16
+    assert firsts == [[3, 3], [2]]
+    assert len(samples_of(workers)[1]) == 8
 
 
 def test_f_dp_002_balanced_interleaved_shares_take_every_sample_of_an_epoch_once(

@@ -45,7 +45,8 @@ ROOMS = {
             *_tests(
                 "tests/unit/andon_coordinator",
                 "core_transcripts core_line core_work core_members core_lost_state core_detectors "
-                "core_loss_trend core_ring core_balance core_pacing core_cadence "
+                "core_loss_trend core_ring core_balance core_pacing core_cadence core_growth "
+                "core_noise_scale "
                 "chronicle",
             ),
             *_SEARCH,

@@ -307,7 +307,7 @@ class Bench:
             loss_sum=loss * weight,
             weight=weight,
             samples=samples,
-            total_weight=float(len(assignment.batch)),
+            total_weight=float(self._taken(assignment)),
             world_size=len(assignment.roster),
             node_losses=self._node_losses(assignment, loss),
             attested=attested(assignment, self.plan.grain),
@@ -315,6 +315,17 @@ class Bench:
             digest=bytes(32) if assignment.wants_digest and assignment.attests else b"",
             digest_head=assignment.parent,
         )
+
+    def _taken(self, assignment: do.Assignment) -> int:
+        """How many positions a round's roster has; with a quorum, not all of its batch."""
+        if self.settings.policy.quorum is None:
+            return len(assignment.batch)
+        members = {
+            work.rank: work.positions
+            for work in (peer.assignment for peer in self.peers.values())
+            if work is not None and work.key == assignment.key and not work.attends
+        }
+        return sum(len(part) for share in members.values() for part in share)
 
     def _node_losses(self, assignment: do.Assignment, loss: float) -> tuple[NodeLoss, ...]:
         """Every sample has the same loss and the weight 1."""

@@ -85,6 +85,8 @@ class _Commands:
                 own_gradient_norm="worker_norm" in options,
                 local_steps=int(options.get("local_steps", "0")),
                 overlap="overlap" in options,
+                quorum=_real(options.get("quorum", "")),
+                max_late=int(options.get("max_late", "8")),
                 fragments=int(options.get("fragments", "1")),
                 topology=Topology.RING if "ring" in options else Topology.STAR,
                 encoding=Encoding.of(options.get("encoding", "float32")),
@@ -92,6 +94,7 @@ class _Commands:
             liveness=Liveness(lease_s=3.0),
             forming_timeout_s=_real(options.get("forming_timeout", "")),
             straggler_timeout_s=_real(options.get("straggler_timeout", "")),
+            grace_s=_real(options.get("grace", "")),
             host=options.get("host", ""),
             token=options.get("token", "").encode(),
             capabilities=frozenset(filter(None, options.get("needs", "").split(","))),
@@ -368,6 +371,15 @@ class _Commands:
         """A learner hears the averages of every round that opens from now on."""
         return self.bench.send(on.ListeningReported(self._stream(words, options)))
 
+    def computed(self, words: list[str], options: Options) -> list[do.Effect]:
+        """A worker has computed its share of the last round that it was assigned."""
+        stream = self._stream(words, options)
+        assignment = self.bench.peers[stream].assignment
+        assert assignment is not None
+        key = _key(options["key"]) if "key" in options else assignment.key
+        assert key is not None
+        return self.bench.send(on.WorkerComputed(stream, key))
+
     def scalar_all_reduce(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
         head = self.bench.peers[stream].head
@@ -469,7 +481,10 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             size += f" that are {plan.data_digest[:2]}" if plan.data_digest else ""
             return f"batch {plan.global_batch} of {size}, {layout.elements} elements"
         case do.SaveRecord(record, result, note, skipped, _):
-            skip = f" skip {_range(skipped.positions)}" if skipped is not None else ""
+            skip = ""
+            if skipped is not None:
+                ranges = (skipped.positions,) if skipped.ranges is None else skipped.ranges
+                skip = f" skip {' '.join(map(_range, ranges))}"
             return f"{_record(record)}{_result(result)}{skip}" + (f" ({note})" if note else "")
         case do.FindAncestor(heads):
             return " ".join(map(_shown_key, heads))
@@ -599,6 +614,7 @@ def _paced(each: do.Assignment) -> str:
         "window": each.window,
         "micro-batches": each.micro_batches,
         "rate": each.learning_rate_scale if each.learning_rate_scale != 1.0 else 0,
+        "scale": each.change_scale if each.change_scale != 1.0 else 0,
     }
     shown = "".join(f" {name} {value}" for name, value in parts.items() if value)
     shown += f" ring {' '.join(each.ring_addresses)}" if each.ring_addresses else ""
@@ -621,6 +637,7 @@ def _pacing(options: Options) -> PacingSettings:
         interleaved=shares.endswith("interleaved"),
         cadence=CadenceRules(max_anchor=int(options.get("max_anchor", "16"))),
         learning_rate_scaling=LearningRateScaling(options.get("lr_scaling", "none")),
+        growth_cost=float(options.get("growth_cost", "0.05")),
     )
 
 
@@ -636,7 +653,11 @@ def _result(result: do.StepResult | None) -> str:
     if result is None:
         return ""
     overflow = " overflow" if result.overflow else ""
-    return f" loss {result.loss!r} samples {result.samples} from {result.contributors}{overflow}"
+    late = "".join(
+        f" worker {each.worker} late by {each.late}" for each in result.contributions if each.late
+    )
+    what = f"samples {result.samples} from {result.contributors}{overflow}{late}"
+    return f" loss {result.loss!r} {what}"
 
 
 def _halt(evidence: HaltEvidence) -> str:
@@ -688,7 +709,8 @@ def _cursor(text: str) -> Cursor:
 
 
 def _at(cursor: Cursor) -> str:
-    return f"{cursor.epoch}:{cursor.position}"
+    owed = f" owed {' '.join(map(_range, cursor.owed))}" if cursor.owed else ""
+    return f"{cursor.epoch}:{cursor.position}{owed}"
 
 
 def _range(positions: PositionRange) -> str:

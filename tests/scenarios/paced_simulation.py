@@ -32,6 +32,7 @@ class PacedSimulation(Simulation):
                 schedule=Schedule.CADENCE if cadence else Schedule.EVERY_STEP,
                 balanced=True,
                 interleaved=self.random.random() < 0.5,
+                growth_cost=1.0,
             ),
         )
         self.bench.line = self.bench._start(History())

@@ -132,13 +132,18 @@ class Journal:
 
 def settings(bounds: Bounds) -> LineSettings:
     """Settings of the searched line: the search itself decides about silence and failures."""
-    local, overlap = bounds.local, bounds.overlap
+    local, overlap, fragments = bounds.local, bounds.overlap, bounds.fragments
     return LineSettings(
         run_id="search",
         expect_workers=bounds.expect or bounds.workers,
         min_workers=bounds.min_workers,
         max_workers=bounds.workers,
-        policy=Policy(digest_every=0, local_steps=int(local or overlap), overlap=overlap),
+        policy=Policy(
+            digest_every=0,
+            local_steps=fragments * int(local or overlap),
+            overlap=overlap,
+            fragments=fragments,
+        ),
         pacing=PacingSettings(schedule=Schedule.LOCAL if local or overlap else Schedule.EVERY_STEP),
         liveness=Liveness(lease_s=_NEVER_S),
         rejoin_grace_s=5.0,
@@ -236,6 +241,7 @@ def heard(  # noqa: C901 (one case an effect)
                 batch=work.batch,
                 ahead=work.ahead,
                 ahead_batch=work.ahead_batch,
+                fragment=work.fragment,
                 attends=work.attends,
                 attests=work.attests,
                 verifies=work.verifies,

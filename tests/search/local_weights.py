@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from andon.protocol.halts import HaltEvidence
-from andon.protocol.records import RecordKind
+from andon.protocol.records import Record, RecordKind
 from andon_trainer.core.events import Committed, Event, Halted, TransferAsked
 from andon_trainer.core.keeping import doubted
 from search.weights import Wrong
@@ -26,6 +26,8 @@ class LocalWeights:
     """Positions whose change is in them."""
     sent: tuple[int, ...] = ()
     """Those of them that are in what the worker sends."""
+    left_over: tuple[int, ...] = ()
+    """Positions that records cover, but that have changes of blocks that were not exchanged yet."""
     doubtful: bool = False
     """Whether a halt came since, in which these may have been wrong."""
     rejoined: bool = False
@@ -52,8 +54,12 @@ class LocalWeights:
         """The line was halted."""
         self.doubtful = bool(self.change) and doubted(evidence, self.slot)
 
-    def committed(self) -> None:
+    def committed(self, record: Record, fragment: int | None) -> None:
         """`new = head_new + (local displacement - sent displacement)`: the rest is sent next."""
+        if self.sent:
+            self.left_over = () if fragment is None else (*self.left_over, *self.sent)
+        if self.left_over and not record.cursor.position:
+            raise Wrong(f"worker {self.slot} ends an epoch with {list(self.left_over)} left over")
         self.change = self.sent = without(self.change, self.sent)
         self.rejoined = self.rejoined and bool(self.change)
 
@@ -77,7 +83,7 @@ class LocalWeights:
 
     def forget(self) -> None:
         """Nothing is in them, or in what is sent."""
-        self.change = self.sent = ()
+        self.change = self.sent = self.left_over = ()
         self.doubtful = self.rejoined = False
 
 

@@ -242,7 +242,7 @@ def _receive(world: World, draft: Draft, slot: int, given: Given) -> None:
 
 def end_transfer(world: World, draft: Draft, slot: int, donor: Worker | None) -> None:
     """A transfer is over at one of its ends, with the donor's state or without."""
-    if donor is not None and donor.local.change:
+    if donor is not None and (donor.local.change or donor.local.left_over):
         raise Wrong(f"state is sent with {list(donor.local.change)} in it, which no record has")
     weights = donor.weights if donor is not None else None
     scheduled = donor.scheduled if donor is not None else 0

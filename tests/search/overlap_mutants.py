@@ -72,6 +72,17 @@ def _transfer_from_a_full_pipe(_: Right, core: CoreState) -> bool:
     return True
 
 
+@_mutant(
+    replace(_world(1, "crash", windows=3), overlap=False, local=True, fragments=2),
+    "in the pipe",
+    overlap,
+    "_left_over",
+)
+def _transfer_with_something_left_over(_: Right, core: CoreState) -> bool:
+    """A transfer begins while the sender has changes of blocks that were not exchanged."""
+    return False
+
+
 def _drops_all_but(patch: Patch, why: str) -> None:
     def drops(right: Right, state: WorkerState, reason: str) -> Any:
         return [] if reason == why else right(state, reason)

@@ -80,6 +80,8 @@ class Bounds:
     """Whether the workers make local steps, and exchange the change of their weights."""
     overlap: bool = False
     """Whether the workers compute a window ahead while the last one's change travels."""
+    fragments: int = 1
+    """In how many parts the model is exchanged, if the workers make local steps."""
     standing: bool = False
     """Whether workers ask for the next step with their report of each."""
     windows: int = 0

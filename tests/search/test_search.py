@@ -89,6 +89,14 @@ LARGE |= {
     ),
 }
 
+# Two rounds exchange a part of the model each, and an epoch has three.
+FRAGMENTS = Bounds(faults=1, local=True, fragments=2, windows=3, kinds=OVERLAP_FAULTS)
+LARGE |= {
+    "fragments": FRAGMENTS,
+    "fragments, overlap": replace(FRAGMENTS, overlap=True),
+    "fragments, a journal is lost": replace(FRAGMENTS, kinds=frozenset({"lost"})),
+}
+
 # A worker finds a NaN in what it computes, before its exchange has begun or, with overlapped
 # windows, in what it computes ahead. After a loss both may be in one round.
 COMPUTING = Bounds(faults=1, computes=True, kinds=frozenset({"nan"}))
@@ -214,6 +222,10 @@ def test_c_learn_001_a_learner_arrives_with_the_others_weights_from_every_state_
 
 def test_c_learn_001_with_overlap_a_learner_arrives_and_its_donor_drops_nothing() -> None:
     _whole(replace(NEWCOMER, overlap=True, kinds=frozenset({"lease"})))
+
+
+def test_fragments_leave_nothing_over_where_state_is_needed_in_one_piece() -> None:
+    _whole(replace(FRAGMENTS, kinds=frozenset({"crash"})))
 
 
 def test_c_learn_001_a_learner_and_a_worker_that_stand_average_the_same_numbers() -> None:

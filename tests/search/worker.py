@@ -218,7 +218,7 @@ class Worker:
                 averages = self.averages if taken.record.kind is RecordKind.STEP else None
                 self.weights = library.applied(self.weights, taken.record, averages)
                 if taken.record.kind is RecordKind.STEP:
-                    self.local.committed()
+                    self._committed(taken.record)
             self._do(effects, out, taken)
         self.settle(out)
 
@@ -311,7 +311,14 @@ class Worker:
             averages = self.averages if record.kind is RecordKind.STEP else None
             self.weights = self.applied(self.weights, record, averages)
             if record.kind is RecordKind.STEP:
-                self.local.committed()
+                self._committed(record)
+
+    def _committed(self, record: Record) -> None:
+        """A step is in its weights."""
+        assigned = self.state.assigned
+        assert assigned is not None
+        self.local.committed(record, assigned.fragment)
+        self.state.computed.left_over = bool(self.local.left_over)
 
     def gave(self, given: Given) -> None:
         """A learner has the state."""

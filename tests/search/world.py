@@ -446,8 +446,8 @@ class World:
         if sender.state.head != head or sender.local.rejoined:
             return
         enough = len(core.members.in_sync(head)) >= self.bounds.min_workers
-        if sender.local.change and enough:
-            ahead = list(sender.local.change)
+        ahead = [*sender.local.change, *sender.local.left_over]
+        if ahead and enough:
             raise Wrong(f"worker {slot} sends state with {ahead} in the pipe")
 
     def _remembered(self, memo: object, after: Callable[[], Any]) -> Any:

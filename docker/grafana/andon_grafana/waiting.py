@@ -151,11 +151,13 @@ _CADENCE = (
     Curve(
         title="Samples of a round",
         tells="Positions of the last round: the global batch, or a longer window. `ahead` is what "
-        "the workers compute while the exchange travels.",
+        "the workers compute while the exchange travels. In a round far above the noise scale of "
+        "the gradients, a sample brings little.",
         see="docs/guide/uneven-machines.md#what-a-cadence-does-to-training",
         queries=(
             Query(expr=latest("andon_window_samples"), legend="in the round"),
             Query(expr=latest("andon_window_ahead_samples"), legend="ahead"),
+            Query(expr=latest("andon_gradient_noise_scale_samples"), legend="noise scale"),
         ),
         width=6,
     ),

@@ -19,6 +19,7 @@ __all__ = [
     "cursor_after",
     "deal",
     "divide",
+    "hand_out",
     "merged",
     "next_batch",
     "reassign",
@@ -145,9 +146,27 @@ def reassign(
     # Lost positions. If ranks overlap or own positions outside the batch, the sizes below do not
     # add up to the batch.
     free = subtract((batch,), (part for ranges in owned for part in ranges))
-    sizes, count = [sum(map(len, ranges)) for ranges in owned], sum(map(len, free))
-    if not owned or sum(sizes) + count != len(batch):
+    sizes = (sum(map(len, ranges)) for ranges in owned)
+    if not owned or sum(sizes) + sum(map(len, free)) != len(batch):
         raise ValueError(f"the ranks' positions overlap, or are not of {batch}")
+    return hand_out(free, owned, split)
+
+
+def hand_out(
+    free: Ranges, kept: Sequence[Iterable[PositionRange]], split: Split = _EQUAL
+) -> tuple[Ranges, ...]:
+    """Hands out free positions by the rule of `deal`, to ranks that keep what they have.
+
+    Args:
+        free: the positions, none of which a rank has.
+        kept: for each rank, its positions.
+        split: how shares compare.
+
+    Raises:
+        ValueError: the split is for another number of ranks.
+    """
+    owned = [merged(ranges) for ranges in kept]
+    sizes, count = [sum(map(len, ranges)) for ranges in owned], sum(map(len, free))
     targets = split.targets_of(len(owned))
     if split.interleaved:
         runs = _interleaved(free, sizes, targets)

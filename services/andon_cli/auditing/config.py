@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from andon.host.errors import UsageError
-from andon.host.settings import FLAG_ONLY, CommandSettings, Count, Folder, GivenSettings
+from andon.host.settings import FLAG_ONLY, CommandSettings, Count, Factor, Folder, GivenSettings
 from andon_cli.questions import Form
 
 __all__ = ["AuditConfig", "AuditSettings", "audit_config"]
@@ -26,6 +26,8 @@ class AuditSettings(CommandSettings):
     """Keep the audit's own files there. Default: the folder audit of the run's folder."""
     own_checkpoint_every: Annotated[Count, FLAG_ONLY] = 500
     """It writes a checkpoint of its own every N steps, to go on from if it is interrupted."""
+    tolerance: Annotated[Factor, FLAG_ONLY] = 1e-3
+    """Without same_bits: losses may differ by this part of them."""
     anew: Annotated[bool, FLAG_ONLY] = False
     """Begin anew, also if an earlier audit was interrupted."""
     format: Form = "table"

@@ -8,12 +8,16 @@ is computed from the weights before its step, so one that differs may be an earl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from andon.protocol.layout import Layout
 from andon.protocol.records import Key
+from andon_cli.auditing.scope import AuditRefused
+from andon_coordinator.core.agreement import first_apart
 from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.verdicts import first_component
 from andon_coordinator.transport.audit_book import AttestedNode, AttestedStep, ComparedWeights
 from andon_coordinator.transport.reader import JournalEntry
 
@@ -42,6 +46,8 @@ class Difference:
     """Who attested what differs."""
     grains: str = ""
     """Of which grains."""
+    parameter: str = ""
+    """The first one that differs; empty: not known."""
 
     @property
     def in_words(self) -> str:
@@ -51,7 +57,7 @@ class Difference:
                 f"the evaluation after step {self.step} differs: the line has other sums for "
                 f"{self.recorded}, and all losses until then are equal"
             )
-        recorded, recomputed = self.recorded, self.recomputed
+        recorded, recomputed, first = self.recorded, self.recomputed, ""
         if self.grains or self.what in ("weights", "averages"):
             recorded, recomputed = recorded[:_SHORT], recomputed[:_SHORT]
         if self.grains:
@@ -59,9 +65,11 @@ class Difference:
             of = f"the {self.what} of {self.grains}, by worker {who},"
         else:
             of = f"its {self.what}"
+        if self.parameter:
+            first = f", first in {self.parameter}"
         return (
             f"step {self.step} differs: {of} {_VERBS.get(self.what, 'is')} {recorded} by the "
-            f"journal, and {recomputed} recomputed; {self._place}"
+            f"journal, and {recomputed} recomputed{first}; {self._place}"
         )
 
     @property
@@ -86,6 +94,7 @@ class Difference:
             "weights_equal_after": self.since,
             "workers": list(self.workers),
             "grains": self.grains,
+            "parameter": self.parameter,
         }
 
 
@@ -97,6 +106,8 @@ class Judge:
         entries: Iterator[JournalEntry],
         weights: Mapping[int, ComparedWeights],
         attested: Callable[[Key], AttestedStep | None],
+        layout: Layout | None = None,
+        tolerance: float | None = None,
     ) -> None:
         """Nothing was recomputed yet.
 
@@ -104,7 +115,14 @@ class Judge:
             entries: the line's history after the record where the audit begins.
             weights: its weights after a step, by step, as far as they are known.
             attested: what workers attested of a step.
+            layout: the parameters' names; None: not known.
+            tolerance: of a run without equal bits, by which part of them losses and weights of
+                steps may differ; None: they are equal to the bit.
         """
+        self._tolerance = tolerance
+        self.farthest: tuple[float, int] = 0.0, 0
+        """By which part a loss has differed most, and in which step."""
+        self._layout = layout
         self._steps = (each for each in entries if each.result is not None)
         self._weights = weights
         self._attested = attested
@@ -135,7 +153,11 @@ class Judge:
         if recorded is None or recorded.base_hashed not in (None, said["base_hashed"]):
             return None  # Two kinds of digest differ anyway.
         if recorded.sha256 != said["sha256"]:
-            return self._difference(step, "weights", recorded.sha256, said["sha256"])
+            prefixes = bytes.fromhex(said.get("prefixes", ""))
+            return replace(
+                self._difference(step, "weights", recorded.sha256, said["sha256"]),
+                parameter=first_apart(recorded.prefixes, prefixes, self._layout)[1],
+            )
         self.weights_at = step
         return None
 
@@ -146,11 +168,18 @@ class Judge:
         assert result is not None
         assert step == said["step"]
         # First what a step is made of, then what came of it, as narrowly as it is known.
-        difference = (
-            self._number(said, result, "samples", "weight", "overflow")
-            or self._attested_in(entry.record.key, said)
-            or self._number(said, result, "loss", "correct")
-        )
+        if self._tolerance is None:
+            difference = (
+                self._number(said, result, "samples", "weight", "overflow")
+                or self._attested_in(entry.record.key, said)
+                or self._number(said, result, "loss", "correct")
+            )
+        else:
+            if said["left_behind"] and len(entry.record.roster) > 1:
+                raise AuditRefused(_depends(step, said["left_behind"]))
+            difference = self._number(said, result, "samples", "overflow") or self._near(
+                said, result, "weight", "loss"
+            )
         if difference is None:
             self.step = step
         return difference
@@ -164,6 +193,19 @@ class Judge:
                 return self._difference(said["step"], what, f"{recorded}", f"{recomputed}")
         return None
 
+    def _near(self, said: Mapping[str, Any], result: StepResult, *names: str) -> Difference | None:
+        for what in names:
+            recorded, recomputed = getattr(result, what), said[what]
+            if _same(recorded, recomputed):
+                continue
+            apart = abs(recorded - recomputed) / max(abs(recorded), abs(recomputed))
+            assert self._tolerance is not None
+            if not apart <= self._tolerance:
+                return self._difference(said["step"], what, f"{recorded}", f"{recomputed}")
+            if what == "loss":
+                self.farthest = max(self.farthest, (apart, said["step"]))
+        return None
+
     def _attested_in(self, key: Key, said: Mapping[str, Any]) -> Difference | None:
         """Compares the sums of a step's grains, and its averages, if workers attested any."""
         recomputed = {(first, grains): rest for first, grains, *rest in said["attested"]}
@@ -172,31 +214,48 @@ class Judge:
             return None
         # Single grains come first: a sum that differs has one that does, or was added wrongly.
         for node in attested.nodes:
-            gradient, data = recomputed.get((node.first, node.grains), ("", ""))
+            gradient, data, components = recomputed.get((node.first, node.grains), ("", "", ""))
             for what, there, here in (
                 ("data", node.samples, data),
                 ("gradient", node.digest, gradient),
             ):
                 if there and here and there != here:
-                    alike = {each.worker for each in attested.nodes if _is_alike(each, node)}
+                    alike = [each for each in attested.nodes if _is_alike(each, node)]
                     return Difference(
                         step=said["step"],
                         what=what,
                         recorded=there,
                         recomputed=here,
                         since=self.weights_at,
-                        workers=tuple(sorted(alike)),
+                        workers=tuple(sorted({each.worker for each in alike})),
                         grains=_named(node),
+                        parameter=self._parameter(alike, components) if what == "gradient" else "",
                     )
             self.nodes += bool(gradient)
         if attested.averages and said["averages"] not in ("", attested.averages):
             return self._difference(said["step"], "averages", attested.averages, said["averages"])
         return None
 
+    def _parameter(self, alike: Sequence[AttestedNode], recomputed: str) -> str:
+        """The first component of a sum that differs, if somebody attested each of them."""
+        theirs = next((each.components for each in alike if each.components), b"")
+        at = first_component(theirs, bytes.fromhex(recomputed))
+        blocks = () if self._layout is None else self._layout.blocks
+        names = [each.name for block in blocks for each in block.components]
+        return "" if at is None or at >= len(names) else names[at]
+
     def _difference(self, step: int, what: str, recorded: str, recomputed: str) -> Difference:
         return Difference(
             step=step, what=what, recorded=recorded, recomputed=recomputed, since=self.weights_at
         )
+
+
+def _depends(step: int, left_behind: str) -> str:
+    return (
+        f"step {step} can't be compared: its loop body {left_behind}, and without same_bits what "
+        "comes of that depends on which worker computes which samples. Train with `andon run "
+        "--same-bits` (docs/guide/same-bits.md)"
+    )
 
 
 def _is_alike(one: AttestedNode, other: AttestedNode) -> bool:

@@ -17,6 +17,10 @@ from andon_coordinator.transport.reader import JournalEntry
 __all__ = ["AuditRefused", "Scope", "scope_of"]
 
 
+_FEW_STEPS = 20
+"""Without equal bits rounding grows from step to step, so that little can be said of many."""
+
+
 class AuditRefused(CommandError):
     """The run can't be audited: not here, not so, or not at all."""
 
@@ -39,11 +43,18 @@ class Scope:
     """The line's weights after a step, by step, as far as they are known."""
     attested: frozenset[Key] = frozenset()
     """The records of steps that were verified."""
+    shortened: bool = False
+    """Whether it ends before the run, since nobody said how far to go."""
 
     @property
     def first(self) -> int:
         """The first step that is recomputed."""
         return self.origin.step + 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether the run had the same bits whoever computed; else numbers are near each other."""
+        return self.plan.grain > 0
 
     @property
     def known(self) -> list[int]:
@@ -81,6 +92,11 @@ class Scope:
 
     def _record(self, book: AuditBook, entry: JournalEntry) -> AuditRecord:
         record, result = entry.record, entry.result
+        if result is not None and len(result.batch) > self.plan.global_batch:
+            raise AuditRefused(
+                f"step {record.step} is a window of several batches (--schedule local or cadence): "
+                "such a run can't be recomputed on one machine"
+            )
         if result is None:
             return AuditRecord(
                 key=record.key, kind=record.kind, step=record.step, cursor=record.cursor
@@ -116,20 +132,17 @@ def scope_of(book: AuditBook, run_dir: Path, first: int | None, last: int | None
     plan = run.plan
     if plan is None or not steps:
         raise AuditRefused(f"run {run.run_id} has no steps")
-    if not plan.grain:
-        raise AuditRefused(
-            f"run {run.run_id} was not trained with same_bits: its bits depend on how many workers "
-            "there were, so nothing can be recomputed on one machine and compared. Train with "
-            "`andon run --same-bits` (docs/guide/same-bits.md)"
-        )
-    first, last = first or 1, min(last or steps, steps)
+    shortened = not plan.grain and last is None and steps - (first or 1) >= _FEW_STEPS
+    first = first or 1
+    last = first + _FEW_STEPS - 1 if shortened else min(last or steps, steps)
     if first > steps:
         raise UsageError(f"--steps begins at step {first}, and the run has {steps} steps")
     history = frozenset(book.ancestry())
     checkpoints = list(_checkpoints(run_dir, history))
-    weights = {
-        each.facts.step: ComparedWeights(each.facts.digest) for _, each in checkpoints
-    } | book.weights()
+    weights: dict[int, ComparedWeights] = {}
+    if plan.grain:  # Else the digests of two machines differ in any case.
+        weights = {each.facts.step: ComparedWeights(each.facts.digest) for _, each in checkpoints}
+        weights |= book.weights()
     before = [(path, each.facts) for path, each in checkpoints if each.facts.step < first]
     checkpoint: Path | None = None
     if before and first > 1:
@@ -146,7 +159,8 @@ def scope_of(book: AuditBook, run_dir: Path, first: int | None, last: int | None
         last=last,
         checkpoint=checkpoint,
         weights=weights,
-        attested=book.attested_keys(),
+        attested=book.attested_keys() if plan.grain else frozenset(),
+        shortened=shortened,
     )
 
 

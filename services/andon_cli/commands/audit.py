@@ -44,6 +44,10 @@ class AuditOutcome:
     scope: Scope
     difference: Difference | None = None
     nodes: int = 0
+    tolerance: float | None = None
+    """Of a run without equal bits; None: it had them."""
+    farthest: tuple[float, int] = 0.0, 0
+    """By which part a loss has differed most within it, and in which step."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -53,6 +57,13 @@ class AuditOutcome:
             return self.difference.in_words
         scope, known = self.scope, self.scope.known
         steps = f"steps {scope.first} to {scope.last} recomputed"
+        if self.tolerance is not None:
+            apart, step = self.farthest
+            most = f"; at most {apart:.1e} of it, in step {step}" if step else ""
+            return (
+                f"{steps}: no loss differs by more than {self.tolerance:g} of it{most}. The run "
+                "was trained without same_bits, so its bits can't be compared"
+            )
         if not known:
             return (
                 f"{steps}: all losses equal; the journal knows no weights to compare "
@@ -77,6 +88,8 @@ class AuditOutcome:
             "verdict": self.verdict,
             "weights_known": len(scope.known),
             "grains_compared": self.nodes,
+            "tolerance": self.tolerance,
+            "farthest": None if self.tolerance is None else self.farthest[0],
             "checkpoint": None if scope.checkpoint is None else str(scope.checkpoint),
             "difference": None if difference is None else difference.fields(),
             "notes": self.notes,
@@ -125,8 +138,10 @@ class _Audit:
         self._screen = screen
         self._kept = KeptCommand.read(run_dir) or KeptCommand()
         self._command = _command_of(config, self._kept)
-        _refuse_encoding(self._kept)
-        self._outcome = AuditOutcome(scope=scope)
+        if scope.exact:
+            _refuse_encoding(self._kept)
+        tolerance = None if scope.exact else config.settings.tolerance
+        self._outcome = AuditOutcome(scope=scope, tolerance=tolerance)
         head = next(book.backwards()).record.key
         self._identity = {
             "run": scope.run_id,
@@ -152,7 +167,13 @@ class _Audit:
         write_order(folder.order, order, scope.records(book))
         self._note(scope)
         folder.note(self._identity, scope.origin.step)
-        judge = Judge(book.forward(scope.origin.key), scope.weights, book.attested)
+        judge = Judge(
+            book.forward(scope.origin.key),
+            scope.weights,
+            book.attested,
+            book.layout(),
+            outcome.tolerance,
+        )
         with (
             self._noting(judge, scope),
             AuditedScript(
@@ -160,7 +181,7 @@ class _Audit:
             ) as script,
         ):
             outcome.difference = self._follow(script, judge, scope)
-        outcome.nodes = judge.nodes
+        outcome.nodes, outcome.farthest = judge.nodes, judge.farthest
         if outcome.difference is not None and outcome.difference.step <= scope.first == 1:
             outcome.notes.append(
                 "it is the run's first step: a script whose first weights are drawn without a "
@@ -188,6 +209,11 @@ class _Audit:
     def _note(self, scope: Scope) -> None:
         """Says what the audit can't know."""
         notes, whole = self._outcome.notes, self._outcome.scope
+        if whole.shortened:
+            notes.append(
+                f"only steps {whole.first} to {whole.last}: without same_bits rounding grows from "
+                "step to step (--steps A:B says others)"
+            )
         if whole.checkpoint is not None:
             notes.append(f"began with the checkpoint of step {whole.origin.step}: {_STATE_LOST}")
         for step in self._book.resumed_at(scope.origin.step, scope.last)[:8]:
@@ -266,7 +292,7 @@ class _Audit:
             "ANDON_RUN_DIR": str(self._folder.path),
             "ANDON_CHECKPOINT_EVERY": str(self._config.settings.own_checkpoint_every),
             "ANDON_KEEP_CHECKPOINTS": "2",
-            "ANDON_SAME_BITS": "1",
+            "ANDON_SAME_BITS": "1" if scope.exact else "0",
             # The output says what differs; here nobody trains on with it.
             "ANDON_ARITHMETIC": "tell",
             "ANDON_SEED": str(scope.plan.seed),

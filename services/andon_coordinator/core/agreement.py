@@ -16,7 +16,7 @@ from andon.protocol.limits import PREFIX_BYTES, clipped
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.round import StepRound
 
-__all__ = ["apart", "divergence", "in_round"]
+__all__ = ["apart", "divergence", "first_apart", "in_round"]
 
 
 def in_round(round_: StepRound, layout: Layout | None) -> LineDefect | None:
@@ -94,7 +94,7 @@ def _divergence(
     common, count = votes.most_common(1)[0]
     odd = sorted(worker for worker, digest in digests.items() if digest != common)
     other = min(worker for worker, digest in digests.items() if digest == common)
-    block, parameter = _first_apart(prefixes.get(odd[0], b""), prefixes.get(other, b""), layout)
+    block, parameter = first_apart(prefixes.get(odd[0], b""), prefixes.get(other, b""), layout)
     where = "" if block is None else f", first in {parameter} (block {block})"
     if 2 * count <= len(digests):
         return LineDefect(
@@ -114,8 +114,11 @@ def _divergence(
     )
 
 
-def _first_apart(mine: bytes, theirs: bytes, layout: Layout | None) -> tuple[int | None, str]:
-    """Block and name of the first component whose prefixes differ."""
+def first_apart(mine: bytes, theirs: bytes, layout: Layout | None) -> tuple[int | None, str]:
+    """Block and name of the first component whose prefixes in two digests of weights differ.
+
+    None and an empty name if that can't be said: prefixes are missing, or all are equal.
+    """
     blocks = layout.blocks if layout is not None else ()
     # Prefixes come in this order: from the layout's last block to its first.
     names = [

@@ -1,13 +1,14 @@
-"""Cadence: how many micro-batches each worker computes before the line exchanges (El Che).
+"""Cadence: how much each worker computes before the line exchanges (El Che).
 
 Theory of operation
 ===================
 
-In a window each worker computes its count of micro-batches, and then all exchange once and take one
+In a window each worker computes its count of units, and then all exchange once and take one
 optimizer step. Fast workers have greater counts, so that all finish at about the same time. The
 longer the window, the less the exchange weighs; but the optimizer takes fewer steps, of larger
 batches. The algorithm is that of flodl 0.7, called El Che: the line marches at the pace of the
-slowest, and the others carry more.
+slowest, and the others carry more. How many samples a unit is, `pacing` says: the algorithm needs
+only their ratio.
 
 Counts. The anchor is the count of the slowest worker, the *anchor process*. Every other one gets
 the anchor times the ratio of their times for a sample, at most 64 times the anchor. Times are means
@@ -29,7 +30,7 @@ take the median of the last five.
 
 Growth. If the overhead is above the target, a greater anchor is proposed: twice as great at most.
 A proposal is staged. It is applied only by a Stable verdict on the same window, never applied and
-then taken back. Growth ends at `max_anchor`, and where a window would be longer than an epoch.
+then taken back. Growth ends at `max_anchor`, and at the limit that comes with the verdict.
 
 Verdict. In the system that this comes from, the replicas drift apart between two averages, and
 their distance is the sign of too long a window. Here all replicas are equal at all times, and a
@@ -37,7 +38,9 @@ window is a larger batch. What too large a batch harms is the loss. So the verdi
 loss, smoothed, because single losses rise and fall by chance (their own study counts 55 false
 alarms a run without smoothing, and one with it); see `LossTrend`. A loss that has risen for a few
 windows stops growth. If it goes on rising, the anchor is halved. Five Stable verdicts in a row
-allow growth again, and an anchor that was lowered climbs back one by one.
+allow growth again, and an anchor that was lowered climbs back one by one. But a loss that still
+falls, only more slowly, is no trend that anybody could see. So no verdict makes an anchor grow
+beyond the limit that comes with it; see `growth`.
 
 Not taken over: the surcharge for the first micro-batch of a window, which workers do not report,
 and the pause before a callback of one rank, because evaluation and checkpoints take place between
@@ -63,7 +66,7 @@ from andon_coordinator.core.readings import (
     without_replaced,
 )
 
-__all__ = ["Cadence", "CadenceRules", "Phase", "SavedPace", "within"]
+__all__ = ["Cadence", "CadenceRules", "Phase", "SavedPace"]
 
 READINGS = 5
 """How many readings of a process count; after as many reports without one, all are forgotten."""
@@ -103,20 +106,22 @@ class CadenceRules:
     overhead_target: float = 0.05
     """The part of a window that exchanging may take."""
     max_anchor: int = 16
-    """The most micro-batches of the slowest worker in a window."""
+    """The most units of the slowest worker in a window."""
     max_batch_diff: int | None = None
     """The most by which one count changes at a time; None: any number."""
     initial_anchor: int = 1
     """The anchor at first, and the least that growth starts from."""
+    least_anchor: int = 1
+    """No verdict lowers the anchor below this."""
 
     def __post_init__(self) -> None:
         """Refuses numbers out of range."""
         if not 0 < self.overhead_target < 1:
             raise ValueError(f"overhead_target must be between 0 and 1, not {self.overhead_target}")
-        if not 1 <= self.initial_anchor <= self.max_anchor:
+        if not 1 <= self.least_anchor <= self.initial_anchor <= self.max_anchor:
             raise ValueError(
-                f"needs 1 <= initial_anchor <= max_anchor, not {self.initial_anchor} and "
-                f"{self.max_anchor}"
+                f"needs 1 <= least_anchor <= initial_anchor <= max_anchor, not "
+                f"{self.least_anchor}, {self.initial_anchor} and {self.max_anchor}"
             )
         if self.max_batch_diff is not None and self.max_batch_diff < 1:
             raise ValueError(f"max_batch_diff must be at least 1, not {self.max_batch_diff}")
@@ -127,7 +132,7 @@ class ProcessPace:
     """What is known of one process."""
 
     count: int
-    """Its micro-batches in a window."""
+    """Its units in a window."""
     readings: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
     """Its last times for a sample, in seconds, oldest first."""
     silent: int = 0
@@ -162,7 +167,6 @@ class Cadence:
         self._proposal: int | None = None
         self._calm_run = 0
         self._may_grow = True
-        self._at_cap = False
         self._nudged_from = 0
 
     @property
@@ -183,21 +187,18 @@ class Cadence:
             if pace.readings
         }
 
-    def counts(self, roster: Sequence[PacedProcess], most: int | None = None) -> tuple[int, ...]:
-        """How many micro-batches each rank computes in the next window; at least 1.
+    def counts(self, roster: Sequence[PacedProcess]) -> tuple[int, ...]:
+        """How many units each rank computes in the next window; at least 1.
 
         Args:
             roster: the processes in rank order. If it changed, all counts are computed anew from
                 what is known.
-            most: micro-batches in an epoch; None: no limit.
         """
         if tuple(roster) != self._roster:
             self._take_roster(tuple(roster))
-        counts = [self._paces[each].count for each in roster]
-        self._at_cap = most is not None and sum(counts) >= most
-        return tuple(counts if most is None else within(counts, most))
+        return tuple(self._paces[each].count for each in roster)
 
-    def report(self, readings: Iterable[Reading], *, exchange_s: float, unit: int) -> None:
+    def report(self, readings: Iterable[Reading], *, exchange_s: float, unit: float) -> None:
         """Learns from a committed window of the present roster.
 
         The proposal that follows from it waits for `judge`.
@@ -205,7 +206,7 @@ class Cadence:
         Args:
             readings: what each process computed.
             exchange_s: what exchanging cost the window; see the theory of operation.
-            unit: samples in a micro-batch.
+            unit: samples in a unit.
         """
         if self.phase is Phase.WARMUP and self.reports >= STABLE_AFTER:
             self.phase = Phase.STABLE
@@ -227,17 +228,23 @@ class Cadence:
         # The first counts were a guess, and are replaced whatever the difference is.
         self._recount(free=first, exact=first)
 
-    def judge(self, verdict: Verdict | None) -> None:
-        """Applies the proposal of the last report, or drops it. None: nothing is known, drop."""
+    def judge(self, verdict: Verdict | None, most: int | None = None) -> None:
+        """Applies the proposal of the last report, or drops it.
+
+        Args:
+            verdict: None: nothing is known, drop it.
+            most: no anchor grows beyond this; None: no limit but `max_anchor`.
+        """
         proposal, self._proposal = self._proposal, None
+        most = self._rules.max_anchor if most is None else most
         match verdict:
             case Stable():
                 self._calm_run += 1
                 self._may_grow = self._may_grow or self._calm_run >= CALM_RUN
-                if proposal is not None:
-                    self._set_anchor(proposal)
-                elif self._may_climb():
-                    self._set_anchor(self.anchor + 1)
+                if proposal is None and self._may_climb():
+                    proposal = self.anchor + 1
+                if proposal is not None and min(proposal, most) > self.anchor:
+                    self._set_anchor(min(proposal, most))
             case SuppressGrowth() | NudgeDown():
                 self._calm_run, self._may_grow = 0, False
                 # The proposal is gone by now. Otherwise it would be applied on top of the nudge.
@@ -269,7 +276,7 @@ class Cadence:
             each.process: ProcessPace(each.count, deque(each.readings, READINGS)) for each in saved
         }
         self._roster = tuple(self._paces)[len(saved) - roster :]
-        self.anchor = min(anchor, self._rules.max_anchor)
+        self.anchor = max(min(anchor, self._rules.max_anchor), self._rules.least_anchor)
         self.anchor_process = anchor_process if anchor_process in self._paces else None
         self.reports = reports
         self.phase = _phase_after(reports)
@@ -354,10 +361,10 @@ class Cadence:
 
     # ------------------------------------------------------------------------------ anchor
 
-    def _grown(self, times: Mapping[PacedProcess, float], unit: int) -> int | None:
+    def _grown(self, times: Mapping[PacedProcess, float], unit: float) -> int | None:
         """The greater anchor that the overhead asks for; None if it may not or need not grow."""
         target, most = self._rules.overhead_target, self._rules.max_anchor
-        if not self._may_grow or self._at_cap or not self._exchanges or self.reports < 2:
+        if not self._may_grow or not self._exchanges or self.reports < 2:
             return None
         slowest = times.get(self.anchor_process) if self.anchor_process else None
         if slowest is None:
@@ -376,7 +383,7 @@ class Cadence:
 
     def _nudge(self, factor: float) -> None:
         # Below the initial anchor too: that one is only where growth starts.
-        lower = max(1, math.ceil(self.anchor * factor))
+        lower = max(self._rules.least_anchor, math.ceil(self.anchor * factor))
         if lower < self.anchor:
             self._nudged_from = max(self._nudged_from, self.anchor)
             self._set_anchor(lower)
@@ -387,10 +394,10 @@ class Cadence:
             return False
         times, most = self._times_of_roster(), self._rules.max_batch_diff
         if most is None or not times:
-            return not self._at_cap
+            return True
         ratio = max(times.values()) / min(times.values())
         higher = self.anchor + 1
-        return not self._at_cap and round_half_away(higher * ratio) - higher <= most
+        return round_half_away(higher * ratio) - higher <= most
 
 
 def _append(readings: deque[float], seconds: float) -> None:
@@ -413,22 +420,3 @@ def _phase_after(reports: int) -> Phase:
     if reports > STABLE_AFTER:
         return Phase.STABLE
     return Phase.WARMUP if reports else Phase.PROBE
-
-
-def within(counts: Sequence[int], most: int) -> list[int]:
-    """`counts` scaled down so that their sum is at most `most`, each at least 1.
-
-    What rounding down leaves over goes to the greatest ones. With fewer units than ranks the sum is
-    the number of ranks: the last window of an epoch is dealt by positions anyway.
-    """
-    whole = sum(counts)
-    if whole <= most:
-        return list(counts)
-    scaled = [max(1, count * most // whole) for count in counts]
-    left = most - sum(scaled)
-    for rank in sorted(range(len(counts)), key=lambda rank: (-counts[rank], rank)):
-        if left <= 0:
-            break
-        scaled[rank] += 1
-        left -= 1
-    return scaled

@@ -137,6 +137,8 @@ class StepContribution:
     samples: int
     weight: float
     loss_sum: float
+    late: int = 0
+    """Out of how many consecutive records it was left before, while it computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,9 @@ class StepResult:
     """The L2 norm of the averaged gradients, if the policy asks for it."""
     overflow: bool = False
     """Whether scaled gradients overflowed: the step counts, and moved no weight."""
+    change_scale: float | None = None
+    """What the mean change of the weights was multiplied with; None: the line has no quorum. If it
+    has one, the contributions say what the step covers, of the batch and of what was owed."""
 
     @property
     def contributors(self) -> int:
@@ -176,6 +181,8 @@ class Skip:
     positions: PositionRange
     halt_id: int
     operator: str
+    ranges: tuple[PositionRange, ...] | None = None
+    """What of them, and of what was owed, it skips on a line with a quorum; None: `positions`."""
 
 
 @dataclass(frozen=True, slots=True)

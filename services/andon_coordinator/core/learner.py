@@ -25,6 +25,10 @@ class Learning:
     """What the line knows of one learner."""
 
     began_at: float
+    late: bool = False
+    """Whether it has the state, and attends because it computes what it owes; see `late`."""
+    recalled_at: float | None = None
+    """When it was late, asked for work, and its round was made void for it; it asks again."""
     listening: bool = False
     """Whether it hears the averages of every round that opens from now on."""
     follows: bool = False
@@ -60,9 +64,19 @@ class Learning:
     _next_chance: int = 0
     """The line's step from which on it gets another one."""
 
+    @classmethod
+    def of_late(cls, step: int, now: float) -> Learning:
+        """A late worker's: it is at the line's head, and its stream to listen is to be opened."""
+        learning = cls(began_at=now, late=True)
+        learning.follow(step)
+        learning.installed = True
+        return learning
+
     @property
     def in_words(self) -> str:
         """How far it has come, for people."""
+        if self.late:
+            return "late: computes what it owes"
         if not self.follows:
             return "learning: waits for the state"
         if not self.installed:

@@ -37,7 +37,7 @@ from dataclasses import replace
 
 from andon.protocol.capabilities import LEARNING
 from andon.protocol.records import RecordKind
-from andon_coordinator.core import departures, spares, syncing
+from andon_coordinator.core import departures, late, spares, syncing
 from andon_coordinator.core.agreement import apart
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
@@ -125,7 +125,7 @@ def _can_learn(core: CoreState, member: LineMember) -> bool:
 
 def _trains_without(core: CoreState) -> bool:
     """Whether the line trains, and in a way that can be followed."""
-    enough = core.members.in_sync_count(core.chain.head) >= core.needed
+    enough = late.taking_part(core) >= core.needed
     return enough and departures.can_be_followed(core)
 
 
@@ -147,9 +147,12 @@ def may_reach_head(core: CoreState) -> bool:
 
 
 def listening_reported(core: CoreState, member: LineMember, _event: ListeningReported) -> None:
-    """A learner hears the averages of every round that opens from now on."""
-    if member.learning is not None:
-        member.learning.listening = True
+    """A learner, or a late worker, hears the averages of every round that opens from now on."""
+    learning = member.learning
+    if learning is not None:
+        if learning.late and not learning.listening:
+            core.late_answers_s.append(core.now - learning.began_at)
+        learning.listening = True
 
 
 def awaits_snapshot(core: CoreState) -> bool:
@@ -211,7 +214,7 @@ def started_over(core: CoreState, member: LineMember) -> None:
     """A process that learnt joins again: it could not go on with what it had."""
     # A worker ends its stream before it opens another. That may be seen after the Join, or before.
     learning, member.gave_up = member.learning or member.gave_up, None
-    if learning is not None and learning.listening:
+    if learning is not None and learning.listening and not learning.late:
         tried = _try_of(core, member, learning)
         core.note_setback(tried, member, "it lost what it listened to")
 
@@ -313,7 +316,7 @@ def admit(core: CoreState) -> None:
         here = member.learning.installed and member.head == head and member.wants_work
         # Its request led to a round that is void now. Its script may stand anywhere in it, so it
         # asks again, and meanwhile the others go on, if they are enough.
-        if member.learning.in_void_round and core.members.in_sync_count(head) >= core.needed:
+        if member.learning.in_void_round and late.taking_part(core) >= core.needed:
             continue
         if here and (not member.spare or spares.takes_place(core)):
             _let_in(core, member)
@@ -326,6 +329,8 @@ def worth_waiting(core: CoreState) -> bool:
     for member in core.members.learners():
         learning = member.learning
         assert learning is not None
+        if learning.late:
+            continue  # `late` knows how long to wait for it.
         if member.spare and not spares.takes_place(core):
             learning.patience_until = None
             continue
@@ -360,7 +365,7 @@ def record_announced(core: CoreState, pending: PendingRecord, able: Iterable[int
         core.emit(
             SendCommitted(member.stream, record, pending.result, core.stop_reason, core.pacing.kept)
         )
-        if record.kind is not RecordKind.STEP:
+        if record.kind is not RecordKind.STEP or learning.late:
             continue
         unwanted = member.spare and not spares.takes_place(core)
         if learning.installed and member.head == record.parent and not unwanted:
@@ -393,9 +398,11 @@ def _give_up(core: CoreState, member: LineMember) -> None:
 
 def _let_in(core: CoreState, member: LineMember) -> None:
     learning = member.learning
-    member.learning, member.spare = None, False
-    member.unproven, member.step = True, core.chain.step
     assert learning is not None
+    member.learning, member.spare, member.step = None, False, core.chain.step
+    if learning.late:
+        return  # Its weights were its own all the time.
+    member.unproven = True
     learning.end_wait(core.now)
     took_s = core.now - learning.began_at
     core.emit(NoteCaughtUp(member.worker, took_s, learning.waited_s, learnt=True))

@@ -76,8 +76,9 @@ The modules
 
 Data: `events` and `effects`, `settings`, `chain`, `members`, `reducers`, `round`, `checkpoints`,
 `transfers`, `scalar_all_reduces`, and `state`, which puts them together. How work is divided:
-`pacing`, with `readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`. What is computed
-while the window before is exchanged: `overlap`. How late is too late: `suspicion`. Checks without
+`pacing`, with `readings`, `balance`, `cadence`, `loss_trend` and `pacing_state`, and `dealing`.
+What is computed while the window before is exchanged: `overlap`. Windows that do not wait for
+everybody: `quorum`, which decides, and `late`. How late is too late: `suspicion`. Checks without
 side effects: `agreement`, `arithmetics`, `defects`, `detectors`, `join_checks`, `verification`,
 `verdicts`. Rules: `arrivals`, `departures`, `steps`, `verifying`, `standing`, `syncing`,
 `learning`, `spares`, `suspects`, `lost_state`, `operators`, `progress`. `status` is what people
@@ -94,6 +95,7 @@ from andon.protocol.scalars import ScalarNames
 from andon_coordinator.core import (
     arrivals,
     departures,
+    late,
     learning,
     lost_state,
     operators,
@@ -128,6 +130,7 @@ from andon_coordinator.core.events import (
     StateReported,
     TermSaved,
     TimePassed,
+    WorkerComputed,
     WorkerJoined,
     WorkerLeft,
     WorkerReady,
@@ -138,7 +141,6 @@ from andon_coordinator.core.events import (
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.pacing import Pacing
 from andon_coordinator.core.reducers import Reducers
-from andon_coordinator.core.round import AttemptCounts
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.status import LineSnapshot, take_snapshot
@@ -155,6 +157,7 @@ _OF_WORKERS: dict[type[Event], Callable[[CoreState, LineMember, Any], None]] = {
     WorkerLeft: departures.left,
     StateReported: learning.state_reported,
     ListeningReported: learning.listening_reported,
+    WorkerComputed: late.computed,
     ScalarAllReduceArrived: syncing.scalar_all_reduce_arrived,
     WorkerStreamEnded: departures.stream_ended,
     WorkerStopped: departures.stopped,
@@ -169,6 +172,12 @@ _OF_LEARNERS: dict[type[Event], Callable[[CoreState, LineMember, Any], None]] = 
     ScalarAllReduceArrived: learning.number_arrived,
 }
 """The same for a worker that learns: nothing that it says counts for a round."""
+
+_OF_LATE: dict[type[Event], Callable[[CoreState, LineMember, Any], None]] = {
+    **_OF_LEARNERS,
+    FaultReported: steps.fault,
+}
+"""The same for one that is late: what it computes will count, so a defect in it halts the line."""
 
 _OF_OTHERS: dict[type[Event], Callable[[CoreState, Any], None]] = {
     WorkerJoined: arrivals.joined,
@@ -240,8 +249,6 @@ class LineCore:
             arithmetics=Arithmetics(history.arithmetic, dict(history.arithmetics)),
             scalar_names=ScalarNames(history.scalar_names),
             verified=replace(history.verified, convicted=list(history.verified.convicted)),
-            # What the last step exchanged is not in the journal: something may be left over.
-            attempts=AttemptCounts(left_over=settings.policy.in_fragments and chain.step > 0),
         )
         if history.roll_back:
             self._prepare_roll_back(history)
@@ -344,5 +351,6 @@ class LineCore:
         # Before the rule: it may ask how long the member has been silent.
         if not isinstance(event, WorkerStreamEnded | WorkerStopped):
             member.heard_at = self._core.now
-        rules = _OF_WORKERS if member.learning is None else _OF_LEARNERS
+        learning = member.learning
+        rules = _OF_WORKERS if learning is None else _OF_LATE if learning.late else _OF_LEARNERS
         rules[type(event)](self._core, member, event)

@@ -31,6 +31,7 @@ from andon_coordinator.core.events import (
     StepTimings,
 )
 from andon_coordinator.core.learner import Learning
+from andon_coordinator.core.quorum import Pace
 from andon_coordinator.core.readings import PacedProcess
 from andon_coordinator.core.suspicion import ProcessAnswers
 
@@ -109,6 +110,10 @@ class LineMember:
     doubted: Key | None = None
     """The head at which its weights differed from the others': there, it has no state that counts.
     """
+    left_out: int = 0
+    """Out of how many consecutive records it was left while it computed."""
+    pace: Pace = field(default_factory=Pace)
+    """How fast it computes its shares, on a line with a quorum."""
     last_step: LastStep = field(default_factory=LastStep)
     answers: ProcessAnswers = field(default_factory=ProcessAnswers)
     """How fast it answers when it is asked whether it is there."""
@@ -312,6 +317,10 @@ class Members:
     def learners(self) -> list[LineMember]:
         """Live members that learn, by id. They are neither in sync nor behind."""
         return self._of(self._learning) if self._learning else []
+
+    def late(self) -> list[LineMember]:
+        """Those of them that are late: they compute, and have the line's state."""
+        return [each for each in self.learners() if each.learning and each.learning.late]
 
     def spares(self) -> list[LineMember]:
         """Live spares without a place, by id; learners and those that wait to learn."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.protocol.records import PositionRange
+from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.run_settings import RunPlan
-from andon.protocol.shards import cursor_after, next_batch
-from andon_coordinator.core import departures, lost_state
+from andon.protocol.shards import Ranges, cursor_after, merged, next_batch, subtract
+from andon_coordinator.core import dealing, departures, lost_state
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     LineState,
@@ -141,17 +141,47 @@ def _skip(core: CoreState, event: HaltCleared, answer: SaveAnswer) -> None:
     """Moves the cursor past the batch with a MARK; the line resumes once that is durable."""
     chain, plan = core.chain, core.plan
     assert plan is not None
-    batch = _halted_batch(core, plan)
-    record = core.draw_mark(cursor_after(chain.cursor, batch, plan.epoch_size))
-    skip = Skip(chain.cursor.epoch, batch, event.halt_id, event.operator)
+    batch, skipped = _halted_batch(core, plan), None
+    if core.settings.policy.quorum is not None or chain.cursor.owed:
+        batch, skipped = _halted_work(core, batch)
+    cursor = cursor_after(chain.cursor, batch, plan.epoch_size)
+    if skipped is not None and cursor.epoch == chain.cursor.epoch:
+        owed = subtract(dealing.work_at(chain.cursor, batch), skipped)
+        cursor = Cursor(cursor.epoch, cursor.position, owed)
+    record = core.draw_mark(cursor)
+    skip = Skip(chain.cursor.epoch, batch, event.halt_id, event.operator, skipped)
     pending = PendingRecord(
         record=record,
         stop_reason=core.end_reached(record.step, record.cursor),
         answer=answer,
         resume=lambda stream: SendResume(stream, event.halt_id, HaltAnswer.SKIP),
     )
-    note = f"skipped positions {batch.start} to {batch.stop} of epoch {skip.epoch}"
+    ranges = (batch,) if skipped is None else skipped
+    which = ", ".join(f"{each.start} to {each.stop}" for each in ranges) or "none"
+    note = f"skipped positions {which} of epoch {skip.epoch}"
     core.save(pending, note=note, skipped=skip)
+
+
+def _halted_work(core: CoreState, halted: PositionRange) -> tuple[PositionRange, Ranges]:
+    """The batch of a halted round, and what of it and of what is owed its roster had.
+
+    Args:
+        core: the state; the line has a quorum, or had one.
+        halted: the batch as far as the halt says.
+    """
+    cursor, batch, assigned = core.chain.cursor, core.attempts.batch, core.attempts.assigned
+    assert core.plan is not None
+    assert core.halt is not None
+    if batch is None or cursor_after(cursor, batch, core.plan.epoch_size).epoch != cursor.epoch:
+        # Nobody here knows what the halted round had; and nothing stays owed behind an epoch.
+        batch = halted if batch is None else batch
+        return batch, dealing.work_at(cursor, batch)
+    late = {member.worker for member in core.members.late()}
+    if core.halt.worker in late:
+        return batch, assigned.get(core.halt.worker, ())
+    return batch, merged(
+        part for worker, share in assigned.items() if worker not in late for part in share
+    )
 
 
 def _halted_batch(core: CoreState, plan: RunPlan) -> PositionRange:

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 from andon.protocol.records import Cursor, PositionRange
 from andon.protocol.shards import cursor_after, next_batch, reassign
-from andon_coordinator.core import syncing
+from andon_coordinator.core import late, syncing
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import AttemptCounts, StepRound
 from andon_coordinator.core.state import CoreState
@@ -76,24 +76,39 @@ def lets_transfer(core: CoreState) -> bool:
     """
     if not core.settings.policy.local_steps:
         return True
-    if not (core.attempts.assigned or core.attempts.left_over):
+    if not (core.attempts.assigned or _left_over(core)):
         return True
-    return core.members.in_sync_count(core.chain.head) < core.needed
+    return late.taking_part(core) < core.needed
 
 
-def stops_after(core: CoreState, round_: StepRound, stop: str) -> str:
-    """Why the run is over after a complete round; empty as long as the pipe is not empty."""
+def _left_over(core: CoreState) -> bool:
+    """Whether workers may hold changes of blocks that the last step did not exchange."""
+    left_over = core.attempts.left_over
+    if left_over is None:
+        # A restarted coordinator can't know, nor one that took the head over from a worker.
+        return core.settings.policy.in_fragments and core.chain.step > 0
+    return left_over
+
+
+def stops_after(core: CoreState, round_: StepRound, stop: str, *, owes: bool) -> str:
+    """Why the run is over after a complete round; empty as long as the pipe is not, or if the
+    line `owes` something after it."""
     stop = core.stop_wanted or stop
-    if not round_.terms.leaves_over:
+    if not (round_.terms.leaves_over or owes):
         return stop
-    # As long as this is set nothing is dealt ahead (`_cursor_ahead`), so the next round empties the
-    # pipe, and exchanges the whole model.
+    # As long as this is set nothing is dealt ahead (`_cursor_ahead`), and nothing may stay owed
+    # (`dealing`), so the next round empties the pipe, and exchanges the whole model.
     core.stop_wanted = stop
     return ""
 
 
 def next_attempts(core: CoreState, round_: StepRound) -> AttemptCounts:
-    """The counts of the step after a round's: its batch is what was computed ahead."""
+    """The counts of the step after a round's: its batch is what was computed ahead; with a quorum,
+    late workers keep what they hold."""
+    if core.settings.policy.quorum is not None:
+        late_ones = [each.worker for each in core.members.late()]
+        held = {each: core.attempts.assigned.get(each, ()) for each in late_ones}
+        return AttemptCounts(assigned=held)
     left_over = round_.terms.fragment is not None
     if round_.terms.ahead_batch is None:
         return AttemptCounts(left_over=left_over)

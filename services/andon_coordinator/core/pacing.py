@@ -8,18 +8,23 @@ a `StepWindow`, stands for all attempts at that step: whoever has computed posit
 learns when a complete round is given to the journal. What it knows then is a part of that record,
 durable in the same transaction; if the record is not written after all, it is forgotten again.
 
-A *unit* is a micro-batch of equal size for every worker: the run's global batch divided by the
-workers, rounded up. With all counts at 1 a cadence's window is the global batch (rounded up), so
-the window is never shorter than what the script asked for.
+A *micro-batch* is of equal size for every worker: the run's global batch divided by the workers,
+rounded up. Nobody computes more at a time than it would without a cadence.
+
+A cadence's window is the anchor times the global batch, and the counts say how it is divided. The
+anchor is counted in sixteenths: at 16 of them, where it starts, the window is the batch that the
+script asked for, however unequal the workers are. An anchor counted in whole micro-batches would
+make it larger as soon as a worker has two: with counts of 3, 2 and 1, twice as large.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from andon.protocol.capabilities import MEAN_BUFFERS, NORMS, capabilities_of
+from andon.protocol.capabilities import LEARNING, MEAN_BUFFERS, NORMS, capabilities_of
 from andon.protocol.limits import BATCH_LIMIT
 from andon.protocol.run_settings import Policy, RunPlan
 from andon.protocol.schedules import (
@@ -28,22 +33,26 @@ from andon.protocol.schedules import (
     FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
+    QUORUM_CAPABILITY,
     Schedule,
 )
 from andon.protocol.shards import Ranges, Split
 from andon_coordinator.core.balance import Balance
-from andon_coordinator.core.cadence import Cadence
+from andon_coordinator.core.cadence import Cadence, CadenceRules
 from andon_coordinator.core.events import StepTimings
-from andon_coordinator.core.loss_trend import LossTrend
+from andon_coordinator.core.growth import Growth
 from andon_coordinator.core.members import LineMember, devices_of
+from andon_coordinator.core.noise_scale import Contribution, SavedNoise
 from andon_coordinator.core.pacing_state import SavedPacing, bytes_of, saved_of
 from andon_coordinator.core.readings import PacedProcess, Reading
 from andon_coordinator.core.settings import LearningRateScaling, PacingSettings
 
-__all__ = ["Pacing", "StepWindow", "capabilities_for", "reading_of"]
+__all__ = ["Pacing", "StepWindow", "WindowReport", "capabilities_for", "reading_of"]
 
 _LONGEST = BATCH_LIMIT - 1
 """The most positions that a step may take."""
+PARTS = 16
+"""An anchor of so many is a window of one global batch."""
 
 
 def capabilities_for(settings: PacingSettings, policy: Policy) -> frozenset[str]:
@@ -53,6 +62,8 @@ def capabilities_for(settings: PacingSettings, policy: Policy) -> frozenset[str]
         CADENCE_CAPABILITY: settings.schedule is Schedule.CADENCE,
         LOCAL_CAPABILITY: policy.local_steps > 0,
         OVERLAP_CAPABILITY: policy.overlap,
+        QUORUM_CAPABILITY: policy.quorum is not None,
+        LEARNING: policy.quorum is not None,
         FRAGMENTS_CAPABILITY: policy.in_fragments,
         # A worker that does not know these fields would train on without what they ask for.
         NORMS: policy.max_grad_norm is not None or policy.own_gradient_norm,
@@ -69,7 +80,7 @@ class StepWindow:
     size: int
     """Positions, unless the epoch ends before."""
     unit: int = 0
-    """Positions of a micro-batch, or of a local step; 0: the workers decide."""
+    """Positions of a micro-batch at most, or of a local step; 0: the workers decide."""
     targets: Mapping[int, int] = field(default_factory=dict)
     """For each worker, its part; empty: equal shares."""
     interleaved: bool = False
@@ -91,6 +102,22 @@ class StepWindow:
     def learning_rate_scale(self, batch: int, global_batch: int) -> float:
         """What a learning rate is multiplied with in a step of `batch` positions."""
         return self.scaling.of(batch / global_batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowReport:
+    """What the workers of a complete round reported of it."""
+
+    readings: Sequence[Reading]
+    """Of their speed, in rank order."""
+    wait_s: float = 0.0
+    """The least time that a worker stood still after its last backward."""
+    loss: float = math.nan
+    """Of the step; NaN if it has none."""
+    contributions: Sequence[Contribution] = ()
+    """Of the ranks that have a weight; a norm that does not count is NaN."""
+    mean_norm: float | None = None
+    """The norm of the averaged gradient; None if it was not reported."""
 
 
 class Pacing:
@@ -123,6 +150,11 @@ class Pacing:
         by_itself = self._settings.schedule is None and self._chosen is Schedule.CADENCE
         return frozenset({CADENCE_CAPABILITY} if by_itself else ())
 
+    @property
+    def noise_scale(self) -> float | None:
+        """The noise scale of the gradients, in samples; None if it is not known."""
+        return self._growth.noise.samples
+
     def restore(self, kept: bytes) -> None:
         """Starts again from kept bytes; those that can't be read count as none."""
         known = saved_of(kept)
@@ -131,7 +163,7 @@ class Pacing:
         self._chosen, self._note = saved.schedule, saved.note
         self._balance = Balance(max(1, self._policy.steps_a_round))
         self._balance.restore(saved.shares)
-        self._cadence = Cadence(self._settings.cadence)
+        self._cadence = Cadence(_in_parts(self._settings.cadence))
         if saved.reports or saved.paces:
             self._cadence.restore(
                 saved.paces,
@@ -140,7 +172,11 @@ class Pacing:
                 anchor_process=saved.anchor_process,
                 reports=saved.reports,
             )
-        self._trend = LossTrend()
+        self._growth = Growth(
+            self._settings.growth_cost,
+            scaled=self._settings.learning_rate_scaling is not LearningRateScaling.NONE,
+            saved=saved.noise,
+        )
         self._commit_s = 0.0
 
     def adopt(self, kept: bytes) -> None:
@@ -185,10 +221,9 @@ class Pacing:
         unit = -(-plan.global_batch // len(roster))
         interleaved = self._settings.interleaved
         if self.schedule is Schedule.CADENCE:
-            longest = min(plan.epoch_size or _LONGEST, _LONGEST)
-            counts = self._cadence.counts(processes, longest // unit)
+            counts = self._cadence.counts(processes)
             return StepWindow(
-                size=min(sum(counts) * unit, _LONGEST),
+                size=min(plan.global_batch * self._cadence.anchor // PARTS, _longest(plan)),
                 unit=unit,
                 targets=_by_worker(processes, counts),
                 interleaved=interleaved,
@@ -212,26 +247,40 @@ class Pacing:
 
     # ------------------------------------------------------------------------- learning
 
-    def learn(self, readings: Sequence[Reading], *, wait_s: float, unit: int, loss: float) -> bytes:
+    def learn(self, report: WindowReport, window: StepWindow, plan: RunPlan) -> bytes:
         """Learns from a complete round that is given to the journal.
 
         Args:
-            readings: what its workers reported, in rank order.
-            wait_s: the least time that a worker stood still after its last backward.
-            unit: of the step's window.
-            loss: of the step; NaN if it has none.
+            report: what its workers reported.
+            window: what the step took.
+            plan: of the run.
 
         Returns:
             What is to be kept with the record; empty if it is what is kept already.
         """
+        # A change of the weights by local steps is no gradient.
+        norm = None if self._policy.local_steps else report.mean_norm
+        verdict = self._growth.observe(report.loss, report.contributions, norm)
         if self.schedule is Schedule.CADENCE:
             # In this order: the verdict applies the proposal that this report makes, or drops it.
-            self._cadence.report(readings, exchange_s=wait_s + self._commit_s, unit=unit)
-            self._cadence.judge(self._trend.observe(loss))
+            self._cadence.report(
+                report.readings,
+                exchange_s=report.wait_s + self._commit_s,
+                unit=window.size / max(1, sum(window.targets.values())),
+            )
+            verdict = self._growth.too_large(plan.global_batch, window.size) or verdict
+            self._cadence.judge(verdict, self._most_anchor(plan))
         elif self._settings.balanced:
-            self._balance.observe(readings)
+            self._balance.observe(report.readings)
         saved = self.saved()
         return b"" if saved == self.kept else saved
+
+    def _most_anchor(self, plan: RunPlan) -> int:
+        """The greatest anchor that costs no more than it may, and takes no more than an epoch."""
+        batch, longest = plan.global_batch, _longest(plan)
+        largest = self._growth.largest(batch)
+        # Rounded up, so that one window can take the whole epoch.
+        return -(-longest * PARTS // batch) if largest >= longest else int(largest * PARTS / batch)
 
     def saved(self) -> bytes:
         """What the next coordinator needs; empty if it needs nothing."""
@@ -248,6 +297,8 @@ class Pacing:
             paces=tuple(paces),
             paced_roster=self._cadence.roster_size if cadence else 0,
             shares=tuple(self._balance.saved()),
+            # What changes at every step is kept only where something depends on it.
+            noise=self._growth.noise.saved() if cadence else SavedNoise(),
         )
         # Without a cadence or balanced shares, it is the same at every step.
         if state != self._saved[0]:
@@ -269,6 +320,22 @@ def reading_of(member: LineMember, computed: int, timings: StepTimings) -> Readi
         busy_s=timings.busy_s,
         data_s=timings.data_s,
     )
+
+
+def _in_parts(rules: CadenceRules) -> CadenceRules:
+    """Rules in the batches of a script, as rules in their parts."""
+    diff = rules.max_batch_diff
+    return replace(
+        rules,
+        max_anchor=rules.max_anchor * PARTS,
+        max_batch_diff=None if diff is None else diff * PARTS,
+        initial_anchor=rules.initial_anchor * PARTS,
+        least_anchor=rules.least_anchor * PARTS,
+    )
+
+
+def _longest(plan: RunPlan) -> int:
+    return min(plan.epoch_size or _LONGEST, _LONGEST)
 
 
 def _first_difference(names: Mapping[int, str]) -> tuple[int, int]:

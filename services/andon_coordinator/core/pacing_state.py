@@ -10,22 +10,25 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from andon.protocol.limits import MAX_PACING_BYTES, MAX_WORKERS
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core.balance import SavedShare
 from andon_coordinator.core.cadence import SavedPace
+from andon_coordinator.core.noise_scale import SavedNoise
 from andon_coordinator.core.readings import PacedProcess
 
 __all__ = ["MOST_BYTES", "SavedPacing", "bytes_of", "saved_of"]
 
-_VERSION = 1
+_VERSION = 2
+"""An anchor of version 1 was counted in something else, and nothing else was different."""
 
 MOST_BYTES = 2**14
 """A longer state is kept without the readings: it travels to every worker with every commit."""
 
+_NOISE = ("noise", "signal", "noise_spread", "signal_spread")
 _LONGEST_NOTE = 500
 _LONGEST_MACHINE = 32
 
@@ -45,6 +48,7 @@ class SavedPacing:
     paced_roster: int = 0
     """How many of the last paces were the roster."""
     shares: tuple[SavedShare, ...] = ()
+    noise: SavedNoise = field(default_factory=SavedNoise)
 
 
 def bytes_of(saved: SavedPacing) -> bytes:
@@ -59,6 +63,7 @@ def bytes_of(saved: SavedPacing) -> bytes:
             note=saved.note,
             anchor=saved.anchor,
             reports=saved.reports,
+            noise=saved.noise,
         )
     )
 
@@ -97,6 +102,10 @@ def _written(saved: SavedPacing) -> bytes:
             ]
             for each in saved.shares
         ],
+        "noise": [
+            saved.noise.steps,
+            *(_short(getattr(saved.noise, name)) for name in _NOISE),
+        ],
     }
     return json.dumps(state, separators=(",", ":"), ensure_ascii=True).encode()
 
@@ -111,12 +120,13 @@ def _short(value: float) -> float:
 
 
 def _read(state: Any) -> SavedPacing:
-    if state["v"] != _VERSION:
+    if state["v"] not in (1, _VERSION):
         raise ValueError("another version")
+    older = state["v"] == 1
     paces = tuple(
         SavedPace(
             _process_of(worker, incarnation, machine),
-            _whole(count, 1, 2**16),
+            _whole(count, 1, 2**21),
             tuple(_positive(value) for value in readings[:8]),
         )
         for worker, incarnation, machine, count, readings in _listed(state["paces"])
@@ -135,12 +145,26 @@ def _read(state: Any) -> SavedPacing:
     return SavedPacing(
         schedule=None if state["schedule"] is None else Schedule(state["schedule"]),
         note=_text(state["note"], _LONGEST_NOTE),
-        anchor=_whole(state["anchor"], 1, 2**16),
+        anchor=1 if older else _whole(state["anchor"], 1, 2**16),
         anchor_process=(None if anchor is None else paces[_whole(anchor, 0, len(paces))].process),
         reports=_whole(state["reports"], 0, 2**53),
         paces=paces,
         paced_roster=_whole(state["roster"], 0, len(paces) + 1),
         shares=shares,
+        noise=SavedNoise() if older else _noise_of(*state["noise"]),
+    )
+
+
+def _noise_of(steps: Any, *values: Any) -> SavedNoise:
+    noise, signal, *spreads = (_number(value) for value in values)
+    if len(spreads) != 2 or min(spreads) < 0:
+        raise ValueError("not a noise scale")
+    return SavedNoise(
+        steps=_whole(steps, 0, 2**53),
+        noise=noise,
+        signal=signal,
+        noise_spread=spreads[0],
+        signal_spread=spreads[1],
     )
 
 
@@ -169,6 +193,12 @@ def _whole(value: Any, least: int, below: int) -> int:
     if type(value) is not int or not least <= value < below:
         raise ValueError(f"not a whole number from {least} below {below}")
     return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError("not a number")
+    return float(value)
 
 
 def _positive(value: Any) -> float:

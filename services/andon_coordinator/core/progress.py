@@ -9,14 +9,14 @@ back-off after a void round lasts.
 from __future__ import annotations
 
 from andon.protocol.capabilities import COPIED_BUFFERS, OVERFLOW
-from andon.protocol.grains import Grains
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Cursor, PositionRange, Record, RecordKind
 from andon.protocol.rounds import RoundTerms
 from andon.protocol.run_settings import DRAINED, Topology
-from andon.protocol.shards import Ranges, Split, next_batch, reassign
 from andon_coordinator.core import (
+    dealing,
     departures,
+    late,
     learning,
     lost_state,
     overlap,
@@ -28,7 +28,6 @@ from andon_coordinator.core.agreement import divergence
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
     LineState,
-    NoteFewGrains,
     NoteSchedule,
     RefuseJoin,
     SaveDeparture,
@@ -61,8 +60,10 @@ def go_on(core: CoreState) -> None:
     elif core.stop_reason:
         if not core.members.live_count:
             _wait_or_halt(core)  # No worker has left with the run's weights yet.
-    elif core.round is None and core.keys.saved:
-        _go_on_training(core)
+    else:
+        late.look(core)
+        if core.round is None and core.keys.saved:
+            _go_on_training(core)
 
 
 def _go_on_training(core: CoreState) -> None:
@@ -82,7 +83,7 @@ def _go_on_training(core: CoreState) -> None:
         if len(core.transfers):
             core.forming_since = None
             core.enter(Trigger.TRANSFER_BEGAN)
-        elif core.members.in_sync_count(core.chain.head) < core.needed:
+        elif late.taking_part(core) < core.needed:
             learning.release_if_short(core)
             _wait(core)
         else:
@@ -197,7 +198,7 @@ def _open_round(core: CoreState) -> None:
         return
     if core.members.idle_count(chain.head) and not standing.suffices(core):
         return
-    if learning.worth_waiting(core):
+    if learning.worth_waiting(core) or late.holds_up(core):
         return
     roster = core.members.in_sync(chain.head)
     assert plan is not None
@@ -206,12 +207,16 @@ def _open_round(core: CoreState) -> None:
         _end_epoch(core)
         return
     workers = tuple(member.worker for member in roster)
-    window = attempts.window = attempts.window or core.pacing.window(roster, plan)
-    batch = next_batch(chain.cursor, window.size, plan.epoch_size)
+    away = core.members.late()
+    everybody = sorted((*roster, *away), key=lambda member: member.worker)
+    window = attempts.window or core.pacing.window(everybody, plan)
+    dealt = dealing.deal(core, roster, window)
+    if dealt.whole and away:
+        return  # It takes everybody, and they are about to come.
+    attempts.window, batch, shares, grains = window, dealt.batch, dealt.shares, dealt.grains
+    dealing.note(core, workers, dealt)
     split = window.split(workers)
     ring = core.settings.policy.topology is Topology.RING
-    grains = Grains(batch, plan.grain) if plan.grain else None
-    shares = _deal(core, grains or batch, workers, split)
     _note_participants(core, workers)
     core.emit(*core.checkpoints.choose_writer(roster, chain.step))
     # Before the terms, which say what is computed ahead.
@@ -242,6 +247,7 @@ def _open_round(core: CoreState) -> None:
             and not core.uncompared.isdisjoint(workers)
         ),
         attended=bool(attending),
+        change_scale=dealt.change_scale or 1.0,
     )
     core.round = StepRound(
         terms=terms,
@@ -254,6 +260,9 @@ def _open_round(core: CoreState) -> None:
         ring_addresses=tuple(member.ring_address for member in roster) if ring else (),
         writer=core.checkpoints.writer,
         attending=attending,
+        owing=dealing.owing(core, window),
+        whole=dealt.whole,
+        change_scale=dealt.change_scale,
         checks=checks,
         grains=grains,
         lacks_overflow=next(
@@ -262,25 +271,8 @@ def _open_round(core: CoreState) -> None:
     )
     # The head is in use now: a newer one, in a later Join, is another coordinator's (rule 9).
     core.recovery_over = True
+    late.assigned(core, core.round, roster)
     core.emit(*core.round.assignments())
-
-
-def _deal(
-    core: CoreState, batch: PositionRange | Grains, workers: tuple[int, ...], split: Split
-) -> tuple[Ranges, ...]:
-    """The share of each rank in the next attempt: of a batch, or of its grains, each one whole."""
-    # Each worker keeps the positions that it had in the last attempt, because it kept their
-    # gradients. Only a lost worker's positions are computed again.
-    kept = [core.attempts.assigned.get(worker, ()) for worker in workers]
-    if isinstance(batch, Grains):
-        if batch.count < len(workers) and core.few_grains != (batch.count, len(workers)):
-            core.few_grains = batch.count, len(workers)
-            core.emit(NoteFewGrains(*core.few_grains))
-        shares = tuple(map(batch.ranges, batch.deal([batch.of(each) for each in kept], split)))
-    else:
-        shares = reassign(batch, kept, split)
-    core.attempts.assigned = dict(zip(workers, shares, strict=True))
-    return shares
 
 
 def _end_epoch(core: CoreState) -> None:
@@ -292,9 +284,11 @@ def _end_epoch(core: CoreState) -> None:
     assert plan is not None
     epoch, position = chain.cursor.epoch, chain.cursor.position
     record = core.draw_mark(Cursor(epoch + 1, 0))
-    left = None
+    left, owed = None, chain.cursor.owed
     if plan.epoch_size is not None and position < plan.epoch_size:
-        left = Skip(epoch, PositionRange(position, plan.epoch_size), 0, "the script")
+        rest = PositionRange(position, plan.epoch_size)
+        both = dealing.work_at(chain.cursor, rest) if owed else None
+        left = Skip(epoch, rest, 0, "the script", both)
     note = f"the script left epoch {epoch} at position {position}"
     stop = core.end_reached(record.step, record.cursor)
     core.save(PendingRecord(record=record, stop_reason=stop), note=note, skipped=left)
@@ -316,7 +310,7 @@ def _note_participants(core: CoreState, workers: tuple[int, ...]) -> None:
 def _finished(core: CoreState) -> bool:
     """Whether nobody is here who could go on, and the run is complete; see `is_complete`."""
     members, over = core.members, bool(core.stop_reason)
-    if members.any_in_grace or members.in_sync_count(core.chain.head):
+    if members.any_in_grace or late.taking_part(core):
         return False
     if over and members.live_count:
         return False

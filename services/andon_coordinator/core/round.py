@@ -8,8 +8,8 @@ new round. A round whose whole roster is ready becomes a record.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from andon.protocol.grains import Grains, NodeLoss
 from andon.protocol.records import Key, PositionRange, Record
@@ -31,6 +31,8 @@ from andon_coordinator.core.verdicts import Inquest
 from andon_coordinator.core.verification import Proved, RoundChecks
 
 __all__ = ["AttemptCounts", "PendingRecord", "StepRound"]
+
+NOBODY_LATE: Mapping[int, int] = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +58,16 @@ class StepRound:
     """The lowest rank's worker that can't skip a step whose gradients overflowed; None: all can."""
     attending: tuple[int, ...] = ()
     """The streams of learners that hear its averages."""
+    owing: dict[int, tuple[Ranges, int]] = field(default_factory=dict)
+    """Of each stream in `attending` whose worker is late: what it owes, in so many local steps."""
+    whole: bool = True
+    """Whether nobody may be late, since nothing may stay owed behind it."""
+    computed: set[int] = field(default_factory=set)
+    """Its workers that have computed their shares, as far as they say so."""
+    change_scale: float | None = None
+    """What its mean change is multiplied with; None: the line has no quorum."""
+    quorum_at: float | None = None
+    """Since when a quorum of its workers has computed; None: none has."""
     checks: RoundChecks | None = None
     """What is computed again, and attested; None: nothing."""
     grains: Grains | None = None
@@ -93,7 +105,11 @@ class StepRound:
         members = [self._assignment(rank, stream) for rank, stream in enumerate(self.streams)]
         size = len(self.roster)
         attends = Assignment.of(self.terms, rank=size, positions=(), attends=True)
-        return [*members, *(Assign(stream, attends) for stream in self.attending)]
+        for stream in self.attending:
+            owed, steps = self.owing.get(stream, ((), 0))
+            own = replace(attends, positions=owed, micro_batches=steps) if owed else attends
+            members.append(Assign(stream, own))
+        return members
 
     def positions_of(self, rank: int) -> int:
         """How many positions a rank may compute in this round: its share, and those ahead."""
@@ -170,8 +186,21 @@ class StepRound:
         reasons = (ready.stop_reason for _, ready in self.in_rank_order)
         return next((reason for reason in reasons if reason), "")
 
-    def result(self, *, seconds: float, stop_reason: str) -> StepResult:
-        """The result of a complete round."""
+    @property
+    def positions(self) -> int:
+        """How many positions its roster has."""
+        return sum(len(part) for share in self.shares for part in share)
+
+    def result(
+        self, *, seconds: float, stop_reason: str, late: Mapping[int, int] = NOBODY_LATE
+    ) -> StepResult:
+        """The result of a complete round.
+
+        Args:
+            seconds: for how long it was open.
+            stop_reason: why the run is over after it; empty if it goes on.
+            late: of each worker out of how many records it was left before, if of any.
+        """
         corrects = [ready.correct for _, ready in self.in_rank_order]
         counted = [correct for correct in corrects if correct is not None]
         return StepResult(
@@ -190,6 +219,7 @@ class StepRound:
                     samples=ready.samples,
                     weight=ready.weight,
                     loss_sum=ready.loss_sum,
+                    late=late.get(worker, 0),
                 )
                 for rank, (worker, ready) in enumerate(self.in_rank_order)
             ),
@@ -198,6 +228,7 @@ class StepRound:
             correct=sum(counted) if len(counted) == len(corrects) else None,
             gradient_norm=self.gradient_norm,
             overflow=self.overflow,
+            change_scale=self.change_scale,
         )
 
     def _along_tree(self, number: Callable[[NodeLoss], float]) -> float:
@@ -235,8 +266,11 @@ class AttemptCounts:
     assigned: dict[int, Ranges] = field(default_factory=dict)
     """The positions of each worker in the last attempt; it keeps them in the next one.
 
-    Before the first attempt: those that it computed ahead, during the step before.
+    Before the first attempt: those that it computed ahead, during the step before. With a quorum
+    also those of workers that are late.
     """
+    batch: PositionRange | None = None
+    """With a quorum, what the step takes at the cursor, in all of its attempts; None: not dealt."""
     window: StepWindow | None = None
     """What the step takes; set by its first attempt, or when it was dealt ahead."""
     ahead_window: StepWindow | None = None
@@ -247,8 +281,9 @@ class AttemptCounts:
     """Each worker's part of it in the last attempt; it keeps that in the next one."""
     fragment: int | None = None
     """Which group of blocks this step exchanges, in all of its attempts; None: the whole model."""
-    left_over: bool = False
-    """Whether workers may hold changes of blocks that the step before did not exchange."""
+    left_over: bool | None = None
+    """Whether workers may hold changes of blocks that the step before did not exchange; None: this
+    coordinator did not see that step."""
     tried: bool = False
     """Whether it is decided what is computed ahead, and what is exchanged."""
     not_before: float = 0.0

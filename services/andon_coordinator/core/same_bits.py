@@ -64,6 +64,12 @@ def obstacle_in(policy: Policy, pacing: PacingSettings) -> Obstacle | None:
             "limits the gradient of a worker's share",
             "leave it out, and limit the averaged gradient in the script (clip_grad_norm_)",
         )
+    if pacing.asks_for_noise:
+        return Obstacle(
+            "--max-anchor with --lr-scaling",
+            "lets windows grow by the noise of workers' gradients",
+            "leave one of them out",
+        )
     if policy.own_gradient_norm:
         return Obstacle(
             "--worker-grad-norm",

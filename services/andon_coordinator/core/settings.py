@@ -64,6 +64,23 @@ class PacingSettings:
     """For the schedule CADENCE."""
     learning_rate_scaling: LearningRateScaling = LearningRateScaling.NONE
     """Likewise."""
+    growth_cost: float = 0.05
+    """Likewise: the part of samples that longer windows may waste; 1: any."""
+
+    def __post_init__(self) -> None:
+        """Refuses a cost that is no part."""
+        if not 0 < self.growth_cost <= 1:
+            raise ValueError(f"growth_cost must be above 0 and at most 1, not {self.growth_cost}")
+
+    @property
+    def asks_for_noise(self) -> bool:
+        """Whether windows may grow by the noise of the gradients, which workers must report."""
+        return (
+            self.schedule in (None, Schedule.CADENCE)
+            and self.cadence.max_anchor > 1
+            and self.growth_cost < 1
+            and self.learning_rate_scaling is not LearningRateScaling.NONE
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +148,9 @@ class LineSettings:
     """How many times the median of the others' norms a worker's own may be; None: any number."""
     pacing: PacingSettings = field(default_factory=PacingSettings)
     """How work is divided."""
+    grace_s: float | None = None
+    """With a quorum, how long those that have computed wait for the others; None: as long as that
+    is worth (`quorum`)."""
     same_bits: bool = False
     """Whether every worker's plan must have a grain; one that has makes the line such a one."""
     verify: VerifySettings = field(default_factory=VerifySettings)
@@ -149,9 +169,9 @@ class LineSettings:
             )
         if self.max_attempts < 1:
             raise ValueError(f"max_attempts must be at least 1, not {self.max_attempts}")
-        for name in ("rejoin_grace_s", "recovery_window_s"):
+        for name in ("rejoin_grace_s", "recovery_window_s", "grace_s"):
             seconds = getattr(self, name)
-            if not (math.isfinite(seconds) and seconds >= 0):
+            if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
                 raise ValueError(f"{name} must be 0 or more seconds, not {seconds}")
         for name, unit in _ABOVE_0.items():
             number = getattr(self, name)
@@ -167,6 +187,16 @@ class LineSettings:
             raise ValueError("worker_gradient_norm needs a policy that asks for own_gradient_norm")
         if (self.pacing.schedule is Schedule.LOCAL) != (self.policy.local_steps > 0):
             raise ValueError("the schedule LOCAL and a policy with local_steps need each other")
+        if self.policy.quorum is not None and (other := self._beside_quorum()):
+            raise ValueError(f"a quorum and {other} exclude each other")
+
+    def _beside_quorum(self) -> str:
+        """What can't go with a quorum; empty if nothing of it is set."""
+        if self.policy.overlap:
+            return "overlapped windows"
+        if self.policy.in_fragments:
+            return "fragments"
+        return "interleaved shares" if self.pacing.interleaved else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ the members, the open round and the pending record.
 from __future__ import annotations
 
 import enum
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from andon.protocol.halts import HaltEvidence, HaltReason
@@ -176,6 +178,8 @@ class CoreState:
     """Workers that got their state from elsewhere, until a round compared them with another's."""
     differed: dict[int, str] = field(default_factory=dict)
     """By slot, the host of a worker whose weights differed when it had learnt, until they agree."""
+    late_answers_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    """How long the last late workers took to listen."""
     asked_for_digests: tuple[int, ...] = ()
     """The roster that was asked to compare those last: it can't do better if asked again."""
     last_roster: tuple[int, ...] = ()
@@ -347,12 +351,12 @@ class CoreState:
 
     # ----------------------------------------------------------------------------- rounds
 
-    def void(self, message: str, *, pause: bool) -> None:
+    def void(self, message: str, *, pause: bool, untold: Collection[int] = ()) -> None:
         """Voids the open round and informs its members (rule 5); does nothing if none is open.
 
         Its members keep their requests for work, but not those that came with a report. Each
         further void of the same step makes the next round wait longer. With `pause` the next round
-        waits after the first void too.
+        waits after the first void too. The members in `untold` hear of it otherwise.
         """
         round_ = self._drop_round()
         if round_ is None:
@@ -360,7 +364,7 @@ class CoreState:
         for worker, stream in zip(round_.roster, round_.streams, strict=True):
             member = self.members.get(worker)
             # A member that joined again on a new stream knows nothing of this round there.
-            if member is not None and member.stream == stream:
+            if worker not in untold and member is not None and member.stream == stream:
                 self.emit(SendVoided(stream, round_.key, message))
         for learner in self.members.following():
             assert learner.stream is not None
@@ -368,15 +372,17 @@ class CoreState:
         times = self.attempts.voided if pause else self.attempts.voided - 1
         self.attempts.not_before = self.now + self.back_off(times)
 
-    def withdraw(self, message: str) -> None:
-        """Voids a round that a member turned out not to be at: its request was a standing one.
+    def withdraw(self, message: str, *, untold: Collection[int] = ()) -> None:
+        """Voids a round in which nothing failed, so that this is no attempt that counts.
 
-        Nothing failed, so this is no attempt that counts.
+        A member turned out not to be at it, since its request was a standing one; or the round goes
+        on with other members.
         """
         # Put back below: `void` counts.
-        attempt, voided = self.attempts.attempt, self.attempts.voided
-        self.void(message, pause=False)
-        self.attempts.attempt, self.attempts.voided = attempt, voided
+        attempts = self.attempts
+        kept = attempts.attempt, attempts.voided, attempts.not_before
+        self.void(message, pause=False, untold=untold)
+        attempts.attempt, attempts.voided, attempts.not_before = kept
 
     def back_off(self, times: int) -> float:
         """How long to wait after `times` consecutive failures, in seconds."""

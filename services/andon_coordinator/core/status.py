@@ -99,6 +99,8 @@ class LineSnapshot:
     checkpoints_elsewhere: bool
     schedule: str
     schedule_note: str
+    noise_scale: float | None
+    """Of the gradients, in samples; None if it is not known."""
     grain: int
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
     one_arithmetic: bool
@@ -151,6 +153,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         checkpoints_elsewhere=checkpoints.elsewhere,
         schedule=core.pacing.schedule.value,
         schedule_note=core.pacing.note,
+        noise_scale=core.pacing.noise_scale,
         grain=core.plan.grain if core.plan is not None else 0,
         one_arithmetic=bool(live) and is_one(*(each.arithmetic for each in live)),
         verify=core.settings.verify.fraction,

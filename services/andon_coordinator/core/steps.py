@@ -14,8 +14,16 @@ from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import TERM_AHEAD_S, Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
-from andon.protocol.shards import cursor_after
-from andon_coordinator.core import learning, lost_state, overlap, standing, syncing, verifying
+from andon_coordinator.core import (
+    dealing,
+    late,
+    learning,
+    lost_state,
+    overlap,
+    standing,
+    syncing,
+    verifying,
+)
 from andon_coordinator.core.agreement import in_round
 from andon_coordinator.core.defects import (
     LineDefect,
@@ -30,6 +38,7 @@ from andon_coordinator.core.events import (
     FaultKind,
     FaultReported,
     JournalFailed,
+    Ready,
     RecordSaved,
     RoundFaulted,
     TermSaved,
@@ -37,7 +46,8 @@ from andon_coordinator.core.events import (
     WorkRequested,
 )
 from andon_coordinator.core.members import LastStep, LineMember
-from andon_coordinator.core.pacing import reading_of
+from andon_coordinator.core.noise_scale import Contribution
+from andon_coordinator.core.pacing import WindowReport, reading_of
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.same_bits import in_nodes
 from andon_coordinator.core.state import CoreState
@@ -302,11 +312,12 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     if round_.terms.attempt == 0:
         # Later ones are shorter: gradients are kept.
         core.rounds.kept.append(seconds)
-    cursor = cursor_after(core.chain.cursor, round_.terms.batch, core.plan.epoch_size)
+    cursor = dealing.cursor_of(core, round_)
     if round_.end_of_data and core.plan.epoch_size is None:
         cursor = Cursor(cursor.epoch + 1, 0)
     stop = _stop_of_scripts(core, round_) or core.end_reached(round_.terms.step, cursor)
-    stop = overlap.stops_after(core, round_, stop or (DRAINED if core.draining else ""))
+    stop = stop or (DRAINED if core.draining else "")
+    stop = overlap.stops_after(core, round_, stop, owes=bool(cursor.owed))
     # After all checks: nothing is learnt from a step that halts the line.
     pacing = _learn(core, round_, seconds)
     record = Record(
@@ -320,7 +331,8 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     proved = verifying.proved(core, round_)
     # From here on the round can't be voided: it is a pending record.
     core.round = None
-    result = round_.result(seconds=seconds, stop_reason=stop)
+    left_out = {each.worker: each.left_out for each in core.members if each.left_out}
+    result = round_.result(seconds=seconds, stop_reason=stop, late=left_out)
     core.save(
         PendingRecord(
             record=record,
@@ -368,26 +380,40 @@ def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:
     Returns:
         What is to be kept of that with the round's record.
     """
-    readings, waits = [], []
+    readings, waits, contributions = [], [], []
+    positions = round_.positions
     for rank, (worker, report) in enumerate(round_.in_rank_order):
         member, share = core.members.get(worker), sum(map(len, round_.shares[rank]))
         assert member is not None
         micro_batches = round_.micro_batches[rank] if round_.micro_batches else 0
         member.last_step = LastStep(
-            report.samples, seconds, report.timings, share / len(round_.terms.batch), micro_batches
+            report.samples, seconds, report.timings, share / positions, micro_batches
         )
         # More than it was assigned would look like speed.
         computed = min(report.timings.computed, round_.positions_of(rank))
         readings.append(reading_of(member, computed, report.timings))
         if report.samples:
             waits.append(report.timings.wait_s)
+        if report.weight > 0:
+            contributions.append(_contribution(report, core.settings.policy.max_grad_norm))
     assert core.attempts.window is not None
-    return core.pacing.learn(
-        readings,
+    assert core.plan is not None
+    reported = WindowReport(
+        readings=readings,
         wait_s=min(waits, default=0.0),
-        unit=core.attempts.window.unit,
         loss=round_.loss if round_.weight > 0 else math.nan,
+        contributions=contributions,
+        mean_norm=round_.gradient_norm,
     )
+    return core.pacing.learn(reported, core.attempts.window, core.plan)
+
+
+def _contribution(report: Ready, limit: float | None) -> Contribution:
+    """What a worker gave to the mean; the norm is NaN if it is not that of what was sent."""
+    norm = report.own_gradient_norm
+    if norm is None or (limit is not None and norm > limit):
+        norm = math.nan
+    return Contribution(report.samples, report.weight, norm)
 
 
 # ----------------------------------------------------------------------- from the journal
@@ -416,6 +442,7 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     if pending.result is not None:
         core.detectors.committed(pending.result)
         core.last_roster, core.departed = record.roster, pending.departed
+        late.recorded(core, record)
     # The counts are of the step after the head, so they change together with it.
     core.attempts = pending.attempts
     _renew_requests(core, record)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from andon.protocol.records import Key
-from andon_coordinator.core import departures, spares
+from andon_coordinator.core import departures, late, spares
 from andon_coordinator.core.agreement import divergence
 from andon_coordinator.core.effects import (
     NoteCaughtUp,
@@ -85,7 +85,7 @@ def begin_transfer(
     )
     beside = among is core.snapshots
     # Before the first step everybody waits for everybody.
-    trains = bool(core.last_roster) and core.members.in_sync_count(chain.head) >= core.needed
+    trains = bool(core.last_roster) and late.taking_part(core) >= core.needed
     # The head is in use now. A worker that joins with a newer one comes too late to recover it.
     core.recovery_over = True
     ends = ((joiner, TransferRole.RECEIVE, donor), (donor, TransferRole.SEND, joiner))
@@ -110,7 +110,7 @@ def begin_transfer(
 def awaiting_state(core: CoreState) -> list[LineMember]:
     """The workers that are behind and may get the line's state now; spares, if one is missing."""
     chain, transfers = core.chain, core.transfers
-    trains = core.members.in_sync_count(chain.head) >= core.needed
+    trains = late.taking_part(core) >= core.needed
     spare = spares.awaiting_state(core) if spares.lacks_worker(core) else []
     behind = [
         each

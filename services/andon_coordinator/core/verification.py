@@ -68,6 +68,8 @@ class Proved:
 
     weights: bytes = b""
     """SHA-256 of the weights that the step started from, if workers gave it; all gave this one."""
+    prefixes: bytes = b""
+    """Its running value after each component, of which audits read; empty: nobody gave them."""
     base_hashed: bool = False
     """Whether it has hashes of frozen parameters in the place of their elements."""
     attested: tuple[tuple[int, Attestation], ...] = ()

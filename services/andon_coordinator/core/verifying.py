@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from andon.protocol.arithmetic import Arithmetic, is_one
+from andon.protocol.attestations import COMPONENT_BYTES
 from andon.protocol.capabilities import VERIFIES
 from andon.protocol.grains import Grains
 from andon.protocol.halts import HaltReason
@@ -46,6 +48,9 @@ from andon_coordinator.core.verification import (
 )
 
 __all__ = ["checks_of", "committed", "in_report", "proved", "settles"]
+
+_ITEMISED_BYTES = 2**16
+"""Hashes of components in a report of a drawn step: an audit names the parameter by them."""
 
 
 # ------------------------------------------------------------------------ a round opens
@@ -73,7 +78,13 @@ def checks_of(
     if not attempts.verified:
         return deal_to_newcomers(owned, arithmetics, newcomers)
     _note_unverified(core, roster)
-    return RoundChecks(attests=tuple(map(_can_verify, roster)), verifies=deal(owned, arithmetics))
+    verifies = deal(owned, arithmetics)
+    most = max(map(len, verifies)) * COMPONENT_BYTES * _components(core)
+    return RoundChecks(
+        attests=tuple(map(_can_verify, roster)),
+        verifies=verifies,
+        itemised=most <= _ITEMISED_BYTES,
+    )
 
 
 def _of_inquest(roster: Sequence[LineMember], inquest: Inquest) -> RoundChecks:
@@ -333,17 +344,16 @@ def _workers(workers: Sequence[int]) -> str:
 
 def proved(core: CoreState, round_: StepRound) -> Proved | None:
     """What a round has shown that is about to become a record; None: nothing."""
-    weights, hashed = _weights(round_)
+    weights = _weights(round_)
     checks = None if round_.overflow else round_.checks
     if checks is None:
-        return Proved(weights=weights, base_hashed=hashed) if weights else None
+        return weights if weights.weights else None
     given: dict[int, Given] = {}
     _take(core, round_, given)
     grains, compared = verdicts.compared(given.values())
     core.unattested -= compared
-    return Proved(
-        weights=weights,
-        base_hashed=hashed,
+    return replace(
+        weights,
         attested=tuple(
             (worker, each)
             for rank, (worker, report) in enumerate(round_.in_rank_order)
@@ -356,15 +366,16 @@ def proved(core: CoreState, round_: StepRound) -> Proved | None:
     )
 
 
-def _weights(round_: StepRound) -> tuple[bytes, bool]:
+def _weights(round_: StepRound) -> Proved:
     """The digest of the weights that the step started from; the plain one if anybody gave it."""
     given = [
-        (report.digest_base_hashed, report.digest)
+        # Of equal ones the last, which has prefixes if any has.
+        (not report.digest_base_hashed, report.digest, report.digest_prefixes)
         for _, report in round_.in_rank_order
         if report.digest and report.digest_head == round_.terms.parent
     ]
-    hashed, digest = min(given, default=(False, b""))
-    return digest, hashed
+    plain, digest, prefixes = max(given, default=(True, b"", b""))
+    return Proved(weights=digest, prefixes=prefixes, base_hashed=not plain)
 
 
 def committed(core: CoreState, proved: Proved | None) -> None:

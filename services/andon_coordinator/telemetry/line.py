@@ -118,7 +118,14 @@ class LineMetrics:
 
     def tick(self, status: LineSnapshot) -> None:
         """Sets the gauges to a status."""
-        for part in (self._run, self._halts, self._steps, self._workers, self._keeping):
+        for part in (
+            self._run,
+            self._halts,
+            self._schedule,
+            self._steps,
+            self._workers,
+            self._keeping,
+        ):
             part.tick(status)
         self.scraped = {
             each.worker: each.metrics_address

@@ -172,6 +172,16 @@ class ScheduleMetrics:
             registry=registry,
         )
         self._scale.set(1.0)
+        self._noise = OptionalGauge(
+            registry,
+            "andon_gradient_noise_scale_samples",
+            "Noise scale of the gradients: in a batch far above it, a sample brings little. Absent "
+            "until it is known, and if workers do not report the norms of their gradients.",
+        )
+
+    def tick(self, status: LineSnapshot) -> None:
+        """Shows the noise scale that a status has."""
+        self._noise.set(status.noise_scale)
 
     def assigned(self, assignment: Assignment) -> None:
         """A round opened."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from andon.protocol.layout import Layout
 from andon.protocol.records import Key, Record, RecordKind
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.transport import rows
 from andon_coordinator.transport.reader import JournalEntry, entry_of
-from andon_coordinator.transport.schema import key_of
+from andon_coordinator.transport.schema import key_of, layout_of
 from andon_coordinator.transport.step_reader import StepReader
 
 __all__ = ["AttestedNode", "AttestedStep", "AuditBook", "ComparedWeights"]
@@ -35,6 +36,8 @@ class AttestedNode:
     """Of their sum, hexadecimal."""
     samples: str
     """Of what a single grain was computed from, likewise."""
+    components: bytes | None = None
+    """The hash of each of the sum's components, in the layout's order; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class ComparedWeights:
     """Hexadecimal."""
     base_hashed: bool | None = None
     """Whether it has hashes of frozen parameters in their place; None: not known."""
+    prefixes: bytes = field(default=b"", repr=False)
+    """Its running value after each component of the layout; empty: not known."""
 
 
 class AuditBook(StepReader):
@@ -107,10 +112,12 @@ class AuditBook(StepReader):
         ):
             found[step] = ComparedWeights(digest)
         if rows.has_table(self._database, "weights"):
-            for step, digest, base_hashed in self._database.execute(
-                f"SELECT step, sha256, base_hashed FROM weights WHERE 1{kept} ORDER BY rowid"
+            prefixes = self._column("weights", "prefixes")
+            for step, digest, base_hashed, parts in self._database.execute(
+                f"SELECT step, sha256, base_hashed, {prefixes} FROM weights WHERE 1{kept}"
+                " ORDER BY rowid"
             ):
-                found[step] = ComparedWeights(digest, bool(base_hashed))
+                found[step] = ComparedWeights(digest, bool(base_hashed), parts or b"")
         return found
 
     def attested_keys(self) -> frozenset[Key]:
@@ -132,7 +139,8 @@ class AuditBook(StepReader):
         nodes = tuple(
             AttestedNode(*each)
             for each in self._database.execute(
-                "SELECT first, grains, worker, digest, samples FROM attested WHERE record = ?"
+                "SELECT first, grains, worker, digest, samples, "
+                f"{self._column('attested', 'components')} FROM attested WHERE record = ?"
                 " ORDER BY grains, first, worker",
                 (row["id"],),
             )
@@ -141,6 +149,15 @@ class AuditBook(StepReader):
             "SELECT digest FROM averages WHERE record = ?", (row["id"],)
         ).fetchone()
         return AttestedStep(nodes, averages[0] if averages else "") if nodes else None
+
+    def layout(self) -> Layout | None:
+        """The model's parameters, in their order; None if the journal does not know them."""
+        text = self._database.execute("SELECT layout FROM run").fetchone()[0]
+        return None if text is None else layout_of(text)
+
+    def _column(self, table: str, name: str) -> str:
+        """A column that journals of an older program lack; for them NULL."""
+        return name if rows.has_column(self._database, table, name) else "NULL"
 
     def resumed_at(self, after: int, up_to: int) -> list[int]:
         """The steps in a range at which the line went back, or scripts began anew."""

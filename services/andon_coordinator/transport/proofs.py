@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from andon_coordinator.core.effects import SaveRecord, SaveVerdict
 from andon_coordinator.core.verification import VerifiedTotals
-from andon_coordinator.transport.rows import LAST_RECORD, find, has_table
+from andon_coordinator.transport.rows import LAST_RECORD, find, has_column, has_table
 from andon_coordinator.transport.schema import key_blob
 
 __all__ = [
-    "TABLES",
     "RecordedVerdict",
     "parent_row",
+    "prepare",
     "save_proved",
     "save_verdict",
     "verdicts",
@@ -26,14 +26,15 @@ __all__ = [
     "verify_key",
 ]
 
-TABLES = (
+_TABLES = (
     """
 CREATE TABLE IF NOT EXISTS weights (
     step INTEGER NOT NULL,              -- steps committed at the head whose weights these are
     sha256 TEXT NOT NULL,               -- hexadecimal; all workers that gave one gave this
     record INTEGER NOT NULL,            -- that head; 0 if this journal lacks it
     at REAL NOT NULL,
-    base_hashed INTEGER NOT NULL        -- 1: with hashes of frozen parameters in their place
+    base_hashed INTEGER NOT NULL,       -- 1: with hashes of frozen parameters in their place
+    prefixes BLOB                       -- its running value after each component; NULL: not known
 ) STRICT
 """,
     """
@@ -44,6 +45,7 @@ CREATE TABLE IF NOT EXISTS attested (
     worker INTEGER NOT NULL,
     digest TEXT NOT NULL,               -- hexadecimal
     samples TEXT NOT NULL,              -- likewise; empty for a node of several grains
+    components BLOB,                    -- the hash of each component; NULL: nobody asked for them
     PRIMARY KEY (record, first, grains, worker)
 ) STRICT, WITHOUT ROWID
 """,
@@ -75,6 +77,9 @@ CREATE TABLE IF NOT EXISTS verification (   -- one row at most
 )
 """One table each."""
 
+_LATER = (("weights", "prefixes"), ("attested", "components"))
+"""Columns that journals of this version got later."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedVerdict:
@@ -85,6 +90,15 @@ class RecordedVerdict:
     """Who was convicted; None: nobody."""
     text: str
     at_unix_s: float
+
+
+def prepare(database: sqlite3.Connection) -> None:
+    """Makes the tables, and the columns that an older journal lacks."""
+    for table in _TABLES:
+        database.execute(table)
+    for table, column in _LATER:
+        if not has_column(database, table, column):
+            database.execute(f"ALTER TABLE {table} ADD COLUMN {column} BLOB")
 
 
 def save_proved(
@@ -104,15 +118,24 @@ def save_proved(
         return
     if proved.weights:
         database.execute(
-            "INSERT INTO weights VALUES (?, ?, ?, ?, ?)",
-            (effect.record.step - 1, proved.weights.hex(), parent, at, proved.base_hashed),
+            "INSERT INTO weights (step, sha256, record, at, base_hashed, prefixes)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                *(effect.record.step - 1, proved.weights.hex(), parent, at, proved.base_hashed),
+                proved.prefixes or None,
+            ),
         )
     if not proved.attested:
         return
     database.executemany(
-        "INSERT INTO attested VALUES (?, ?, ?, ?, ?, ?)",
+        # A grain that a worker both owns and verifies is there twice, and both are alike.
+        "INSERT OR REPLACE INTO attested (record, first, grains, worker, digest, samples,"
+        " components) VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
-            (row, it.node.first, len(it.node), worker, it.digest.hex(), it.samples.hex())
+            (
+                *(row, it.node.first, len(it.node), worker),
+                *(it.digest.hex(), it.samples.hex(), it.components or None),
+            )
             for worker, it in proved.attested
         ],
     )

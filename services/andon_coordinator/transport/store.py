@@ -169,8 +169,9 @@ class JournalStore:
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
         later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED
-        for table in (*later, *proofs.TABLES):
+        for table in later:
             self._database.execute(table)
+        proofs.prepare(self._database)
         if not rows.has_column(self._database, "records", "overflow"):
             self._database.execute(OVERFLOW)
         if not rows.has_column(self._database, "totals", "resumed"):

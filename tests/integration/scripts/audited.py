@@ -2,6 +2,7 @@
 
 Usage: audited.py SPEC.json OUT.json. `steps`; `wrong`: after this step one bit of one weight is
 another one, without the line's knowledge; `AUDITED_DIES_AT`: it ends itself after that step.
+`same_bits` and `dropout`: other ones than True and 0.1.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ def main() -> None:
     dies_at = int(os.environ.get("AUDITED_DIES_AT", "0"))
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    line = Line(same_bits=True, total_steps=spec["steps"])
-    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 2))
+    line = Line(same_bits=spec.get("same_bits", True), total_steps=spec["steps"])
+    dropout = nn.Dropout(spec.get("dropout", 0.1))
+    model: Any = nn.Sequential(nn.Linear(4, 4), dropout, nn.Linear(4, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     samples = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(samples, (samples[:, 0] > 0).long())
@@ -42,6 +44,8 @@ def main() -> None:
                     model[0].weight.view(torch.int32)[0, 0] ^= 1
             if dies_at and line.step == dies_at:
                 raise SystemExit(7)
+        if not line.same_bits:
+            continue
         for inputs, classes in line.split(DataLoader(data, 50)):
             line.tally(F.cross_entropy(model(inputs), classes, reduction="sum"), len(inputs))
         mean: Any = line.tallied()

@@ -160,6 +160,7 @@ EVERYTHING = ServeConfig(
         max_anchor=32,
         max_batch_diff=5,
         lr_scaling="sqrt",
+        growth_cost=0.125,
         local_steps=64,
         outer="nesterov",
         overlap=True,
@@ -226,7 +227,7 @@ def settings_of_a_service() -> list[tuple[str, str]]:
         "max_message_bytes": "4000000", "chunk_elements": "1000",
         "token": "a-token-of-24-characters", "average_buffers": "1", "overlap": "1",
         "schedule": "cadence", "shares": "balanced", "overhead_target": "0.3",
-        "lr_scaling": "linear", "outer": "nesterov", "log_format": "json",
+        "lr_scaling": "linear", "growth_cost": "0.5", "outer": "nesterov", "log_format": "json",
         "may_stop": "operators", "same_bits": "1", "arithmetic": "tell", "verify": "0.5",
         "on_wrong_arithmetic": "drop", "mix": "0.5",
     }  # fmt: skip

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core.cadence import Cadence
+from andon_coordinator.core.events import JoinRequest
 from andon_coordinator.core.loss_trend import Stable, Verdict
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.readings import PacedProcess, Reading
+from scenarios.line_bench import LAYOUT
 
-__all__ = ["processes", "readings_of", "windows"]
+__all__ = ["PLAN", "members", "processes", "readings_of", "windows"]
+
+PLAN = RunPlan(global_batch=12, dataset_size=600)
 
 
 def processes(number: int, **hints: float) -> tuple[PacedProcess, ...]:
@@ -46,3 +53,21 @@ def windows(
         cadence.judge(verdict or Stable())
         seen.append(cadence.counts(roster))
     return seen
+
+
+def members(number: int, **fields: Any) -> list[LineMember]:
+    """`number` workers of a run with this plan."""
+    return [
+        LineMember(
+            worker=worker,
+            request=JoinRequest(
+                run_id="7f3a", incarnation=worker + 1, layout=LAYOUT, plan=PLAN, **fields
+            ),
+            stream=worker,
+            head=None,
+            held=None,
+            step=0,
+            heard_at=0.0,
+        )
+        for worker in range(number)
+    ]

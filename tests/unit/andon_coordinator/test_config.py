@@ -187,6 +187,24 @@ def test_judging_workers_asks_them_for_the_norms_of_their_own_gradients() -> Non
 
 
 @pytest.mark.parametrize(
+    ("options", "asks"),
+    [
+        ({"schedule": "cadence", "lr_scaling": "sqrt"}, True),
+        ({"schedule": "cadence"}, False),
+        ({"schedule": "cadence", "lr_scaling": "sqrt", "growth_cost": 1.0}, False),
+        ({"lr_scaling": "sqrt"}, False),
+        ({"lr_scaling": "sqrt", "max_anchor": 4}, True),
+    ],
+)
+def test_norms_are_asked_for_where_windows_may_grow_by_them(
+    options: dict[str, Any], asks: bool
+) -> None:
+    policy = config(**options).policy
+
+    assert (policy.gradient_norm, policy.own_gradient_norm) == (asks, asks)
+
+
+@pytest.mark.parametrize(
     ("schedule", "asked", "expected"),
     [("auto", None, 1), ("auto", 8, 8), ("cadence", None, 16), ("cadence", 4, 4)],
 )

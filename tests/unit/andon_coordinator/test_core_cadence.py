@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from andon_coordinator.core.cadence import Cadence, CadenceRules, Phase, within
+from andon_coordinator.core.cadence import Cadence, CadenceRules, Phase
 from andon_coordinator.core.loss_trend import NudgeDown, Stable, SuppressGrowth
 from andon_coordinator.core.readings import PacedProcess
 from unit.andon_coordinator.paced_line import processes, readings_of, windows
@@ -91,22 +91,6 @@ def test_halving_an_anchor_of_20_gives_20_and_10() -> None:
 
     assert cadence.anchor == 10
     assert cadence.counts(roster) == (20, 10)
-
-
-@pytest.mark.parametrize(
-    ("counts", "most", "expected"),
-    [
-        ([20, 10], 30, [20, 10]),
-        ([20, 10], 15, [10, 5]),
-        ([20, 10], 7, [5, 2]),
-        ([5, 1, 1], 2, [1, 1, 1]),
-        ([16, 16, 16], 47, [16, 16, 15]),
-    ],
-)
-def test_counts_beyond_an_epoch_are_scaled_down(
-    counts: list[int], most: int, expected: list[int]
-) -> None:
-    assert within(counts, most) == expected
 
 
 def test_a_second_reading_of_75_ms_after_50_gives_62_5_and_16() -> None:
@@ -294,16 +278,30 @@ def test_one_slow_exchange_does_not_lengthen_the_windows() -> None:
     assert cadence.anchor == 10
 
 
-def test_no_window_grows_beyond_the_epoch() -> None:
-    roster = processes(2)
-    cadence = started()
+def test_no_verdict_makes_an_anchor_grow_beyond_its_limit() -> None:
+    cadence, roster = first_window([1000, 1000], exchange_ms=5000)
+    anchors = []
 
-    for _ in range(10):
-        assert cadence.counts(roster, 20) == (10, 10)
+    for most in (9, 13, 13, 60):
         cadence.report(readings_of(roster, (10, 10), [1.0, 1.0]), exchange_s=5.0, unit=1)
-        cadence.judge(Stable())
+        cadence.judge(Stable(), most)
+        anchors.append(cadence.anchor)
 
-    assert cadence.anchor == 10
+    assert anchors == [10, 13, 13, 26]
+
+
+def test_an_anchor_that_climbs_back_stops_at_the_limit() -> None:
+    roster = processes(2)
+    cadence = started(anchor=10)
+    times = dict.fromkeys(roster, 0.1)
+    windows(cadence, times, 21)
+    cadence.judge(NudgeDown(0.5))
+
+    for _ in range(12):
+        cadence.report(readings_of(roster, (5, 5), [0.5, 0.5]), exchange_s=0.0, unit=1)
+        cadence.judge(Stable(), 7)
+
+    assert cadence.anchor == 7
 
 
 # -------------------------------------------------------------------------- rosters, saving

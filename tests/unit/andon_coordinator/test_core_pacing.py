@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,21 +17,21 @@ from andon.protocol.shards import Split
 from andon_coordinator.core.balance import SavedShare
 from andon_coordinator.core.cadence import SavedPace
 from andon_coordinator.core.events import (
-    JoinRequest,
     RecordSaved,
     StepTimings,
     WorkerReady,
     WorkRequested,
 )
 from andon_coordinator.core.members import LineMember
-from andon_coordinator.core.pacing import Pacing, StepWindow, reading_of
+from andon_coordinator.core.noise_scale import Contribution, SavedNoise
+from andon_coordinator.core.pacing import PARTS, Pacing, StepWindow, WindowReport, reading_of
 from andon_coordinator.core.pacing_state import MOST_BYTES, SavedPacing, bytes_of, saved_of
 from andon_coordinator.core.readings import PacedProcess
 from andon_coordinator.core.settings import LearningRateScaling, LineSettings, PacingSettings
-from scenarios.line_bench import LAYOUT, Bench
+from scenarios.line_bench import Bench
 from unit.andon.strategies import BOUNDED
+from unit.andon_coordinator.paced_line import PLAN, members
 
-PLAN = RunPlan(global_batch=12, dataset_size=600)
 CADENCE = PacingSettings(schedule=Schedule.CADENCE)
 BALANCED = PacingSettings(balanced=True)
 PROCESS = PacedProcess(3, 2**64 - 1, "0a1b2c")
@@ -45,24 +44,8 @@ SAVED = SavedPacing(
     paces=(SavedPace(PROCESS, 4, (0.25, 0.125)),),
     paced_roster=1,
     shares=(SavedShare(PROCESS, 12.5, 5000),),
+    noise=SavedNoise(steps=7, noise=40.0, signal=-0.5, noise_spread=9.0, signal_spread=0.25),
 )
-
-
-def members(number: int, **fields: Any) -> list[LineMember]:
-    return [
-        LineMember(
-            worker=worker,
-            request=JoinRequest(
-                run_id="7f3a", incarnation=worker + 1, layout=LAYOUT, plan=PLAN, **fields
-            ),
-            stream=worker,
-            head=None,
-            held=None,
-            step=0,
-            heard_at=0.0,
-        )
-        for worker in range(number)
-    ]
 
 
 def train(pacing: Pacing, roster: list[LineMember], speeds: list[float], steps: int) -> None:
@@ -74,7 +57,27 @@ def train(pacing: Pacing, roster: list[LineMember], speeds: list[float], steps: 
             computed = max(1, window.size * part // sum(parts))
             timings = StepTimings(busy_s=computed / speed)
             readings.append(reading_of(member, computed, timings))
-        pacing.committed(pacing.learn(readings, wait_s=0.0, unit=window.unit, loss=1.0), 0.0)
+        report = WindowReport(readings=readings, loss=1.0)
+        pacing.committed(pacing.learn(report, window, PLAN), 0.0)
+
+
+def grow(
+    pacing: Pacing, roster: list[LineMember], plan: RunPlan, steps: int, noise: float | None = None
+) -> None:
+    """Windows of equal workers whose exchanges take as long as their computing.
+
+    Their gradients have a norm of 1, and this noise scale; None: no norm is reported.
+    """
+    for _ in range(steps):
+        window = pacing.window(roster, plan)
+        share = window.size // len(roster)
+        readings = [reading_of(each, share, StepTimings(busy_s=share / 100)) for each in roster]
+        report = WindowReport(readings=readings, wait_s=share / 100, loss=1.0)
+        if noise is not None:
+            own = Contribution(share, share, math.sqrt(1 + noise / share))
+            mean = math.sqrt(1 + noise / share / len(roster))
+            report = replace(report, contributions=[own] * len(roster), mean_norm=mean)
+        pacing.committed(pacing.learn(report, window, plan), 0.0)
 
 
 def test_every_step_takes_the_global_batch_in_equal_shares() -> None:
@@ -87,19 +90,76 @@ def test_every_step_takes_the_global_batch_in_equal_shares() -> None:
     assert window.micro_batches([()]) == ()
 
 
-def test_a_global_batch_that_does_not_divide_is_never_cut_short() -> None:
-    window = Pacing(CADENCE, Policy()).window(members(5), PLAN)
-
-    assert (window.size, window.unit) == (15, 3)
-
-
-def test_a_window_is_no_longer_than_an_epoch_if_the_epoch_has_a_batch() -> None:
+@pytest.mark.parametrize("speeds", [[1.0, 1.0], [3.0, 1.0], [1.4, 1.0], [60.0, 1.0]])
+def test_a_window_that_does_not_grow_is_the_scripts_batch_however_unequal_workers_are(
+    speeds: list[float],
+) -> None:
     pacing, roster = Pacing(CADENCE, Policy()), members(2)
-    train(pacing, roster, [60.0, 1.0], 3)
 
-    window = pacing.window(roster, replace(PLAN, dataset_size=62))
+    train(pacing, roster, speeds, 3)
 
-    assert window.size == 60
+    window = pacing.window(roster, PLAN)
+    assert (window.size, window.unit) == (12, 6)
+    fast, slow = window.targets.values()
+    assert fast / slow == pytest.approx(speeds[0], rel=0.1)
+
+
+@pytest.mark.parametrize(("epoch", "size"), [(600, 192), (62, 62)])
+def test_a_window_that_may_cost_anything_grows_up_to_16_batches_or_an_epoch(
+    epoch: int, size: int
+) -> None:
+    pacing = Pacing(replace(CADENCE, growth_cost=1.0), Policy())
+    plan, roster = replace(PLAN, dataset_size=epoch), members(2)
+
+    grow(pacing, roster, plan, 12)
+
+    assert pacing.window(roster, plan).size == size
+
+
+@pytest.mark.parametrize(
+    ("scaling", "noise", "size"),
+    [
+        (LearningRateScaling.SQRT, 100_000.0, 192),
+        (LearningRateScaling.LINEAR, 228.0, 24),
+        (LearningRateScaling.SQRT, 40.0, 14),
+        (LearningRateScaling.SQRT, None, 12),
+        (LearningRateScaling.NONE, 100_000.0, 12),
+    ],
+)
+def test_windows_grow_as_far_as_the_noise_of_the_gradients_says_that_it_costs_little(
+    scaling: LearningRateScaling, noise: float | None, size: int
+) -> None:
+    # 12 samples of 228 or more: a batch of 24 needs a twentieth more samples.
+    pacing = Pacing(replace(CADENCE, learning_rate_scaling=scaling), Policy())
+    roster = members(2)
+
+    grow(pacing, roster, PLAN, 40, noise)
+
+    assert pacing.window(roster, PLAN).size == size
+
+
+def test_windows_shrink_when_the_noise_does_and_a_restart_remembers_it() -> None:
+    settings = replace(CADENCE, learning_rate_scaling=LearningRateScaling.LINEAR)
+    pacing, roster = Pacing(settings, Policy()), members(2)
+    grow(pacing, roster, PLAN, 40, noise=1000.0)
+    before = pacing.window(roster, PLAN).size
+
+    grow(pacing, roster, PLAN, 100, noise=60.0)
+
+    after = pacing.window(roster, PLAN)
+    assert after.size < before / 2
+    restarted = Pacing(settings, Policy(), pacing.kept)
+    assert restarted.window(roster, PLAN) == after
+    assert restarted.noise_scale == pytest.approx(pacing.noise_scale, rel=1e-4)
+
+
+def test_changes_of_local_steps_have_no_noise_scale() -> None:
+    settings = PacingSettings(schedule=Schedule.LOCAL)
+    pacing = Pacing(settings, Policy(local_steps=2))
+
+    grow(pacing, members(2), PLAN, 20, noise=1000.0)
+
+    assert pacing.noise_scale is None
 
 
 def test_local_steps_take_so_many_batches_at_once() -> None:
@@ -140,7 +200,7 @@ def test_a_speed_hint_sets_the_first_shares() -> None:
     roster = [members(1, speed_hint=3.0)[0], members(2)[1]]
 
     assert Pacing(BALANCED, Policy()).window(roster, PLAN).targets == {0: 7500, 1: 2500}
-    assert Pacing(CADENCE, Policy()).window(roster, PLAN).targets == {0: 3, 1: 1}
+    assert Pacing(CADENCE, Policy()).window(roster, PLAN).targets == {0: 3 * PARTS, 1: PARTS}
 
 
 @pytest.mark.parametrize("settings", [BALANCED, CADENCE])
@@ -188,12 +248,22 @@ def test_a_large_line_keeps_its_decisions_and_not_its_readings() -> None:
 
     assert len(kept) <= MOST_BYTES
     assert saved_of(kept) == SavedPacing(
-        schedule=SAVED.schedule, note=SAVED.note, anchor=4, reports=7
+        schedule=SAVED.schedule, note=SAVED.note, anchor=4, reports=7, noise=SAVED.noise
     )
 
 
+def test_an_older_versions_anchor_is_not_taken_for_one_of_today() -> None:
+    state = json.loads(bytes_of(SAVED))
+    del state["noise"]
+
+    older = saved_of(json.dumps({**state, "v": 1, "anchor": 512}).encode())
+
+    assert older == replace(SAVED, anchor=1, noise=SavedNoise())
+    assert Pacing(CADENCE, Policy(), bytes_of(older)).window(members(2), PLAN).size == 12
+
+
 PLACES = [
-    ("v", 2),
+    ("v", 3),
     ("schedule", "sometimes"),
     ("note", 7),
     ("anchor", 0),
@@ -212,6 +282,10 @@ PLACES = [
     ("paces", [[0, 1, "m", 1, [-1.0]]]),
     ("paces", [[0, 1, "m", 1, []]] * 2),
     ("paces", [[0, 1]]),
+    ("noise", [7, 1.0, 1.0, 1.0]),
+    ("noise", [7, 1.0, 1.0, 1.0, -1.0]),
+    ("noise", [7, math.nan, 1.0, 1.0, 1.0]),
+    ("noise", [-1, 1.0, 1.0, 1.0, 1.0]),
     ("shares", [[0, 1, "m", math.inf, None]]),
     ("shares", [[0, 1, "m", None, 2**32]]),
 ]

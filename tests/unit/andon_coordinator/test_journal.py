@@ -23,6 +23,7 @@ from andon.protocol.scalars import Scalar
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.settings import History
 from andon_coordinator.core.verification import Proved, VerifiedTotals
+from andon_coordinator.transport.audit_book import AuditBook
 from andon_coordinator.transport.journal import (
     Journal,
     JournalError,
@@ -425,7 +426,9 @@ def test_what_a_verified_step_has_shown_is_kept_with_its_record(path: Path) -> N
     leaf = Attestation(node=Node(0, 1), digest=b"d" * 16, samples=b"s" * 8)
     proved = Proved(
         weights=b"w" * 32,
-        attested=((0, leaf), (2, leaf)),
+        prefixes=b"p" * 8,
+        # After an inquest an owner has attested its grain once more.
+        attested=((0, leaf), (2, leaf), (0, replace(leaf, components=b"c" * 32))),
         averages=b"a" * 16,
         grains=1,
         drawn=True,
@@ -445,11 +448,30 @@ def test_what_a_verified_step_has_shown_is_kept_with_its_record(path: Path) -> N
     with closing(sqlite3.connect(path)) as database:
         digest, samples = leaf.digest.hex(), leaf.samples.hex()
         assert database.execute("SELECT * FROM attested").fetchall() == [
-            (2, 0, 1, 0, digest, samples),
-            (2, 0, 1, 2, digest, samples),
+            (2, 0, 1, 0, digest, samples, b"c" * 32),
+            (2, 0, 1, 2, digest, samples, None),
         ]
         weights = database.execute("SELECT step, sha256, record FROM weights").fetchall()
         assert weights == [(0, (b"w" * 32).hex(), 1)]
+
+
+def test_a_journal_from_before_parameters_were_kept_is_read_and_gets_the_columns(
+    path: Path,
+) -> None:
+    proved = Proved(weights=b"w" * 32, prefixes=b"p" * 8)
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT, proved=proved))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("ALTER TABLE weights DROP COLUMN prefixes")
+        database.execute("ALTER TABLE attested DROP COLUMN components")
+
+    with AuditBook(path) as book:
+        assert book.weights()[0].prefixes == b""
+        assert book.attested(STEP.key) is None
+    reopened(path)
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT prefixes FROM weights").fetchall() == [(None,)]
+        assert database.execute("SELECT components FROM attested").fetchall() == []
 
 
 def test_the_key_of_verification_is_made_once(path: Path) -> None:

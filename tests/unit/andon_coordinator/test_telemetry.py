@@ -444,6 +444,17 @@ def test_a_window_and_what_is_computed_ahead_of_it_are_shown() -> None:
     assert metered.value("andon_learning_rate_scale") == 2
 
 
+def test_the_noise_scale_of_gradients_is_absent_until_it_is_known() -> None:
+    metered = Metered()
+
+    metered.metrics.tick(live_status())
+    unknown = metered.value("andon_gradient_noise_scale_samples")
+    metered.metrics.tick(replace(live_status(), noise_scale=912.0))
+
+    assert unknown is None
+    assert metered.value("andon_gradient_noise_scale_samples") == 912
+
+
 def test_a_halt_does_not_count_as_a_pause_for_newcomers() -> None:
     metered = Metered()
     transfer = effects.SendTransfer(

@@ -76,6 +76,7 @@ def joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Joining:
             candidate,
             lambda: Digest(b"\x01\x02"),
             lambda member: None,
+            footprint=lambda: lambda: "",
             can_attest=False,
         )
 

@@ -48,6 +48,8 @@ class Assigned(RankTerms):
 
     ring: Neighbours | None = None
     """Set if the line is a ring."""
+    itemises_own: bool = False
+    """Whether its own grains are attested with all components' hashes, as in an audit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ from andon_trainer.process.exits import is_interactive, watch_exit
 from andon_trainer.process.launch import WorkerLaunch
 from andon_trainer.process.stating import write_stated
 from andon_trainer.state.checkpoints import WorkerCheckpoints
+from andon_trainer.state.footprint import Footprint
 from andon_trainer.state.replica import Replica
 from andon_trainer.telemetry import Telemetry
 from andon_trainer.termination import Termination
@@ -187,6 +188,7 @@ class Worker:
                 candidate,
                 self.replica.weights,
                 self.checkpoints.end,
+                footprint=lambda: Footprint(self.replica.modules, self.device).since,
                 can_attest=can_attest(),
             )
             return self.member

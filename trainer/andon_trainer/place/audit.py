@@ -28,7 +28,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.records import Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.core.events import Assigned, Committed
-from andon_trainer.core.reports import Digest
+from andon_trainer.core.reports import Digest, StepReport
 from andon_trainer.errors import JoinRefused
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.member import RunMember
@@ -50,6 +50,7 @@ class AuditMember(SoloMember):
         weights: Callable[[], Digest],
         before_end: Callable[[RunMember], None],
         *,
+        footprint: Callable[[], Callable[[], str]],
         can_attest: bool,
     ) -> None:
         """Begins at the order's origin.
@@ -59,6 +60,7 @@ class AuditMember(SoloMember):
             candidate: what the script would bring to a line.
             weights: the digest of its weights now.
             before_end: called with this member before the process ends.
+            footprint: begins to look; its result says what loop bodies have left behind since.
             can_attest: whether this process can hash the sums of grains.
 
         Raises:
@@ -79,6 +81,10 @@ class AuditMember(SoloMember):
         self._weights = weights
         self._before_end = before_end
         self._can_attest = can_attest
+        self._footprint = footprint
+        self._left_since: Callable[[], str] | None = None
+        """Since the step began, of a run without equal bits."""
+        self._left_behind = ""
         self._report_file = AuditReport(order.report)
         self._next: AuditRecord | None = None
         """The next record, if it was read already."""
@@ -102,9 +108,17 @@ class AuditMember(SoloMember):
             batch=record.batch,
             positions=(record.batch,),
             attests=record.attests and self._can_attest,
+            itemises_own=True,
         )
         self.position = replace(self.position, assigned=assigned)
+        self._left_since = None if self._plan.grain else self._footprint()
         return assigned
+
+    def report(self, report: StepReport) -> None:
+        """Keeps it, and what the loop bodies have left behind."""
+        super().report(report)
+        if self._left_since is not None:
+            self._left_behind = self._left_since()
 
     def catch_up(self) -> None:
         """The script is between two epochs: the line may have begun the next one by a record."""
@@ -137,9 +151,13 @@ class AuditMember(SoloMember):
             weight=report.weight,
             correct=report.correct,
             overflow=report.overflow,
+            left_behind=self._left_behind,
             averages=report.averages_digest.hex(),
             attested=[
-                [it.node.first, len(it.node), it.digest.hex(), it.samples.hex()]
+                [
+                    *(it.node.first, len(it.node)),
+                    *(part.hex() for part in (it.digest, it.samples, it.components)),
+                ]
                 for it in report.attested
             ],
         )
@@ -217,6 +235,7 @@ class AuditMember(SoloMember):
                 step=self.position.step,
                 sha256=found.sha256.hex(),
                 base_hashed=found.base_hashed,
+                prefixes=found.prefixes.hex(),
             )
 
     def _over(self) -> NoReturn:

@@ -277,6 +277,8 @@ class GrainStepper(Stepper):
         """Says what was computed; before the script can change what is in `p.grad`."""
         verification, assigned = self._verification, state.assigned
         itemised = frozenset(assigned.verifies if assigned.itemised else ())
+        if assigned.itemises_own:
+            itemised |= frozenset(range(Grains(assigned.batch, self._grain).count))
         state.attested = verification.attested(itemised)
         state.averages_digest = verification.averages_digest(averaged.total_weight)
         verification.end()
