@@ -48,7 +48,14 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "steps": (
         *("andon_step", "andon_samples_committed", "andon_recovery_", "andon_join"),
         *("andon_faults", "andon_window_", "andon_local_steps", "andon_learning_rate_"),
-        *("andon_gradient_noise_", "andon_logged_value", "andon_verif", "andon_convictions"),
+        *(
+            "andon_late_",
+            "andon_owed_",
+            "andon_gradient_noise_",
+            "andon_logged_value",
+            "andon_verif",
+            "andon_convictions",
+        ),
     ),
     "workers": (
         *("andon_workers", "andon_worker_", "andon_heartbeat_", "andon_departures"),

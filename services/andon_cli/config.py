@@ -93,9 +93,9 @@ class RunSettings(ServiceSettings):
             )
         if not self.spares or self.join:
             return
-        if self.line.topology is Topology.RING or self.line.schedule == "local":
+        if self.line.topology is Topology.RING or self.line.is_local:
             ring = self.line.topology is Topology.RING
-            what = "--topology ring" if ring else "--schedule local"
+            what = "--topology ring" if ring else f"--schedule {self.line.schedule}"
             raise UsageError(
                 f"--spares {self.spares}: a spare can't follow a line with {what}: leave one out"
             )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -46,6 +47,20 @@ from andon_coordinator.transport.store import JournalSync
 __all__ = ["CoordinatorConfig", "LineOptions"]
 
 _MAX_ANCHOR = CadenceRules().max_anchor
+
+_ONE_WORKER = 2.0**-20
+"""A quorum of one worker, of as many as a line may have."""
+
+_SCHEDULES = {"auto": None, "async": Schedule.LOCAL} | {each.value: each for each in Schedule}
+
+
+def _check_grace(type_: Any, text: str) -> None:
+    try:
+        grace_s = 0.0 if text == "auto" else float(text)
+    except ValueError:
+        grace_s = math.nan
+    if not 0.0 <= grace_s < math.inf:
+        raise ValueError(f"must be auto, or seconds from 0 on, not {text!r}")
 
 
 @Parameter(name="*", group=Group("The line", sort_key=2))
@@ -100,9 +115,10 @@ class LineOptions:
     """Scale each worker's own gradient down to this norm. Default: no limit."""
     average_buffers: bool = False
     """Average running statistics such as BatchNorm's; if not, all take those of rank 0."""
-    schedule: Literal["auto", "every-step", "cadence", "local"] = "auto"
+    schedule: Literal["auto", "every-step", "cadence", "local", "async"] = "auto"
     """When workers exchange: after equal work, work by speed (cadence), or several local steps.
-    `auto` is cadence if the workers' devices differ, else every-step."""
+    `auto` is cadence if the workers' devices differ, else every-step; `async` is local, and each
+    worker's change enters as soon as it is there."""
     shares: Literal["equal", "balanced", "interleaved", "balanced-interleaved"] = "equal"
     """Divide a step's samples equally or by measured speed, in one run each or interleaved."""
     overhead_target: Annotated[float, Parameter(validator=Within(0.01, 0.5), metavar="PART")] = 0.05
@@ -130,6 +146,17 @@ class LineOptions:
     the local steps."""
     mix: Annotated[float, Parameter(validator=Within(0.0, 0.99), metavar="PART")] = 0.0
     """Of fragments: how much of its own weights a worker keeps where an average arrives."""
+    quorum: Annotated[
+        float | None, Parameter(validator=Within(above=0.0, most=1.0), metavar="PART")
+    ] = None
+    """Of the schedule local: a window goes on once this part of its workers has computed; the
+    others' changes are in a later one. Default: it waits for all."""
+    grace: Annotated[str, Parameter(validator=_check_grace, metavar="auto|SECONDS")] = "auto"
+    """Of a quorum: how long those that have computed wait for the others; `auto` is as long as
+    their changes are worth."""
+    max_late: Annotated[int | None, whole(1, 1000)] = None
+    """Of a quorum: leave a worker out of at most N windows in a row, then wait for it. Default: 8.
+    """
     same_bits: bool = False
     """Make the weights the same, bit for bit, on any number of workers, whatever is lost. Scripts
     must pass `prepare` a `micro_batch_size`."""
@@ -147,6 +174,13 @@ class LineOptions:
         check(self)
 
     @property
+    def grace_s(self) -> float | None:
+        """How long those that have computed wait for the others; None: as long as it is worth."""
+        if self.schedule == "async":
+            return 0.0
+        return None if self.grace == "auto" else float(self.grace)
+
+    @property
     def contradiction(self) -> str:
         """What nothing would obey, and the remedy; empty if there is no such setting."""
         only_local = {
@@ -154,15 +188,61 @@ class LineOptions:
             "overlap": self.overlap,
             "fragments": self.fragments > 1,
             "mix": self.mix > 0,
+            "quorum": self.quorum is not None,
         }
         for flag, given in only_local.items():
-            if given and self.schedule != "local":
+            if given and not self.is_local:
                 return (
                     f"--{flag} applies to local steps, and the schedule is {self.schedule}: "
                     "pass --schedule local too, or leave it out"
                 )
-        if no_fragments := self._obstacle_to_fragments:
-            return no_fragments
+        if (no_fragments := self._obstacle_to_fragments) or (no_quorum := self._beside_quorum):
+            return no_fragments or no_quorum
+        if self._beside_topk:
+            return self._beside_topk
+        wanted = "--verify" if self.verify else "--same-bits" if self.same_bits else ""
+        if wanted and (obstacle := obstacle_in(_policy_of(self), _pacing_of(self))):
+            return (
+                f"{wanted} can't go with {obstacle.setting}, which {obstacle.why}: "
+                f"{obstacle.remedy}"
+            )
+        return ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether workers make several steps of their own between two exchanges."""
+        return self.schedule in ("local", "async")
+
+    @property
+    def _beside_quorum(self) -> str:
+        """What can't go with a quorum, or needs one, and the remedy; empty if nothing is so."""
+        late = {"grace": self.grace != "auto", "max-late": self.max_late is not None}
+        given = [flag for flag, is_given in late.items() if is_given]
+        if self.schedule == "async":
+            if self.quorum is not None or self.grace != "auto":
+                flag = "quorum" if self.quorum is not None else "grace"
+                return (
+                    f"--schedule async is a quorum of one worker and no grace: leave out --{flag}, "
+                    "or pass --schedule local"
+                )
+        elif self.quorum is None:
+            flag = next(iter(given), "")
+            return flag and f"--{flag} applies to a quorum: pass --quorum too, or leave it out"
+        what = "--schedule async" if self.schedule == "async" else "--quorum"
+        others = {
+            "--overlap": self.overlap,
+            "--fragments": self.fragments > 1,
+            "--topology ring": self.topology is Topology.RING,
+            f"--shares {self.shares}": self.shares.endswith("interleaved"),
+        }
+        for other, is_set in others.items():
+            if is_set:
+                return f"{what} can't go with {other}: leave one of them out"
+        return ""
+
+    @property
+    def _beside_topk(self) -> str:
+        """What can't go with the encoding topk, or without it, and the remedy; empty: nothing."""
         if self.topk_kept is not None and self.encoding != "topk":
             return (
                 f"--topk-kept applies to the encoding topk, and the encoding is {self.encoding}: "
@@ -172,12 +252,6 @@ class LineOptions:
             return (
                 "--encoding topk sends few elements, and a ring adds sums of all of them: use "
                 "--topology star, or --encoding int4"
-            )
-        wanted = "--verify" if self.verify else "--same-bits" if self.same_bits else ""
-        if wanted and (obstacle := obstacle_in(_policy_of(self), _pacing_of(self))):
-            return (
-                f"{wanted} can't go with {obstacle.setting}, which {obstacle.why}: "
-                f"{obstacle.remedy}"
             )
         return ""
 
@@ -306,6 +380,7 @@ class CoordinatorConfig:
             gradient_norm_spike=self.line.grad_norm_spike,
             worker_gradient_norm=self.line.worker_grad_norm,
             pacing=self.pacing,
+            grace_s=self.line.grace_s,
             arithmetic=self.line.arithmetic,
             same_bits=self.line.same_bits or self.line.verify > 0,
             verify=VerifySettings(
@@ -329,10 +404,12 @@ def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Polic
         max_steps=line.max_steps,
         gradient_norm=line.grad_norm_spike is not None or noise,
         topology=line.topology,
-        local_steps=line.local_steps if line.schedule == "local" else 0,
+        local_steps=line.local_steps if line.is_local else 0,
+        quorum=_ONE_WORKER if line.schedule == "async" else line.quorum,
+        max_late=Policy().max_late if line.max_late is None else line.max_late,
         outer=NESTEROV if line.outer == "nesterov" else AVERAGING,
         overlap=line.overlap,
-        fragments=line.fragments if line.schedule == "local" else 1,
+        fragments=line.fragments if line.is_local else 1,
         mix=line.mix,
         max_grad_norm=line.max_grad_norm,
         own_gradient_norm=line.worker_grad_norm is not None or noise,
@@ -345,7 +422,7 @@ def _pacing_of(line: LineOptions) -> PacingSettings:
     # Longer windows are larger batches, which a loss may not bear. Nobody gets them unasked.
     unasked = 1 if line.schedule == "auto" else _MAX_ANCHOR
     return PacingSettings(
-        schedule=None if line.schedule == "auto" else Schedule(line.schedule),
+        schedule=_SCHEDULES[line.schedule],
         balanced=line.shares.startswith("balanced"),
         interleaved=line.shares.endswith("interleaved"),
         cadence=CadenceRules(

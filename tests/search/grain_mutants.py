@@ -17,8 +17,11 @@ from andon_reducer.core.exchange import IncompleteChunk, place_of
 from andon_reducer.core.nodes import ExchangeNodes
 from andon_reducer.core.run import Run
 from andon_reducer.core.stream import StreamState
+from andon_trainer.core.events import Assigned
+from andon_trainer.core.keeping import Kept
 from search.mutants import Mutant, Patch, Right, mutants_of, wrap
 from search.state import WRONG_ARITHMETIC, Bounds
+from search.worker import Worker
 
 __all__ = ["GRAIN_MUTANTS"]
 
@@ -76,6 +79,17 @@ def _siblings_of_two_rounds_joined(patch: Patch) -> None:
 
     wrap(patch, Run, "contribute", contribute)
     patch.setattr(StreamState, "_out_of_order", lambda *_: None)
+
+
+@_mutant(replace(_world(), faults=0, steps=2), "of other weights")
+def _sums_of_an_older_head(patch: Patch) -> None:
+    """Section 31: what was summed of a grain of an earlier batch is taken for the present one's."""
+
+    def serves(kept: Kept, assigned: Assigned, doubts: int) -> bool:
+        return sum(map(len, kept.positions)) <= sum(map(len, assigned.positions))
+
+    patch.setattr(Kept, "serves", serves)
+    patch.setattr(Worker, "_forget_sums", lambda worker: None)
 
 
 _VERIFIED = replace(_world(WRONG_ARITHMETIC), verifies=True)

@@ -45,6 +45,7 @@ from andon_trainer.core.events import (
     Resumed,
     TransferAsked,
 )
+from andon_trainer.core.keeping import Kept
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from scenarios.attesting import attested
 from scenarios.line_bench import LAYOUT
@@ -166,6 +167,8 @@ class Worker:
     """What it gave to that one."""
     scheduled: int = 0
     """How often the script moved its scheduler: once for each step, after the step's means."""
+    sums: tuple[Kept, Weights] | None = None
+    """With grains: what it has summed since the head, and of which weights."""
 
     @property
     def state(self) -> WorkerState:
@@ -318,6 +321,7 @@ class Worker:
         assigned = self.state.assigned
         assert assigned is not None
         self.local.committed(record, assigned.fragment)
+        self._forget_sums()
         self.state.computed.left_over = bool(self.local.left_over)
 
     def gave(self, given: Given) -> None:
@@ -436,13 +440,38 @@ class Worker:
             computed.add(assigned.positions)
         positions = tuple((at, at + 1) for at in local.send())
         samples = sum(map(len, assigned.positions))
-        given = Contribution(assigned.key, self.slot, self.weights, positions, samples)
+        weights = self._summed(assigned) if self.plan.grain else self.weights
+        given = Contribution(assigned.key, self.slot, weights, positions, samples)
         for offset in range(self.chunks if samples else 1):
             for node, part in self._parts(assigned, given):
                 out.append(Chunk(assigned.rank, assigned.world_size, offset, part, node))
         if not self.local_steps:
             local.forget()  # It sends a gradient, which moves no weights.
         return assigned
+
+    def _summed(self, assigned: Assigned) -> Weights:
+        """Adds the grains of a share to the sums that serve it; returns of which weights they are.
+
+        In the model new grains are of the same weights as the sums that they are added to.
+        """
+        doubts, weights = self.conversation.doubts, self.weights
+        if self.sums is not None and self.sums[0].serves(assigned, doubts):
+            weights = self.sums[1]
+        kept = Kept(
+            parent=assigned.parent,
+            epoch=assigned.epoch,
+            positions=assigned.positions,
+            weight=0.0,
+            loss_sum=0.0,
+            correct=None,
+            doubts=doubts,
+        )
+        self.sums = kept, weights
+        return weights
+
+    def _forget_sums(self) -> None:
+        """Weights have moved."""
+        self.sums = None
 
     def _parts(
         self, assigned: Assigned, given: Contribution

@@ -247,6 +247,11 @@ def _record_lines(entry: JournalEntry, *, kept: bool) -> list[str]:
     if result.gradient_norm is not None:
         parts.append(f"gradient norm {result.gradient_norm:.6g}")
     lines.append(f"loss      {'  '.join(parts)}")
+    if result.change_scale is not None:
+        owed = sum(map(len, entry.record.cursor.owed))
+        lines.append(
+            f"window    change times {result.change_scale:g}, {owed} positions owed after it"
+        )
     if result.overflow:
         lines.append("overflow  scaled gradients overflowed: no weight moved")
     if result.stop_reason:
@@ -276,7 +281,7 @@ def _contribution_row(part: StepContribution) -> tuple[str, ...]:
         str(part.samples),
         f"{part.weight:g}",
         f"{part.loss_sum / part.weight:.6g}" if part.weight else "-",
-        _ranges(part.positions),
+        _ranges(part.positions) + (f", late by {part.late} steps" if part.late else ""),
     )
 
 

@@ -33,6 +33,7 @@ from andon.protocol.schedules import (
     FRAGMENTS_CAPABILITY,
     LOCAL_CAPABILITY,
     OVERLAP_CAPABILITY,
+    QUORUM_CAPABILITY,
 )
 from andon_coordinator.core import arithmetics
 from andon_coordinator.core.effects import JoinRefusal, LineState
@@ -50,6 +51,11 @@ _REMEDIES = {
         ": start the line with --schedule every-step --shares equal, or update the client",
     ),
     FRAGMENTS_CAPABILITY: ": start the line without --fragments, or update the client",
+    **dict.fromkeys(
+        (LEARNING, QUORUM_CAPABILITY),
+        ": start the line without --quorum (with --schedule local in place of async), or update "
+        "the client",
+    ),
     NORMS: ": start the line without --max-grad-norm and --worker-grad-norm, or update the client",
     **dict.fromkeys(
         (INT2, INT4, INT8, TOPK),

@@ -75,8 +75,6 @@ class Learning:
     @property
     def in_words(self) -> str:
         """How far it has come, for people."""
-        if self.late:
-            return "late: computes what it owes"
         if not self.follows:
             return "learning: waits for the state"
         if not self.installed:

@@ -64,6 +64,10 @@ class WorkerSnapshot:
     step_s: float
     """How long its last step took, from the assignment to the commit; 0 before its first one."""
     use: ProcessUse
+    late_records: int | None = None
+    """How many records in a row were made without it while it computes; None: it is not late."""
+    owed_positions: int = 0
+    """How many positions it owes: it has them, and they are in no record yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,8 @@ class LineSnapshot:
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
     one_arithmetic: bool
     """Whether all live workers have stated one arithmetic."""
+    quorum: float | None = None
+    """The part of its workers that a window waits for; None: all."""
     verify: float = 0.0
     """The part of all steps that is computed twice."""
     verified: VerifiedTotals = field(default_factory=VerifiedTotals)
@@ -156,6 +162,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         noise_scale=core.pacing.noise_scale,
         grain=core.plan.grain if core.plan is not None else 0,
         one_arithmetic=bool(live) and is_one(*(each.arithmetic for each in live)),
+        quorum=core.settings.policy.quorum,
         verify=core.settings.verify.fraction,
         verified=replace(core.verified, convicted=list(core.verified.convicted)),
     )
@@ -191,7 +198,7 @@ def _worker(
         device=member.request.backend,
         hardware=next(iter(member.request.devices), None),
         speed_hint=member.request.speed_hint,
-        activity=member.activity if learning is None else Activity.SYNCING,
+        activity=member.activity if learning is None or learning.late else Activity.SYNCING,
         detail=_detail(core, member, now),
         step=member.step if learning is None else core.chain.step - behind,
         samples_per_second=_rate(last.samples, last.seconds),
@@ -209,6 +216,8 @@ def _worker(
         timings=last.timings,
         step_s=last.seconds,
         use=member.use,
+        late_records=member.left_out if learning is not None and learning.late else None,
+        owed_positions=_owed(core, member),
     )
 
 
@@ -221,6 +230,9 @@ def _detail(core: CoreState, member: LineMember, now: float) -> str:
 
 
 def _progress(core: CoreState, member: LineMember, now: float) -> str:
+    if member.learning is not None and member.learning.late:
+        what = f"late: {_count(member.left_out, 'record')} without it"
+        return f"{what}, owes {_count(_owed(core, member), 'position')}"
     if member.learning is not None:
         # Newer than its last heartbeat.
         return _spare(member) if member.spare else member.learning.in_words
@@ -235,6 +247,12 @@ def _progress(core: CoreState, member: LineMember, now: float) -> str:
     times = f" ({setback.failures} times)" if setback.failures > 1 else ""
     what = "spare: the line's state" if member.spare else "the line's state"
     return f"{what} did not arrive{times}: {setback.why}; {when}"
+
+
+def _owed(core: CoreState, member: LineMember) -> int:
+    """How many positions a late worker has that no record covers."""
+    late = member.learning is not None and member.learning.late
+    return sum(map(len, core.attempts.assigned.get(member.worker, ()))) if late else 0
 
 
 def _spare(member: LineMember) -> str:
@@ -323,14 +341,18 @@ def _participants_missing(core: CoreState) -> str:
 
 def _work_missing(core: CoreState) -> str:
     in_sync = core.members.in_sync(core.chain.head)
-    if not in_sync and core.chain.step and (late := lost_state.awaited(core)):
-        return f"{_names(late)} to come back with the weights of step {core.chain.step}"
-    if len(in_sync) < core.needed:
+    if not in_sync and core.chain.step and (away := lost_state.awaited(core)):
+        return f"{_names(away)} to come back with the weights of step {core.chain.step}"
+    late = core.members.late()
+    if len(in_sync) + len(late) < core.needed:
         away = [each.worker for each in core.members if each.stream is None]
         return (
             f"{_names(away)} to come back" if away else f"{_count(core.needed, 'worker')} in sync"
         )
-    return f"{_names([each.worker for each in in_sync if not each.wants_work])} to ask for work"
+    idle = [each.worker for each in in_sync if not each.wants_work]
+    if late and not idle:
+        return f"{_names([each.worker for each in late])} to compute what is owed"
+    return f"{_names(idle)} to ask for work"
 
 
 def _count(number: int, noun: str) -> str:

@@ -172,6 +172,12 @@ class ScheduleMetrics:
             registry=registry,
         )
         self._scale.set(1.0)
+        self._owed = Gauge(
+            "andon_owed_positions",
+            "Positions that windows have taken and no committed step has yet: late workers compute "
+            "them. 0 without a quorum.",
+            registry=registry,
+        )
         self._noise = OptionalGauge(
             registry,
             "andon_gradient_noise_scale_samples",
@@ -180,7 +186,8 @@ class ScheduleMetrics:
         )
 
     def tick(self, status: LineSnapshot) -> None:
-        """Shows the noise scale that a status has."""
+        """Shows the noise scale that a status has, and what is owed."""
+        self._owed.set(sum(map(len, status.cursor.owed)))
         self._noise.set(status.noise_scale)
 
     def assigned(self, assignment: Assignment) -> None:

@@ -42,6 +42,12 @@ class StepMetrics:
             "service started.",
             registry=registry,
         )
+        self._late = Counter(
+            "andon_late_contributions_total",
+            "Contributions to committed steps by workers that were left out of the step before, "
+            "since they still computed; 0 without a quorum. Counted since the service started.",
+            registry=registry,
+        )
         self._samples = Counter(
             "andon_samples_committed_total",
             "Samples in the steps of the journal; the rate is the line's throughput.",
@@ -56,6 +62,7 @@ class StepMetrics:
         """Counts a step that is durable."""
         self._steps.inc()
         self._overflows.inc(result.overflow)
+        self._late.inc(sum(part.late > 0 for part in result.contributions))
         self._samples.inc(result.samples)
         observe(self._seconds, result.seconds, step)
         self._loss.set(result.loss)

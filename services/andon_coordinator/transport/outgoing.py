@@ -303,6 +303,8 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         message.total_steps = status.total_steps
     if status.session is not None:
         message.session.CopyFrom(session_status_to(status.session))
+    if status.quorum is not None:
+        message.quorum = status.quorum
     if status.verify:
         done = status.verified
         message.verification.CopyFrom(
@@ -368,6 +370,8 @@ def worker_status_to(status: WorkerSnapshot) -> pb.WorkerStatus:
         share=status.share,
         micro_batches=status.micro_batches,
         step_s=status.step_s,
+        late_records=status.late_records,
+        owed_positions=status.owed_positions,
     )
     if status.step_s:
         message.timings.CopyFrom(_timings(status.timings))

@@ -415,7 +415,7 @@ def faults_of(chain: Sequence[JournalEntry], epoch_size: int | None) -> list[Led
     """Every gap and overlap of a chain; empty if each position is in exactly one record.
 
     Positions before the journal's first record are not checked. An epoch of unknown size ends at
-    its last position that was taken.
+    its last position that was taken. Positions that the last cursor owes are no gap.
     """
     taken: dict[int, list[PositionRange]] = defaultdict(list)
     faults: list[LedgerFault] = []
@@ -423,11 +423,18 @@ def faults_of(chain: Sequence[JournalEntry], epoch_size: int | None) -> list[Led
     for entry in chain:
         record = entry.record
         if entry.result is not None:
-            taken[entry.result.epoch].append(entry.result.batch)
-            faults += _faults_within(record.key, entry.result)
+            if entry.result.change_scale is None and not end.owed:
+                taken[entry.result.epoch].append(entry.result.batch)
+                faults += _faults_within(record.key, entry.result)
+            else:
+                # With a quorum a record may lack some of its batch, and have what was owed.
+                for part in entry.result.contributions:
+                    taken[entry.result.epoch] += part.positions
         if entry.skipped is not None:
-            taken[entry.skipped.epoch].append(entry.skipped.positions)
+            ranges = entry.skipped.ranges
+            taken[entry.skipped.epoch] += (entry.skipped.positions,) if ranges is None else ranges
         end = record.cursor
+    taken[end.epoch] += end.owed  # They are in no record yet, and no other may be.
     for epoch in range(start.epoch, end.epoch + 1):
         first = start.position if epoch == start.epoch else 0
         last = end.position if epoch == end.epoch else epoch_size

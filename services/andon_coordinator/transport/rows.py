@@ -6,7 +6,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from andon.protocol.arithmetic import Arithmetic, in_order
@@ -23,6 +23,8 @@ from andon_coordinator.transport.schema import (
     compact_json,
     key_blob,
     key_of,
+    quorum_of,
+    quorum_text,
     ranges_of,
     u64_of,
     u64_text,
@@ -73,7 +75,7 @@ _COLUMNS = (
     *("key", "parent", "kind", "step", "epoch", "position", "roster"),
     *("batch_epoch", "batch_start", "batch_stop", "halt", "operator"),
     *("loss", "samples", "weight", "attempt", "seconds", "stop_reason", "correct"),
-    *("gradient_norm", "note", "at", "overflow"),
+    *("gradient_norm", "note", "at", "overflow", "quorum"),
 )
 
 INSERT_RECORD = f"INSERT INTO records ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
@@ -108,6 +110,14 @@ def record_values(effect: SaveRecord, at_unix_s: float) -> dict[str, Any]:
         "roster": compact_json(record.roster),
         "note": effect.note,
         "at": at_unix_s,
+        "quorum": quorum_text(
+            record.cursor.owed,
+            None if skipped is None else skipped.ranges,
+            None if result is None else result.change_scale,
+            {}
+            if result is None
+            else {part.worker: part.late for part in result.contributions if part.late},
+        ),
     }
     if skipped is not None:
         values |= {
@@ -361,13 +371,23 @@ def record_of(row: sqlite3.Row) -> Record:
         # Journals from before the first release call the INITIAL record FOUND.
         kind=RecordKind.INITIAL if kind == "FOUND" else RecordKind[kind],
         step=row["step"],
-        cursor=Cursor(row["epoch"], row["position"]),
+        cursor=Cursor(row["epoch"], row["position"], quorum_of(_quorum(row))[0]),
         roster=tuple(json.loads(row["roster"])),
     )
 
 
+def _quorum(row: sqlite3.Row) -> str | None:
+    # A journal that was written before this column was there is only read.
+    return row["quorum"] if "quorum" in row.keys() else None  # noqa: SIM118 (a row is no dict)
+
+
 def result_of(row: sqlite3.Row, contributions: tuple[StepContribution, ...]) -> StepResult:
     """The result of a STEP's row."""
+    _, _, change_scale, late = quorum_of(_quorum(row))
+    if late:
+        contributions = tuple(
+            replace(part, late=late.get(part.worker, 0)) for part in contributions
+        )
     return StepResult(
         epoch=row["batch_epoch"],
         batch=PositionRange(row["batch_start"], row["batch_stop"]),
@@ -382,6 +402,7 @@ def result_of(row: sqlite3.Row, contributions: tuple[StepContribution, ...]) -> 
         gradient_norm=row["gradient_norm"],
         # A journal that was written before this column was there is only read.
         overflow="overflow" in row.keys() and bool(row["overflow"]),  # noqa: SIM118 (a row is no dict)
+        change_scale=change_scale,
     )
 
 
@@ -390,7 +411,8 @@ def skip_of(row: sqlite3.Row) -> Skip | None:
     if row["halt"] is None:
         return None
     positions = PositionRange(row["batch_start"], row["batch_stop"])
-    return Skip(row["batch_epoch"], positions, u64_of(row["halt"]), row["operator"])
+    ranges = quorum_of(_quorum(row))[1]
+    return Skip(row["batch_epoch"], positions, u64_of(row["halt"]), row["operator"], ranges)
 
 
 def contribution_of(row: sqlite3.Row, batch_start: int) -> StepContribution:

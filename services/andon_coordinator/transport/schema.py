@@ -18,17 +18,18 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.layout import Block, BlockKind, Component, DType, Layout
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.shards import Ranges
 
 __all__ = [
     "ARITHMETICS",
     "BARRED",
-    "OVERFLOW",
+    "LATER_COLUMNS",
     "PACING",
     "RESUMED",
     "RUN_EVENTS",
@@ -46,6 +47,8 @@ __all__ = [
     "layout_text",
     "plan_of",
     "plan_text",
+    "quorum_of",
+    "quorum_text",
     "ranges_of",
     "ranges_text",
     "u64_of",
@@ -142,6 +145,12 @@ CREATE TABLE IF NOT EXISTS steered (
 OVERFLOW = "ALTER TABLE records ADD COLUMN overflow INTEGER"
 """Adds a column that journals of this version got later, to one that lacks it."""
 
+QUORUM = "ALTER TABLE records ADD COLUMN quorum TEXT"
+"""Likewise."""
+
+LATER_COLUMNS = (("overflow", OVERFLOW), ("quorum", QUORUM))
+"""Those of records, and what adds them."""
+
 RESUMED = (
     "ALTER TABLE totals ADD COLUMN resumed INTEGER",
     "UPDATE totals SET resumed = rolled_back",
@@ -185,7 +194,8 @@ CREATE TABLE records (
     gradient_norm REAL,         -- NULL if the line does not ask for it
     note TEXT NOT NULL,
     at REAL NOT NULL,
-    overflow INTEGER            -- 1 if scaled gradients overflowed, so that no weight moved
+    overflow INTEGER,           -- 1 if scaled gradients overflowed, so that no weight moved
+    quorum TEXT                 -- JSON, of a line with a quorum: see `quorum_text`
 ) STRICT;
 CREATE TABLE totals (           -- one row, over all records
     steps INTEGER NOT NULL,
@@ -283,6 +293,39 @@ def ranges_text(ranges: Iterable[PositionRange], base: int) -> str:
 def ranges_of(text: str, base: int) -> tuple[PositionRange, ...]:
     """The ranges that `ranges_text` wrote."""
     return tuple(PositionRange(base + start, base + stop) for start, stop in json.loads(text))
+
+
+def quorum_text(
+    owed: Ranges, skipped: Ranges | None, change_scale: float | None, late: Mapping[int, int]
+) -> str | None:
+    """What a record has only on a line with a quorum, as JSON; None if it has nothing of it.
+
+    Args:
+        owed: positions before its cursor that are in no record yet.
+        skipped: what a MARK skipped, if that is not its batch.
+        change_scale: what a STEP's mean change was multiplied with; None without a quorum.
+        late: by worker, out of how many records it was left before.
+    """
+    values = {
+        "owed": [[part.start, part.stop] for part in owed] or None,
+        "skipped": None if skipped is None else [[part.start, part.stop] for part in skipped],
+        "scale": change_scale,
+        "late": {str(worker): count for worker, count in late.items()} or None,
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    return compact_json(given) if given else None
+
+
+def quorum_of(text: str | None) -> tuple[Ranges, Ranges | None, float | None, dict[int, int]]:
+    """What `quorum_text` wrote; nothing for None."""
+    given = json.loads(text) if text else {}
+    owed, skipped = given.get("owed", ()), given.get("skipped")
+    return (
+        tuple(PositionRange(*part) for part in owed),
+        None if skipped is None else tuple(PositionRange(*part) for part in skipped),
+        given.get("scale"),
+        {int(worker): count for worker, count in given.get("late", {}).items()},
+    )
 
 
 def plan_text(plan: RunPlan) -> str:

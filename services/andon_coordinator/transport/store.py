@@ -44,7 +44,7 @@ from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
     ARITHMETICS,
     BARRED,
-    OVERFLOW,
+    LATER_COLUMNS,
     PACING,
     RESUMED,
     RUN_EVENTS,
@@ -171,9 +171,14 @@ class JournalStore:
         later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED
         for table in later:
             self._database.execute(table)
+        missing = (
+            adds
+            for column, adds in LATER_COLUMNS
+            if not rows.has_column(self._database, "records", column)
+        )
+        for statement in missing:
+            self._database.execute(statement)
         proofs.prepare(self._database)
-        if not rows.has_column(self._database, "records", "overflow"):
-            self._database.execute(OVERFLOW)
         if not rows.has_column(self._database, "totals", "resumed"):
             with self._transaction():
                 for statement in RESUMED:

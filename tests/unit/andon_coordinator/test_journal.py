@@ -308,11 +308,51 @@ def test_the_journal_says_which_steps_overflowed(path: Path) -> None:
         assert [result.overflow for result in reader.results()] == [True, False]
 
 
+def test_a_ledger_with_a_quorum_is_whole_if_each_position_is_in_one_record_or_owed(
+    path: Path,
+) -> None:
+    def step(number: int, cursor: Cursor, start: int, *covers: PositionRange) -> None:
+        record = replace(
+            STEP,
+            key=Key(TERM, number),
+            parent=Key(TERM, number - 1),
+            step=number - 1,
+            cursor=cursor,
+        )
+        batch = PositionRange(start, cursor.position)
+        part = replace(RESULT.contributions[0], positions=covers, late=number % 2)
+        result = replace(RESULT, epoch=0, batch=batch, contributions=(part,), change_scale=0.5)
+        writing.save(effects.SaveRecord(record, result))
+
+    first, second, third = (PositionRange(at, at + 4) for at in (0, 4, 8))
+    with Writing(path) as writing:
+        writing.save(effects.SaveRecord(replace(INITIAL, key=Key(TERM, 1))))
+        step(2, Cursor(0, 8, (second,)), 0, first)
+        step(3, Cursor(0, 12, (third,)), 8, second)
+
+        with JournalReader(path) as reader:
+            assert reader.ledger_faults() == []
+            assert [entry.record.cursor.owed for entry in reader.chain()] == [
+                (), (second,), (third,),
+            ]  # fmt: skip
+            results = [entry.result for entry in reader.chain() if entry.result is not None]
+            assert [each.contributions[0].late for each in results] == [0, 1]
+
+        step(4, Cursor(0, 12, ()), 12, second)
+
+    with JournalReader(path) as reader:
+        assert [(each.kind, each.positions) for each in reader.ledger_faults()] == [
+            ("overlap", second),
+            ("gap", third),
+        ]
+
+
 def test_a_journal_from_before_steps_could_overflow_is_read_and_goes_on(path: Path) -> None:
     with Writing(path) as writing:
         writing.save(effects.SaveRecord(INITIAL), effects.SaveRecord(STEP, RESULT))
     with sqlite3.connect(path) as database:
         database.execute("ALTER TABLE records DROP COLUMN overflow")
+        database.execute("ALTER TABLE records DROP COLUMN quorum")
     database.close()
 
     with JournalReader(path) as reader:
