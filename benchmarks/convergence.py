@@ -302,15 +302,13 @@ def _line(trainers: Trainers, spec: WorkerSpec, schedule: Schedule) -> Run:
 
 
 def _moved_bytes(metrics_url: str) -> float:
-    """Bytes of chunks to and from all workers, so far."""
+    """Bytes of chunks to and from all workers, without the state with which they began."""
     with urllib.request.urlopen(metrics_url) as answer:
         families = text_string_to_metric_families(answer.read().decode())
-        return sum(
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == "andon_exchange_bytes_total"
-        )
+    count = {"andon_exchange_bytes_total": 1, "andon_state_transfer_bytes_total": -2}  # there, back
+    return sum(
+        count.get(sample.name, 0) * sample.value for family in families for sample in family.samples
+    )
 
 
 def _known(
@@ -348,7 +346,7 @@ def _row(task: str, schedule: str, specs: list[WorkerSpec], runs: list[Run]) -> 
 
 def _compared(row: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
     """The row with how far its losses are from those of one process with the same seeds."""
-    pairs = list(zip(row["losses"], alone["losses"], strict=True))
+    pairs = list(zip(row["losses"], alone["losses"], strict=False))  # of the seeds of both
     away = [end - other for end, other in pairs]
     over = [end / other - 1 for end, other in pairs]
     compared = {
@@ -383,8 +381,8 @@ def _circumstances() -> dict[str, object]:
             "*-long: each schedule has its best learning rate of a grid of factors of 2",
             "gpt: the GPT of examples/shakespeare.py with 2 layers of width 64",
             "cnn: 2 convolutions with BatchNorm and a linear layer",
-            "bytes_ratio: those of float32 gradients and averages every step, over those sent "
-            "with the state in which workers begin",
+            "bytes_ratio: those of float32 gradients and averages every step, over those sent, "
+            "without the state in which workers begin",
             "loss_over_synchronous: loss / loss of one process - 1, mean over the seeds; then the "
             "extremes",
             "curves: a list for each seed, of samples and the loss on unseen samples; rank 0's",

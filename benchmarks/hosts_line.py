@@ -47,6 +47,12 @@ class Case:
     transport: str = "tcp"
     """`tcp` for the TCP lane, or `grpc`."""
     tls: bool = False
+    connections: str = "1"
+    """Of a TCP lane each way, or `auto`."""
+    gloo: bool = True
+    """Whether Gloo exchanges the same numbers in turns."""
+    warm_up: int = WARM_UP
+    """Exchanges of each side before the first one that counts."""
 
     @property
     def reducers(self) -> int:
@@ -167,10 +173,12 @@ def _serving(hosts: Network, case: Case, folder: Path, all_hosts: Sequence[_Host
 
         line = ["--workers", str(hosts.count), "--reducers", str(case.reducers)]
         line += ["--encoding", case.encoding, "--run-dir", str(folder / "run")]
+        line += ["--connections", case.connections]
         line += ["--topology", "ring"] if case.path == "ring" else []
         told = start(0, "--port", str(_LINE_PORT), *line)
         for number in range(1, case.reducers):
             own = ["--role", "reducer", "--port", str(_REDUCER_PORT)]
+            own += ["--connections", case.connections]
             start(number, *own, "--coordinator", f"{hosts.address(0)}:{_LINE_PORT}")
         yield str(told["run_id"])
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["CONGESTION", "LINK", "Network", "NoNetwork", "link_bytes", "network"]
+__all__ = ["CONGESTION", "LINK", "Network", "NoNetwork", "bucket", "link_bytes", "network"]
 
 CONGESTION = "cubic"
 """Linux's default. A machine whose kernel has another one would measure that one instead."""
@@ -54,7 +54,7 @@ class Network:
         """Gives the link of a host another rate; it must have one already."""
         for namespace, device in self._ends(number):
             _run("tc", "-n", namespace, "qdisc", "change", "dev", device, "root", "tbf",
-                 *_bucket(mbit))  # fmt: skip
+                 *bucket(mbit))  # fmt: skip
 
     def _ends(self, number: int) -> tuple[tuple[str, str], ...]:
         """Namespace and device of both ends of a host's link."""
@@ -131,10 +131,11 @@ def _make(made: Network, mbit: float | None) -> None:
             continue
         for namespace, device in made._ends(number):
             _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf",
-                 *_bucket(mbit))  # fmt: skip
+                 *bucket(mbit))  # fmt: skip
 
 
-def _bucket(mbit: float) -> tuple[str, ...]:
+def bucket(mbit: float) -> tuple[str, ...]:
+    """What `tc tbf` is told for a rate."""
     return ("rate", f"{round(mbit * 1000)}kbit", "burst", _BURST, "latency", _LATENCY)
 
 

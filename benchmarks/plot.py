@@ -121,22 +121,28 @@ def draw_thin(rows: Rows) -> None:
 def draw_convergence(rows: Rows) -> None:
     """The mean loss of all seeds on unseen samples, by samples, for each task."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
+    names = list(dict.fromkeys(row["schedule"] for row in rows))
+    lines = -(-len(tasks) // 2)
     figure, axes = plt.subplots(
-        1, len(tasks), figsize=(4.5 * len(tasks), 3.2), squeeze=False, layout="constrained"
+        lines, 2, figsize=(9, 3.2 * lines), squeeze=False, layout="constrained"
     )
-    for plot, task in zip(axes[0], tasks, strict=True):
+    for plot in axes.flat[len(tasks) :]:
+        plot.set_axis_off()
+    for plot, task in zip(axes.flat, tasks, strict=False):
         for row in rows:
             if row["task"] == task:
-                _draw_curve(plot, row)
+                _draw_curve(plot, row, names.index(row["schedule"]))
         plot.set(title=task, xlabel="samples", ylabel="loss on unseen samples", yscale="log")
         plot.grid(alpha=0.3, which="both")
         low, high = plot.get_ylim()
         if high < 10 * low:  # Without a power of ten among the ticks, the others need numbers.
             plot.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
-    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="outside right upper")
+    handles = [plot.get_legend_handles_labels() for plot in axes.flat]
+    named = {label: line for pair in handles for line, label in zip(*pair, strict=True)}
+    figure.legend(named.values(), named.keys(), fontsize=7, loc="outside right upper")
 
 
-def _draw_curve(plot: Any, row: Mapping[str, Any]) -> None:
+def _draw_curve(plot: Any, row: Mapping[str, Any], number: int) -> None:
     """The mean over seeds at the samples of the first; another seed's is interpolated."""
     import numpy as np
 
@@ -149,7 +155,8 @@ def _draw_curve(plot: Any, row: Mapping[str, Any]) -> None:
     plot.plot(
         samples,
         np.mean(losses, axis=0),
-        color="black" if solo else None,
+        color="black" if solo else plt.get_cmap("tab20")(number % 20),
+        ls="-" if number < 20 else "--",
         lw=2 if solo else 1.2,
         zorder=1 if solo else 2,
         label=row["schedule"],

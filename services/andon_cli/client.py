@@ -204,6 +204,8 @@ class LineStatus:
     schedule: str = ""
     schedule_note: str = ""
     """Why the schedule is that one, if the line chose it."""
+    fragments: int = 0
+    """In how many parts workers exchange the model; 0: always as a whole."""
     grain: int = 0
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
     one_arithmetic: bool = False
@@ -431,6 +433,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         schedule_note=message.schedule_note,
         grain=message.grain,
         one_arithmetic=message.one_arithmetic,
+        fragments=message.fragments,
         verification=_verification(message.verification)
         if message.HasField("verification")
         else None,

@@ -154,7 +154,9 @@ def build_reducer(
         config=config,
         listener=listener,
     )
-    telemetry.follow(lambda: reduce.averaging_s, lambda: reduce.inflight_bytes)
+    telemetry.follow(
+        lambda: reduce.averaging_s, lambda: reduce.inflight_bytes, reduce.lane_connections
+    )
     relay = Relay(config.limits.max_state_pieces, patience_s=config.state_patience_s)
     states = StateServicer(relay, telemetry, announced=announced, config=config)
     return ReducerApp(reduce, states, telemetry, announced)

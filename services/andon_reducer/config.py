@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from andon.host.settings import LIMITS, Count, check, whole
-from andon.protocol.limits import MAX_PAYLOAD_BYTES
+from andon.protocol.limits import MAX_CONNECTIONS, MAX_PAYLOAD_BYTES
 
 __all__ = ["ReducerConfig", "ReducerLimits"]
 
@@ -66,6 +66,10 @@ class ReducerConfig:
     max_lane_streams: int = 256
     """Streams that get TCP lanes: each takes two threads. The others use gRPC."""
 
+    lane_connections: int | None = None
+    """Connections of a lane each way, where the worker can use several; None: as many as raise the
+    rate."""
+
     limits: ReducerLimits = field(default_factory=ReducerLimits)
     """How much of it its clients may take."""
 
@@ -93,6 +97,10 @@ class ReducerConfig:
         for name in ("window_bytes", "listener_bytes", "threads", "max_payload_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.lane_connections is not None and not 1 <= self.lane_connections <= MAX_CONNECTIONS:
+            raise ValueError(
+                f"lane_connections must be 1 to {MAX_CONNECTIONS}, not {self.lane_connections}"
+            )
         if self.chunk_elements is not None and self.chunk_elements < 1:
             raise ValueError(f"chunk_elements must be at least 1, not {self.chunk_elements}")
         for name in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -73,14 +74,31 @@ class ReducerTelemetry:
         self._streams = Gauge(
             "andon_reducer_streams", "Bulk streams that are open now.", registry=registry
         )
+        self._lane_connections = Gauge(
+            "andon_reducer_lane_connections",
+            "Connections of TCP lanes on which chunks travel now, from workers (up) and to them "
+            "(down); a stream's lanes have one or more each way.",
+            ["direction"],
+            registry=registry,
+        )
+        for direction in Direction:
+            self._lane_connections.labels(direction.value)
 
-    def follow(self, averaging_s: Callable[[], float], inflight_bytes: Callable[[], int]) -> None:
-        """Makes each scrape ask how long the threads have computed, and how much is held now.
+    def follow(
+        self,
+        averaging_s: Callable[[], float],
+        inflight_bytes: Callable[[], int],
+        lane_connections: Callable[[Direction], int],
+    ) -> None:
+        """Makes each scrape ask how long the threads have computed, and what is there now.
 
         It asks on the scraping thread.
         """
         self._averaging.follow(averaging_s)
         self._inflight.set_function(inflight_bytes)
+        for direction in Direction:
+            counted = self._lane_connections.labels(direction.value)
+            counted.set_function(partial(lane_connections, direction))
 
     def moved(self, direction: Direction, size_bytes: int, path: DataPath = DataPath.WIRE) -> None:
         """Counts bytes."""

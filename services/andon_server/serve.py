@@ -155,7 +155,7 @@ async def _serving(
         announce: Callable[[Announcement], None] | None = None
         reducer: ReducerApp | None = None
         if config.role == "all":
-            shares = reducer_config(config.limits, config.shared_dir)
+            shares = reducer_config(config.limits, config.shared_dir, config.connections)
             if (listener := tcp_listener(config, identity)) is not None:
                 stack.callback(listener.close)
                 tcp_port = listener.port

@@ -123,7 +123,7 @@ async def _serving(
         metrics = stack.enter_context(metrics_endpoint(config, registry))
         stack.push_async_callback(server.stop, GRACE_S)
         stack.callback(admission.leave)
-        settings = reducer_config(config.limits, config.shared_dir)
+        settings = reducer_config(config.limits, config.shared_dir, config.connections)
         if (listener := tcp_listener(config, identity)) is not None:
             stack.callback(listener.close)
         reducer = build_reducer(settings, registry, secret, refusals, listener=listener)

@@ -87,12 +87,15 @@ def guarded_server(
     return server, admission
 
 
-def reducer_config(limits: Limits, shared_dir: Path | None) -> ReducerConfig:
+def reducer_config(
+    limits: Limits, shared_dir: Path | None, connections: int | None = None
+) -> ReducerConfig:
     """The configuration of a reducer that keeps the limits."""
     return ReducerConfig(
         max_payload_bytes=limits.max_payload_bytes,
         chunk_elements=limits.chunk_elements,
         shared_dir=shared_dir,
+        lane_connections=connections,
         opening_s=limits.first_message_timeout_s,
         limits=limits.reducer,
     )

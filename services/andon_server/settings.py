@@ -21,6 +21,7 @@ from andon.host.settings import (
     FLAG_ONLY,
     Address,
     CommandSettings,
+    Connections,
     Count,
     File,
     Place,
@@ -78,6 +79,8 @@ class ServiceSettings(CommandSettings):
     """The file with a token that Prometheus has to show. Default: it shows none."""
     tcp_port: TcpPort = 0
     """The port of TCP lanes, which carry gradients beside gRPC; 0 is any free one, `off` none."""
+    connections: Connections = None
+    """Connections of a TCP lane each way, 1 to 16; `auto` adds others while they raise the rate."""
     run_id: Annotated[str, Parameter(metavar="ID")] = ""
     """Name the run. Default: 4 random hexadecimal digits."""
     run_dir: Annotated[str, Parameter(metavar="DIR")] = ""

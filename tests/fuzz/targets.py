@@ -249,7 +249,7 @@ def preambles(data: bytes) -> None:
         claim = read_preamble(data[:PREAMBLE_BYTES].ljust(PREAMBLE_BYTES, b"\0"))
     except NotAPreamble:
         return
-    right = preamble(session, nonce, claim.direction)
+    right = preamble(session, nonce, claim.direction, claim.index)
     assert is_claim(session, nonce, claim) == (claim.proof == right[-len(claim.proof) :])
     for direction in LaneDirection:
         answer = data[PREAMBLE_BYTES:]

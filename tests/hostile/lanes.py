@@ -156,18 +156,22 @@ class RawStream:
             direction,
             other.get("run_id", self.run_id),
             other.get("worker", self.worker),
+            index=other.get("index", 0),
         )
 
-    def lane(self, direction: int, context: ssl.SSLContext | None = None) -> RawLane:
-        """A proven lane.
+    def lane(
+        self, direction: int, context: ssl.SSLContext | None = None, *, index: int = 0
+    ) -> RawLane:
+        """A proven lane, or one of its further connections.
 
         Raises:
             AssertionError: the listener's answer is wrong, or there is none.
         """
         lane = self.connect(context)
-        lane.send(self.preamble(direction))
+        lane.send(self.preamble(direction, index=index))
         answer = lane.read(32)
-        right = proof("server", self.token, self.nonce, direction, self.run_id, self.worker)
+        given = self.token, self.nonce, direction, self.run_id, self.worker
+        right = proof("server", *given, index=index)
         assert hmac.compare_digest(answer, right), f"the listener answers {answer.hex()!r}"
         return lane
 

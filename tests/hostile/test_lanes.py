@@ -29,7 +29,7 @@ from integration.strangers import resident_bytes
 from unit.andon.certificates import certify
 from unit.andon.golden import by_name, golden
 from vectors.crc import crc32c, with_checksums
-from vectors.lanes import frame, proof
+from vectors.lanes import frame, proof, segment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -184,6 +184,75 @@ def test_a_proof_is_good_on_no_other_stream(port: Port) -> None:
         lane = late.connect()
         lane.send(one.preamble(UP))
         assert lane.ended()  # its stream is over, and so is its offer
+
+
+def hung_up_on(stream: RawStream, data: bytes) -> bool:
+    lane = stream.connect()
+    lane.send(data)
+    return lane.ended()
+
+
+def test_each_further_connection_of_a_lane_is_taken_once_after_the_first_ones(port: Port) -> None:
+    with port.stream("tcp.v1", "tcp-wide.v1") as stream, port.stream() as other:
+        assert list(stream.opened.capabilities) == ["tcp.v1", "tcp-wide.v1"]
+        assert (stream.opened.tcp.connections, stream.opened.tcp.adaptive) == (16, True)
+        assert (other.opened.tcp.connections, other.opened.tcp.adaptive) == (0, False)
+        up = stream.lane(UP)
+        assert hung_up_on(stream, stream.preamble(UP, index=1))  # the lane down is not there
+        down = stream.lane(DOWN)
+        second = stream.lane(UP, index=15)
+        stranger = stream.preamble(UP, index=2)[:32] + other.preamble(UP, index=2)[32:]
+        of_another_index = bytearray(stream.preamble(UP, index=3))
+        of_another_index[25] = 4
+        other.lanes()
+
+        refused = {
+            "index 15 again": stream.preamble(UP, index=15),
+            "index 0 again": stream.preamble(UP),
+            "index 16": stream.preamble(UP, index=16),
+            "another worker's token": stranger,
+            "a proof of another index": bytes(of_another_index),
+        }
+        assert [each for each, data in refused.items() if not hung_up_on(stream, data)] == []
+        assert hung_up_on(other, other.preamble(UP, index=1))  # it did not ask for wide lanes
+
+        assert_segmented_echo(up, second, down)
+
+
+def assert_segmented_echo(up: RawLane, second: RawLane, down: RawLane) -> None:
+    """A frame in two segments on two connections, the later one first."""
+    whole = chunk(NUMBERS)
+    head_bytes, payload_bytes = struct.unpack_from("<II", whole)
+    head = whole[8 : 8 + head_bytes]
+    second.send(segment(0, 4, NUMBERS[4:], payload_bytes))
+    up.send(segment(0, 0, NUMBERS[:4], payload_bytes, head))
+    number, offset, length, head_bytes, payload_bytes = struct.unpack("<QIIII", down.read(24))
+    answer = reducer_pb2.ReduceResponse.FromString(down.read(head_bytes))
+    assert (number, offset, length) == (0, 0, payload_bytes)
+    assert answer.averaged_block.total_weight == 1.0
+    assert down.read(length) == NUMBERS
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (segment(0, 8, b"four", 8), INVALID),
+        (segment(0, 0, b"", 2**32 - 1, b"head"), TOO_LARGE),
+        (segment(0, 0, b"", 0, b"no message"), INVALID),
+    ],
+    ids=["beyond its payload", "a payload above the limit", "no message"],
+)
+def test_a_segment_that_breaks_a_rule_ends_the_stream_and_says_why(
+    port: Port, broken: bytes, reason: str
+) -> None:
+    with port.stream("tcp.v1", "tcp-wide.v1") as stream:
+        up, down = stream.lanes()
+        second = stream.lane(UP, index=1)
+
+        second.send(broken)
+
+        assert reason in str(stream.end())
+        assert all(each.ended() for each in (up, down, second))
 
 
 def test_connections_without_a_proof_push_out_the_oldest_of_their_kind(port: Port) -> None:

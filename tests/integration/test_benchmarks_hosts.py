@@ -28,6 +28,22 @@ needs_namespaces = pytest.mark.skipif(
 @benchmark_in_small
 @pytest.mark.netns
 @needs_namespaces
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (apt-get install gcc)")
+def test_a_lane_of_several_connections_gets_past_a_cap_of_each_flow(tmp_path: Path) -> None:
+    figures = measured(
+        tmp_path, "wide_lanes.py", "--cases", "cap-1,cap-8,cap-8-tls", "--pairs", "1"
+    )
+
+    one, *eight = figures["rows"]
+    assert all(row["by_tcp"] for row in figures["rows"])
+    # The cap is a fifth of the link, whatever else the machine does.
+    assert one["of_link"] < 0.22
+    assert all(row["of_link"] > 0.25 for row in eight)
+
+
+@benchmark_in_small
+@pytest.mark.netns
+@needs_namespaces
 def test_four_reducers_send_over_each_link_what_a_ring_does_and_a_quarter_in_8_bits(
     tmp_path: Path,
 ) -> None:

@@ -53,8 +53,8 @@ def test_a_schedule_is_compared_with_one_process_over_the_same_samples(tmp_path:
     assert (solo["schedule"], solo["loss_over_synchronous"]) == ("solo", 0.0)
     assert (line["task"], line["schedule"], line["samples"]) == ("digits", "every-step", 5 * 48)
     assert (line["model"], line["seeds"]) == ("cnn", 1)
-    # A float32 for each parameter, there and back, and the state with which workers begin.
-    assert 0.3 < line["bytes_ratio"] <= 1
+    # A float32 for each parameter, there and back, and BatchNorm's statistics.
+    assert 0.4 < line["bytes_ratio"] <= 1
     # BatchNorm averages over a worker's share in place of the batch, so the losses differ a little.
     assert abs(line["from_solo"]) < 0.3
     first_alone, first_together = (row["curves"][0][0] for row in (solo, line))

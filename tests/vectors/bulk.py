@@ -102,7 +102,9 @@ def data_plane() -> list[Message]:
                 name="andon-a2", size_bytes=8192, nonce_offset=128
             ),
             shared_memory_refused="the folder is full",
-            tcp=reducer_pb2.TcpOffer(port=50052, nonce=TOKEN, reports=True),
+            tcp=reducer_pb2.TcpOffer(
+                port=50052, nonce=TOKEN, reports=True, connections=16, adaptive=True
+            ),
         ),
         average(group=2, sequence=1, padding=b"\0\0"),
         reducer_pb2.BlockFault(
@@ -149,7 +151,9 @@ def data_plane() -> list[Message]:
         ),
         offer,
         reducer_pb2.ReportLanesRequest(nonce=TOKEN),
-        reducer_pb2.ReportLanesResponse(received_bytes=4128801, reading=True, sent_bytes=2064409),
+        reducer_pb2.ReportLanesResponse(
+            received_bytes=4128801, reading=True, sent_bytes=2064409, connections=4
+        ),
         reducer_pb2.SharedMemorySlice(offset=1772, length=12, generation=5),
         node(),
     ]

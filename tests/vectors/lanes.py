@@ -27,18 +27,29 @@ _CHUNK = {UP: ("block_gradient", gradient), DOWN: ("averaged_block", average)}
 Case = dict[str, Any]
 
 
-def proof(side: str, key: bytes, nonce: bytes, direction: int, run_id: str, worker: int) -> bytes:
+def proof(
+    side: str, key: bytes, nonce: bytes, direction: int, run_id: str, worker: int, *, index: int = 0
+) -> bytes:
     """The 32 bytes by which a side ("client" or "server") shows that it knows the key."""
     run = run_id.encode()
-    text = f"andon tcp.v1 {side}\0".encode() + bytes([direction]) + nonce
+    which = bytes([direction, index] if index else [direction])
+    text = f"andon tcp{'-wide' if index else ''}.v1 {side}\0".encode() + which + nonce
     text += struct.pack("<I", len(run)) + run + struct.pack("<I", worker)
     return hmac.new(key, text, hashlib.sha256).digest()
 
 
-def preamble(key: bytes, nonce: bytes, direction: int, run_id: str, worker: int) -> bytes:
+def preamble(
+    key: bytes, nonce: bytes, direction: int, run_id: str, worker: int, *, index: int = 0
+) -> bytes:
     """The first 64 bytes of a connection."""
-    mac = proof("client", key, nonce, direction, run_id, worker)
-    return b"ANDONTCP" + nonce[:16] + bytes([direction]) + bytes(7) + mac
+    mac = proof("client", key, nonce, direction, run_id, worker, index=index)
+    return b"ANDONTCP" + nonce[:16] + bytes([direction, index]) + bytes(6) + mac
+
+
+def segment(number: int, offset: int, part: bytes, payload_bytes: int, head: bytes = b"") -> bytes:
+    """A segment of a frame."""
+    said = struct.pack("<QIIII", number, offset, len(part), len(head), payload_bytes)
+    return said + head + part
 
 
 def frame(head: bytes, payload: bytes = b"", *, said: tuple[int, int] | None = None) -> bytes:
@@ -55,20 +66,25 @@ def lanes_file() -> bytes:
         "proofs": PROOFS,
         "frames": FRAMES,
         "refused": REFUSED,
+        "segments": SEGMENTS,
+        "refused_segments": REFUSED_SEGMENTS,
     }
     return (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _proof(name: str, key: bytes, direction: int, run_id: str, worker: int) -> Case:
+def _proof(
+    name: str, key: bytes, direction: int, run_id: str, worker: int, *, index: int = 0
+) -> Case:
     return {
         "name": name,
         "key": key.hex(),
         "nonce": NONCE.hex(),
         "direction": direction,
+        "index": index,
         "run_id": run_id,
         "worker": worker,
-        "preamble": preamble(key, NONCE, direction, run_id, worker).hex(),
-        "answer": proof("server", key, NONCE, direction, run_id, worker).hex(),
+        "preamble": preamble(key, NONCE, direction, run_id, worker, index=index).hex(),
+        "answer": proof("server", key, NONCE, direction, run_id, worker, index=index).hex(),
     }
 
 
@@ -182,6 +198,8 @@ PROOFS = [
     _proof("the lane down of a star", TOKEN, _TO_CLIENT, "7f3a", 1),
     _proof("a run's name beyond ASCII", TOKEN, _TO_LISTENER, "größe", 1023),
     _proof("the lane of a ring: its key is the nonce", NONCE, _TO_LISTENER, "", 0),
+    _proof("a further connection of the lane up", TOKEN, _TO_LISTENER, "7f3a", 1, index=1),
+    _proof("the last connection of the lane down", TOKEN, _TO_CLIENT, "7f3a", 1, index=15),
 ]
 """Preambles, and what the listener answers."""
 
@@ -190,3 +208,70 @@ FRAMES = _frames()
 
 REFUSED = _refusals()
 """Frames that a receiver must refuse."""
+
+
+def _segments() -> list[Case]:
+    first, _ = _split(UP, UP(block_gradient=gradient()))
+    payload = gradient().payload
+    bare, _ = _split(UP, UP(abstain=reducer_pb2.Abstain(key=KEY, rank=1, world_size=2)))
+    cut = [
+        (segment(0, 8, payload[8:], 12), 1),
+        (segment(1, 0, b"", 0, bare), 1),
+        (segment(0, 0, payload[:4], 12, first), 0),
+        (segment(0, 4, payload[4:8], 12), 0),
+    ]
+    whole = [(segment(0, 0, payload, 12, first), 0), (segment(1, 0, b"", 0, bare), 0)]
+    heads = [(segment(0, 0, b"", 12, first), 0), (segment(0, 0, payload, 12), 1)]
+    return [
+        _segmented("one segment a frame", whole, [first + payload, bare]),
+        _segmented(
+            "a payload in three, and a frame that overtakes it", cut, [first + payload, bare]
+        ),
+        _segmented("a head alone, and its payload behind", heads, [first + payload]),
+    ]
+
+
+def _segmented(name: str, segments: list[tuple[bytes, int]], frames: list[bytes]) -> Case:
+    """Segments with the connections that they come on, and what they make: heads and payloads."""
+    return {
+        "name": name,
+        "segments": [{"connection": at, "bytes": data.hex()} for data, at in segments],
+        "frames": [each.hex() for each in frames],
+    }
+
+
+def _refused_segments() -> list[Case]:
+    head, payload = _split(UP, UP(block_gradient=gradient()))
+    first = segment(0, 0, payload[:8], 12, head)
+    late = struct.pack("<QIIII", 0, 4, 4, len(head), 12) + head + payload[4:8]
+    bad = {
+        "a segment beyond its payload": (segment(0, 8, payload, 12, b""), "12 bytes end before"),
+        "a head behind its payload's beginning": (late, "a head is at offset 0"),
+        "a head that comes twice": (first + segment(0, 0, b"", 12, head), "it has come before"),
+        "a byte that comes twice": (first + segment(0, 4, payload[4:], 12), "bytes 4 to 7 twice"),
+        "another length of the same payload": (
+            first + segment(0, 8, payload[8:], 16),
+            "12, not 16",
+        ),
+        "neither head nor bytes": (first + segment(0, 8, b"", 12), "it says nothing"),
+        "a head above the limit": (
+            struct.pack("<QIIII", 0, 0, 0, MAX_HEAD + 1, 0),
+            "a head has at most 65536 bytes",
+        ),
+        "a payload above the limit": (
+            struct.pack("<QIIII", 0, 0, 1, 1, 2**32 - 1),
+            "a payload is at most max_payload_bytes",
+        ),
+        "a segment of a frame that is whole": (
+            segment(0, 0, payload, 12, head) + segment(0, 0, payload, 12),
+            "it was handed on",
+        ),
+    }
+    return [{"name": name, "bytes": data.hex(), "why": why} for name, (data, why) in bad.items()]
+
+
+SEGMENTS = _segments()
+"""Segments that a receiver must put together."""
+
+REFUSED_SEGMENTS = _refused_segments()
+"""What a receiver must refuse on one connection of a lane that may have several."""

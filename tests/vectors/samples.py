@@ -398,6 +398,7 @@ def _people() -> list[Message]:
         ),
         one_arithmetic=True,
         quorum=0.75,
+        fragments=4,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,

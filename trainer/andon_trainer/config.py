@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
+from andon.host.connections import connections_of
 from andon.host.logs import LogFormat
 from andon.host.manifest import checkpoint_folder, newest_whole
 from andon.host.run_token import read_token
@@ -66,6 +67,13 @@ def _switch(variable: str, text: str) -> bool:
     if word not in ("0", "1", "true", "false", "yes", "no", "on", "off"):
         raise ValueError(f"{variable} must be 1 or 0, not {text!r}")
     return word in ("1", "true", "yes", "on")
+
+
+def _connections(variable: str, text: str) -> int | None:
+    try:
+        return connections_of(text)
+    except ValueError as error:
+        raise ValueError(f"{variable} {error}") from None
 
 
 def _shared_dir(_variable: str, text: str) -> Path | None:
@@ -149,6 +157,9 @@ class LineConfig:
     """Folder for memory that is shared with a reducer on this host; `off` shares none."""
     tcp: bool = field(default=True, metadata=_from("ANDON_TCP", _switch))
     """Whether gradients may go over TCP lanes beside gRPC, where the other end offers them."""
+    connections: int | None = field(default=None, metadata=_from("ANDON_CONNECTIONS", _connections))
+    """Connections of a TCP lane to a reducer each way, 1 to 16, if the reducer takes as many;
+    `auto` leaves it to the line, whose default is as many as raise the rate."""
     ring_bind: str = field(default="", metadata=_from("ANDON_RING_BIND"))
     """Where this worker listens for its neighbour in a ring: a host (on any free port), host:port,
     or `off`, which joins no ring. Empty: loopback if the coordinator is there, else the address

@@ -209,13 +209,14 @@ _TROUBLE = (
 _REDUCERS = (
     Number(
         title="Reducers",
-        tells="How many share the model, how many the line expects, and the bulk streams that are "
-        "open now.",
+        tells="How many share the model, how many the line expects, the bulk streams that are "
+        "open now, and the connections of their TCP lanes.",
         see="docs/reducers.md",
         queries=(
             Query(expr=latest("andon_reducers"), legend="reducers"),
             Query(expr=latest("andon_reducers_expected"), legend="expected"),
             Query(expr=total("andon_reducer_streams"), legend="streams"),
+            Query(expr=total("andon_reducer_lane_connections"), legend="connections"),
         ),
         width=4,
     ),

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
+from andon.host.connections import connections_of
 from andon.host.errors import UsageError
 from andon.host.shared_dir import shared_dir_of
 from andon.protocol.limits import MAX_WORKERS
@@ -34,6 +35,7 @@ __all__ = [
     "VARIABLE_ONLY",
     "Address",
     "CommandSettings",
+    "Connections",
     "Count",
     "Factor",
     "FieldPath",
@@ -210,6 +212,10 @@ def _tcp_port(_type: Any, tokens: tuple[Token, ...]) -> int | None:
     return int(text)
 
 
+def _connections(_type: Any, tokens: tuple[Token, ...]) -> int | None:
+    return connections_of(tokens[0].value)
+
+
 Whole = Annotated[int, whole()]
 Count = Annotated[int, whole(1)]
 Workers = Annotated[int, whole(1, MAX_WORKERS)]
@@ -221,6 +227,7 @@ Place = Annotated[str, Parameter(validator=_check_place, metavar="HOST[:PORT]")]
 File = Annotated[Path, Parameter(metavar="FILE")]
 Folder = Annotated[Path, Parameter(metavar="DIR")]
 TcpPort = Annotated[int | None, Parameter(metavar="PORT", converter=_tcp_port, n_tokens=1)]
+Connections = Annotated[int | None, Parameter(metavar="COUNT", converter=_connections, n_tokens=1)]
 SharedDir = Annotated[Path | None, Parameter(metavar="DIR", converter=_shared_dir, n_tokens=1)]
 
 

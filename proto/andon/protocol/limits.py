@@ -7,6 +7,7 @@ __all__ = [
     "CHUNK_ELEMENTS",
     "COUNT_LIMIT",
     "MAX_COMPONENTS",
+    "MAX_CONNECTIONS",
     "MAX_DIMENSIONS",
     "MAX_ELEMENTS",
     "MAX_FIELDS",
@@ -53,6 +54,9 @@ MAX_ELEMENTS = 2**48
 
 MAX_COMPONENTS = 2**16
 """Components in a layout."""
+
+MAX_CONNECTIONS = 16
+"""Connections of a TCP lane in one direction."""
 
 MAX_GRAINS = 2**15
 """Grains in a batch, of which one report may have to attest all, with 40 bytes each."""

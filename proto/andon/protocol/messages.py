@@ -83,6 +83,11 @@ class TcpOffer:
     nonce: bytes = field(repr=False)
     reports: bool = False
     """Whether the call's server answers ReportLanes."""
+    connections: int = 0
+    """How many connections of each direction it takes; 0 and 1: one."""
+    adaptive: bool = False
+    """Whether the client begins with one, and adds others while they raise the rate; else it opens
+    all of them at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,8 @@ class LaneReport:
     """Whether the server waits for more of it."""
     sent_bytes: int
     """The size of all frames that the server has begun to send."""
+    connections: int = 0
+    """On how many connections the server would send; 0: on those that there are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from andon.host.tls import TlsError, client_context
@@ -20,7 +21,7 @@ from andon.tcp.proof import (
     preamble,
 )
 
-__all__ = ["WITHIN_S", "TcpUnavailable", "connect"]
+__all__ = ["WITHIN_S", "TcpUnavailable", "connect", "connect_further"]
 
 WITHIN_S = 2.0
 """How long opening a lane may take before gRPC carries everything."""
@@ -39,7 +40,7 @@ def connect(
     tls: Path | None = None,
     within_s: float = WITHIN_S,
 ) -> list[TcpConnection]:
-    """Opens a connection for each direction, in this order; all or none.
+    """Opens the first connection of each direction, in this order; all or none.
 
     Args:
         host: where the call of gRPC was reached.
@@ -52,6 +53,36 @@ def connect(
     Raises:
         TcpUnavailable: one of them can't be opened, or leads to somebody else.
     """
+    places = [(direction, 0) for direction in directions]
+    return _connected(host, offer, session, places, tls, within_s)
+
+
+def connect_further(
+    host: str,
+    offer: TcpOffer,
+    session: LaneSession,
+    direction: LaneDirection,
+    index: int,
+    *,
+    tls: Path | None = None,
+) -> TcpConnection:
+    """Opens one more connection of a direction: its number `index`, from 1; see `connect`.
+
+    Raises:
+        TcpUnavailable: it can't be opened, or leads to somebody else.
+    """
+    (connection,) = _connected(host, offer, session, [(direction, index)], tls, WITHIN_S)
+    return connection
+
+
+def _connected(
+    host: str,
+    offer: TcpOffer,
+    session: LaneSession,
+    places: Sequence[tuple[LaneDirection, int]],
+    tls: Path | None,
+    within_s: float,
+) -> list[TcpConnection]:
     deadline = time.monotonic() + within_s
     where = f"port {offer.port} of {host}"
     try:
@@ -60,10 +91,10 @@ def connect(
                 raise TcpUnavailable(f"the offer's nonce has {len(offer.nonce)} bytes")
             context = None if tls is None else client_context(tls)
             opened: list[TcpConnection] = []
-            for direction in directions:
+            for place in places:
                 raw = _opened(host, offer.port, context, deadline)
                 undone.callback(raw.close)
-                _prove(raw, session, offer.nonce, direction, deadline)
+                _prove(raw, session, offer.nonce, place, deadline)
                 raw.settimeout(None)
                 opened.append(TcpConnection(raw, ANSWER_BYTES))
             undone.pop_all()
@@ -97,11 +128,12 @@ def _prove(
     raw: socket.socket,
     session: LaneSession,
     nonce: bytes,
-    direction: LaneDirection,
+    place: tuple[LaneDirection, int],
     deadline: float,
 ) -> None:
+    direction, index = place
     raw.settimeout(_left(deadline))
-    raw.sendall(preamble(session, nonce, direction))
+    raw.sendall(preamble(session, nonce, direction, index))
     answer = b""
     while len(answer) < ANSWER_BYTES:
         raw.settimeout(_left(deadline))
@@ -109,7 +141,7 @@ def _prove(
         if not received:
             raise TcpUnavailable("it closed the connection instead of answering the proof")
         answer += received
-    if not is_answer(session, nonce, direction, answer):
+    if not is_answer(session, nonce, direction, answer, index):
         raise TcpUnavailable("its answer is not that of the call's other end")
 
 

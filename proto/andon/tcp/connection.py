@@ -9,6 +9,8 @@ import struct
 import threading
 from collections.abc import Sequence
 
+from andon.tcp.kernel import LaneFlow, flow_of
+
 __all__ = ["TcpConnection", "TcpLost", "prepare"]
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -179,6 +181,20 @@ class TcpConnection:
             OSError: the other end is gone, or this one was ended.
         """
         self._socket.sendall(data)
+
+    @property
+    def flow(self) -> LaneFlow | None:
+        """What the kernel says of what is sent here; None: it says nothing."""
+        with self._lock:
+            return flow_of(self._socket)
+
+    def keep_unsent(self, most_bytes: int | None) -> None:
+        """Lets the kernel keep about so many bytes that are not on their way; None: its own way."""
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with self._lock, contextlib.suppress(OSError):
+                self._socket.setsockopt(
+                    socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, most_bytes or 0
+                )
 
     @property
     def descriptor(self) -> int:

@@ -7,7 +7,9 @@ has most of them is closed. So an attacker can at most delay lanes, and streams 
 gRPC.
 
 An offer holds the session's key. It is good for one connection a direction, and for a short time;
-a standing offer, whose nonce both ends can derive, until it is withdrawn.
+a standing offer, whose nonce both ends can derive, until it is withdrawn. An offer of several
+connections a direction is good for the further ones from when the first of each are there, until it
+is withdrawn.
 
 An unexpected error is logged, and closes the connection that it came from. Once the accepting
 thread has ended, nothing is offered: a client would wait seconds for each offer in vain.
@@ -38,6 +40,7 @@ from andon.tcp.proof import (
     NONCE_BYTES,
     PREAMBLE_BYTES,
     SHOWN_BYTES,
+    Claim,
     LaneDirection,
     LaneSession,
     NotAPreamble,
@@ -77,6 +80,28 @@ class OpenOffer:
     ends_at: float
     directions: set[LaneDirection]
     """Those that nobody has taken up."""
+    further: set[tuple[LaneDirection, int]]
+    """Connections beyond the first of each direction, by index, that nobody has opened."""
+
+    def takes(self, claim: Claim) -> bool:
+        """Whether nobody has opened what a claim is for, and it may be opened now."""
+        if not claim.index:
+            return claim.direction in self.directions
+        return not self.directions and (claim.direction, claim.index) in self.further
+
+    def take(self, claim: Claim) -> None:
+        """It is opened now."""
+        if claim.index:
+            self.further.discard((claim.direction, claim.index))
+            return
+        self.directions.discard(claim.direction)
+        if not self.directions and self.further:
+            self.ends_at = math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of it."""
+        return not (self.directions or self.further)
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +155,9 @@ class TcpListener:
         joined: Joined,
         directions: frozenset[LaneDirection] = frozenset(LaneDirection),
         nonce: bytes | None = None,
+        *,
+        connections: int = 1,
+        adaptive: bool = False,
     ) -> OpenOffer | None:
         """Offers connections to one session. `joined` gets each one that proves itself.
 
@@ -142,15 +170,24 @@ class TcpListener:
             directions: those that may be taken up, each once.
             nonce: that of a standing offer, which both ends know and nobody else. None: a random
                 one, and the offer is over after OFFER_S.
+            connections: how many of each direction may be opened.
+            adaptive: whether the client begins with one of them.
         """
         ends_at = time.monotonic() + OFFER_S if nonce is None else math.inf
         nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
         offer = OpenOffer(
-            message=TcpOffer(self.port, nonce, reports=True),
+            message=TcpOffer(
+                self.port,
+                nonce,
+                reports=True,
+                connections=connections if connections > 1 else 0,
+                adaptive=adaptive and connections > 1,
+            ),
             session=session,
             joined=joined,
             ends_at=ends_at,
             directions=set(directions),
+            further={(way, index) for way in directions for index in range(1, connections)},
         )
         with self._lock:
             if self._over:
@@ -166,6 +203,7 @@ class TcpListener:
         """Takes an offer back, also one that was taken up or is over. Nobody joins after that."""
         with self._lock:
             offer.directions.clear()
+            offer.further.clear()
             self._offers.pop(offer.message.nonce[:SHOWN_BYTES], None)
 
     def close(self) -> None:
@@ -289,19 +327,20 @@ class TcpListener:
                 offer is None
                 or time.monotonic() > offer.ends_at
                 or not is_claim(offer.session, offer.message.nonce, claim)
-                or claim.direction not in offer.directions
+                or not offer.takes(claim)
             ):
                 self._drop(peer)
                 return
             # Taken out at once, so that a preamble that is sent again opens nothing.
-            offer.directions.discard(claim.direction)
-            if not offer.directions:
+            offer.take(claim)
+            if offer.is_over:
                 self._offers.pop(claim.shown, None)
             self._selector.unregister(peer.raw)
             del self._unproven[peer.raw.fileno()]
             try:
                 # It fits the kernel's buffer, which is empty: nothing was sent before.
-                peer.raw.sendall(answer_of(offer.session, offer.message.nonce, claim.direction))
+                nonce = offer.message.nonce
+                peer.raw.sendall(answer_of(offer.session, nonce, claim.direction, claim.index))
                 peer.raw.settimeout(None)
             except OSError:
                 peer.raw.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -44,6 +44,9 @@ class FrameReader(Generic[Message]):
     ended: Callable[[Exception | None], object]
     """Called once, last: None if the other end sends no more, else why this one reads no more."""
     max_payload_bytes: int
+    batch: Callable[[Message], Hashable] | None = None
+    """On a lane of several connections: messages that differ in it never have places at the same
+    time, since these may be the same memory. None: places never overlap."""
 
 
 class TcpReceiver(Generic[Message]):

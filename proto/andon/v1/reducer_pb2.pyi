@@ -131,14 +131,18 @@ class RoundOpened(_message.Message):
     def __init__(self, capabilities: _Optional[_Iterable[str]] = ..., max_payload_bytes: _Optional[int] = ..., contributions: _Optional[_Union[SharedMemoryOffer, _Mapping]] = ..., averages: _Optional[_Union[SharedMemoryOffer, _Mapping]] = ..., shared_memory_refused: _Optional[str] = ..., tcp: _Optional[_Union[TcpOffer, _Mapping]] = ...) -> None: ...
 
 class TcpOffer(_message.Message):
-    __slots__ = ("port", "nonce", "reports")
+    __slots__ = ("port", "nonce", "reports", "connections", "adaptive")
     PORT_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
     port: int
     nonce: bytes
     reports: bool
-    def __init__(self, port: _Optional[int] = ..., nonce: _Optional[bytes] = ..., reports: bool = ...) -> None: ...
+    connections: int
+    adaptive: bool
+    def __init__(self, port: _Optional[int] = ..., nonce: _Optional[bytes] = ..., reports: bool = ..., connections: _Optional[int] = ..., adaptive: bool = ...) -> None: ...
 
 class ReportLanesRequest(_message.Message):
     __slots__ = ("nonce",)
@@ -147,14 +151,16 @@ class ReportLanesRequest(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
 class ReportLanesResponse(_message.Message):
-    __slots__ = ("received_bytes", "reading", "sent_bytes")
+    __slots__ = ("received_bytes", "reading", "sent_bytes", "connections")
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     READING_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     received_bytes: int
     reading: bool
     sent_bytes: int
-    def __init__(self, received_bytes: _Optional[int] = ..., reading: bool = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+    connections: int
+    def __init__(self, received_bytes: _Optional[int] = ..., reading: bool = ..., sent_bytes: _Optional[int] = ..., connections: _Optional[int] = ...) -> None: ...
 
 class SharedMemoryOffer(_message.Message):
     __slots__ = ("name", "size_bytes", "nonce_offset")

@@ -47,6 +47,7 @@ def frame_report(report: LaneReport) -> bytes:
         received_bytes=report.received_bytes,
         reading=report.reading,
         sent_bytes=report.sent_bytes,
+        connections=report.connections,
     ).SerializeToString()
 
 
@@ -60,4 +61,4 @@ def read_report(data: bytes) -> LaneReport:
         said = reducer_pb2.ReportLanesResponse.FromString(data)
     except DecodeError:
         raise FrameError("not a report of lanes") from None
-    return LaneReport(said.received_bytes, said.reading, said.sent_bytes)
+    return LaneReport(said.received_bytes, said.reading, said.sent_bytes, said.connections)

@@ -211,6 +211,8 @@ def schedule_line(status: LineStatus) -> str:
         return ""
     workers = [each for each in status.workers if each.live and each.share]
     parts = [f"schedule  {status.schedule}"]
+    if status.fragments:
+        parts[0] += f" in {status.fragments} fragments"
     if workers:
         parts.append("samples " + ", ".join(f"{each.share * 100:.0f} %" for each in workers))
     if any(each.micro_batches for each in workers):

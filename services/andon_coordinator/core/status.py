@@ -107,6 +107,8 @@ class LineSnapshot:
     """Of the gradients, in samples; None if it is not known."""
     grain: int
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
+    fragments: int
+    """In how many parts the model is exchanged; 1: as a whole."""
     one_arithmetic: bool
     """Whether all live workers have stated one arithmetic."""
     quorum: float | None = None
@@ -161,6 +163,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         schedule_note=core.pacing.note,
         noise_scale=core.pacing.noise_scale,
         grain=core.plan.grain if core.plan is not None else 0,
+        fragments=core.settings.policy.fragments,
         one_arithmetic=bool(live) and is_one(*(each.arithmetic for each in live)),
         quorum=core.settings.policy.quorum,
         verify=core.settings.verify.fraction,

@@ -293,6 +293,7 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         schedule_note=status.schedule_note,
         grain=status.grain,
         one_arithmetic=status.one_arithmetic,
+        fragments=status.fragments if status.fragments > 1 else 0,
         tcp_port=places.tcp_port,
     )
     if status.loss is not None:

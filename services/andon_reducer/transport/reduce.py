@@ -36,6 +36,7 @@ from andon.protocol.reasons import Reason
 from andon.protocol.records import latest_plausible_term
 from andon.tcp.listening import TcpListener
 from andon.tcp.proof import CAPABILITY as TCP
+from andon.tcp.proof import WIDE_CAPABILITY
 from andon.wire import checksums
 from andon.wire.frames import (
     FrameError,
@@ -145,6 +146,10 @@ class ReduceServicer:
         if report is None:
             raise CallRefused(Reason.TOKEN, "no open stream has an offer of lanes with this nonce")
         return frame_report(report)
+
+    def lane_connections(self, direction: Direction) -> int:
+        """On how many connections chunks travel on all lanes of a direction; any thread may ask."""
+        return self._offers.connections(direction)
 
     @property
     def inflight_bytes(self) -> int:
@@ -290,6 +295,8 @@ class ReduceServicer:
             stream.lanes = self._offers.offer(opening, stream.refuse)
         if stream.lanes is not None:
             shared = *shared, TCP
+            if stream.lanes.is_wide:
+                shared = *shared, WIDE_CAPABILITY
         stream.checked = checksums.CAPABILITY in shared
         opened = RoundOpened(shared, self._max_payload_bytes)
         if isinstance(memory, StreamMemory):

@@ -8,29 +8,38 @@ on over gRPC. A worker that listens sends no frame: its lanes are in use once bo
 One thread receives, and at most FRAMES_AHEAD frames wait for the event loop: a stream that is
 paused, or a core that is busy, stops it. One thread sends what it is given. Neither waits for the
 loop while it works.
+
+If both ends can, a lane may have several connections, each with a thread. The worker opens them.
+On how many of the lane down to send is decided here, whenever the worker asks for a report: it asks
+a few times a second while bytes move.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import NamedTuple
 
+from andon.protocol.limits import MAX_CONNECTIONS
 from andon.protocol.messages import LaneReport, OpenRound, Request, TcpOffer
 from andon.protocol.reasons import Reason
 from andon.tcp.connection import TcpConnection, TcpLost
 from andon.tcp.framing import Frame, FrameTooLarge
 from andon.tcp.listening import OpenOffer, TcpListener
-from andon.tcp.proof import LaneDirection, LaneSession
+from andon.tcp.proof import WIDE_CAPABILITY, LaneDirection, LaneSession
 from andon.tcp.receiving import FrameReader, TcpReceiver
 from andon.tcp.sending import TcpSender
+from andon.tcp.wide_receiving import WideReceiver
+from andon.tcp.wide_sending import WideSender
+from andon.tcp.width import LaneWidth
 from andon.wire.fields import FrameError
 from andon.wire.frames import parse_request_head, with_payload
 from andon_reducer.config import ReducerConfig
-from andon_reducer.core.effects import CallRefusal
+from andon_reducer.core.effects import CallRefusal, Direction
 from andon_reducer.transport.buffers import Buffers
 from andon_reducer.transport.loop_calls import LoopCalls
 
@@ -38,6 +47,12 @@ __all__ = ["FRAMES_AHEAD", "LaneOffers", "LaneRequest", "StreamLanes"]
 
 FRAMES_AHEAD = 2
 """How many frames of a stream may wait for the event loop."""
+
+
+_WAYS = {
+    Direction.UP: LaneDirection.CLIENT_SENDS,
+    Direction.DOWN: LaneDirection.CLIENT_RECEIVES,
+}
 
 
 class LaneRequest(NamedTuple):
@@ -57,7 +72,7 @@ class StreamLanes:
         refuse: Callable[[CallRefusal], None],
         calls: LoopCalls,
         buffers: Buffers,
-        max_payload_bytes: int,
+        config: ReducerConfig,
     ) -> None:
         """Offers them to the worker that opened the stream; `refuse` gets why it must end.
 
@@ -65,16 +80,22 @@ class StreamLanes:
             ConnectionError: the listener takes no connections any more.
         """
         self._calls = calls
+        self._most = config.lane_connections or MAX_CONNECTIONS
+        self.is_wide = self._most > 1 and WIDE_CAPABILITY in opening.capabilities
+        """Whether they may have several connections."""
+        self._width: LaneWidth | None = None
+        if self.is_wide and config.lane_connections is None:
+            self._width = LaneWidth(self._most)
         self._listener = listener
         self._refuse = refuse
         self._buffers = buffers
-        self._max_payload_bytes = max_payload_bytes
+        self._max_payload_bytes = config.max_payload_bytes
         self._room = threading.Semaphore(FRAMES_AHEAD)
         self._closing = False
         self._listens = opening.listens
         self._connections: dict[LaneDirection, TcpConnection] = {}
-        self._receiver: TcpReceiver[Request] | None = None
-        self._sender: TcpSender | None = None
+        self._receiver: TcpReceiver[Request] | WideReceiver[Request] | None = None
+        self._sender: TcpSender | WideSender | None = None
         self._arrived: deque[LaneRequest] = deque()
         self._ended = False
         """Whether the worker sends no more."""
@@ -82,7 +103,12 @@ class StreamLanes:
         self.in_use = False
         """Whether a frame has come over them, or will come to a worker that sends none."""
         session = LaneSession(opening.session_token, opening.run_id, opening.worker)
-        offer = listener.offer(session, self._joined)
+        offer = listener.offer(
+            session,
+            self._joined,
+            connections=self._most if self.is_wide else 1,
+            adaptive=self._width is not None,
+        )
         if offer is None:
             raise ConnectionError("the listener takes no connections any more")
         self._offer: OpenOffer = offer
@@ -97,7 +123,32 @@ class StreamLanes:
         receiver, sender = self._receiver, self._sender
         if receiver is None or sender is None:
             return LaneReport(0, reading=False, sent_bytes=0)
-        return LaneReport(receiver.received_bytes, receiver.reading, sender.sent_bytes)
+        return LaneReport(
+            receiver.received_bytes, receiver.reading, sender.sent_bytes, self._wanted()
+        )
+
+    @property
+    def connections(self) -> dict[LaneDirection, int]:
+        """On how many connections each lane carries frames."""
+        receiver, sender = self._receiver, self._sender
+        if receiver is None or sender is None:
+            return {}
+        return {
+            LaneDirection.CLIENT_SENDS: (
+                receiver.connections if isinstance(receiver, WideReceiver) else 1
+            ),
+            LaneDirection.CLIENT_RECEIVES: sender.used if isinstance(sender, WideSender) else 1,
+        }
+
+    def _wanted(self) -> int:
+        """On how many connections to send; 0: on all that there are."""
+        sender = self._sender
+        if self._width is None or not isinstance(sender, WideSender):
+            return 0
+        if (flow := sender.flow) is not None:
+            self._width.look(flow, sender.used, time.monotonic())
+            sender.use(self._width.wanted)
+        return self._width.wanted
 
     async def requests(self) -> AsyncIterator[LaneRequest]:
         """What the worker sends, until it sends no more."""
@@ -146,6 +197,9 @@ class StreamLanes:
         if self._closing:
             connection.close()
             return
+        if self._receiver is not None and self._sender is not None:
+            self._add(direction, connection)
+            return
         self._connections[direction] = connection
         if len(self._connections) < len(LaneDirection):
             return
@@ -160,8 +214,12 @@ class StreamLanes:
         down = self._connections.pop(LaneDirection.CLIENT_RECEIVES)
         try:
             # The sender first: an answer may be due as soon as something is received.
-            self._sender = TcpSender(down, self._lost, "andon-lane-out")
-            self._receiver = TcpReceiver(up, reading, "andon-lane-in")
+            if self.is_wide:
+                self._sender = WideSender(down, self._lost, "andon-lane-out")
+                self._receiver = WideReceiver(up, reading, "andon-lane-in")
+            else:
+                self._sender = TcpSender(down, self._lost, "andon-lane-out")
+                self._receiver = TcpReceiver(up, reading, "andon-lane-in")
         except RuntimeError:
             # There is no thread left. The worker believes in its lanes until they end.
             for connection in (up, down):
@@ -170,6 +228,20 @@ class StreamLanes:
             raise
         # Not before both threads run.
         self.in_use = self._listens
+
+    def _add(self, direction: LaneDirection, connection: TcpConnection) -> None:
+        """One more connection of a lane. The listener lets in none of a lane that is not wide."""
+        assert isinstance(self._receiver, WideReceiver)
+        assert isinstance(self._sender, WideSender)
+        if direction is LaneDirection.CLIENT_SENDS:
+            self._receiver.add(connection)
+            return
+        self._sender.add(connection)
+        count = self._sender.connections
+        if self._width is not None:
+            self._width.opened(count)
+            count = self._width.wanted
+        self._sender.use(count)
 
     def _parse(self, head: memoryview, payload_bytes: int) -> Request:
         """Runs on the receiving thread, which waits here while the loop is behind."""
@@ -222,7 +294,7 @@ class LaneOffers:
         """By the whole nonce of their offer."""
         self.buffers = Buffers(config.window_bytes)
         """Where payloads are received, and means are made."""
-        self._max_payload_bytes = config.max_payload_bytes
+        self._config = config
 
     def offer(
         self, opening: OpenRound, refuse: Callable[[CallRefusal], None]
@@ -233,7 +305,7 @@ class LaneOffers:
         self._calls.attach()
         try:
             lanes = StreamLanes(
-                self._listener, opening, refuse, self._calls, self.buffers, self._max_payload_bytes
+                self._listener, opening, refuse, self._calls, self.buffers, self._config
             )
         except ConnectionError:
             return None
@@ -245,6 +317,11 @@ class LaneOffers:
         """What the lanes of an offer have moved; None: there is no stream that has this offer."""
         lanes = self._open.get(nonce)
         return None if lanes is None else lanes.report()
+
+    def connections(self, direction: Direction) -> int:
+        """On how many connections frames travel on all lanes of a direction; any thread may ask."""
+        way = _WAYS[direction]
+        return sum(each.connections.get(way, 0) for each in list(self._open.values()))
 
     def take_back(self, lanes: StreamLanes) -> None:
         """Ends lanes, or takes their offer back. Call it once for each."""

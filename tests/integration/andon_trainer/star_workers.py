@@ -14,7 +14,7 @@ from andon.protocol.messages import OpenRound
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.reducers import ReducerShare, partition
 from andon.protocol.run_settings import Policy
-from andon.tcp.proof import CAPABILITY
+from andon.tcp.proof import CAPABILITY, WIDE_CAPABILITY
 from andon.wire import checksums
 from andon_reducer.config import ReducerConfig
 from andon_trainer.core.calls import Call, Floats
@@ -68,15 +68,24 @@ class StarWorker:
         shared_dir: Path | None = None,
         lanes: bool = False,
         lane_patience_s: float = 60.0,
+        connections: int | None = 1,
     ) -> None:
-        """Its streams are not open yet; it shares memory in `shared_dir`, and may use `lanes`."""
+        """Its streams are not open yet; it shares memory in `shared_dir`, and may use `lanes`.
+
+        These have so many `connections`; None: as many as the reducer says.
+        """
         self.inbox = Inbox()
         self.rank, self.size = rank, size
-        lane = (CAPABILITY,) if lanes else ()
+        lane: tuple[str, ...] = (CAPABILITY,) if lanes else ()
+        if lanes and connections != 1:
+            lane = CAPABILITY, WIDE_CAPABILITY
         self.opening = opening_of(rank, checksums.CAPABILITY, *lane)
         self.address = shares[0].address
         access = ReducerAccess(
-            opening_s=PATIENCE_S, shared_dir=shared_dir, lane_patience_s=lane_patience_s
+            opening_s=PATIENCE_S,
+            shared_dir=shared_dir,
+            lane_patience_s=lane_patience_s,
+            connections=connections,
         )
         self.exchange = StarExchange(layout, policy, self.inbox, shares, access)
         generator = np.random.default_rng(rank)

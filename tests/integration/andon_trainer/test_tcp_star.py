@@ -23,6 +23,7 @@ from andon.tcp.connecting import connect
 from andon.tcp.connection import TcpConnection
 from andon.tcp.framing import prefixed
 from andon.tcp.proof import CAPABILITY, LaneDirection, LaneSession
+from andon.tcp.receiving import TcpReceiver
 from andon.tcp.sending import TcpSender
 from andon.wire.frames import split_request
 from andon.wire.lane_reports import REDUCER_METHOD, frame_asked, read_report
@@ -107,6 +108,7 @@ def test_a_lane_that_breaks_voids_its_round_and_the_next_one_opens_anew(tmp_path
         # Its first block is averaged: so the reducer knows it in this round.
         wait_until(lambda: workers[0].exchange.traffic.received["tcp"] > received)
 
+        assert isinstance(broken._receiver, TcpReceiver)
         broken._receiver._connection.end()
 
         for worker in workers:
@@ -124,6 +126,7 @@ class DeadFromTheFirst(WorkerLanes):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        assert isinstance(self._receiver, TcpReceiver)
         self._receiver._connection.end()
         self._receiver._thread.join(30)
 

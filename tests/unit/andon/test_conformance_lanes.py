@@ -82,10 +82,12 @@ def test_andons_preambles_and_answers_are_the_vectors(vector: dict[str, Any]) ->
     direction = LaneDirection(vector["direction"])
     data, answer = bytes.fromhex(vector["preamble"]), bytes.fromhex(vector["answer"])
 
-    assert preamble(session, nonce, direction) == data
-    assert answer_of(session, nonce, direction) == answer
+    index = vector["index"]
+
+    assert preamble(session, nonce, direction, index) == data
+    assert answer_of(session, nonce, direction, index) == answer
     assert is_claim(session, nonce, read_preamble(data))
-    assert is_answer(session, nonce, direction, answer)
+    assert is_answer(session, nonce, direction, answer, index)
 
 
 @pytest.mark.parametrize("vector", VECTORS["frames"], ids=by_name)

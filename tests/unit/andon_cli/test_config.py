@@ -172,6 +172,7 @@ EVERYTHING = ServeConfig(
     announce=True,
     shared_dir=None,
     tcp_port=None,
+    connections=4,
     parent_pid=7,
     limits=Limits(
         max_message_bytes=2_000_000,

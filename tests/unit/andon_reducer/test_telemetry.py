@@ -61,8 +61,10 @@ def test_state_that_newcomers_received_is_counted_and_the_reducer_itself_is_aske
     assert registry.get_sample_value("andon_reducer_averaging_seconds_total") == 0
 
     telemetry.relayed(4096)
-    telemetry.follow(lambda: 1.5, lambda: 512)
+    telemetry.follow(lambda: 1.5, lambda: 512, {Direction.UP: 3, Direction.DOWN: 1}.__getitem__)
 
     assert registry.get_sample_value("andon_state_transfer_bytes_total") == 4096
     assert registry.get_sample_value("andon_reducer_averaging_seconds_total") == 1.5
     assert registry.get_sample_value("andon_inflight_bytes") == 512
+    up = {"direction": "up"}
+    assert registry.get_sample_value("andon_reducer_lane_connections", up) == 3

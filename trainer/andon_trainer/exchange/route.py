@@ -15,6 +15,7 @@ from andon.protocol.messages import OpenRound
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Topology
 from andon.tcp.proof import CAPABILITY as TCP
+from andon.tcp.proof import WIDE_CAPABILITY
 from andon.wire import checksums
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
@@ -141,6 +142,8 @@ class Route:
         capabilities = (checksums.CAPABILITY,) if self._config.checksums else ()
         if self._config.tcp:
             capabilities = *capabilities, TCP
+            if self._config.connections != 1:
+                capabilities = *capabilities, WIDE_CAPABILITY
         if joined.plan.grain:
             capabilities = *capabilities, SAME_BITS
         return OpenRound(
@@ -211,6 +214,7 @@ def _access_of(
         shared_dir=config.shared_dir,
         tls=config.tls,
         lane_patience_s=max(PATIENCE_S, 3 * joined.liveness.lease_s),
+        connections=config.connections,
     )
 
 

@@ -54,6 +54,17 @@ def test_a_claim_is_of_one_direction() -> None:
     assert not is_answer(SESSION, NONCE, RECEIVES, answer_of(SESSION, NONCE, SENDS))
 
 
+def test_a_claim_is_of_one_connection() -> None:
+    first, further = (read_preamble(preamble(SESSION, NONCE, SENDS, index)) for index in (0, 1))
+
+    assert is_claim(SESSION, NONCE, further)
+    for claim, index in ((first, 1), (further, 0), (further, 2)):
+        assert not is_claim(SESSION, NONCE, replace(claim, index=index))
+        assert not is_answer(
+            SESSION, NONCE, SENDS, answer_of(SESSION, NONCE, SENDS, claim.index), index
+        )
+
+
 def test_a_preamble_sent_back_is_no_answer() -> None:
     claim = read_preamble(preamble(SESSION, NONCE, SENDS))
 

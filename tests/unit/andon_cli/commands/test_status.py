@@ -73,9 +73,11 @@ def test_a_worker_that_is_gone_has_no_share_any_more() -> None:
     )
 
     said = schedule_line(replace(STATUS, workers=workers, schedule="cadence"))
+    parts = schedule_line(replace(STATUS, workers=workers, schedule="local", fragments=4))
     alone = replace(STATUS, workers=workers, samples=32, schedule="every-step")
 
     assert said == "schedule  cadence  samples 100 %  micro-batches 4"
+    assert parts == "schedule  local in 4 fragments  samples 100 %  micro-batches 4"
     assert schedule_line(alone) == ""
 
 

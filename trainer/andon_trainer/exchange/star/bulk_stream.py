@@ -44,6 +44,8 @@ class ReducerAccess:
     """The folder of certificates; None: streams are not encrypted."""
     lane_patience_s: float = PATIENCE_S
     """How long a TCP lane may stand still while the reducer answers over gRPC."""
+    connections: int | None = None
+    """How many connections each TCP lane has, if the reducer takes as many; None: what it says."""
 
 
 class BulkStream:

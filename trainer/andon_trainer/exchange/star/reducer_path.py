@@ -26,6 +26,7 @@ from typing import Protocol
 from andon.protocol.capabilities import LISTENING, SAME_BITS, capabilities_of
 from andon.protocol.encoding import Encoding
 from andon.protocol.layout import Chunk
+from andon.protocol.limits import MAX_CONNECTIONS
 from andon.protocol.messages import (
     Abstain,
     AveragedBlock,
@@ -39,6 +40,7 @@ from andon.protocol.messages import (
 from andon.protocol.run_settings import Policy
 from andon.tcp.connecting import TcpUnavailable
 from andon.tcp.proof import CAPABILITY as TCP
+from andon.tcp.proof import WIDE_CAPABILITY, LaneDirection
 from andon.wire import checksums
 from andon.wire.frames import frame_request, parse_response
 from andon_trainer.core.calls import Bytes, Floats
@@ -46,6 +48,7 @@ from andon_trainer.core.values import encode_own
 from andon_trainer.exchange.collector import Collector, OpenCall
 from andon_trainer.exchange.path import Traffic
 from andon_trainer.exchange.star.bulk_stream import REASON_S, BulkStream, ReducerAccess
+from andon_trainer.exchange.star.lane_growth import LaneGrowth
 from andon_trainer.exchange.star.lane_watch import LaneCounts, LaneTrust, LaneWatch, LaneWay
 from andon_trainer.exchange.star.tcp import LaneEvents, WorkerLanes
 
@@ -114,6 +117,9 @@ class WireLane:
         self._lanes_alive = False
         self._trust = LaneTrust()
         self._watch: LaneWatch | None = None
+        self._growth: LaneGrowth | None = None
+        self._widths: dict[LaneDirection, int] = {}
+        """On how many connections the lanes of the stream before carried frames."""
         self._checked = False
         """Whether chunks have checksums on the present stream."""
         self.found_bad_value = False
@@ -134,6 +140,11 @@ class WireLane:
         return self._trust.refused
 
     @property
+    def connections(self) -> int:
+        """On how many connections chunks travel, on the lane that has more; 0: there is none."""
+        return 0 if self._lanes is None else max(self._lanes.used.values())
+
+    @property
     def uses_tcp(self) -> bool:
         """Whether the present stream's messages travel over TCP lanes."""
         return self._lanes is not None
@@ -152,11 +163,10 @@ class WireLane:
             needed = *needed, LISTENING
         if SAME_BITS in opening.capabilities:
             needed = *needed, SAME_BITS
-        able = [
-            each
-            for each in opening.capabilities
-            if each not in needed and (each != TCP or self._trust.may_try)
-        ]
+        left_out = {*needed}
+        if not self._trust.may_try:
+            left_out |= {TCP, WIDE_CAPABILITY}
+        able = [each for each in opening.capabilities if each not in left_out]
         opening = replace(opening, capabilities=(*able, *needed))
 
         def lost(why: str) -> None:
@@ -202,10 +212,12 @@ class WireLane:
                 opening,
                 events,
                 tls=self._part.access.tls,
-                checksums=self._checked,
+                agreed=stream.opened.capabilities,
             )
             if offer.reports:
                 self._watch_over(lanes, stream, offer, lost)
+            if WIDE_CAPABILITY in stream.opened.capabilities:
+                self._grow(lanes, stream, offer)
         except (TcpUnavailable, RuntimeError) as why:  # There may be no thread left for the watch.
             if lanes is not None:
                 lanes.close()
@@ -213,6 +225,18 @@ class WireLane:
         else:
             self._lanes = lanes
             self._trust.opened()
+
+    def _grow(self, lanes: WorkerLanes, stream: BulkStream, offer: TcpOffer) -> None:
+        """Opens the connections that lanes are to have, or as many as raise the rate."""
+        chosen, offered = self._part.access.connections, min(offer.connections, MAX_CONNECTIONS)
+        most = max(1, offered if chosen is None else min(chosen, offered))
+        self._growth = LaneGrowth(
+            lanes,
+            stream.asking(offer.nonce, self._part.access.lane_patience_s),
+            most=most,
+            adaptive=offer.adaptive and chosen is None,
+            start=self._widths,
+        )
 
     def _watch_over(
         self, lanes: WorkerLanes, stream: BulkStream, offer: TcpOffer, lost: Callable[[str], None]
@@ -325,11 +349,15 @@ class WireLane:
         """See `Lane`."""
         if self._watch is not None:
             self._watch.stop()
+        if self._growth is not None:
+            self._growth.stop()
+            self._growth = None
         # The call first: the lanes end with it, and that is no loss.
         if self._stream is not None:
             self._stream.close()
             self._stream = None
         if self._lanes is not None:
+            self._widths = self._lanes.used
             self._lanes.close()
             self._lanes = None
         if self._watch is not None:
