@@ -373,7 +373,7 @@ def _circumstances() -> dict[str, object]:
     uneven = [name for name, schedule in SCHEDULES.items() if schedule.uneven]
     return {
         "tasks": {name: asdict(training) for name, training in TASKS.items()},
-        "schedules": {name: asdict(schedule) for name, schedule in SCHEDULES.items()},
+        "flags": {name: " ".join(schedule.flags) for name, schedule in SCHEDULES.items()},
         "notes": [
             f"{len(FACTORS)} workers, one thread each; work a sample under {', '.join(uneven)}: "
             f"{FACTORS}",

@@ -44,7 +44,14 @@ _OF_A_HISTOGRAM = {"le", "quantile"}
 _MARKED = re.compile(r"<!-- metrics ([a-z]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
-    "run": ("andon_run", "andon_line_", "andon_steps_planned", "andon_halt", "andon_jidoka_"),
+    "run": (
+        "andon_run",
+        "andon_line_",
+        "andon_steps_planned",
+        "andon_halt",
+        "andon_jidoka_",
+        "andon_spikes_",
+    ),
     "steps": (
         *("andon_step", "andon_samples_committed", "andon_recovery_", "andon_join"),
         *("andon_faults", "andon_window_", "andon_local_steps", "andon_learning_rate_"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -233,6 +234,7 @@ def build_coordinator(
                 halts={HaltReason[name]: number for name, number in counted.halts.items()},
                 answers={HaltAnswer[name]: number for name, number in counted.answers.items()},
                 departures={name.lower(): n for name, n in counted.departures.items()},
+                spikes=Counter(each.action for each in history.spikes),
                 verified=history.verified,
             ),
             refusals,

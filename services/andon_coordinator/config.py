@@ -42,11 +42,14 @@ from andon_coordinator.core.settings import (
     PacingSettings,
     VerifySettings,
 )
+from andon_coordinator.core.spikes import SpikeAction
 from andon_coordinator.transport.store import JournalSync
 
 __all__ = ["CoordinatorConfig", "LineOptions"]
 
 _MAX_ANCHOR = CadenceRules().max_anchor
+_SPIKE_FACTOR = 10.0
+"""Of a line that acts on spikes by itself, where nobody gave one."""
 
 _ONE_WORKER = 2.0**-20
 """A quorum of one worker, of as many as a line may have."""
@@ -111,6 +114,10 @@ class LineOptions:
 
     worker_grad_norm: Factor | None = None
     """Halt if a worker's own gradient is FACTOR times the others' median. Default: off."""
+    on_spike: SpikeAction = SpikeAction.HALT
+    """About a spike: halt; or go on by itself, and scale the averaged gradient down (limit), leave
+    the step's samples out (skip), or send a worker away that stands out again and again (drop).
+    Each includes those before it. Without a FACTOR of the three above, each is 10."""
     max_grad_norm: Factor | None = None
     """Scale each worker's own gradient down to this norm. Default: no limit."""
     average_buffers: bool = False
@@ -172,6 +179,11 @@ class LineOptions:
     def __post_init__(self) -> None:
         """Refuses values beyond their limits."""
         check(self)
+
+    def spike_factor(self, given: float | None) -> float | None:
+        """One of the FACTORs of spikes: as given, or the default of a line that acts by itself."""
+        acts = self.on_spike is not SpikeAction.HALT
+        return _SPIKE_FACTOR if given is None and acts else given
 
     @property
     def grace_s(self) -> float | None:
@@ -376,9 +388,10 @@ class CoordinatorConfig:
             host=socket.gethostname(),
             token=self.token,
             workers_may_stop=self.line.may_stop == "workers",
-            loss_spike=self.line.loss_spike,
-            gradient_norm_spike=self.line.grad_norm_spike,
-            worker_gradient_norm=self.line.worker_grad_norm,
+            loss_spike=self.line.spike_factor(self.line.loss_spike),
+            gradient_norm_spike=self.line.spike_factor(self.line.grad_norm_spike),
+            worker_gradient_norm=self.line.spike_factor(self.line.worker_grad_norm),
+            on_spike=self.line.on_spike,
             pacing=self.pacing,
             grace_s=self.line.grace_s,
             arithmetic=self.line.arithmetic,
@@ -402,7 +415,7 @@ def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Polic
         answer_encoding=None if answer == "same" else Encoding.of(answer),
         digest_every=line.digest_every,
         max_steps=line.max_steps,
-        gradient_norm=line.grad_norm_spike is not None or noise,
+        gradient_norm=line.spike_factor(line.grad_norm_spike) is not None or noise,
         topology=line.topology,
         local_steps=line.local_steps if line.is_local else 0,
         quorum=_ONE_WORKER if line.schedule == "async" else line.quorum,
@@ -412,7 +425,7 @@ def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Polic
         fragments=line.fragments if line.is_local else 1,
         mix=line.mix,
         max_grad_norm=line.max_grad_norm,
-        own_gradient_norm=line.worker_grad_norm is not None or noise,
+        own_gradient_norm=line.spike_factor(line.worker_grad_norm) is not None or noise,
         average_buffers=line.average_buffers,
         topk_kept=KEPT if line.topk_kept is None else line.topk_kept,
     )

@@ -17,6 +17,7 @@ from andon_coordinator.core import events as on
 from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
+from andon_coordinator.core.spikes import SpikeDecision
 from scenarios.attesting import attested
 
 __all__ = ["LAYOUT", "Bench", "Journal", "Peer", "make_layout"]
@@ -63,6 +64,7 @@ class Journal:
     layout: Layout | None = None
     pacing: bytes = b""
     arithmetics: list[do.SaveArithmetic] = field(default_factory=list)
+    spikes: list[SpikeDecision] = field(default_factory=list)
     rolled_back_to: Key | None = None
     rolled_back: int = 0
     """How many records came before the last one that rolled the line back; 0: none did."""
@@ -70,7 +72,7 @@ class Journal:
     pending_terms: list[int] = field(default_factory=list)
     pending_searches: list[tuple[Key, ...]] = field(default_factory=list)
 
-    def take(self, effect: do.Effect) -> None:
+    def take(self, effect: do.Effect) -> None:  # noqa: C901 (one case an effect)
         """Takes what is to be written."""
         match effect:
             case do.SaveTerm(term):
@@ -84,6 +86,8 @@ class Journal:
                 self.plan, self.layout = plan, layout
             case do.SaveArithmetic():
                 self.arithmetics.append(effect)
+            case do.SaveSpike(made):
+                self.spikes.append(made)
             case do.SaveHalt(evidence):
                 self.open_halt = evidence
                 self.halted_after = len(self.records) + len(self.pending_records)
@@ -152,6 +156,7 @@ class Journal:
             if record.key == roll_back_to:
                 head, result = record, came_to
         return History(
+            spikes=tuple(self.spikes),
             roll_back=roll_back_to is not None,
             abandoned=last.key if last is not None and roll_back_to is not None else before,
             head=head,

@@ -40,6 +40,7 @@ from andon_coordinator.core.settings import (
     PacingSettings,
     VerifySettings,
 )
+from andon_coordinator.core.spikes import SpikeAction
 from scenarios import transcript
 from scenarios.attesting import attested
 from scenarios.line_bench import Bench, make_layout
@@ -102,6 +103,7 @@ class _Commands:
             gradient_norm_spike=_real(options.get("norm_spike", "")),
             worker_gradient_norm=_real(options.get("worker_norm", "")),
             pacing=_pacing(options),
+            on_spike=SpikeAction(options.get("on_spike", "halt")),
             same_bits="same_bits" in options,
             arithmetic=ArithmeticRule(options.get("arithmetic", "require")),
             verify=VerifySettings(
@@ -474,6 +476,9 @@ class _Commands:
 
 def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
     match effect:
+        case do.SaveSpike(made):
+            scale = f" by {made.scale:.3g}" if made.scale != 1 else ""
+            return f"step {made.step} {made.action.value}{scale}: {made.what}"
         case do.SaveTerm(term):
             return f"{term >> 32}.{term % 2**32}"
         case do.SaveRun(plan, layout):
@@ -653,6 +658,7 @@ def _result(result: do.StepResult | None) -> str:
     if result is None:
         return ""
     overflow = " overflow" if result.overflow else ""
+    overflow += f" scaled by {result.gradient_scale:.3g}" if result.gradient_scale != 1 else ""
     late = "".join(
         f" worker {each.worker} late by {each.late}" for each in result.contributions if each.late
     )

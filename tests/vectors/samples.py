@@ -341,6 +341,7 @@ def _control_down() -> list[Message]:
             correct=21,
             pacing=b"{}",
             overflow=True,
+            gradient_scale=0.25,
             assignment=pb.ShardAssignment(
                 key=record_pb2.Key(term=KEY.term, round=KEY.round + 1),
                 parent=KEY,

@@ -267,6 +267,22 @@ _LEARNING = (
         empty="none",
         may_be_empty="nothing is verified",
     ),
+    Amounts(
+        title="Spikes that the line dealt with since the run began",
+        tells="How often the line scaled the averaged gradient down, left a step's samples out, "
+        "or dropped a worker, by itself and within its budgets (`--on-spike`).",
+        see="docs/halts.md#without-a-person",
+        queries=(
+            Query(
+                expr=f"{latest('andon_spikes_total', 'action')} > 0",
+                legend="{{action}}",
+                color=ORANGE,
+            ),
+        ),
+        width=12,
+        empty="none",
+        may_be_empty="there was no spike, or the line halts for each",
+    ),
     Curve(
         title="Patience with each worker",
         tells="Time that a worker may be silent while a round waits for it. It begins at the "

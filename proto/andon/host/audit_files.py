@@ -74,6 +74,8 @@ class AuditRecord:
     batch: PositionRange = field(default_factory=lambda: PositionRange(0, 0))
     """What a STEP took."""
     overflow: bool = False
+    gradient_scale: float = 1.0
+    """What the averaged gradients were multiplied with."""
     weights: bool = False
     """Whether the journal knows the weights after it, so that a digest of them is wanted."""
     attests: bool = False
@@ -90,6 +92,7 @@ class AuditRecord:
             "cursor": [self.cursor.epoch, self.cursor.position],
             "batch": [self.epoch, self.batch.start, self.batch.stop],
             "overflow": self.overflow,
+            "gradient_scale": self.gradient_scale,
             "weights": self.weights,
             "attests": self.attests,
             "answers": [each.to_json() for each in self.answers],
@@ -107,6 +110,7 @@ class AuditRecord:
             epoch=epoch,
             batch=PositionRange(start, stop),
             overflow=fields["overflow"],
+            gradient_scale=fields["gradient_scale"],
             weights=fields["weights"],
             attests=fields["attests"],
             answers=tuple(map(AuditAnswer.from_json, fields["answers"])),

@@ -20,6 +20,7 @@ __all__ = [
     "INT4",
     "INT8",
     "LEARNING",
+    "LIMITS",
     "LISTENING",
     "MEAN_BUFFERS",
     "NORMS",
@@ -44,6 +45,8 @@ OVERFLOW = "overflow.v1"
 """The worker obeys `StepCommitted.overflow`; the coordinator sets it."""
 HASHED_BASE = "hashed-base.v1"
 """The coordinator tells digests that have hashes of frozen parameters from those that do not."""
+LIMITS = "limits.v1"
+"""The worker obeys `StepCommitted.gradient_scale`."""
 INT8 = "int8.v1"
 """The program knows the encoding INT8_BLOCK: a worker sends and reads it, a reducer averages it."""
 INT4 = "int4.v1"

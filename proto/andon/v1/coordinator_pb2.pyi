@@ -640,7 +640,7 @@ class NodeLoss(_message.Message):
     def __init__(self, first: _Optional[int] = ..., grains: _Optional[int] = ..., weight: _Optional[float] = ..., loss_sum: _Optional[float] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
-    __slots__ = ("record", "loss", "samples", "contributors", "stop_reason", "correct", "pacing", "overflow", "assignment")
+    __slots__ = ("record", "loss", "samples", "contributors", "stop_reason", "correct", "pacing", "overflow", "gradient_scale", "assignment")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -649,6 +649,7 @@ class StepCommitted(_message.Message):
     CORRECT_FIELD_NUMBER: _ClassVar[int]
     PACING_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_SCALE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     record: _record_pb2.Record
     loss: float
@@ -658,8 +659,9 @@ class StepCommitted(_message.Message):
     correct: int
     pacing: bytes
     overflow: bool
+    gradient_scale: float
     assignment: ShardAssignment
-    def __init__(self, record: _Optional[_Union[_record_pb2.Record, _Mapping]] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., contributors: _Optional[int] = ..., stop_reason: _Optional[str] = ..., correct: _Optional[int] = ..., pacing: _Optional[bytes] = ..., overflow: bool = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ...) -> None: ...
+    def __init__(self, record: _Optional[_Union[_record_pb2.Record, _Mapping]] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., contributors: _Optional[int] = ..., stop_reason: _Optional[str] = ..., correct: _Optional[int] = ..., pacing: _Optional[bytes] = ..., overflow: bool = ..., gradient_scale: _Optional[float] = ..., assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ...) -> None: ...
 
 class Computed(_message.Message):
     __slots__ = ("key",)

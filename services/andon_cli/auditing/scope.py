@@ -109,6 +109,7 @@ class Scope:
             epoch=result.epoch,
             batch=result.batch,
             overflow=result.overflow,
+            gradient_scale=result.gradient_scale,
             weights=record.step in self.weights,
             attests=record.key in self.attested,
             answers=_answers(book, record.step),

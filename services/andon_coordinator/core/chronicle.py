@@ -143,6 +143,9 @@ class Chronicle:
                     f"{evidence.reason.label}: {evidence.message}",
                     evidence.step,
                 )
+            case effects.SaveSpike(made):
+                text = f"{made.action.value}: {made.what}"
+                self._tell(RunEventKind.SPIKE, made.worker, text, made.step)
             case effects.SaveVerdict(worker=int(worker)):
                 self._tell(RunEventKind.CONVICTED, worker, effect.text, effect.step)
             case effects.SaveAnswer():

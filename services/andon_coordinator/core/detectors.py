@@ -187,6 +187,13 @@ class Detectors:
             or self._norm.judge(round_.gradient_norm)
         )
 
+    def usual_norm(self, round_: StepRound) -> float | None:
+        """The usual norm of the averaged gradient, if that of a round is a spike; else None."""
+        baseline = self._norm.baseline
+        if baseline is None or self._norm.judge(round_.gradient_norm) is None:
+            return None
+        return baseline.median
+
     def answered(self, halt: HaltEvidence, answer: HaltAnswer) -> None:
         """A person answered a halt: RETRY accepts the spike."""
         if answer is HaltAnswer.SKIP:

@@ -22,6 +22,7 @@ from andon.protocol.schedules import Schedule
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean
+from andon_coordinator.core.spikes import SpikeDecision
 from andon_coordinator.core.verification import Proved
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "SaveRun",
     "SaveRunEvent",
     "SaveScalars",
+    "SaveSpike",
     "SaveSteered",
     "SaveTerm",
     "SaveVerdict",
@@ -163,6 +165,8 @@ class StepResult:
     """The L2 norm of the averaged gradients, if the policy asks for it."""
     overflow: bool = False
     """Whether scaled gradients overflowed: the step counts, and moved no weight."""
+    gradient_scale: float = 1.0
+    """What everybody multiplies the averaged gradient with, before the optimizer."""
     change_scale: float | None = None
     """What the mean change of the weights was multiplied with; None: the line has no quorum. If it
     has one, the contributions say what the step covers, of the batch and of what was owed."""
@@ -619,6 +623,13 @@ class SaveVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveSpike:
+    """Save what the line does by itself about a spike, and tell people."""
+
+    decision: SpikeDecision
+
+
+@dataclass(frozen=True, slots=True)
 class NoteDifference:
     """Tell people that workers computed different results of the same samples."""
 
@@ -671,6 +682,7 @@ Effect = (
     | SaveDeparture
     | SaveArithmetic
     | SaveVerdict
+    | SaveSpike
     | SaveScalars
     | SaveSteered
     | SaveRunEvent

@@ -142,6 +142,7 @@ from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.pacing import Pacing
 from andon_coordinator.core.reducers import Reducers
 from andon_coordinator.core.settings import History, LineSettings
+from andon_coordinator.core.spikes import SpikeBook
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.status import LineSnapshot, take_snapshot
 
@@ -240,6 +241,7 @@ class LineCore:
                 recent=history.recent,
                 accepted_step=history.accepted_step,
             ),
+            spikes=SpikeBook(settings.on_spike, history.spikes),
             pacing=Pacing(settings.pacing, settings.policy, history.pacing),
             dropped=set(history.dropped),
             barred=set(history.barred),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from andon.protocol.halts import HaltAnswer, HaltEvidence, HaltReason
-from andon.protocol.records import Cursor, PositionRange
+from andon.protocol.records import Cursor, PositionRange, Record
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.shards import Ranges, cursor_after, merged, next_batch, subtract
 from andon_coordinator.core import dealing, departures, lost_state
@@ -17,10 +17,13 @@ from andon_coordinator.core.effects import (
     Skip,
 )
 from andon_coordinator.core.events import CordPulled, DrainRequested, HaltCleared
-from andon_coordinator.core.round import PendingRecord
+from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.state import CoreState, Trigger
 
-__all__ = ["clear", "drain", "pull_cord", "roll_back"]
+__all__ = ["BY_ITSELF", "clear", "drain", "pull_cord", "roll_back", "skip_by_itself"]
+
+BY_ITSELF = "--on-spike"
+"""Who skipped samples, if no person did."""
 
 
 def pull_cord(core: CoreState, event: CordPulled) -> None:
@@ -144,11 +147,7 @@ def _skip(core: CoreState, event: HaltCleared, answer: SaveAnswer) -> None:
     batch, skipped = _halted_batch(core, plan), None
     if core.settings.policy.quorum is not None or chain.cursor.owed:
         batch, skipped = _halted_work(core, batch)
-    cursor = cursor_after(chain.cursor, batch, plan.epoch_size)
-    if skipped is not None and cursor.epoch == chain.cursor.epoch:
-        owed = subtract(dealing.work_at(chain.cursor, batch), skipped)
-        cursor = Cursor(cursor.epoch, cursor.position, owed)
-    record = core.draw_mark(cursor)
+    record = _mark_past(core, batch, skipped)
     skip = Skip(chain.cursor.epoch, batch, event.halt_id, event.operator, skipped)
     pending = PendingRecord(
         record=record,
@@ -160,6 +159,35 @@ def _skip(core: CoreState, event: HaltCleared, answer: SaveAnswer) -> None:
     which = ", ".join(f"{each.start} to {each.stop}" for each in ranges) or "none"
     note = f"skipped positions {which} of epoch {skip.epoch}"
     core.save(pending, note=note, skipped=skip)
+
+
+def skip_by_itself(core: CoreState, round_: StepRound, why: str) -> None:
+    """Leaves out what a round's roster had, without a halt: nobody was asked.
+
+    Args:
+        core: the state; the round is void.
+        round_: the round.
+        why: for the journal.
+    """
+    cursor, batch = core.chain.cursor, round_.terms.batch
+    skipped = None
+    if core.settings.policy.quorum is not None or cursor.owed:
+        skipped = merged(part for share in round_.shares for part in share)
+    record = _mark_past(core, batch, skipped)
+    stop = core.end_reached(record.step, record.cursor)
+    skip = Skip(cursor.epoch, batch, 0, BY_ITSELF, skipped)
+    core.save(PendingRecord(record=record, stop_reason=stop), note=why, skipped=skip)
+
+
+def _mark_past(core: CoreState, batch: PositionRange, skipped: Ranges | None) -> Record:
+    """The MARK that leaves a batch out, or of it and of what is owed just `skipped`."""
+    before, plan = core.chain.cursor, core.plan
+    assert plan is not None
+    cursor = cursor_after(before, batch, plan.epoch_size)
+    if skipped is not None and cursor.epoch == before.epoch:
+        owed = subtract(dealing.work_at(before, batch), skipped)
+        cursor = Cursor(cursor.epoch, cursor.position, owed)
+    return core.draw_mark(cursor)
 
 
 def _halted_work(core: CoreState, halted: PositionRange) -> tuple[PositionRange, Ranges]:

@@ -72,6 +72,8 @@ class StepRound:
     """What is computed again, and attested; None: nothing."""
     grains: Grains | None = None
     """The batch's grains, if its numbers are added along their tree; else in rank order."""
+    gradient_scale: float = 1.0
+    """What everybody multiplies the averaged gradient with, before the optimizer."""
     ready: dict[int, Ready] = field(default_factory=dict)
     """The report of each worker that holds all averages."""
     rank_of: dict[int, int] = field(init=False)
@@ -228,6 +230,7 @@ class StepRound:
             correct=sum(counted) if len(counted) == len(corrects) else None,
             gradient_norm=self.gradient_norm,
             overflow=self.overflow,
+            gradient_scale=self.gradient_scale,
             change_scale=self.change_scale,
         )
 

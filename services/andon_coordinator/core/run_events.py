@@ -29,6 +29,8 @@ class RunEventKind(enum.Enum):
     """A worker joined whose arithmetic is not the line's; the text says what differs."""
     CONVICTED = "convicted"
     """A worker computed wrong, as two others say; the text says what."""
+    SPIKE = "spike"
+    """The line did something about a spike by itself; the text says what, and about which."""
     OVERFLOW = "overflow"
     """A step moved no weight, because scaled gradients overflowed."""
     CHECKPOINT = "checkpoint"

@@ -17,6 +17,7 @@ from andon.protocol.run_settings import Liveness, Policy, RunPlan
 from andon.protocol.schedules import Schedule
 from andon_coordinator.core.cadence import CadenceRules
 from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.spikes import SpikeAction, SpikeDecision
 from andon_coordinator.core.verification import VerifiedTotals
 
 __all__ = ["History", "LearningRateScaling", "LineSettings", "PacingSettings", "VerifySettings"]
@@ -146,6 +147,8 @@ class LineSettings:
     """What becomes of a worker of another arithmetic, if the plan has a grain."""
     worker_gradient_norm: float | None = None
     """How many times the median of the others' norms a worker's own may be; None: any number."""
+    on_spike: SpikeAction = SpikeAction.HALT
+    """How far the line may go by itself about a spike."""
     pacing: PacingSettings = field(default_factory=PacingSettings)
     """How work is divided."""
     grace_s: float | None = None
@@ -247,6 +250,8 @@ class History:
     """How many sessions of ranks the run had; above 0 it never is a line."""
     verified: VerifiedTotals = field(default_factory=VerifiedTotals)
     """How much was computed twice."""
+    spikes: tuple[SpikeDecision, ...] = ()
+    """What the line did by itself about spikes, oldest first."""
 
     def __post_init__(self) -> None:
         """Refuses a plan without a layout, and a roll-back without a record."""

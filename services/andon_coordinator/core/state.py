@@ -46,6 +46,7 @@ from andon_coordinator.core.reducers import Reducers
 from andon_coordinator.core.round import AttemptCounts, PendingRecord, StepRound
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduces
 from andon_coordinator.core.settings import LineSettings
+from andon_coordinator.core.spikes import SpikeAction, SpikeBook
 from andon_coordinator.core.suspicion import Delays, durations_of_rounds
 from andon_coordinator.core.transfers import StateTransfer, StateTransfers
 from andon_coordinator.core.verification import VerifiedTotals
@@ -132,6 +133,7 @@ class CoreState:
     arithmetics: Arithmetics = field(default_factory=Arithmetics)
     checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
     detectors: Detectors = field(default_factory=Detectors)
+    spikes: SpikeBook = field(default_factory=lambda: SpikeBook(SpikeAction.HALT))
     pacing: Pacing
     line_state: LineState = LineState.FORMING
     plan: RunPlan | None = None

@@ -20,6 +20,7 @@ from andon_coordinator.core import (
     learning,
     lost_state,
     overlap,
+    spiking,
     standing,
     syncing,
     verifying,
@@ -301,7 +302,9 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
         _note_compared(core, round_)  # Before a verdict: equal weights make witnesses.
         if verifying.settles(core, round_):
             return
-    defect = defect or core.detectors.judge(round_)
+        defect = spiking.judge(core, round_)
+        if core.round is not round_:
+            return  # It is void: the line has done something about a spike by itself.
     if defect is not None and defect.reason is HaltReason.REPLICA_DIVERGENCE:
         defect = learning.blamed(core, round_, defect)
     if defect is not None:

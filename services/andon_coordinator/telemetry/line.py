@@ -111,6 +111,8 @@ class LineMetrics:
                 self._logged.logged(effect)
             elif isinstance(effect, effects.NoteSuspected):
                 self._departures.suspected()
+            elif isinstance(effect, effects.SaveSpike):
+                self._halts.acted(effect.decision.action)
             elif isinstance(effect, effects.NoteDifference | effects.SaveVerdict):
                 self._verification.noted(effect)
             else:

@@ -12,6 +12,7 @@ from andon.protocol.encoding import Encoding
 from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.run_settings import Topology
 from andon_coordinator.core.effects import Assignment, LineState
+from andon_coordinator.core.spikes import SpikeAction
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.core.verification import VerifiedTotals
 
@@ -42,6 +43,8 @@ class Totals:
     departures: Mapping[str, int] = field(default_factory=dict)
     """By the label of `andon_departures_total`."""
     verified: VerifiedTotals = field(default_factory=VerifiedTotals)
+    spikes: Mapping[SpikeAction, int] = field(default_factory=dict)
+    """What the line did by itself about spikes."""
 
 
 class RunMetrics:
@@ -120,6 +123,17 @@ class HaltMetrics:
             registry=registry,
         )
         self._answers = {each: answers.labels(each.name.lower()) for each in HaltAnswer}
+        spikes = Counter(
+            "andon_spikes_total",
+            "Spikes about which the line did something by itself, by what it did. Counted since "
+            "the run began.",
+            ["action"],
+            registry=registry,
+        )
+        acts: list[SpikeAction] = [each for each in SpikeAction if each is not SpikeAction.HALT]
+        self._spikes = {each: spikes.labels(each.value) for each in acts}
+        for action, spike in self._spikes.items():
+            spike.inc(totals.spikes.get(action, 0))
         for reason, halt in self._halts.items():
             halt.inc(totals.halts.get(reason, 0))
         for choice, answer in self._answers.items():
@@ -129,6 +143,10 @@ class HaltMetrics:
         """Counts a halt."""
         self._halts[reason].inc()
         self._show(reason)
+
+    def acted(self, action: SpikeAction) -> None:
+        """Counts what the line did by itself about a spike."""
+        self._spikes[action].inc()
 
     def answered(self, answer: HaltAnswer) -> None:
         """Counts an answer."""

@@ -66,6 +66,7 @@ JournalEffect = (
     | effects.SaveDeparture
     | effects.SaveArithmetic
     | effects.SaveVerdict
+    | effects.SaveSpike
     | effects.SaveScalars
     | effects.SaveRunEvent
     | effects.SaveSteered
@@ -369,6 +370,7 @@ _SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
     effects.SaveDeparture: JournalStore.save_departure,
     effects.SaveArithmetic: JournalStore.save_arithmetic,
     effects.SaveVerdict: JournalStore.save_verdict,
+    effects.SaveSpike: JournalStore.save_spike,
     effects.SaveRunEvent: JournalStore.save_run_event,
     effects.SaveSteered: JournalStore.save_steered,
     SaveSessionEnd: JournalStore.save_session_end,

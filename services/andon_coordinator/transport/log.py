@@ -109,8 +109,13 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
             log.warning(LogEvent("step_retried", step=event.step, message=event.text))
         case effects.SaveHalt():
             log.error(_halted(effect.evidence))
-        case effects.SaveVerdict() | effects.NoteDifference() | effects.NoteUnverified():
-            _log_verification(effect)
+        case (
+            effects.SaveVerdict()
+            | effects.NoteDifference()
+            | effects.NoteUnverified()
+            | effects.SaveSpike()
+        ):
+            _log_finding(effect)
         case effects.SaveAnswer():
             answer = effect.answer.name.lower()
             log.info(
@@ -195,10 +200,16 @@ def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
             log.warning(LogEvent("term_raised", term=f"{effect.term:016x}"))
 
 
-def _log_verification(
-    effect: effects.SaveVerdict | effects.NoteDifference | effects.NoteUnverified,
+def _log_finding(
+    effect: effects.SaveVerdict
+    | effects.NoteDifference
+    | effects.NoteUnverified
+    | effects.SaveSpike,
 ) -> None:
     match effect:
+        case effects.SaveSpike(made):
+            what = f"{made.action.value}: {made.what}"
+            log.warning(LogEvent("spike", what, step=made.step, action=made.action.value))
         case effects.SaveVerdict():
             convicted = {} if effect.worker is None else {"worker": effect.worker}
             log.error(

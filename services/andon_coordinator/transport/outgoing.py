@@ -223,6 +223,7 @@ def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
         message.samples = result.samples
         message.contributors = result.contributors
         message.overflow = result.overflow
+        message.gradient_scale = 0.0 if result.gradient_scale == 1.0 else result.gradient_scale
         if result.correct is not None:
             message.correct = result.correct
     return message

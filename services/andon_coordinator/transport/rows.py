@@ -19,6 +19,7 @@ from andon_coordinator.core.effects import (
     StepResult,
 )
 from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.core.spikes import SpikeAction, SpikeDecision
 from andon_coordinator.transport.schema import (
     compact_json,
     key_blob,
@@ -56,7 +57,9 @@ __all__ = [
     "rolled_back",
     "run_end",
     "save_arithmetic",
+    "save_spike",
     "skip_of",
+    "spikes",
     "walk_back",
 ]
 
@@ -75,7 +78,7 @@ _COLUMNS = (
     *("key", "parent", "kind", "step", "epoch", "position", "roster"),
     *("batch_epoch", "batch_start", "batch_stop", "halt", "operator"),
     *("loss", "samples", "weight", "attempt", "seconds", "stop_reason", "correct"),
-    *("gradient_norm", "note", "at", "overflow", "quorum"),
+    *("gradient_norm", "note", "at", "overflow", "quorum", "gradient_scale"),
 )
 
 INSERT_RECORD = f"INSERT INTO records ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
@@ -142,6 +145,7 @@ def record_values(effect: SaveRecord, at_unix_s: float) -> dict[str, Any]:
             "correct": result.correct,
             "gradient_norm": result.gradient_norm,
             "overflow": 1 if result.overflow else None,
+            "gradient_scale": None if result.gradient_scale == 1.0 else result.gradient_scale,
         }
     return values
 
@@ -402,7 +406,42 @@ def result_of(row: sqlite3.Row, contributions: tuple[StepContribution, ...]) -> 
         gradient_norm=row["gradient_norm"],
         # A journal that was written before this column was there is only read.
         overflow="overflow" in row.keys() and bool(row["overflow"]),  # noqa: SIM118 (a row is no dict)
+        gradient_scale=_scale_of(row),
         change_scale=change_scale,
+    )
+
+
+def _scale_of(row: sqlite3.Row) -> float:
+    if "gradient_scale" not in row.keys() or row["gradient_scale"] is None:  # noqa: SIM118
+        return 1.0
+    scale: float = row["gradient_scale"]
+    return scale
+
+
+def save_spike(database: sqlite3.Connection, made: SpikeDecision, at_unix_s: float) -> None:
+    """Saves what the line did by itself about a spike."""
+    database.execute(
+        f"INSERT INTO spikes VALUES (?, ?, ?, ?, ?, {LAST_RECORD}, ?)",
+        (made.step, made.action.name, made.worker, made.scale, made.what, at_unix_s),
+    )
+
+
+def spikes(database: sqlite3.Connection) -> tuple[SpikeDecision, ...]:
+    """What the line did by itself about spikes, first to last."""
+    if not has_table(database, "spikes"):
+        return ()
+    found = database.execute(
+        "SELECT step, action, worker, scale, text FROM spikes ORDER BY rowid DESC LIMIT 2000"
+    ).fetchall()
+    return tuple(
+        SpikeDecision(
+            step=row["step"],
+            action=SpikeAction[row["action"]],
+            worker=row["worker"],
+            scale=row["scale"],
+            what=row["text"],
+        )
+        for row in reversed(found)
     )
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "SCALARS",
     "SCHEMA",
     "SESSIONS",
+    "SPIKES",
     "STEERED",
     "VERSION",
     "compact_json",
@@ -142,13 +143,33 @@ CREATE TABLE IF NOT EXISTS steered (
 """
 """What scripts decided by, on a line whose steps can be recomputed; likewise a later table."""
 
+SPIKES = """
+CREATE TABLE IF NOT EXISTS spikes (
+    step INTEGER NOT NULL,              -- the step that was being tried
+    action TEXT NOT NULL,               -- what the line did by itself
+    worker INTEGER,                     -- whose gradients stood out
+    scale REAL NOT NULL,                -- of the averaged gradient
+    text TEXT NOT NULL,
+    record INTEGER NOT NULL,
+    at REAL NOT NULL
+) STRICT
+"""
+"""What the line did about spikes; likewise a later table."""
+
+GRADIENT_SCALE = "ALTER TABLE records ADD COLUMN gradient_scale REAL"
+"""Adds a column that journals of this version got later, to one that lacks it."""
+
 OVERFLOW = "ALTER TABLE records ADD COLUMN overflow INTEGER"
 """Adds a column that journals of this version got later, to one that lacks it."""
 
 QUORUM = "ALTER TABLE records ADD COLUMN quorum TEXT"
 """Likewise."""
 
-LATER_COLUMNS = (("overflow", OVERFLOW), ("quorum", QUORUM))
+LATER_COLUMNS = (
+    ("overflow", OVERFLOW),
+    ("gradient_scale", GRADIENT_SCALE),
+    ("quorum", QUORUM),
+)
 """Those of records, and what adds them."""
 
 RESUMED = (
@@ -195,7 +216,8 @@ CREATE TABLE records (
     note TEXT NOT NULL,
     at REAL NOT NULL,
     overflow INTEGER,           -- 1 if scaled gradients overflowed, so that no weight moved
-    quorum TEXT                 -- JSON, of a line with a quorum: see `quorum_text`
+    quorum TEXT,                -- JSON, of a line with a quorum: see `quorum_text`
+    gradient_scale REAL         -- what the averaged gradient was multiplied with, NULL for 1
 ) STRICT;
 CREATE TABLE totals (           -- one row, over all records
     steps INTEGER NOT NULL,

@@ -32,6 +32,7 @@ from andon_coordinator.core.effects import (
     SaveRun,
     SaveRunEvent,
     SaveScalars,
+    SaveSpike,
     SaveSteered,
     SaveVerdict,
     StepResult,
@@ -51,6 +52,7 @@ from andon_coordinator.transport.schema import (
     SCALARS,
     SCHEMA,
     SESSIONS,
+    SPIKES,
     STEERED,
     VERSION,
     compact_json,
@@ -168,7 +170,7 @@ class JournalStore:
             )
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
-        later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED
+        later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED, SPIKES
         for table in later:
             self._database.execute(table)
         missing = (
@@ -284,6 +286,7 @@ class JournalStore:
             scalar_names=frozenset(logbook.scalar_names(self._database)),
             sessions=one("SELECT count(*) FROM sessions").fetchone()[0],
             verified=proofs.verified_totals(self._database),
+            spikes=rows.spikes(self._database),
         )
 
     def history_at(self, key: Key) -> History:
@@ -491,6 +494,11 @@ class JournalStore:
         """Saves what an inquest came to."""
         with self._own_transaction():
             proofs.save_verdict(self._database, effect, self._clock())
+
+    def save_spike(self, effect: SaveSpike) -> None:
+        """Saves what the line did by itself about a spike."""
+        with self._own_transaction():
+            rows.save_spike(self._database, effect.decision, self._clock())
 
     def verify_key(self, new: bytes) -> bytes:
         """The key that says which steps are verified; `new` if there is none yet."""

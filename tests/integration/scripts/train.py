@@ -189,6 +189,8 @@ def misbehaving(line: Line, loss: torch.Tensor, spec: dict[str, Any]) -> torch.T
         except ValueError:
             sys.exit(1)  # as Hydra does
     if spec.get("loud_at") == line.step + 1:
+        if spec.get("loud_once"):  # A bad batch: the next one at this step is not loud.
+            del spec["loud_at"]
         loss = loss * 1e4
     bad_loss = spec.get("bad_loss")
     if bad_loss == {"slot": spec["slot"], "step": line.step + 1}:

@@ -66,6 +66,8 @@ class Committed:
     """What the coordinator measured, for the one that comes after it."""
     overflow: bool = False
     """Whether some worker's scaled gradients overflowed, so that no weight moves."""
+    gradient_scale: float = 1.0
+    """What the averaged gradients are multiplied with before the optimizer."""
     next: Assigned | None = None
     """This worker's share of the next step, if it asked for it with its report of this one."""
 

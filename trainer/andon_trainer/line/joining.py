@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from andon.protocol.capabilities import LEARNING, SAME_BITS, VERIFIES
+from andon.protocol.capabilities import LEARNING, LIMITS, SAME_BITS, VERIFIES
 from andon.protocol.grains import TREE_VERSION
 from andon.protocol.schedules import (
     BALANCE_CAPABILITY,
@@ -45,7 +45,7 @@ __all__ = ["join_by_hand", "join_with"]
 
 _CAPABILITIES: tuple[str, ...] = (
     *(BALANCE_CAPABILITY, CADENCE_CAPABILITY, LOCAL_CAPABILITY, OVERLAP_CAPABILITY),
-    *(FRAGMENTS_CAPABILITY, LEARNING, QUORUM_CAPABILITY, SAME_BITS),
+    *(FRAGMENTS_CAPABILITY, LEARNING, LIMITS, QUORUM_CAPABILITY, SAME_BITS),
 )
 """What a loop over a loader can do. Manual steps can't: the line does not see their samples."""
 _OF_HOSTS = (BALANCE_CAPABILITY, CADENCE_CAPABILITY)

@@ -167,7 +167,13 @@ class AuditMember(SoloMember):
         )
         over = "audited" if record.step >= self._last_step else ""
         self.position = replace(self.position, stop_reason=over)
-        return replace(committed, record=here, stop_reason=over, overflow=record.overflow)
+        return replace(
+            committed,
+            record=here,
+            stop_reason=over,
+            overflow=record.overflow,
+            gradient_scale=record.gradient_scale,
+        )
 
     def scalar_all_reduce(self, value: float, weight: float) -> tuple[float, float, int]:
         """What the line answered; the value itself if the journal has not kept that."""

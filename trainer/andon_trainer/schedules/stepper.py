@@ -330,6 +330,7 @@ class Stepper(LoopSteps):
                 return False
             state.phase = StepPhase.COMMITTED
             state.overflow = commit.overflow
+            self._limit(commit.gradient_scale)
             self._commits += 1
             # Before the two lines below, which ask whether this batch ended its accumulation.
             self._accumulation.committed(overflow=commit.overflow)
@@ -342,6 +343,19 @@ class Stepper(LoopSteps):
             if self._scaling is not None and not self._accumulation.is_open:
                 self._scaling.loss_scale.committed(overflow=self.overflowed)
         return self.committed and self._has_mean and not self.overflowed
+
+    def _limit(self, scale: float) -> None:
+        """Scales the averaged gradients, where the line limits a spike instead of halting for it.
+
+        On all workers by the same float32 number, so they stay the same bits everywhere.
+        """
+        if scale == 1.0:
+            return
+        with torch.no_grad():
+            groups = [group for each in self._replica.optimizers for group in each.param_groups]
+            for parameter in {id(p): p for group in groups for p in group["params"]}.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
 
 
 class StepperGate:

@@ -15,6 +15,7 @@ const KINDS = {
   answered: ["green", "Answered"],
   arithmetic: ["amber", "Other arithmetic"],
   convicted: ["red", "Convicted"],
+  spike: ["amber", "Spike"],
   overflow: ["amber", "Overflow"],
   checkpoint: ["off", "Checkpoint"],
   checkpoint_missed: ["amber", "No checkpoint"],
@@ -23,7 +24,7 @@ const KINDS = {
   session: ["green", "Session"],
   session_over: ["amber", "Session over"],
 };
-const MARKED = { halted: "--red", convicted: "--red", lost: "--amber", dropped: "--amber", went_back: "--amber", session_over: "--amber" };
+const MARKED = { halted: "--red", convicted: "--red", spike: "--amber", lost: "--amber", dropped: "--amber", went_back: "--amber", session_over: "--amber" };
 const OF_SESSIONS = ["session", "session_over"];
 const MOST = 200;
 

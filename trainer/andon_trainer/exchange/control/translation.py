@@ -187,6 +187,7 @@ def _committed(message: pb.StepCommitted) -> events.Committed:
         # A longer one would not be accepted with the next Join.
         pacing=message.pacing if len(message.pacing) <= MAX_PACING_BYTES else b"",
         overflow=message.overflow,
+        gradient_scale=message.gradient_scale or 1.0,
         next=_assigned(message.assignment) if message.HasField("assignment") else None,
     )
 
