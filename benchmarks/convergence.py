@@ -103,11 +103,14 @@ class Schedule:
     """Its own best learning rates by task, of 1, 2 and 4 times one process's."""
     plain: PlainSpec | None = None
     """What plain_diloco.py trains by; no line then."""
+    models: tuple[str, ...] = ()
+    """Those that have enough blocks for it; empty: all."""
 
 
 _LOCAL = ("--schedule", "local", "--local-steps")
 _INT4 = ("--encoding", "int4")
 _FASTER = (("letters-long", 3.2e-2),)
+_FRAGMENTS = (*_LOCAL, "16", *_INT4, "--fragments", "4")
 _CADENCE = ("--schedule", "cadence")
 SCHEDULES = {
     "every-step": Schedule(flags=("--schedule", "every-step")),
@@ -121,8 +124,17 @@ SCHEDULES = {
     "local-8-nesterov": Schedule(flags=(*_LOCAL, "8", "--outer", "nesterov")),
     "local-8-overlap": Schedule(flags=(*_LOCAL, "8", "--overlap")),
     "local-32": Schedule(flags=(*_LOCAL, "32")),
+    "local-8-quorum": Schedule(flags=(*_LOCAL, "8", "--quorum", "0.6"), uneven=True),
+    "async-8": Schedule(flags=("--schedule", "async", "--local-steps", "8"), uneven=True),
     "local-16-int4": Schedule(flags=(*_LOCAL, "16", *_INT4), rates=_FASTER),
     "local-16-int4-overlap": Schedule(flags=(*_LOCAL, "16", *_INT4, "--overlap"), rates=_FASTER),
+    "fragments-16-4-int4": Schedule(flags=_FRAGMENTS, rates=_FASTER, models=("gpt",)),
+    "fragments-16-4-int4-overlap": Schedule(
+        flags=(*_FRAGMENTS, "--overlap"), rates=_FASTER, models=("gpt",)
+    ),
+    "fragments-16-4-int4-overlap-mix": Schedule(
+        flags=(*_FRAGMENTS, "--overlap", "--mix", "0.5"), rates=_FASTER, models=("gpt",)
+    ),
     "local-16-int4-muon": Schedule(flags=(*_LOCAL, "16", *_INT4), optimizer="muon"),
     "every-step-muon": Schedule(plain=PlainSpec(local_steps=1, workers=1), optimizer="muon"),
     "plain-16": Schedule(plain=PlainSpec(local_steps=16), rates=_FASTER),
@@ -273,6 +285,8 @@ def _task_rows(
     yield _compared(alone, alone)
     for schedule in options.schedules:
         how = SCHEDULES[schedule]
+        if how.models and training.model not in how.models:
+            continue
         rate = dict(how.rates).get(name, training.learning_rate)
         tuned = [replace(spec, learning_rate=rate, optimizer=how.optimizer) for spec in specs]
         if how.plain is None:
@@ -380,6 +394,7 @@ def _circumstances() -> dict[str, object]:
             "AdamW unless the name says muon, gradients clipped to a norm of 1",
             "*-long: each schedule has its best learning rate of a grid of factors of 2",
             "gpt: the GPT of examples/shakespeare.py with 2 layers of width 64",
+            "fragments: of the gpt alone; the cnn's layers are one block",
             "cnn: 2 convolutions with BatchNorm and a linear layer",
             "bytes_ratio: those of float32 gradients and averages every step, over those sent, "
             "without the state in which workers begin",

@@ -30,12 +30,14 @@ from service import serving
 SLOW = 3.0
 """How many times longer the slow worker takes for a sample."""
 _LOCAL = ("--schedule", "local", "--local-steps")
-_QUORUM = ("--quorum", "0.6")
+_QUORUM, _ANY = ("--quorum", "0.6"), ("--quorum", "0.3")
 SCHEDULES: dict[str, tuple[str, ...]] = {
     "local": _LOCAL,
     "local-balanced": ("--shares", "balanced", *_LOCAL),
     "quorum": (*_QUORUM, *_LOCAL),
     "quorum-balanced": (*_QUORUM, "--shares", "balanced", *_LOCAL),
+    "quorum-of-one": (*_ANY, *_LOCAL),
+    "quorum-of-one-balanced": (*_ANY, "--shares", "balanced", *_LOCAL),
     "async": ("--schedule", "async", "--local-steps"),
 }
 """The schedules' flags of `andon serve`; the number of local steps follows."""

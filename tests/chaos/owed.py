@@ -31,8 +31,11 @@ class Owed:
     def scale(self, entry: JournalEntry) -> float:
         """What the mean change of a record is multiplied with; takes its shares away.
 
+        It is the part that its shares have of a window. At the end of an epoch, and wherever else
+        nothing may stay owed, there may be less than a window to take.
+
         Raises:
-            AssertionError: a share is no part of the round's work.
+            AssertionError: a share is no part of the round's work, or the scale is another one.
         """
         result = entry.result
         assert result is not None
@@ -40,7 +43,12 @@ class Owed:
         assert covered <= work, f"step {entry.record.step}: {sorted(covered - work)[:5]}: no work"
         self.positions = work - covered
         window = self.schedule.local_steps * self.task.batch
-        return len(covered) / min(len(work), window)
+        right = {len(covered) / window}
+        if not self.positions:
+            right.add(len(covered) / min(len(work), window))
+        scale = result.change_scale
+        assert scale in right, f"step {entry.record.step}: scaled by {scale}, not by {right}"
+        return scale
 
 
 def judge_owed(

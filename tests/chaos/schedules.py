@@ -138,15 +138,16 @@ SCHEDULES = (
 WITH_QUORUM = (
     LineSchedule(
         name="quorum",
-        flags=(*_LOCAL, "--outer", "nesterov", "--quorum", "0.6", "--grace", "0.02"),
+        flags=(*_LOCAL, "--quorum", "0.6", "--grace", "0.02", "--shares", "balanced"),
         local_steps=4,
-        outer=_NESTEROV,
+        balanced=True,
         quorum=True,
     ),
     LineSchedule(
         name="async",
-        flags=("--schedule", "async", "--local-steps", "4"),
+        flags=("--schedule", "async", "--local-steps", "4", "--outer", "nesterov"),
         local_steps=4,
+        outer=_NESTEROV,
         quorum=True,
     ),
 )

@@ -23,11 +23,11 @@ from andon.tcp import listening
 from andon_cli.app import main
 from andon_coordinator.core import (
     agreement,
+    dealing,
     defects,
     departures,
     line,
     operators,
-    progress,
     round,
     standing,
     steps,
@@ -298,7 +298,7 @@ def assigns_twice() -> None:
     def whole(batch: PositionRange, kept: _Kept, _split: Split) -> tuple[Ranges, ...]:
         return tuple((batch,) for _ in kept)
 
-    put(progress, "reassign", whole)
+    put(dealing, "reassign", whole)
 
 
 @broken(
@@ -315,7 +315,7 @@ def deals_in_runs() -> None:
         return reassign(batch, kept, Split(split.targets))
 
     sys.argv += ["--shares", "interleaved"]
-    put(progress, "reassign", in_runs)
+    put(dealing, "reassign", in_runs)
 
 
 @broken(
@@ -337,7 +337,7 @@ def forgets_the_targets() -> None:
         return reassign(batch, kept, Split(interleaved=split.interleaved))
 
     sys.argv += ["--shares", "balanced"]
-    put(progress, "reassign", equally)
+    put(dealing, "reassign", equally)
 
 
 @broken("refuse.layout", sign="came INVALID_ARGUMENT", passes=("refuse.plan", "refuse.slot"))
@@ -495,10 +495,11 @@ def ignores_greater_terms() -> None:
 def assigns_parts_of_grains() -> None:
     """Assigns positions, whatever their grains."""
 
-    def by_position(right: _Right, core: CoreState, batch: Any, *more: Any) -> Any:
-        return right(core, getattr(batch, "batch", batch), *more)
+    def by_position(right: _Right, core: CoreState, roster: Any, window: Any) -> Any:
+        dealt = right(core, roster, window)
+        return replace(dealt, shares=reassign(dealt.batch, [()] * len(roster)))
 
-    wrap(progress, "_deal", by_position)
+    wrap(dealing, "deal", by_position)
 
 
 @broken(

@@ -26,6 +26,21 @@ def test_uneven_workers_are_compared_with_what_they_reach_alone(tmp_path: Path) 
 
 
 @benchmark_in_small
+def test_a_line_with_stragglers_is_compared_with_what_its_workers_reach_alone(
+    tmp_path: Path,
+) -> None:
+    small = ["--windows", "3", "--local-steps", "2", "--batch", "2", "--phase-s", "1"]
+    flags = ["--repeats", "1", "--stall-s", "0.2", "--each-s", "1", "--cores", "0.5", *small]
+
+    figures = measured(tmp_path, "stragglers.py", "--schedules", "async", *flags)
+
+    (row,) = figures["rows"]
+    assert (row["schedule"], row["repeats"]) == ("async", 1)
+    assert row["records"] >= 3
+    assert 0 < row["of_ideal"] < 1.1
+
+
+@benchmark_in_small
 @pytest.mark.netns
 def test_two_hosts_with_a_thin_network_tell_how_much_of_their_time_they_compute(
     tmp_path: Path,

@@ -26,6 +26,7 @@ from andon_trainer.core.events import (
     ControlLost,
     Halted,
     LearningAsked,
+    LeftOut,
     Resumed,
     ScalarAllReduceDone,
     TransferAsked,
@@ -143,7 +144,10 @@ def settings(bounds: Bounds) -> LineSettings:
             local_steps=fragments * int(local or overlap),
             overlap=overlap,
             fragments=fragments,
+            quorum=0.01 if bounds.quorum else None,
+            max_late=1,
         ),
+        grace_s=0.0,
         pacing=PacingSettings(schedule=Schedule.LOCAL if local or overlap else Schedule.EVERY_STEP),
         liveness=Liveness(lease_s=_NEVER_S),
         rejoin_grace_s=5.0,
@@ -177,6 +181,12 @@ def timers(line: LineCore) -> list[Timer]:
     for each in core.members.learners():
         if each.learning is not None and each.learning.patience_until:
             found.append(("chance", each.worker))
+    for each in core.members.late():
+        assert each.learning is not None
+        if not each.learning.listening and each.learning.began_at == 0.0:
+            found.append(("listens", each.worker))
+        if each.learning.recalled_at == 0.0:
+            found.append(("recalled", each.worker))
     setbacks = core.transfers.setbacks
     found += [("transfer", slot) for slot, each in setbacks.items() if each.not_before > 0]
     gathers = not core.workers_ready_once or lost_state.awaited(core)
@@ -196,6 +206,11 @@ def fire(line: LineCore, timer: Timer) -> list[do.Effect]:
         assert member is not None
         assert member.learning is not None
         member.learning.patience_until = 0.0
+    elif which in ("listens", "recalled"):
+        assert member is not None
+        assert member.learning is not None
+        what = "began_at" if which == "listens" else "recalled_at"
+        setattr(member.learning, what, -10.0)
     elif which == "back-off":
         core.attempts.not_before = 0.0
     elif which == "transfer":
@@ -271,6 +286,8 @@ def heard(  # noqa: C901 (one case an effect)
             )
         case do.SendLearn():
             return LearningAsked()
+        case do.SendLate(_, key):
+            return LeftOut(key)
         case _:
             return None
 

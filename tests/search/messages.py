@@ -14,6 +14,7 @@ from andon_trainer.core.events import (
     ControlLost,
     Halted,
     LearningAsked,
+    LeftOut,
     Resumed,
     ScalarAllReduceDone,
     TransferAsked,
@@ -114,6 +115,7 @@ Said = (
     | on.FaultReported
     | on.StateReported
     | on.ListeningReported
+    | on.WorkerComputed
     | on.ScalarAllReduceArrived
 )
 Out = Open | OpenData | CloseData | CloseStream | Chunk | Said
@@ -126,6 +128,7 @@ Down = (
     | ScalarAllReduceDone
     | TransferAsked
     | LearningAsked
+    | LeftOut
     | ControlLost
     | Averages | RoundAborted | StaleRound | BlockFault | Lost
 )  # fmt: skip

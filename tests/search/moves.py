@@ -19,7 +19,7 @@ from search.world import World
 __all__ = ["end_transfer", "moves"]
 
 _SHORT = frozenset({"grace", "back-off", "window"})
-_LONG = frozenset({"transfer"})
+_LONG = frozenset({"transfer", "listens", "recalled"})
 
 
 def moves(world: World, state: State) -> Iterator[tuple[Label, State]]:

@@ -64,6 +64,12 @@ _IGNORED = {
     ("LineMember", "process"),
     ("LineMember", "answers"),  # The clock stands still, so nobody is ever late.
     ("CoreState", "rounds"),
+    ("CoreState", "late_answers_s"),
+    ("Pace", "took_s"),
+    ("Pace", "_begun_at"),
+    ("Pace", "_positions"),
+    ("Pace", "_rates"),
+    ("StepRound", "quorum_at"),  # There is no grace.
     ("CoreState", "lag_s"),
     ("StepRound", "rank_of"),
     ("ScalarAllReduces", "_furthest"),
@@ -250,7 +256,7 @@ def _flatten_tries(value: AttemptCounts, plain: list[object], marks: list[Mark])
     plain.append((min(value.voided, 2), value.not_before > 0, value.last_loss_at > -math.inf))
     plain.append(tuple(sorted(value.assigned.items())))
     plain.append((value.tried, value.ahead_batch, tuple(sorted(value.ahead.items()))))
-    plain.append((value.fragment, value.left_over))
+    plain.append((value.fragment, value.left_over, value.batch))
     for window in (value.window, value.ahead_window):
         # Without local steps they are all alike.
         plain.append((window.size, window.unit) if window is not None and window.unit else None)

@@ -140,7 +140,7 @@ def check(world: World, state: State) -> None:
             )
         if world.library.head(worker.weights) != head:
             raise Wrong(f"worker {slot} counts as at {head} with weights of another record")
-        twice = [at for at in worker.local.change if at < world.library.covered(worker.weights)]
+        twice = [at for at in worker.local.change if world.library.has(worker.weights, at)]
         if twice:
             raise Wrong(f"F-DP-002: worker {slot} still has {twice} apart, which a record covers")
         other, weights = heads.setdefault(head, (slot, worker.weights))

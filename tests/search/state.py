@@ -82,6 +82,8 @@ class Bounds:
     """Whether the workers compute a window ahead while the last one's change travels."""
     fragments: int = 1
     """In how many parts the model is exchanged, if the workers make local steps."""
+    quorum: bool = False
+    """Whether a window of local steps goes on once one worker has computed; then workers learn."""
     standing: bool = False
     """Whether workers ask for the next step with their report of each."""
     windows: int = 0

@@ -13,6 +13,7 @@ from search.grain_mutants import GRAIN_MUTANTS
 from search.learning_mutants import LEARNING_MUTANTS
 from search.mutants import MUTANTS, Mutant
 from search.overlap_mutants import OVERLAP_MUTANTS
+from search.quorum_mutants import QUORUM_MUTANTS
 from search.search import search
 from search.transcript import transcript
 from search.world import World
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)  # Work that takes seconds, on a busy mach
 
 @pytest.mark.parametrize(
     "mutant",
-    MUTANTS + OVERLAP_MUTANTS + LEARNING_MUTANTS + GRAIN_MUTANTS,
+    MUTANTS + OVERLAP_MUTANTS + LEARNING_MUTANTS + GRAIN_MUTANTS + QUORUM_MUTANTS,
     ids=lambda mutant: mutant.name,
 )
 def test_the_search_finds(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,14 @@ LARGE |= {
     "fragments, a journal is lost": replace(FRAGMENTS, kinds=frozenset({"lost"})),
 }
 
+# A window goes on once one of its workers has computed, and nobody is left out of two in a row.
+QUORUM = Bounds(faults=0, steps=1, local=True, quorum=True)
+LARGE |= {
+    "a quorum": replace(QUORUM, steps=2),
+    "a quorum, one fault": replace(QUORUM, faults=1, kinds=OVERLAP_FAULTS),
+    "a quorum, epochs of two windows": replace(QUORUM, steps=3, windows=2),
+}
+
 # A worker finds a NaN in what it computes, before its exchange has begun or, with overlapped
 # windows, in what it computes ahead. After a loss both may be in one round.
 COMPUTING = Bounds(faults=1, computes=True, kinds=frozenset({"nan"}))
@@ -226,6 +234,14 @@ def test_c_learn_001_with_overlap_a_learner_arrives_and_its_donor_drops_nothing(
 
 def test_fragments_leave_nothing_over_where_state_is_needed_in_one_piece() -> None:
     _whole(replace(FRAGMENTS, kinds=frozenset({"crash"})))
+
+
+def test_f_dp_002_with_a_quorum_late_workers_come_back_and_every_position_is_in_one_record() -> (
+    None
+):
+    report = _whole(QUORUM)
+
+    assert not report.lost
 
 
 def test_c_learn_001_a_learner_and_a_worker_that_stand_average_the_same_numbers() -> None:

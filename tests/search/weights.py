@@ -79,6 +79,7 @@ class _Origin:
     record: Key | None = None
     covered: int = 0
     """One key may name different records on different ways of a search."""
+    owed: tuple[int, ...] = ()
     contributions: tuple[Contribution, ...] = ()
 
 
@@ -91,6 +92,7 @@ class Library:
         self._origins: dict[_Origin, Weights] = {}
         self._heads: list[Key | None] = []
         self._covered: list[int] = []
+        self._owed: list[tuple[int, ...]] = []
 
     def initial(self, process: Incarnation) -> Weights:
         """The weights with which a process starts."""
@@ -104,9 +106,9 @@ class Library:
         """A cursor's position, counted through all epochs."""
         return cursor.epoch * self._epoch_size + cursor.position
 
-    def covered(self, weights: Weights) -> int:
-        """The first position that no record up to these weights has."""
-        return self._covered[weights]
+    def has(self, weights: Weights, at: int) -> bool:
+        """Whether a record up to these weights has taken a position, or skipped it."""
+        return at < self._covered[weights] and at not in self._owed[weights]
 
     def applied(self, weights: Weights, record: Record, averages: Averages | None) -> Weights:
         """Weights after a record.
@@ -120,7 +122,13 @@ class Library:
         elif record.kind is RecordKind.MARK and self.at(record.cursor) < self._covered[weights]:
             raise Wrong(f"F-DP-002: record {record.key} goes back in the data")
         at = self.at(record.cursor)
-        origin = _Origin(before=weights, record=record.key, covered=at, contributions=contributions)
+        origin = _Origin(
+            before=weights,
+            record=record.key,
+            covered=at,
+            owed=self._owed_at(record.cursor),
+            contributions=contributions,
+        )
         return self._number(origin, record.key)
 
     def _checked(
@@ -139,15 +147,21 @@ class Library:
             raise Wrong(f"C-COMMIT-001: {record.key} is not the contributions of its roster")
         if any(part.start_from != weights or part.key != record.key for part in parts):
             raise Wrong(f"C-COMMIT-001: a contribution to {record.key} is of other weights")
-        ranges = sorted(each for part in parts for each in part.positions)
-        at = self._covered[weights]
-        for start, stop in ranges:
-            if start != at:
-                raise Wrong(f"F-DP-002: {record.key} takes {start}, {at} was next")
-            at = stop
-        if at != self.at(record.cursor):
-            raise Wrong(f"F-DP-002: {record.key} ends at {at}, not {self.at(record.cursor)}")
+        taken = sorted(at for part in parts for each in part.positions for at in range(*each))
+        # What was owed, and what the window took, less what is still owed.
+        at = self.at(record.cursor)
+        due = [*self._owed[weights], *range(self._covered[weights], at)]
+        owed = self._owed_at(record.cursor)
+        if taken != sorted(set(due).difference(owed)) or not set(owed) <= set(due):
+            raise Wrong(
+                f"F-DP-002: {record.key} takes {taken} up to {at}, {due} were due, {list(owed)} "
+                "are owed after it"
+            )
         return parts
+
+    def _owed_at(self, cursor: Cursor) -> tuple[int, ...]:
+        first = cursor.epoch * self._epoch_size
+        return tuple(first + at for each in cursor.owed for at in range(each.start, each.stop))
 
     def _number(self, origin: _Origin, head: Key | None) -> Weights:
         weights = self._origins.get(origin)
@@ -155,4 +169,5 @@ class Library:
             weights = self._origins[origin] = Weights(len(self._heads))
             self._heads.append(head)
             self._covered.append(origin.covered)
+            self._owed.append(origin.owed)
         return weights

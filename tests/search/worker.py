@@ -24,6 +24,7 @@ from andon_trainer.core.effects import (
     Effect,
     EndExchange,
     GoOn,
+    HearOn,
     JoinAgain,
     Listen,
     MoveState,
@@ -137,6 +138,8 @@ class Worker:
     """Whether it asks for the next step with its report of each, whatever its script does then."""
     computes: bool = False
     """Whether anything may happen while it computes what its exchange sends."""
+    quorum: bool = False
+    """Whether it says when it has computed what its exchange sends."""
     learns: bool = False
     """Whether it can learn the line's state while the line trains."""
     verifies: bool = False
@@ -252,8 +255,19 @@ class Worker:
 
     def computed(self, out: list[Out]) -> None:
         """It has computed what its exchange sends, and goes on."""
-        self._exchange(out)
+        if self.state.phase is RoundPhase.LATE:
+            self._compute()
+            self._turn()  # The others have gone on: it makes up what they did.
+        else:
+            self._exchange(out)
         self.settle(out)
+
+    def _compute(self) -> None:
+        """What is missing of its share, as further local steps."""
+        assigned, computed = self.state.assigned, self.state.computed
+        assert assigned is not None
+        self.local.compute(self._counted(computed.missing(assigned)), ahead=False)
+        computed.add(assigned.positions)
 
     def computes_ahead(self, out: list[Out]) -> None:
         """It computes what it was dealt ahead, and waits for the averages."""
@@ -320,6 +334,8 @@ class Worker:
         """A step is in its weights."""
         assigned = self.state.assigned
         assert assigned is not None
+        if assigned.attends:
+            return  # It has given nothing: what it owes is as it was.
         self.local.committed(record, assigned.fragment)
         self._forget_sums()
         self.state.computed.left_over = bool(self.local.left_over)
@@ -342,7 +358,8 @@ class Worker:
         if self.place is Place.ENOUGH:
             return not conversation.paused and self.state.step < self.steps and self._turn()
         if self.place in (Place.COMPUTES, Place.AHEAD):
-            return self.state.phase is not RoundPhase.OPEN and self._turn()
+            over = self.state.phase not in (RoundPhase.OPEN, RoundPhase.LATE)
+            return over and self._turn()
         if not conversation.over:
             effects = conversation.poll()
             self._follow()
@@ -429,15 +446,21 @@ class Worker:
         assert self.conversation.begin()
         self.exchanging = assigned.key
         if assigned.attends:
+            if assigned.positions:
+                self._compute()
             return assigned
         assert not self.listens
         if self.data is None:
             self.data = self._number()
             out.append(OpenData(self.data))
-        computed, local = self.state.computed, self.local
-        local.compute(self._counted(computed.missing(assigned)), ahead=False)
+        local = self.local
         if self.local_steps:
-            computed.add(assigned.positions)
+            self._compute()
+        else:
+            local.compute(self._counted(self.state.computed.missing(assigned)), ahead=False)
+        if self.quorum:
+            assert self.stream is not None
+            out.append(on.WorkerComputed(self.stream, assigned.key))
         positions = tuple((at, at + 1) for at in local.send())
         samples = sum(map(len, assigned.positions))
         weights = self._summed(assigned) if self.plan.grain else self.weights
@@ -575,7 +598,7 @@ class Worker:
                     self.giving = (*self.giving, given)
                 case MoveState(asked):
                     self.transfer = asked
-                case Listen():
+                case Listen() | HearOn():
                     self._listen(out)
                 case StopListening():
                     self._close_data(out)

@@ -250,8 +250,9 @@ class World:
             means=self.bounds.means,
             local_steps=self.bounds.local or self.bounds.overlap,
             stands=self.bounds.standing,
-            computes=self.bounds.computes,
-            learns=self.bounds.learns,
+            computes=self.bounds.computes or self.bounds.quorum,
+            quorum=self.bounds.quorum,
+            learns=self.bounds.learns or self.bounds.quorum,
             verifies=self.bounds.verifies,
             applied=self.library.applied,
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from andon.protocol.capabilities import WORKER_CAPABILITIES
+from andon.protocol.grains import Grains
 from andon.protocol.records import PositionRange
 from andon.protocol.schedules import BALANCE_CAPABILITY
-from andon.protocol.shards import Split, reassign
+from andon.protocol.shards import Split
 from andon.v1 import coordinator_pb2 as pb
 from andon.wire import conversion
 from andon_conformance.runner.checks import Checks, require, same
@@ -47,12 +48,12 @@ async def there_is_one_tree(line: LineUnderTest) -> None:
 def _expect_grains(
     line: LineUnderTest, round_: AssignedRound, kept: Sequence[Sequence[PositionRange]]
 ) -> None:
-    """Demands the shares of section 21, with grains in the place of positions."""
+    """Demands the shares of section 31."""
     grain, first = line.target.plan.grain, round_.works[round_.players[0]]
     start, stop = bounds(first.batch)
     _, count = grains_of(first, grain)
     split = Split(tuple(first.targets))
-    shares = reassign(PositionRange(0, count), kept, split)
+    shares = Grains(PositionRange(0, count), 1).deal(kept, split)
     for player, share in zip(round_.players, shares, strict=True):
         work = round_.works[player]
         require(not work.interleaved, "shares that are not interleaved", "interleaved")

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from andon.protocol.records import Record
+from andon.protocol.records import Record, RecordKind
+from andon.protocol.shards import subtract
 from andon_coordinator.core import departures
 from andon_coordinator.core.effects import LineState, SendLate
 from andon_coordinator.core.events import WorkerComputed
@@ -32,7 +33,7 @@ from andon_coordinator.core.quorum import OpenWindow, Working, late_workers, nee
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
 
-__all__ = ["assigned", "computed", "holds_up", "look", "recorded", "taking_part"]
+__all__ = ["assigned", "came_back", "computed", "holds_up", "look", "recorded", "taking_part"]
 
 _FIRST_S = 1.0
 """A late worker may take so long to listen, as long as nobody has done it."""
@@ -50,9 +51,19 @@ def taking_part(core: CoreState) -> int:
 
 def assigned(core: CoreState, round_: StepRound, roster: Sequence[LineMember]) -> None:
     """A round opens: its members compute what they were assigned."""
-    if core.settings.policy.quorum is not None:
-        for member, share in zip(roster, round_.shares, strict=True):
-            member.pace.assigned(share, core.now)
+    if core.settings.policy.quorum is None:
+        return
+    for member, share in zip(roster, round_.shares, strict=True):
+        if share and not subtract(share, member.pace.done):
+            # It has said so in an earlier attempt. Without this, workers that have all computed
+            # could make each other late for ever: whoever is heard first, before the rest is.
+            round_.computed.add(member.worker)
+        member.pace.assigned(share, core.now)
+
+
+def came_back(core: CoreState, member: LineMember) -> None:
+    """A late worker is in sync again: it has computed what it holds."""
+    member.pace.computed(core.attempts.assigned.get(member.worker, ()), core.now)
 
 
 def computed(core: CoreState, member: LineMember, event: WorkerComputed) -> None:
@@ -60,16 +71,20 @@ def computed(core: CoreState, member: LineMember, event: WorkerComputed) -> None
     round_ = core.round
     if round_ is None or event.key != round_.key or not round_.has(member.worker, event.stream):
         return
+    # It is at this round, also if it came there by a standing request: if the round is made void,
+    # it waits for the next one.
+    member.wants_work = True
     if member.worker not in round_.computed:
         round_.computed.add(member.worker)
-        # It is at this round, also if it came there by a standing request: if the round is made
-        # void, it waits for the next one.
-        member.wants_work = True
         member.pace.computed(round_.shares[round_.rank_of[member.worker]], core.now)
 
 
 def recorded(core: CoreState, record: Record) -> None:
-    """A STEP is durable: who is in it, and who was left out."""
+    """A record is durable: who is in it, who was left out. A MARK drops what is computed."""
+    if record.kind is not RecordKind.STEP:
+        for each in core.members:
+            each.pace.recorded()
+        return
     for worker in record.roster:
         member = core.members.get(worker)
         if member is not None:
@@ -97,7 +112,9 @@ def look(core: CoreState) -> None:
     workers, working = len(round_.roster) + len(late), _working(core, round_)
     if not working:
         return  # It completes by itself.
-    done = len(round_.roster) - len(working) + len(bring)
+    # Nobody gains by going on with those alone that have no share.
+    shares = (round_.shares[round_.rank_of[worker]] for worker in round_.computed)
+    done = sum(1 for share in shares if share) + len(bring)
     if done >= needed(part, workers):
         if round_.quorum_at is None:
             round_.quorum_at = core.now

@@ -401,7 +401,8 @@ def _let_in(core: CoreState, member: LineMember) -> None:
     assert learning is not None
     member.learning, member.spare, member.step = None, False, core.chain.step
     if learning.late:
-        return  # Its weights were its own all the time.
+        late.came_back(core, member)  # Its weights were its own all the time.
+        return
     member.unproven = True
     learning.end_wait(core.now)
     took_s = core.now - learning.began_at

@@ -211,8 +211,10 @@ def _open_round(core: CoreState) -> None:
     everybody = sorted((*roster, *away), key=lambda member: member.worker)
     window = attempts.window or core.pacing.window(everybody, plan)
     dealt = dealing.deal(core, roster, window)
-    if dealt.whole and away:
-        return  # It takes everybody, and they are about to come.
+    if away and (dealt.whole or not any(dealt.shares)):
+        # It takes everybody, and they are about to come; or all that is left of the epoch is held
+        # by them.
+        return
     attempts.window, batch, shares, grains = window, dealt.batch, dealt.shares, dealt.grains
     dealing.note(core, workers, dealt)
     split = window.split(workers)

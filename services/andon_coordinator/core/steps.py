@@ -445,7 +445,7 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     if pending.result is not None:
         core.detectors.committed(pending.result)
         core.last_roster, core.departed = record.roster, pending.departed
-        late.recorded(core, record)
+    late.recorded(core, record)
     # The counts are of the step after the head, so they change together with it.
     core.attempts = pending.attempts
     _renew_requests(core, record)

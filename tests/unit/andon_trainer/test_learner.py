@@ -12,7 +12,7 @@ import pytest
 from andon.protocol.capabilities import LEARNING, NORMS
 from andon.protocol.records import Key
 from andon.protocol.reducers import ReducerShare
-from andon.protocol.run_settings import Liveness
+from andon.protocol.run_settings import Liveness, Policy
 from andon.protocol.scalars import Scalar
 from andon_trainer.core.attending import Attending
 from andon_trainer.core.events import LearningAsked, ListeningLost
@@ -53,7 +53,7 @@ class Bench:
         self.refuses = ""
         self.inbox = Inbox()
         self.inbox.follow(STREAM)
-        self.link: Any = SimpleNamespace(joined=None, address="a:1", number=STREAM)
+        self.link: Any = SimpleNamespace(joined=None, address="a:1", number=STREAM, policy=Policy())
         self.learner = Learner(cast(Connection, self.link), cast(Route, self), self.inbox)
 
     def listen(self, *_: Any) -> Streams:
@@ -179,3 +179,31 @@ def test_a_link_that_is_too_slow_for_the_line_is_told_with_its_rate_and_what_wou
 @pytest.mark.parametrize(("steps", "came"), [(0, 10), (4, 0), (4, 3_000)])
 def test_a_link_that_brings_the_averages_needs_no_advice(steps: int, came: int) -> None:
     assert not advice_for(1_000, steps, came, 1.0)
+
+
+def test_streams_that_were_opened_for_a_round_that_goes_on_without_it_are_kept_for_that_round() -> (
+    None
+):
+    bench = Bench()
+    assert bench.learner.hear(work(), STREAM)
+    bench.learner.hear_on()
+    assert bench.learner.hear(work(), STREAM), "the others go on without it once more"
+
+    bench.learner.arrived()  # In the round before, which it took up in the meantime.
+
+    assert [each.closed for each in bench.opened] == [0]
+    bench.learner.hear_on()
+    bench.learner.arrived()
+    assert [each.closed for each in bench.opened] == [1]
+
+
+def test_a_late_worker_that_can_not_listen_does_not_say_that_it_does() -> None:
+    bench = Bench()
+    bench.link.policy = Policy(local_steps=2, quorum=0.5)
+    assert not bench.learner.hear(work(), STREAM - 1), "an older stream's"
+    bench.refuses = "no reducer at a:1"
+
+    assert not bench.learner.hear(work(), STREAM)
+
+    assert not bench.learner.listen(LearningAsked())
+    assert bench.learner.able(CAN) == CAN, "the line would not take it otherwise"

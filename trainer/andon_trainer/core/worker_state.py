@@ -185,10 +185,11 @@ class WorkerState:
 
     def left_out(self, key: Key) -> list[Effect]:
         """The line goes on without this worker's part of round `key`, which it owes from now on."""
-        # Whatever it asks for from now on, it asks for as a worker that is late.
-        self._asked = None
         if self.has_work(key):
+            # Nothing of it is computed yet. To ask for work would say that it is.
             self._waiting = None
+        else:
+            self._asked = None  # Its request led to this round.
         if not self.is_present(key):
             return []
         if self.phase is RoundPhase.OPEN and not self.begun:

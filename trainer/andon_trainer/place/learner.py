@@ -67,7 +67,9 @@ class Learner:
 
     def able(self, capabilities: tuple[str, ...]) -> tuple[str, ...]:
         """Those of the worker's `capabilities` that the next Join names."""
-        if self._able:
+        # A line with a quorum takes nobody who can't. It gives its state by a transfer all the same
+        # to a worker that has failed to learn.
+        if self._able or self._link.policy.quorum is not None:
             return capabilities
         return tuple(each for each in capabilities if each != LEARNING)
 
@@ -88,26 +90,30 @@ class Learner:
         log.info(LogEvent("learning", text))
         return True
 
-    def hear(self, assigned: Assigned) -> bool:
+    def hear(self, assigned: Assigned, stream: int) -> bool:
         """Opens listening streams, as long as there are none: a round goes on without this worker.
 
         The thread that reads the control stream calls it; `hear_on` follows on the other thread.
 
         Args:
             assigned: that round.
+            stream: the control stream that said so.
 
         Returns:
             Whether every average from now on is heard.
         """
-        link, number = self._link, self._link.number
+        link = self._link
         with self._opening:
+            if stream != link.number:
+                return False
             if self._heard is None:
                 try:
-                    heard = self._route.listen(link.joined, assigned.reducers, link.address, number)
+                    heard = self._route.listen(link.joined, assigned.reducers, link.address, stream)
                 except (RouteFailed, JoinRefused) as failed:
-                    self._give_up(str(failed))
+                    text = f"this worker is late, and can't hear the others' rounds ({failed})"
+                    log.warning(LogEvent("not_heard", text, why=str(failed)))
                     return False
-                if number != link.number:  # The worker joins again.
+                if stream != link.number:  # Meanwhile the worker has joined again.
                     heard.close()
                     return False
                 self._heard = heard

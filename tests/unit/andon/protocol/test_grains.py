@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from andon.protocol.grains import (
     root_divisor,
 )
 from andon.protocol.records import PositionRange
-from andon.protocol.shards import Split
+from andon.protocol.shards import Ranges, Split, merged, reassign
 from unit.andon.strategies import BOUNDED
 
 
@@ -122,6 +123,44 @@ def test_equal_shares_of_a_power_of_two_are_one_node_each() -> None:
     assert [cover(share, grains.count) for share in dealt] == [
         (Node(0, 4),), (Node(4, 8),), (Node(8, 12),), (Node(12, 16),)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("targets", "count", "sizes"),
+    [
+        ((1, 1, 1), 7, [2, 2, 3]),
+        ((1, 1, 1), 8, [3, 3, 2]),
+        ((1, 1, 1), 16, [4, 6, 6]),
+        ((1, 1, 1), 64, [20, 22, 22]),
+        ((5, 3), 13, [8, 5]),
+    ],
+)
+def test_runs_are_cut_where_they_have_fewer_nodes_and_nobody_has_longer_to_compute(
+    targets: tuple[int, ...], count: int, sizes: list[int]
+) -> None:
+    dealt = Grains(PositionRange(0, count), 1).deal([()] * len(targets), Split(targets))
+
+    assert [len(run) for (run,) in dealt] == sizes
+
+
+@BOUNDED
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 200))
+def test_aligned_runs_have_no_more_nodes_and_no_slower_rank(targets: list[int], more: int) -> None:
+    count, split = len(targets) + more, Split(tuple(targets))
+    batch, nobody = PositionRange(0, count), [()] * len(targets)
+
+    def cost(shares: Sequence[Ranges]) -> tuple[int, Fraction]:
+        sizes = [sum(map(len, share)) for share in shares]
+        nodes = sum(len(cover(share, count)) for share in shares)
+        return nodes, max(map(Fraction, sizes, targets))
+
+    aligned, plain = Grains(batch, 1).deal(nobody, split), reassign(batch, nobody, split)
+
+    (nodes, slowest), (nodes_before, slowest_before) = cost(aligned), cost(plain)
+    assert nodes <= nodes_before
+    assert slowest <= slowest_before
+    assert all(aligned)
+    assert merged(run for share in aligned for run in share) == (batch,)
 
 
 def test_what_a_survivor_has_summed_stays_a_node_after_a_loss() -> None:

@@ -50,7 +50,7 @@ class Connection:
         self._inbox = inbox
         self._control: ControlStream | None = None
         self._joined: Joined | None = None
-        self.hear: Callable[[Assigned], bool] = lambda _assigned: False
+        self.hear: Callable[[Assigned, int], bool] = lambda _assigned, _stream: False
         """Opens listening streams, on the thread that reads the control stream."""
         self.outbox = ScalarOutbox()
         """What the script logged, for whichever stream there is."""

@@ -84,7 +84,7 @@ class ControlStream:
         self._stop = threading.Event()
         self._heartbeats = Heartbeats(self._outgoing.put, number, outbox, timeline)
         self._threads: list[threading.Thread] = []
-        self.hear: Callable[[Assigned], bool] = lambda _assigned: False
+        self.hear: Callable[[Assigned, int], bool] = lambda _assigned, _stream: False
         """Opens listening streams: a round goes on without this worker. False: it can't."""
         self._assigned: Assigned | None = None
         """The last round that this worker was to take part in."""
@@ -259,7 +259,7 @@ class ControlStream:
         if self._assigned is None or left_out.key != self._assigned.key:
             return False
         # Here, too: the others wait for the answer, and the script may compute for long.
-        if not self.hear(self._assigned):
+        if not self.hear(self._assigned, self._number):
             self._call.cancel()
             return False
         self._outgoing.put(pb.TrainRequest(listening=pb.Listening()))
