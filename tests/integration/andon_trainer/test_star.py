@@ -331,7 +331,7 @@ def test_narrow_gradients_are_averaged_in_float32_and_come_back_as_asked(
         )
         for parts in payloads
     )
-    exact = first * np.float32(0.25) + second * np.float32(0.75)
+    exact = (first * np.float32(0.25) + second * np.float32(0.75)).astype(np.float32)
     back = answer or encoding
     expected = decode(encode(exact, back), back, size)
     assert found == [expected.tobytes()] * 2

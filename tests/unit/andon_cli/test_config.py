@@ -247,7 +247,7 @@ def test_every_setting_of_a_run_reaches_its_service_from_variables_and_from_the_
 ) -> None:
     key = name.removesuffix("_s")
     monkeypatch.chdir(tmp_path)
-    more = ("--secret-file", "s") if name == "reducers" else ()
+    more: tuple[str, ...] = ("--secret-file", "s") if name == "reducers" else ()
     more = ("--expect", "3") if name in ("min_workers", "max_workers") else more
     more = ("--schedule", "local") if name in ("outer", "overlap") else more
     more = ("--encoding", "topk") if name == "topk_kept" else more
