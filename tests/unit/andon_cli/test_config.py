@@ -204,12 +204,23 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
             if getattr(schema, each.name) == getattr(default, each.name)
         }
         # These can't go with many of the others.
-        apart = {"same_bits", "verify", "fragments", "mix", "quorum", "grace", "max_late"}
+        apart = {
+            "same_bits",
+            "verify",
+            "fragments",
+            "mix",
+            "quorum",
+            "grace",
+            "max_late",
+            "topk_kept",
+        }
         assert left_out <= {"config", "coordinator", "token", *apart}
 
     alone = (
         LineOptions(same_bits=True, verify=0.5),
-        LineOptions(schedule="local", local_steps=64, fragments=4, mix=0.5),
+        LineOptions(
+            schedule="local", local_steps=64, fragments=4, mix=0.5, encoding="topk", topk_kept=7
+        ),
         LineOptions(schedule="local", quorum=0.75, grace="2.5", max_late=3),
     )
     served = (ServeConfig(run_id="7f3a", line=line) for line in alone)
@@ -247,6 +258,7 @@ _LOCAL = ("--schedule", "local")
 _BESIDE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("outer", "overlap", "fragments", "quorum"), _LOCAL),
     "mix": (*_LOCAL, "--fragments", "4"),
+    "topk_kept": ("--encoding", "topk"),
     **dict.fromkeys(("grace", "max_late"), (*_LOCAL, "--quorum", "0.5")),
 }
 """Flags without which nothing would obey a setting."""
@@ -258,7 +270,7 @@ def test_every_setting_of_a_run_reaches_its_service_from_variables_and_from_the_
 ) -> None:
     key = name.removesuffix("_s")
     monkeypatch.chdir(tmp_path)
-    more = ("--secret-file", "s") if name == "reducers" else ()
+    more: tuple[str, ...] = ("--secret-file", "s") if name == "reducers" else ()
     more = ("--expect", "3") if name in ("min_workers", "max_workers") else more
     more = (*more, *_BESIDE.get(name, ()))
     none = run_config(*more, "--run-id", "x", "train.py").service if name != "run_id" else None
