@@ -18,10 +18,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from convergence import Run, Trainers, WorkerSpec
 from machine import describe_machine
 from schedules import chosen_from, write_rows
 from service import serving
+
+from andon.protocol.encoding import Encoding, decode, encode
+from andon.protocol.sparse import KEPT
 
 WORKERS = 2
 _LOCAL = ("--schedule", "local", "--local-steps", "8")
@@ -36,10 +40,13 @@ class Variant:
     base: str = "float32"
     """The row that it is compared with."""
     feedback: bool = True
+    kept: int = KEPT
+    """Of topk: the elements of each 256 that are sent."""
 
 
-def _encoded(encoding: str, answers: str = "") -> tuple[str, ...]:
-    return ("--encoding", encoding, *(("--answer-encoding", answers) if answers else ()))
+def _encoded(encoding: str, answers: str = "", kept: int | None = None) -> tuple[str, ...]:
+    answer = ("--answer-encoding", answers) if answers else ()
+    return ("--encoding", encoding, *answer, *(("--topk-kept", str(kept)) if kept else ()))
 
 
 VARIANTS = {
@@ -50,10 +57,22 @@ VARIANTS = {
     "int4": Variant(flags=_encoded("int4")),
     "int4-answers-int8": Variant(flags=_encoded("int4", "int8")),
     "int4-without-feedback": Variant(flags=_encoded("int4"), feedback=False),
+    "int2": Variant(flags=_encoded("int2")),
+    "int2-answers-int8": Variant(flags=_encoded("int2", "int8")),
+    "int2-without-feedback": Variant(flags=_encoded("int2"), feedback=False),
+    "topk": Variant(flags=_encoded("topk")),
+    "topk-16": Variant(flags=_encoded("topk", kept=16), kept=16),
+    "topk-without-feedback": Variant(flags=_encoded("topk"), feedback=False),
     "local-8-float32": Variant(flags=_LOCAL, base="local-8-float32"),
     "local-8-int4": Variant(flags=(*_LOCAL, *_encoded("int4")), base="local-8-float32"),
+    "local-8-int2": Variant(flags=(*_LOCAL, *_encoded("int2")), base="local-8-float32"),
+    "local-8-topk": Variant(flags=(*_LOCAL, *_encoded("topk")), base="local-8-float32"),
+    "local-8-topk-16": Variant(
+        flags=(*_LOCAL, *_encoded("topk", kept=16)), base="local-8-float32", kept=16
+    ),
 }
-"""What is compared. Averages travel as gradients do, unless the name says otherwise."""
+"""What is compared. Averages travel as gradients do, and as int4 with int2, unless the name says
+otherwise; topk has 4 elements of 256, or as many as the name says."""
 
 
 def main() -> None:
@@ -93,8 +112,11 @@ def _line(trainers: Trainers, spec: WorkerSpec, variant: Variant) -> Run:
 def _row(name: str, seen: list[Run], base: list[Run] | None) -> dict[str, Any]:
     """One encoding: the final losses of all seeds, and how far they are from the base's."""
     ends = [run.curve[-1][1] for run in seen]
+    up, down = _parts_of_float32(VARIANTS[name])
     row = {
         "encoding": name,
+        "bytes_up": round(up, 4),
+        "bytes_down": round(down, 4),
         "samples": seen[0].curve[-1][0],
         "commits": seen[0].steps,
         "loss": round(statistics.mean(ends), 4),
@@ -108,6 +130,19 @@ def _row(name: str, seen: list[Run], base: list[Run] | None) -> dict[str, Any]:
         row["percent_spread"] = [round(min(away), 3), round(max(away), 3)]
     row["curves"] = [[(samples, round(loss, 4)) for samples, loss in run.curve] for run in seen]
     return row
+
+
+def _parts_of_float32(variant: Variant) -> tuple[float, float]:
+    """How many bytes contributions and averages are, as a part of float32's."""
+    flags = dict(zip(variant.flags[:-1], variant.flags[1:], strict=True))
+    encoding = Encoding.of(flags.get("--encoding", "float32"))
+    # What int2 is answered in if nothing is said.
+    same = Encoding.INT4_BLOCK if encoding is Encoding.INT2_BLOCK else encoding
+    answer = Encoding.of(flags["--answer-encoding"]) if "--answer-encoding" in flags else same
+    vectors = np.random.default_rng(0).standard_normal((WORKERS, 2**20)).astype(np.float32)
+    sent = [encode(each, encoding, kept=variant.kept) for each in vectors]
+    mean = np.mean([decode(each, encoding, 2**20) for each in sent], axis=0)
+    return sent[0].nbytes / 2**22, encode(mean, answer).nbytes / 2**22
 
 
 def _told(row: dict[str, Any]) -> str:
@@ -130,6 +165,8 @@ def _circumstances(options: argparse.Namespace, minutes: float) -> dict[str, obj
             f"{WORKERS} workers, one thread each",
             "AdamW with rate 3e-3, gradients clipped to a norm of 1",
             "the GPT of examples/shakespeare.py with 2 layers of width 64",
+            "bytes_up, bytes_down: of contributions and averages, float32's being 1; averages of "
+            "topk are those of independent gradients, which have no element in common",
             "percent: the loss above that of the base, mean over the seeds; then the extremes",
             "curves: a list for each seed, of samples and the loss on unseen samples; rank 0's",
         ],

@@ -32,6 +32,7 @@ from andon.protocol.reducers import MAX_REDUCERS
 from andon.protocol.ring import RING_CAPABILITY
 from andon.protocol.run_settings import Liveness, Policy, Topology
 from andon.protocol.schedules import AVERAGING, NESTEROV, Schedule
+from andon.protocol.sparse import KEPT, MOST_KEPT
 from andon_coordinator.core.cadence import CadenceRules
 from andon_coordinator.core.pacing import capabilities_for
 from andon_coordinator.core.same_bits import obstacle_in
@@ -84,11 +85,14 @@ class LineOptions:
         Count | None, Parameter(name=("--max-steps", "--steps"), group=EVERYDAY)
     ] = None
     """End after N steps. Default: the scripts decide."""
-    encoding: Literal["float32", "bfloat16", "float16", "int8", "int4"] = "float32"
-    """How gradients travel. 16 bits halve the traffic and lose digits; int8 and int4 are for slow
-    links. What these lose of a gradient is sent with the next one."""
+    encoding: Literal["float32", "bfloat16", "float16", "int8", "int4", "int2", "topk"] = "float32"
+    """How gradients travel. 16 bits halve the traffic and lose digits; int8, int4, int2 and topk
+    are for slow links. What these lose of a gradient is sent with the next one."""
+    topk_kept: Annotated[int | None, whole(1, MOST_KEPT)] = None
+    """Of topk: send N of each 256 elements, those of greatest magnitude. Default: 4."""
     answer_encoding: Literal["same", "float32", "bfloat16", "float16", "int8", "int4"] = "same"
-    """How averages travel back; `same` is as gradients do. Nothing makes up for what they lose."""
+    """How averages travel back; `same` is as gradients do, and int4 with int2. Nothing makes up for
+    what they lose."""
     topology: Topology = Topology.STAR
     """How gradients travel: to the reducers and back, or around a ring of workers."""
     may_stop: Literal["workers", "operators"] = "workers"
@@ -206,6 +210,8 @@ class LineOptions:
                 )
         if (no_fragments := self._obstacle_to_fragments) or (no_quorum := self._beside_quorum):
             return no_fragments or no_quorum
+        if self._beside_topk:
+            return self._beside_topk
         wanted = "--verify" if self.verify else "--same-bits" if self.same_bits else ""
         if wanted and (obstacle := obstacle_in(_policy_of(self), _pacing_of(self))):
             return (
@@ -244,6 +250,21 @@ class LineOptions:
         for other, is_set in others.items():
             if is_set:
                 return f"{what} can't go with {other}: leave one of them out"
+        return ""
+
+    @property
+    def _beside_topk(self) -> str:
+        """What can't go with the encoding topk, or without it, and the remedy; empty: nothing."""
+        if self.topk_kept is not None and self.encoding != "topk":
+            return (
+                f"--topk-kept applies to the encoding topk, and the encoding is {self.encoding}: "
+                "pass --encoding topk too, or leave it out"
+            )
+        if self.encoding == "topk" and self.topology is Topology.RING:
+            return (
+                "--encoding topk sends few elements, and a ring adds sums of all of them: use "
+                "--topology star, or --encoding int4"
+            )
         return ""
 
     @property
@@ -385,6 +406,8 @@ class CoordinatorConfig:
 
 def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Policy:
     answer = line.answer_encoding
+    if answer == "same" and line.encoding == "int2":
+        answer = "int4"
     noise = _pacing_of(line).asks_for_noise
     return Policy(
         chunk_elements=chunk_elements,
@@ -404,6 +427,7 @@ def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Polic
         max_grad_norm=line.max_grad_norm,
         own_gradient_norm=line.spike_factor(line.worker_grad_norm) is not None or noise,
         average_buffers=line.average_buffers,
+        topk_kept=KEPT if line.topk_kept is None else line.topk_kept,
     )
 
 

@@ -71,8 +71,8 @@ def call(module: ModuleType, chance: random.Random) -> None:
     if chance.random() < 0.02:
         vectors, shares = list(vectors), "abc"  # type: ignore[call-overload]  # a wrong argument
     elements = size // 4
-    bits = chance.choice([8, 4])
-    payload = 4 * -(-elements // (128 if bits == 8 else 32)) + -(-elements * bits // 8)
+    bits = chance.choice([8, 4, 2])
+    payload = 4 * -(-elements // {8: 128, 4: 32, 2: 64}[bits]) + -(-elements * bits // 8)
     match chance.randrange(8):
         case 0:
             module.weighted_mean(buffers.one(size), vectors, shares, chance.random() < 0.5)
@@ -81,11 +81,11 @@ def call(module: ModuleType, chance: random.Random) -> None:
         case 2:
             module.to_bfloat16(buffers.one(size // 2), buffers.one(size))
         case 3:
-            encode = module.to_int8 if bits == 8 else module.to_int4
+            encode = getattr(module, f"to_int{bits}")
             residual = buffers.one(size) if chance.random() < 0.5 else None
             encode(buffers.one(payload), buffers.one(size), residual)
         case 4:
-            decode = module.from_int8 if bits == 8 else module.from_int4
+            decode = getattr(module, f"from_int{bits}")
             start = chance.choice([0, 0, 0, 32, 128, 256, -128, 2**62])
             some = max(0, elements - start) if chance.random() < 0.9 else elements
             most = chance.choice([elements, elements, elements, elements + 1, -1, 2**61, 2**63 - 1])
@@ -96,7 +96,7 @@ def call(module: ModuleType, chance: random.Random) -> None:
             sums = bytes(chance.choice([0, 0, 1, 1, 2, 255]) for _ in range(count))
             module.tree_mean(buffers.one(size), vectors, sums, 2.0, chance.random() < 0.5)
         case _:
-            mean = module.int8_mean if bits == 8 else module.int4_mean
+            mean = getattr(module, f"int{bits}_mean")
             if isinstance(vectors, tuple):
                 vectors = tuple(buffers.one(payload) for _ in range(count))
             wide = chance.random() < 0.5

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from andon.protocol.encoding import Encoding, decode, encode
+from andon.protocol.run_settings import Policy
 from andon_trainer.core.calls import Floats
 from integration.harness import start_line
 
 pytestmark = pytest.mark.integration
 
-ENCODING = Encoding.INT4_BLOCK
+ENCODING = Encoding.TOPK
 BATCH, STEPS, FEATURES, RATE = 8, 8, 100, 0.5
 SPOILS, DIES = [1, 3], [1, 6]
 """The worker, and the step of its fault."""
@@ -41,7 +42,8 @@ def replay(*, feedback: bool) -> Floats:
         came = []
         for worker, (first, stop) in shares.items():
             numbers = data[first:stop].mean(axis=0, dtype=np.float32) + residuals[worker]
-            came.append(decode(encode(numbers, ENCODING), ENCODING, FEATURES))
+            sent = encode(numbers, ENCODING, kept=Policy().topk_kept)
+            came.append(decode(sent, ENCODING, FEATURES))
             if feedback:
                 residuals[worker] = numbers - came[-1]
         mean = came[0]

@@ -17,6 +17,7 @@ from vectors.raw import FIXED32, FIXED64, LENGTH, field, tag, varint
 from vectors.samples import ENVELOPES, cases_of, layout, plan, samples
 from vectors.session_samples import peer_frames
 from vectors.strips import STRIP_FORMS
+from vectors.topk import listed
 
 __all__ = ["accepting"]
 
@@ -155,6 +156,9 @@ def _encodings() -> Iterator[Vector]:
         note = f"Payload: 1, -2.5, 0.1, -0 and the least subnormal, as {strips.name}: scale, codes."
         payload = strips.encode(values)
         yield from _both(strips.name, payload, 5, reducer_pb2.OPERATION_WEIGHTED_MEAN, note)
+    values = [FLOAT32.of(1.0), FLOAT32.of(-2.5), FLOAT32.of(0.1), FLOAT32.sign, 1]
+    note = "Payload: 1, -2.5, 0.1, -0 and the least subnormal, as TOPK: count, places, values, run."
+    yield from _both("TOPK", listed(values), 5, reducer_pb2.OPERATION_WEIGHTED_MEAN, note)
     for name, size in _OTHERS.items():
         payload = bytes(range(size)) + b"\xff" * size
         note = "Not averaged by a reducer that offers means of floats only, but broadcast."
@@ -169,8 +173,13 @@ def _both(name: str, payload: bytes, count: int, operation: int, note: str) -> I
         "payload": payload,
     }
     shows, short = f"the encoding {name}", name.lower()
-    up = UP(block_gradient=gradient(rank=0, **fields))
+    # Averages are not INT2_BLOCK.
+    only_up = name == "INT2_BLOCK"
+    more = {"answer_encoding": layout_pb2.ENCODING_INT4_BLOCK} if only_up else {}
+    up = UP(block_gradient=gradient(rank=0, **fields, **more))
     yield accepted(f"ReduceRequest.block_gradient.{short}", up, shows, note=note)
+    if only_up:
+        return
     down = DOWN(averaged_block=average(**fields))
     yield accepted(f"ReduceResponse.averaged_block.{short}", down, shows, note=note)
 

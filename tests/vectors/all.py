@@ -13,6 +13,7 @@ from vectors.refusing import refusing
 from vectors.shares import shares_file
 from vectors.state import state_files
 from vectors.strips import strips_file
+from vectors.topk import topk_file
 from vectors.tree import tree_file
 
 __all__ = ["made"]
@@ -27,6 +28,7 @@ def made() -> dict[str, bytes]:
         "peers.json": peers_file(),
         "strips.json": strips_file(),
         "tcp.json": lanes_file(),
+        "topk.json": topk_file(),
         **shares_file(),
         **state_files(),
         **tree_file(),

@@ -9,6 +9,7 @@ from vectors.book import rows
 from vectors.floats import BFLOAT16, FLOAT16, FLOAT32, Format
 from vectors.mean import Contribution, Fault, first_fault, mean
 from vectors.strips import strip_averages, strip_faults
+from vectors.topk import topk_averages, topk_faults
 
 __all__ = ["averages_file", "faults_of_values"]
 
@@ -31,6 +32,7 @@ def averages_file() -> bytes:
         if form is not answer
     ]
     cases += strip_averages()
+    cases += topk_averages()
     cases.append(_all_abstain())
     cases += [_broadcast(form.name, form.size_bytes) for form in _FORMATS]
     cases += [_broadcast(name, size) for name, size in _OTHERS.items()]
@@ -186,6 +188,7 @@ def faults_of_values() -> list[Case]:
     """Contributions that have no mean, each with the BlockFault that answers them."""
     cases = [case for form in _FORMATS for case in _not_finite(form)]
     cases += strip_faults()
+    cases += topk_faults()
     top = FLOAT32.infinity - 1
     cases.append(
         _fault(

@@ -273,6 +273,7 @@ def _control_down() -> list[Message]:
         average_buffers=True,
         fragments=4,
         mix=0.5,
+        topk_kept=16,
     )
     return [
         pb.JoinAccepted(

@@ -25,7 +25,7 @@ _BLOCK, _OFFSET = 3, 128
 
 @dataclass(frozen=True, slots=True)
 class StripForm:
-    """INT8_BLOCK or INT4_BLOCK."""
+    """INT8_BLOCK, INT4_BLOCK or INT2_BLOCK."""
 
     name: str
     bits: int
@@ -65,7 +65,8 @@ class StripForm:
         read = [FLOAT32.read(each) for each in numbers]
         sizes = [each.size or Fraction(0) for each in read]
         assert max(sizes) <= _MOST
-        scale = FLOAT32.round(Number(False, max(sizes) / self.greatest))
+        quotient = max(sizes) * Fraction(3, 4) if self.bits == 2 else max(sizes) / self.greatest
+        scale = FLOAT32.round(Number(False, quotient))
         if scale < _LEAST:
             return 0, [lowest if each == FLOAT32.sign else 0 for each in numbers]
         scale = _SCALE.round(FLOAT32.read(scale)) << 8
@@ -91,32 +92,35 @@ class StripForm:
         return FLOAT32.round(Number(code < 0, abs(code) * exact)) if code else 0
 
     def _packed(self, codes: Sequence[int]) -> bytes:
-        if self.bits == 8:
-            return bytes(code & 0xFF for code in codes)
-        padded = [*codes, 0] if len(codes) % 2 else codes
+        each, mask = 8 // self.bits, (1 << self.bits) - 1
         return bytes(
-            (low & 0xF) | (high & 0xF) << 4
-            for low, high in zip(padded[0::2], padded[1::2], strict=True)
+            sum(
+                (code & mask) << self.bits * at
+                for at, code in enumerate(codes[start : start + each])
+            )
+            for start in range(0, len(codes), each)
         )
 
     def _codes(self, data: bytes) -> list[int]:
         size = 1 << self.bits
-        halves = (
-            data if self.bits == 8 else [half for byte in data for half in (byte & 15, byte >> 4)]
-        )
-        return [half - size if half >= size // 2 else half for half in halves]
+        codes = [byte >> shift & size - 1 for byte in data for shift in range(0, 8, self.bits)]
+        return [code - size if code >= size // 2 else code for code in codes]
 
 
-STRIP_FORMS = (StripForm("INT8_BLOCK", 8, 128), StripForm("INT4_BLOCK", 4, 32))
+STRIP_FORMS = (
+    StripForm("INT8_BLOCK", 8, 128),
+    StripForm("INT4_BLOCK", 4, 32),
+    StripForm("INT2_BLOCK", 2, 64),
+)
 
 
 def strips_file() -> bytes:
     """`strips.json`."""
     about = (
-        "INT8_BLOCK and INT4_BLOCK, bit for bit; docs/protocol-data.md, Integers with scales. "
-        "Values and decoded are little-endian float32 in hexadecimal; a NaN in decoded stands for "
-        "any. A case without values is only decoded. One with overflow can't be encoded: the "
-        "element says which value does not fit."
+        "INT8_BLOCK, INT4_BLOCK and INT2_BLOCK, bit for bit; docs/protocol-data.md, Integers with "
+        "scales. Values and decoded are little-endian float32 in hexadecimal; a NaN in decoded "
+        "stands for any. A case without values is only decoded. One with overflow can't be "
+        "encoded: the element says which value does not fit."
     )
     cases = [case for form in STRIP_FORMS for case in (*_encoded(form), *_decoded(form))]
     return rows("strips", about, cases)
@@ -167,7 +171,7 @@ def _encoded(form: StripForm) -> list[Case]:
 def _decoded(form: StripForm) -> list[Case]:
     """Payloads that no sender makes, which everybody decodes alike."""
     low, top, one = -form.greatest - 1, form.greatest, FLOAT32.of(1.0)
-    codes = [low, -top, -1, 0, 1, 2, top]
+    codes = [low, -top, -1, 0, 1, min(2, top), top]
     scales = {
         "a NaN of other bits": 0x7F800001,
         "an infinite scale": FLOAT32.infinity,
@@ -178,10 +182,13 @@ def _decoded(form: StripForm) -> list[Case]:
         "a scale so great that codes are infinite": FLOAT32.infinity - 1,
     }
     cases = [_case(form, what, form.of([scale], codes), 7) for what, scale in scales.items()]
-    if form.bits == 4:
-        payload = bytearray(form.of([one], [1, 2, 3]))
-        payload[-1] |= 0x70
-        cases.append(_case(form, "the last half of an odd count says nothing", bytes(payload), 3))
+    if form.bits != 8:
+        payload = bytearray(form.of([one], [1, top, low]))
+        payload[-1] |= 0x70 if form.bits == 4 else 0xC0
+        what = "the last half of an odd count says nothing"
+        cases.append(
+            _case(form, what if form.bits == 4 else what.replace("half", "bits"), bytes(payload), 3)
+        )
     return cases
 
 
@@ -208,6 +215,16 @@ def _averages(form: StripForm) -> list[Case]:
     first, second, third = (_payload(form, seed) for seed in range(3))
     name, count = form.name, form.strip + 3
     zeros = form.encode([FLOAT32.sign] * count)
+    if form.bits == 2:
+        return [
+            _average(f"{name}, {what}, answered in {answer}", given, form, answer)
+            for answer in ("FLOAT32", "INT8_BLOCK")
+            for what, given in (
+                ("one worker", [(3.0, first)]),
+                ("uneven", [(13.0, first), (0.75, second), (1e6, third)]),
+                ("one has a gradient", [(1.0, zeros), (2.0, first)]),
+            )
+        ]
     odd = form.of([FLOAT32.of(3.0)] * 2, [1, 2, -form.greatest - 1] * (count // 3 + 1))[
         : len(first)
     ]
@@ -238,7 +255,7 @@ def _average(
     given = [Contribution(weight, form.decode(payload, count)) for weight, payload in ranks]
     assert first_fault(given, FLOAT32, FLOAT32) is None, name
     bits = mean(given, FLOAT32, FLOAT32)
-    narrow = ranks[0][1] if len(ranks) == 1 else form.encode(bits)
+    narrow = ranks[0][1] if len(ranks) == 1 and not answer else _formed(answer or form.name, bits)
     return {
         "name": name,
         "operation": "WEIGHTED_MEAN",
@@ -249,9 +266,15 @@ def _average(
         "answer": {
             "contributors": len(ranks),
             "total_weight": sum(weight for weight, _ in ranks),
-            "payload": (FLOAT32.pack(bits) if answer else narrow).hex(),
+            "payload": narrow.hex(),
         },
     }
+
+
+def _formed(name: str, bits: list[int]) -> bytes:
+    if name == "FLOAT32":
+        return FLOAT32.pack(bits)
+    return next(form for form in STRIP_FORMS if form.name == name).encode(bits)
 
 
 def strip_faults() -> list[Case]:
@@ -266,6 +289,22 @@ def _faults(form: StripForm) -> list[Case]:
     whole = form.encode(good)
     non_finite = "NON_FINITE"
     negative = form.of([FLOAT32.sign | one], [1, 2, 3, 1])
+    # The greatest scale is finite, and so is its product with a code of 2 bits.
+    infinite = (
+        []
+        if form.bits == 2
+        else [
+            _fault(
+                form,
+                "a scale so great that a code is infinite",
+                [whole, form.of([FLOAT32.infinity - 1], [0, 1, 2, -3])],
+                non_finite,
+                2,
+                "inf",
+                1,
+            ),
+        ]
+    )
     return [
         _fault(form, "a NaN", [whole, form.encode(nan)], non_finite, 2, "nan", 1),
         _fault(form, "an infinity is NaN once it is encoded", [form.encode(inf)],
@@ -273,8 +312,7 @@ def _faults(form: StripForm) -> list[Case]:
         _fault(form, "the smallest element, and there the smallest rank",
                [form.encode(nan), form.encode(inf), form.encode(inf)], non_finite, 1, "nan", 1),
         _fault(form, "a negative scale", [whole, negative], non_finite, 1, "nan", 1),
-        _fault(form, "a scale so great that a code is infinite",
-               [whole, form.of([FLOAT32.infinity - 1], [0, 1, 2, -3])], non_finite, 2, "inf", 1),
+        *infinite,
         _fault(form, "a finite mean above 2^120", [form.of([great], [0, 1, 1, 0])] * 2,
                "ENCODING_OVERFLOW", 1, repr(2.0**121), None),
     ]  # fmt: skip
@@ -293,7 +331,7 @@ def _fault(
     return {
         "name": f"{form.name}, {what}",
         "encoding": form.name,
-        "answer_encoding": form.name,
+        "answer_encoding": "INT8_BLOCK" if form.bits == 2 else form.name,
         "block": _BLOCK,
         "element_offset": _OFFSET,
         "element_count": 4,

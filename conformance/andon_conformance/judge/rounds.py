@@ -78,7 +78,7 @@ class ClientRound:
         for given in self.given:
             message = given.message
             if Chunk(message.block, message.offset, message.count) == chunk:
-                fits = len(message.payload) == message.encoding.payload_bytes(chunk.count)
+                fits = message.encoding.fits(len(message.payload), chunk.count)
                 return decode(message.payload, message.encoding, chunk.count) if fits else None
         return None
 

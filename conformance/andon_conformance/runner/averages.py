@@ -209,6 +209,18 @@ async def int4_is_rounded(line: LineUnderTest) -> None:
     await _encoded(line, Encoding.INT4_BLOCK)
 
 
+@CHECKS.add("average.int2", "6")
+async def int2_is_rounded(line: LineUnderTest) -> None:
+    """INT2_BLOCK contributions come back in INT4_BLOCK, likewise, if RoundOpened has int2.v1."""
+    await _encoded(line, Encoding.INT2_BLOCK, Encoding.INT4_BLOCK)
+
+
+@CHECKS.add("average.topk", "6")
+async def topk_is_listed(line: LineUnderTest) -> None:
+    """TOPK contributions, likewise, if RoundOpened has topk.v1."""
+    await _encoded(line, Encoding.TOPK)
+
+
 @CHECKS.add("average.int8_answer", "6")
 async def int8_is_answered_in_float32(line: LineUnderTest) -> None:
     """INT8_BLOCK contributions come back in FLOAT32, likewise."""

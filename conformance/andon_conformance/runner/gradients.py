@@ -292,14 +292,14 @@ def _difference(
             f"{len(expected)} bytes of block {chunk.block} from element {chunk.offset} on",
             f"{len(came)} bytes at {player.name}",
         )
-    width = 1 if answer.strips is not None else answer.wire_dtype.itemsize
+    width = 1 if answer.loses_much else answer.wire_dtype.itemsize
     differing = [
         start for start in range(0, len(expected), width)
         if expected[start : start + width] != came[start : start + width]
     ]  # fmt: skip
     first = differing[0]
     where = f"element {chunk.offset + first // width} of block {chunk.block}"
-    if answer.strips is not None:
+    if answer.loses_much:
         where = f"byte {first} of block {chunk.block} from element {chunk.offset} on"
     return Violation(
         f"{reference.bits(expected[first : first + width])} as {where}",

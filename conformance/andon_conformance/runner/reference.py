@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from andon.protocol.encoding import Encoding
 
@@ -54,8 +55,8 @@ def mean(parts: Sequence[tuple[float, Sequence[float]]]) -> tuple[float, list[fl
     return total, result
 
 
-def encode(numbers: Sequence[float], encoding: Encoding) -> bytes:
-    """Encodes float32 numbers.
+def encode(numbers: Sequence[float], encoding: Encoding, kept: int | None = None) -> bytes:
+    """Encodes float32 numbers; `kept` is how many TOPK lists of each 256, None: all.
 
     Raises:
         EncodingTooSmall: a finite one rounds to an infinity.
@@ -69,6 +70,8 @@ def encode(numbers: Sequence[float], encoding: Encoding) -> bytes:
             raise EncodingTooSmall from None
     if encoding is Encoding.BFLOAT16:
         return struct.pack(f"<{len(numbers)}H", *map(_bfloat16, numbers))
+    if encoding is Encoding.TOPK:
+        return _listed(numbers, kept or _STRETCH)
     return _quantised(numbers, *_STRIPS[encoding])
 
 
@@ -80,12 +83,18 @@ def decode(data: bytes, encoding: Encoding, count: int) -> list[float]:
         return list(struct.unpack(f"<{len(data) // 2}e", data))
     if encoding in _STRIPS:
         return _dequantised(data, count, *_STRIPS[encoding])
+    if encoding is Encoding.TOPK:
+        return _unlisted(data, count)
     halves = struct.unpack(f"<{len(data) // 2}H", data)
     words = struct.pack(f"<{len(halves)}I", *(half << 16 for half in halves))
     return list(struct.unpack(f"<{len(halves)}f", words))
 
 
-_STRIPS = {Encoding.INT8_BLOCK: (8, 128), Encoding.INT4_BLOCK: (4, 32)}
+_STRIPS = {
+    Encoding.INT8_BLOCK: (8, 128),
+    Encoding.INT4_BLOCK: (4, 32),
+    Encoding.INT2_BLOCK: (2, 64),
+}
 """Bits of a code, and elements that share a scale."""
 
 
@@ -96,12 +105,11 @@ def _quantised(numbers: Sequence[float], bits: int, strip: int) -> bytes:
         scale, marks = _strip_of(part, 2 ** (bits - 1) - 1)
         scales.append(scale)
         codes += marks
-    if bits == 4:
-        codes += [0] * (len(codes) % 2)
-        halves = zip(codes[0::2], codes[1::2], strict=True)
-        packed = bytes((low & 0xF) | (high & 0xF) << 4 for low, high in halves)
-    else:
-        packed = struct.pack(f"<{len(codes)}b", *codes)
+    each, mask = 8 // bits, 2**bits - 1
+    packed = bytes(
+        sum((code & mask) << bits * at for at, code in enumerate(codes[first : first + each]))
+        for first in range(0, len(codes), each)
+    )
     return struct.pack(f"<{len(scales)}f", *scales) + packed
 
 
@@ -112,7 +120,7 @@ def _strip_of(part: Sequence[float], greatest: int) -> tuple[float, list[int]]:
     most = max(map(abs, part))
     if most > 2.0**120:
         raise EncodingTooSmall
-    scale = f32(most / greatest)
+    scale = f32(most * 0.75) if greatest == 1 else f32(most / greatest)
     if scale < 2.0**-126:
         scale = 0.0
     fraction, exponent = math.frexp(scale)
@@ -130,12 +138,9 @@ def _strip_of(part: Sequence[float], greatest: int) -> tuple[float, list[int]]:
 def _dequantised(data: bytes, count: int, bits: int, strip: int) -> list[float]:
     strips = -(-count // strip)
     scales, packed = struct.unpack(f"<{strips}f", data[: 4 * strips]), data[4 * strips :]
-    if bits == 4:
-        halves = [half for byte in packed for half in (byte & 0xF, byte >> 4)]
-        codes = [half - 16 if half > 7 else half for half in halves][:count]
-    else:
-        codes = list(struct.unpack(f"<{count}b", packed))
     lowest, numbers = -(2 ** (bits - 1)), []
+    raw = [byte >> shift & 2**bits - 1 for byte in packed for shift in range(0, 8, bits)][:count]
+    codes = [code + 2 * lowest if code >= -lowest else code for code in raw]
     for element, code in enumerate(codes):
         scale = scales[element // strip]
         if not (math.isfinite(scale) and math.copysign(1, scale) > 0):
@@ -145,8 +150,55 @@ def _dequantised(data: bytes, count: int, bits: int, strip: int) -> list[float]:
     return numbers
 
 
+_STRETCH = 256
+"""Elements whose places TOPK counts together."""
+
+
+def _listed(numbers: Sequence[float], kept: int) -> bytes:
+    counts, places, values = [], [], []
+    runs: list[tuple[int, int]] = []
+    for start in range(0, len(numbers), _STRETCH):
+        halves = list(map(_bfloat16, numbers[start : start + _STRETCH]))
+        # By magnitude, and of equals the first ones first.
+        order = sorted((-(half & 0x7FFF), at) for at, half in enumerate(halves))
+        chosen = sorted(at for size, at in order[:kept] if size)
+        counts.append(len(chosen))
+        places += chosen
+        values += [halves[at] for at in chosen]
+    for at, number in enumerate(numbers):
+        if number == 0 and math.copysign(1, number) < 0:
+            if runs and sum(runs[-1]) == at:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((at, 1))
+    return (
+        struct.pack(f"<{len(counts)}H", *counts)
+        + bytes(places)
+        + struct.pack(f"<{len(values)}H", *values)
+        + b"".join(struct.pack("<2I", *run) for run in runs)
+    )
+
+
+def _unlisted(data: bytes, count: int) -> list[float]:
+    stretches = -(-count // _STRETCH)
+    counts = struct.unpack_from(f"<{stretches}H", data)
+    places_at, listed = 2 * stretches, sum(counts)
+    halves = struct.unpack_from(f"<{listed}H", data, places_at + listed)
+    stretch_of = [stretch for stretch, some in enumerate(counts) for _ in range(some)]
+    numbers = [0.0] * count
+    for entry, half in enumerate(halves):
+        word = struct.pack("<I", half << 16)
+        at = _STRETCH * stretch_of[entry] + data[places_at + entry]
+        numbers[at] = struct.unpack("<f", word)[0]
+    for first, length in struct.iter_unpack("<2I", data[places_at + 3 * listed :]):
+        numbers[first : first + length] = [-0.0] * length
+    return numbers
+
+
 def strip_elements(encoding: Encoding) -> int:
-    """How many elements share a scale; 1 if each stands by itself."""
+    """How many elements share a scale or a list; 1 if each stands by itself."""
+    if encoding is Encoding.TOPK:
+        return _STRETCH
     return _STRIPS[encoding][1] if encoding in _STRIPS else 1
 
 
@@ -161,6 +213,8 @@ def repeated(
     """
     own = strip_elements(encoding)
     strip = max(strip, own)
+    if encoding is Encoding.TOPK:
+        return _repeated_list(made, math.lcm(period, strip), count)
     whole = count - count % strip
     once = min(whole, math.lcm(period, strip))
     head, tail = (
@@ -175,6 +229,28 @@ def repeated(
     return scales + _tiled(head[first:], size) + tail[last:]
 
 
+def _repeated_list(made: Callable[[int, int], bytes], once: int, count: int) -> bytes:
+    """A payload of TOPK whose elements repeat after `once` of them, which are whole stretches."""
+    rest = count % once
+    sizes = [once] * (count // once) + ([rest] if rest else [])
+    head = made(0, once) if count >= once else b""
+    tail = made(count - rest, rest) if rest else b""
+    parts, runs, first = [b"", b"", b""], list[tuple[int, int]](), 0
+    for size in sizes:
+        piece = head if size == once else tail
+        places_at = 2 * -(-size // _STRETCH)
+        listed = sum(struct.unpack_from(f"<{places_at // 2}H", piece))
+        cuts = (0, places_at, places_at + listed, places_at + 3 * listed)
+        for at, (start, stop) in enumerate(pairwise(cuts)):
+            parts[at] += piece[start:stop]
+        for begin, length in struct.iter_unpack("<2I", piece[cuts[-1] :]):
+            if runs and sum(runs[-1]) == first + begin:
+                begin, length = runs[-1][0] - first, length + runs.pop()[1]
+            runs.append((first + begin, length))
+        first += size
+    return b"".join(parts) + b"".join(struct.pack("<2I", *run) for run in runs)
+
+
 def _tiled(data: bytes, size: int) -> bytes:
     return (data * (size // len(data) + 1))[:size] if data else b""
 
@@ -185,6 +261,10 @@ def bits(data: bytes) -> str:
 
 
 def _bfloat16(number: float) -> int:
+    if math.isnan(number):
+        return 0x7FC0
+    if math.isinf(number):
+        return 0x7F80 if number > 0 else 0xFF80
     pattern: int = struct.unpack("<I", struct.pack("<f", number))[0]
     half = (pattern + 0x7FFF + ((pattern >> 16) & 1)) >> 16
     if half & 0x7FFF == 0x7F80:

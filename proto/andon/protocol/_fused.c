@@ -380,6 +380,9 @@ static int take(Py_buffer *view, PyObject *object, int flags, Py_ssize_t length,
     return -1;
 }
 
+/* One of three passes, for a number of bits. */
+#define OF_BITS(bits, name) ((bits) == 8 ? name##_8 : (bits) == 4 ? name##_4 : name##_2)
+
 static PyObject *to_strips(PyObject *args, int bits)
 {
     PyObject *out_object, *values_object, *residual_object, *answer = NULL;
@@ -400,8 +403,7 @@ static PyObject *to_strips(PyObject *args, int bits)
     if (wanted && take(&residual, residual_object, PyBUF_WRITABLE, values.len, "residual") < 0)
         goto no_out;
     Py_BEGIN_ALLOW_THREADS
-    fits = (bits == 8 ? narrow_8 : narrow_4)(
-        out.buf, values.buf, wanted ? residual.buf : NULL, n);
+    fits = OF_BITS(bits, narrow)(out.buf, values.buf, wanted ? residual.buf : NULL, n);
     Py_END_ALLOW_THREADS
     answer = PyBool_FromLong(fits);
     if (wanted)
@@ -427,7 +429,7 @@ static PyObject *from_strips(PyObject *args, int bits)
         PyErr_SetString(PyExc_ValueError, "out must be for elements that the payload has");
     } else if (take(&payload, payload_object, 0, payload_bytes(n, bits), "payload") == 0) {
         Py_BEGIN_ALLOW_THREADS
-        (bits == 8 ? widen_8 : widen_4)(out.buf, payload.buf, n, start, some);
+        OF_BITS(bits, widen)(out.buf, payload.buf, n, start, some);
         Py_END_ALLOW_THREADS
         PyBuffer_Release(&payload);
         answer = Py_NewRef(Py_None);
@@ -459,71 +461,53 @@ static PyObject *strips_mean(PyObject *args, int bits)
     }
     mean = (StripMean){given.out.buf, given.vectors, given.shares, given.count, n, wide};
     Py_BEGIN_ALLOW_THREADS
-    finite = (bits == 8 ? mean_8 : mean_4)(&mean);
+    finite = OF_BITS(bits, mean)(&mean);
     Py_END_ALLOW_THREADS
     release(&given);
     return PyBool_FromLong(finite);
 }
 
-PyDoc_STRVAR(to_int8_doc,
-"to_int8(out, values, residual, /)\n--\n\n"
-"Encodes float32 `values` to `out` as INT8_BLOCK. Returns whether all fit; if not, use nothing.\n\n"
-"`residual` is None or a buffer as long as `values`, which gets what is lost.\n\n"
-"Raises:\n    ValueError: the lengths do not match.\n");
+/* The functions for strips whose codes have so many bits. */
+#define STRIP_FUNCTIONS(bits)                                                                      \
+    PyDoc_STRVAR(to_int##bits##_doc,                                                               \
+    "to_int" #bits "(out, values, residual, /)\n--\n\n"                                            \
+    "Encodes float32 `values` to `out` as INT" #bits "_BLOCK. Returns whether all fit; if not, use\n" \
+    "nothing. `residual` is None or a buffer as long as `values`, which gets what is lost.\n\n"    \
+    "Raises:\n    ValueError: the lengths do not match.\n");                                       \
+    static PyObject *to_int##bits(PyObject *module, PyObject *args)                                \
+    {                                                                                              \
+        (void)module;                                                                              \
+        return to_strips(args, bits);                                                              \
+    }                                                                                              \
+    PyDoc_STRVAR(from_int##bits##_doc,                                                             \
+    "from_int" #bits "(out, payload, count, start, /)\n--\n\n"                                     \
+    "Decodes an INT" #bits "_BLOCK payload of `count` elements to the float32 of `out`, from\n"    \
+    "`start` on.\n\n"                                                                              \
+    "Raises:\n    ValueError: the lengths do not match, or `start` does not begin a strip.\n");    \
+    static PyObject *from_int##bits(PyObject *module, PyObject *args)                              \
+    {                                                                                              \
+        (void)module;                                                                              \
+        return from_strips(args, bits);                                                            \
+    }                                                                                              \
+    PyDoc_STRVAR(int##bits##_mean_doc,                                                             \
+    "int" #bits "_mean(out, vectors, shares, count, wide, /)\n--\n\n"                              \
+    "Like weighted_mean for INT" #bits "_BLOCK payloads of `count` elements; sums are float32.\n\n" \
+    "`out` gets float32 if `wide`, else INT" #bits "_BLOCK. Returns whether all is finite, and fits.\n"); \
+    static PyObject *int##bits##_mean(PyObject *module, PyObject *args)                            \
+    {                                                                                              \
+        (void)module;                                                                              \
+        return strips_mean(args, bits);                                                            \
+    }
 
-static PyObject *to_int8(PyObject *module, PyObject *args)
-{
-    (void)module;
-    return to_strips(args, 8);
-}
+STRIP_FUNCTIONS(8)
+STRIP_FUNCTIONS(4)
+STRIP_FUNCTIONS(2)
 
-PyDoc_STRVAR(to_int4_doc, "to_int4(out, values, residual, /)\n--\n\nLikewise as INT4_BLOCK.\n");
-
-static PyObject *to_int4(PyObject *module, PyObject *args)
-{
-    (void)module;
-    return to_strips(args, 4);
-}
-
-PyDoc_STRVAR(from_int8_doc,
-"from_int8(out, payload, count, start, /)\n--\n\n"
-"Decodes an INT8_BLOCK payload of `count` elements to the float32 of `out`, from `start` on.\n\n"
-"Raises:\n    ValueError: the lengths do not match, or `start` does not begin a strip.\n");
-
-static PyObject *from_int8(PyObject *module, PyObject *args)
-{
-    (void)module;
-    return from_strips(args, 8);
-}
-
-PyDoc_STRVAR(from_int4_doc,
-"from_int4(out, payload, count, start, /)\n--\n\nLikewise for INT4_BLOCK.\n");
-
-static PyObject *from_int4(PyObject *module, PyObject *args)
-{
-    (void)module;
-    return from_strips(args, 4);
-}
-
-PyDoc_STRVAR(int8_mean_doc,
-"int8_mean(out, vectors, shares, count, wide, /)\n--\n\n"
-"Like weighted_mean for INT8_BLOCK payloads of `count` elements; sums are float32.\n\n"
-"`out` gets float32 if `wide`, else INT8_BLOCK. Returns whether all is finite, and fits.\n");
-
-static PyObject *int8_mean(PyObject *module, PyObject *args)
-{
-    (void)module;
-    return strips_mean(args, 8);
-}
-
-PyDoc_STRVAR(int4_mean_doc,
-"int4_mean(out, vectors, shares, count, wide, /)\n--\n\nLikewise for INT4_BLOCK.\n");
-
-static PyObject *int4_mean(PyObject *module, PyObject *args)
-{
-    (void)module;
-    return strips_mean(args, 4);
-}
+/* Their entries in the module's table. */
+#define STRIP_METHODS(bits)                                                                        \
+    {"to_int" #bits, to_int##bits, METH_VARARGS, to_int##bits##_doc},                              \
+    {"from_int" #bits, from_int##bits, METH_VARARGS, from_int##bits##_doc},                        \
+    {"int" #bits "_mean", int##bits##_mean, METH_VARARGS, int##bits##_mean_doc}
 
 #ifdef __linux__
 #include "_neighbours.h"
@@ -534,12 +518,9 @@ static PyMethodDef methods[] = {
     {"tree_mean", tree_mean, METH_VARARGS, tree_mean_doc},
     {"bfloat16_mean", bfloat16_mean, METH_VARARGS, bfloat16_mean_doc},
     {"to_bfloat16", to_bfloat16, METH_VARARGS, to_bfloat16_doc},
-    {"to_int8", to_int8, METH_VARARGS, to_int8_doc},
-    {"to_int4", to_int4, METH_VARARGS, to_int4_doc},
-    {"from_int8", from_int8, METH_VARARGS, from_int8_doc},
-    {"from_int4", from_int4, METH_VARARGS, from_int4_doc},
-    {"int8_mean", int8_mean, METH_VARARGS, int8_mean_doc},
-    {"int4_mean", int4_mean, METH_VARARGS, int4_mean_doc},
+    STRIP_METHODS(8),
+    STRIP_METHODS(4),
+    STRIP_METHODS(2),
 #ifdef __linux__
     {"all_reduce", all_reduce, METH_VARARGS, all_reduce_doc},
     {"wait_word", wait_word, METH_VARARGS, wait_word_doc},

@@ -1,4 +1,4 @@
-/* Encodings with a scale for each strip of elements: 8 and 4 bits, to and fro, and their means.
+/* Encodings with a scale for each strip of elements: 8, 4 and 2 bits, to and fro, and their means.
 
    Gives the same bits as andon.protocol.strips, which says what the codes mean. Included by
    _fused.c alone, which has the checks: nothing here checks a length.
@@ -16,8 +16,8 @@
 /* Elements of the longest strip. */
 #define STRIP_MOST 128
 
-#define STRIP_OF(bits) ((bits) == 8 ? 128 : 32)
-#define GREATEST_CODE(bits) ((bits) == 8 ? 127 : 7)
+#define STRIP_OF(bits) ((bits) == 8 ? 128 : (bits) == 4 ? 32 : 64)
+#define GREATEST_CODE(bits) ((1 << ((bits) - 1)) - 1)
 
 /* As bits. */
 #define LEAST_SCALE 0x00800000u     /* 2^-126: anything below is subnormal. */
@@ -38,7 +38,7 @@ static Py_ssize_t strips_of(Py_ssize_t n, int bits)
 /* The length of the payload of `n` elements, which are few enough. */
 static Py_ssize_t payload_bytes(Py_ssize_t n, int bits)
 {
-    return 4 * strips_of(n, bits) + (bits == 8 ? n : n / 2 + n % 2);
+    return 4 * strips_of(n, bits) + (n * bits + 7) / 8;
 }
 
 INLINE uint32_t bits_of(float number)
@@ -66,10 +66,12 @@ INLINE uint32_t greatest_of(const float *numbers, int n)
     return (uint32_t)most;
 }
 
-/* The scale of a strip whose greatest magnitude has the bits `most`. */
+/* The scale of a strip whose greatest magnitude has the bits `most`. A greatest code of 1 is that of
+   2 bits. */
 INLINE float scale_for(uint32_t most, int greatest)
 {
-    uint32_t bits = bits_of(float_of(most) / (float)greatest);
+    uint32_t bits = bits_of(greatest == 1 ? float_of(most) * 0.75f
+                                          : float_of(most) / (float)greatest);
     /* 16 significant bits, so that a product with a code is exact. */
     return float_of(bits < LEAST_SCALE ? 0 : (bits + 0x7Fu + ((bits >> 8) & 1u)) & 0xFFFFFF00u);
 }
@@ -104,8 +106,8 @@ INLINE void decode_strip(float *numbers, const int8_t *codes, int n, int greates
     }
 }
 
-/* Puts the codes of a strip into the bytes of a payload, and takes them out. Two codes of 4 bits are
-   in one byte, the first of them in its lower half. */
+/* Puts the codes of a strip into the bytes of a payload, and takes them out. Two codes of 4 bits, or
+   four of 2, are in one byte, the first of them in its lowest bits. */
 
 INLINE void put_codes(char *to, const int8_t *codes, int n, int bits)
 {
@@ -113,10 +115,12 @@ INLINE void put_codes(char *to, const int8_t *codes, int n, int bits)
         memcpy(to, codes, (size_t)n);
         return;
     }
-    for (int j = 0; j < n / 2; j++)
-        to[j] = (char)((codes[2 * j] & 0xF) | (codes[2 * j + 1] & 0xF) << 4);
-    if (n % 2)
-        to[n / 2] = (char)(codes[n - 1] & 0xF);
+    for (int j = 0, each = 8 / bits; j < n; j += each) {
+        int byte = 0;
+        for (int k = 0; k < each && j + k < n; k++)
+            byte |= (codes[j + k] & ((1 << bits) - 1)) << k * bits;
+        to[j / each] = (char)byte;
+    }
 }
 
 INLINE void take_codes(int8_t *codes, const char *from, int n, int bits)
@@ -125,13 +129,11 @@ INLINE void take_codes(int8_t *codes, const char *from, int n, int bits)
         memcpy(codes, from, (size_t)n);
         return;
     }
-    for (int j = 0; j < n / 2; j++) {
-        int byte = (unsigned char)from[j];
-        codes[2 * j] = (int8_t)(((byte & 0xF) ^ 8) - 8);
-        codes[2 * j + 1] = (int8_t)(((byte >> 4) ^ 8) - 8);
+    const int each = 8 / bits, sign = 1 << (bits - 1);
+    for (int j = 0; j < n; j++) {
+        int code = (unsigned char)from[j / each] >> j % each * bits & (2 * sign - 1);
+        codes[j] = (int8_t)((code ^ sign) - sign);
     }
-    if (n % 2)
-        codes[n - 1] = (int8_t)((((unsigned char)from[n / 2] & 0xF) ^ 8) - 8);
 }
 
 /* A payload, as its two parts. */
@@ -299,3 +301,4 @@ INLINE int mean_of_strips(const StripMean *mean, Py_ssize_t start, int bits)
 
 STRIP_PASSES(8)
 STRIP_PASSES(4)
+STRIP_PASSES(2)

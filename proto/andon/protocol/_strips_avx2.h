@@ -3,7 +3,7 @@
 #define AVX2 __attribute__((target("avx2"), always_inline)) static inline
 #define AVX2_PASS __attribute__((target("avx2"))) static
 
-/* 32 codes at a time: both kinds of strips are multiples of that. Codes are bytes meanwhile. */
+/* 32 codes at a time: strips are multiples of that. Codes are bytes meanwhile. */
 #define SOME 32
 
 AVX2 uint32_t greatest_of_strip_avx2(const char *numbers, int bits)
@@ -51,6 +51,16 @@ AVX2 void put_codes_avx2(char *to, __m256i codes, int bits)
 {
     if (bits == 8) {
         _mm256_storeu_si256((void *)to, codes);
+    } else if (bits == 2) {
+        __m256i low = _mm256_and_si256(codes, _mm256_set1_epi8(3));
+        /* Of each two bytes, the first and 4 times the second; of two of these sums, the first and
+           16 times the second. Each is a byte by itself, in the lowest one of four. */
+        __m256i fours = _mm256_madd_epi16(_mm256_maddubs_epi16(low, _mm256_set1_epi16(0x0401)),
+                                          _mm256_set1_epi32(0x00100001));
+        fours = _mm256_packus_epi32(fours, fours);
+        fours = _mm256_packus_epi16(fours, fours);
+        _mm_storel_epi64((void *)to, _mm_unpacklo_epi32(_mm256_castsi256_si128(fours),
+                                                        _mm256_extracti128_si256(fours, 1)));
     } else {
         __m256i low = _mm256_and_si256(codes, _mm256_set1_epi8(0xF));
         /* Of each two bytes, the first and 16 times the second. */
@@ -64,6 +74,16 @@ AVX2 __m256i take_codes_avx2(const char *from, int bits)
 {
     if (bits == 8) {
         return _mm256_loadu_si256((void *)from);
+    } else if (bits == 2) {
+        /* What the lower and the upper two bits of a half byte are. */
+        const __m128i lower = _mm_setr_epi8(0, 1, -2, -1, 0, 1, -2, -1, 0, 1, -2, -1, 0, 1, -2, -1);
+        const __m128i upper = _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, -2, -2, -2, -2, -1, -1, -1, -1);
+        __m128i bytes = _mm_loadl_epi64((void *)from), half = _mm_set1_epi8(0xF);
+        __m128i halves = _mm_unpacklo_epi8(_mm_and_si128(bytes, half),
+                                           _mm_and_si128(_mm_srli_epi16(bytes, 4), half));
+        __m128i first = _mm_shuffle_epi8(lower, halves), second = _mm_shuffle_epi8(upper, halves);
+        return _mm256_set_m128i(_mm_unpackhi_epi8(first, second),
+                                _mm_unpacklo_epi8(first, second));
     } else {
         const __m256i eight = _mm256_set1_epi8(8);
         const __m128i lower = _mm_set1_epi8(0xF);
@@ -193,3 +213,4 @@ AVX2 Py_ssize_t mean_of_strips_avx2(const StripMean *mean, int bits, int *finite
 
 WHOLE_STRIPS(8)
 WHOLE_STRIPS(4)
+WHOLE_STRIPS(2)

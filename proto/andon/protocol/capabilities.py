@@ -16,6 +16,7 @@ __all__ = [
     "COORDINATOR_CAPABILITIES",
     "COPIED_BUFFERS",
     "HASHED_BASE",
+    "INT2",
     "INT4",
     "INT8",
     "LEARNING",
@@ -28,6 +29,7 @@ __all__ = [
     "REDUCER_CAPABILITIES",
     "SAME_BITS",
     "STANDING",
+    "TOPK",
     "VERIFIES",
     "WORKER_CAPABILITIES",
     "capabilities_of",
@@ -49,6 +51,10 @@ INT8 = "int8.v1"
 """The program knows the encoding INT8_BLOCK: a worker sends and reads it, a reducer averages it."""
 INT4 = "int4.v1"
 """The program knows the encoding INT4_BLOCK, likewise."""
+INT2 = "int2.v1"
+"""The program knows the encoding INT2_BLOCK: a worker sends it, a reducer averages it."""
+TOPK = "topk.v1"
+"""The program knows the encoding TOPK: a worker sends and reads it, a reducer averages it."""
 STANDING = "standing.v1"
 """The coordinator takes `StepReady.next`, and answers it with `StepCommitted.assignment`."""
 LEARNING = "learning.v1"
@@ -62,14 +68,19 @@ SAME_BITS = "same-bits.v1"
 VERIFIES = "verifies.v1"
 """The worker obeys `ShardAssignment.attests` and what goes with it; it has SAME_BITS as well."""
 
-WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4, COPIED_BUFFERS)
+WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4, INT2, TOPK, COPIED_BUFFERS)
 """What each PyTorch worker of this version can do; its Join may add others."""
 COORDINATOR_CAPABILITIES = (HASHED_BASE, OVERFLOW, STANDING)
 """What a coordinator of this version can do."""
-REDUCER_CAPABILITIES = (INT8, INT4, LISTENING, SAME_BITS)
+REDUCER_CAPABILITIES = (INT8, INT4, INT2, TOPK, LISTENING, SAME_BITS)
 """What a reducer of this version can do on every machine; RoundOpened may name others."""
 
-_ENCODINGS = {Encoding.INT8_BLOCK: INT8, Encoding.INT4_BLOCK: INT4}
+_ENCODINGS = {
+    Encoding.INT8_BLOCK: INT8,
+    Encoding.INT4_BLOCK: INT4,
+    Encoding.INT2_BLOCK: INT2,
+    Encoding.TOPK: TOPK,
+}
 
 
 def capabilities_of(encodings: Iterable[Encoding | None]) -> tuple[str, ...]:

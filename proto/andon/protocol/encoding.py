@@ -11,11 +11,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from andon.protocol.strips import GREATEST_SCALED, INT4, INT8, StripFormat, dequantise, quantise
+from andon.protocol import sparse
+from andon.protocol.strips import (
+    GREATEST_SCALED,
+    INT2,
+    INT4,
+    INT8,
+    StripFormat,
+    dequantise,
+    quantise,
+)
 
 __all__ = [
     "Encoding",
     "EncodingOverflow",
+    "answers_defect",
     "decode",
     "decode_into",
     "decode_part",
@@ -50,6 +60,8 @@ class Encoding(enum.Enum):
     UINT8 = 7
     INT8_BLOCK = 8
     INT4_BLOCK = 9
+    INT2_BLOCK = 10
+    TOPK = 11
 
     @classmethod
     def of(cls, label: str) -> Encoding:
@@ -74,20 +86,34 @@ class Encoding(enum.Enum):
         return _STRIPS.get(self)
 
     @property
+    def loses_much(self) -> bool:
+        """Whether a worker sends what it lost of one contribution with the next one."""
+        return self.strips is not None or self is Encoding.TOPK
+
+    @property
     def wire_dtype(self) -> np.dtype[Any]:
         """The numpy type of the bytes; bfloat16, which numpy lacks, is unsigned 16 bits.
 
         Raises:
-            ValueError: the payload has scales and codes, which are of two types.
+            ValueError: the payload has parts of several types.
         """
-        if self.strips is not None:
+        if self.loses_much:
             raise ValueError(f"a payload of {self.label} is no array of one type")
         return _DTYPES[self]
 
     def payload_bytes(self, count: int) -> int:
-        """The length of the payload of `count` elements."""
+        """The length of the payload of `count` elements.
+
+        That of TOPK depends on how many of them it lists: this is more than any worker sends.
+        """
         strips = self.strips
-        return count * _DTYPES[self].itemsize if strips is None else strips.payload_bytes(count)
+        if strips is not None:
+            return strips.payload_bytes(count)
+        return count * _DTYPES[Encoding.FLOAT32 if self is Encoding.TOPK else self].itemsize
+
+    def fits(self, size: int, count: int) -> bool:
+        """Whether `count` elements may have a payload of `size` bytes."""
+        return self is Encoding.TOPK or size == self.payload_bytes(count)
 
 
 _DTYPES: dict[Encoding, np.dtype[Any]] = {
@@ -100,8 +126,12 @@ _DTYPES: dict[Encoding, np.dtype[Any]] = {
     Encoding.UINT8: np.dtype("u1"),
 }
 
-_STRIPS = {Encoding.INT8_BLOCK: INT8, Encoding.INT4_BLOCK: INT4}
-_LABELS = {Encoding.INT8_BLOCK: "int8", Encoding.INT4_BLOCK: "int4"}
+_STRIPS = {Encoding.INT8_BLOCK: INT8, Encoding.INT4_BLOCK: INT4, Encoding.INT2_BLOCK: INT2}
+_LABELS = {
+    Encoding.INT8_BLOCK: "int8",
+    Encoding.INT4_BLOCK: "int4",
+    Encoding.INT2_BLOCK: "int2",
+}
 
 
 class EncodingOverflow(ValueError):
@@ -118,16 +148,30 @@ class EncodingOverflow(ValueError):
         self.value = value
 
 
+def answers_defect(encoding: Encoding, answer: Encoding | None) -> str:
+    """Why means of contributions in `encoding` can't be answered in `answer`; empty: they can.
+
+    `answer` of None is that of the contributions.
+    """
+    answer = answer or encoding
+    if answer is Encoding.INT2_BLOCK:
+        return "an average has more levels than int2: answers need another encoding"
+    if answer is Encoding.TOPK and encoding is not Encoding.TOPK:
+        return f"an average of {encoding.label} has no few elements that topk could list"
+    return ""
+
+
 def decode(payload: bytes | memoryview, encoding: Encoding, count: int | None = None) -> Floats:
     """The numbers of a payload as float32, shape (n,); a read-only view where that is possible.
 
-    `count` is n. An encoding with scales needs it: two counts may have payloads of one length.
+    `count` is n. Encodings whose elements share anything need it: two counts may have payloads of
+    one length.
 
     Raises:
         ValueError: the payload is not as long as `count` elements, or no whole number of them; or
             the encoding is not one of numbers that float32 holds.
     """
-    if encoding.strips is None:
+    if not encoding.loses_much:
         numbers = _numbers(payload, encoding)
         found = numbers.size
         if encoding is Encoding.FLOAT32 and count in (None, found):
@@ -145,7 +189,9 @@ def decode_into(payload: bytes | memoryview, encoding: Encoding, out: Floats) ->
     Raises:
         ValueError: as for `decode`, or `out` has another size.
     """
-    if encoding.strips is not None:
+    if encoding is Encoding.TOPK and (defect := sparse.defect_of(payload, out.size)):
+        raise ValueError(defect)
+    if encoding.loses_much:
         decode_part(payload, encoding, out.size, 0, out)
         return
     numbers = _numbers(payload, encoding)
@@ -159,7 +205,8 @@ def decode_part(
 ) -> None:
     """Writes elements of a payload of `count` elements, from element `start` on, to `out`.
 
-    `out` is contiguous float32 and says how many elements; `start` is a multiple of 128.
+    `out` is contiguous float32 and says how many elements; `start` is a multiple of 128. A payload
+    of TOPK must be sound (`sparse.defect_of`).
 
     Raises:
         ValueError: as for `decode`, or there are no such elements.
@@ -167,6 +214,9 @@ def decode_part(
     strips = encoding.strips
     if start < 0 or start + out.size > count:
         raise ValueError(f"elements {start} to {start + out.size} are not among {count}")
+    if encoding is Encoding.TOPK:
+        sparse.unpack(np.frombuffer(payload, np.uint8), count, start, out)
+        return
     if strips is None:
         numbers = _numbers(payload, encoding)
         if numbers.size != count:
@@ -177,17 +227,24 @@ def decode_part(
     if found != strips.payload_bytes(count):
         raise ValueError(f"{found} bytes are not {count} elements of {encoding.label}")
     if fused is not None and out.flags.c_contiguous:
-        widen = fused.from_int8 if strips.bits == 8 else fused.from_int4
+        widen = getattr(fused, f"from_int{strips.bits}")
         widen(_bytes_of(out), payload, count, start)
     else:
         dequantise(np.frombuffer(payload, np.uint8), strips, count, start, out)
 
 
-def encode(values: Floats, encoding: Encoding, residual: Floats | None = None) -> memoryview:
+def encode(
+    values: Floats,
+    encoding: Encoding,
+    residual: Floats | None = None,
+    *,
+    kept: int | None = None,
+) -> memoryview:
     """Finite float32 numbers, shape (n,), as bytes; a view of `values` for FLOAT32.
 
     If `residual` is given, it gets what the encoding lost: float32(values - decoded). It is
-    contiguous float32, of the shape of `values`, and shares no memory with them.
+    contiguous float32, of the shape of `values`, and shares no memory with them. TOPK lists `kept`
+    elements of each stretch (`sparse`), or, if that is None, all that are not zero.
 
     NaN and infinities stay what they are, or become NaN where the encoding has no infinity. A
     caller checks for them before.
@@ -203,10 +260,14 @@ def encode(values: Floats, encoding: Encoding, residual: Floats | None = None) -
         if residual is not None:
             residual.fill(0)
         return _bytes_of(values.astype("<f4", copy=False))
-    payload = _narrowed(values, encoding)
+    if encoding is Encoding.TOPK:
+        halves = np.frombuffer(_narrowed(values, Encoding.BFLOAT16, encoding), "<u2")
+        payload = sparse.pack(values, halves, kept)
+    else:
+        payload = _narrowed(values, encoding, encoding)
     if residual is not None:
         with np.errstate(invalid="ignore"):
-            np.subtract(values, decode(payload, encoding), out=residual)
+            np.subtract(values, decode(payload, encoding, values.size), out=residual)
     return payload
 
 
@@ -215,7 +276,7 @@ def _quantised(
 ) -> memoryview:
     out = np.empty(strips.payload_bytes(values.size), np.uint8)
     if fused is not None:
-        narrow = fused.to_int8 if strips.bits == 8 else fused.to_int4
+        narrow = getattr(fused, f"to_int{strips.bits}")
         if narrow(out.data, _bytes_of(values), None if residual is None else _bytes_of(residual)):
             return out.data
     # The compiled pass only says that some value is illegal. These passes find which one.
@@ -229,8 +290,8 @@ def _quantised(
     return out.data
 
 
-def _narrowed(values: Floats, encoding: Encoding) -> memoryview:
-    """Float32 numbers as one of the 16-bit encodings."""
+def _narrowed(values: Floats, encoding: Encoding, named: Encoding) -> memoryview:
+    """Float32 numbers as one of the 16-bit encodings; `named` is who could not hold them."""
     if encoding not in _GREATEST:
         raise ValueError(f"float32 numbers are not encoded as {encoding.label}")
     narrow = np.empty(values.size, dtype=encoding.wire_dtype)
@@ -251,7 +312,7 @@ def _narrowed(values: Floats, encoding: Encoding) -> memoryview:
         else:
             _round_to_bfloat16(tile, out, scratch[: tile.size])
         if not _within(tile, _GREATEST[encoding]):
-            _settle(tile, out, encoding, start)
+            _settle(tile, out, encoding, named, start)
     return _bytes_of(narrow)
 
 
@@ -288,7 +349,9 @@ _GREATEST = {
     Encoding.BFLOAT16: np.uint32(0x7F7F7FFF).view(np.float32),
     Encoding.INT8_BLOCK: GREATEST_SCALED,
     Encoding.INT4_BLOCK: GREATEST_SCALED,
+    Encoding.INT2_BLOCK: GREATEST_SCALED,
 }
+_GREATEST[Encoding.TOPK] = _GREATEST[Encoding.BFLOAT16]
 """The greatest float32 that may be encoded: for 16 bits, what is finite once it is rounded."""
 
 
@@ -309,7 +372,9 @@ def _round_to_bfloat16(tile: Floats, out: npt.NDArray[Any], scratch: npt.NDArray
     np.copyto(out, scratch, casting="same_kind")
 
 
-def _settle(tile: Floats, out: npt.NDArray[Any], encoding: Encoding, start: int) -> None:
+def _settle(
+    tile: Floats, out: npt.NDArray[Any], encoding: Encoding, named: Encoding, start: int
+) -> None:
     """Corrects the NaN of a tile, and refuses overflow.
 
     Raises:
@@ -326,7 +391,7 @@ def _settle(tile: Floats, out: npt.NDArray[Any], encoding: Encoding, start: int)
         infinite = (out & np.uint16(0x7FFF)) == np.uint16(0x7F80)
     lost = np.flatnonzero(infinite & np.isfinite(tile))
     if lost.size:
-        raise EncodingOverflow(encoding, start + int(lost[0]), float(tile[lost[0]]))
+        raise EncodingOverflow(named, start + int(lost[0]), float(tile[lost[0]]))
 
 
 def _numbers(payload: bytes | memoryview, encoding: Encoding) -> npt.NDArray[Any]:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from andon.protocol.encoding import Encoding
+from andon.protocol.encoding import Encoding, answers_defect
 from andon.protocol.limits import BATCH_LIMIT, CHUNK_ELEMENTS, COUNT_LIMIT, MAX_COMPONENTS
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
+from andon.protocol.sparse import KEPT, MOST_KEPT
 
 __all__ = [
     "DRAINED",
@@ -221,6 +222,8 @@ class Policy:
     """In how many groups of blocks the model is exchanged, if there are local steps; 1: whole."""
     mix: float = 0.0
     """With which factor a worker keeps its own weights where a fragment's average arrives."""
+    topk_kept: int = KEPT
+    """Of the encoding TOPK: elements of each 256 of a contribution that are listed."""
 
     def __post_init__(self) -> None:
         """Refuses numbers out of range."""
@@ -236,6 +239,11 @@ class Policy:
         norm = self.max_grad_norm
         if norm is not None and not (math.isfinite(norm) and norm > 0):
             raise ValueError(f"max_grad_norm must be above 0, not {norm}")
+        _require_count("topk_kept", self.topk_kept, least=1, below=MOST_KEPT + 1)
+        if defect := answers_defect(self.encoding, self.answer_encoding):
+            raise ValueError(defect)
+        if self.encoding is Encoding.TOPK and self.topology is Topology.RING:
+            raise ValueError("a ring adds sums of all elements, so TOPK needs reducers")
 
     def _check_fragments(self) -> None:
         _require_count("fragments", self.fragments, least=1, below=MAX_COMPONENTS + 1)
@@ -267,6 +275,6 @@ class Policy:
     def encodings(self) -> frozenset[Encoding]:
         """Those that contributions and averages of numbers travel in."""
         named = {self.encoding, self.answer_encoding or self.encoding}
-        if self.encoding.strips is not None and (self.average_buffers or self.local_steps):
+        if self.encoding.loses_much and (self.average_buffers or self.local_steps):
             named.add(Encoding.FLOAT32)  # Running statistics: see section 18 of the protocol.
         return frozenset(named)

@@ -1,12 +1,17 @@
-"""Small integers with a scale for each strip of elements: int8 and 4-bit encodings, with NumPy.
+"""Small integers with a scale for each strip of elements: 8, 4 and 2 bits, with NumPy.
 
 Theory of operation. A *strip* is a stretch of elements that share one float32 scale. (Others call
 it a block, but here a block is a part of a model.) The last strip of a payload may be shorter. A
-payload is all scales, then all codes. The greatest magnitude of a strip gets the greatest code, so
-each element is wrong by half a scale at most. A scale has so few digits that a product with a code
-is exact: what was decoded is encoded to the same bytes again.
+payload is all scales, then all codes. In 8 and 4 bits the greatest magnitude of a strip gets the
+greatest code, so each element is wrong by half a scale at most. A scale has so few digits that a
+product with a code is exact: what was decoded is encoded to the same bytes again.
 
-The lowest code, -128 or -8, is no multiple of the scale. It stands for -0.0, which says that a
+In 2 bits the codes are -1, 0 and 1, and the scale is three quarters of the greatest magnitude: the
+elements that get a 1 lie between a half of the scale and four thirds of it. With the greatest
+magnitude itself as the scale, nearly all of them would be sent too large. What was decoded has
+another scale, so 2 bits are for contributions, which are encoded once.
+
+The lowest code, -128, -8 or -2, is no multiple of the scale. It stands for -0.0, which says that a
 parameter has no gradient, so it must survive. In a strip with values that are not finite the scale
 is NaN, the lowest code marks these values, and 1 marks all others. So a reader knows which.
 
@@ -23,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GREATEST_SCALED", "INT4", "INT8", "StripFormat", "dequantise", "quantise"]
+__all__ = ["GREATEST_SCALED", "INT2", "INT4", "INT8", "StripFormat", "dequantise", "quantise"]
 
 Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int8]
@@ -40,6 +45,8 @@ _NOT_A_SCALE = np.uint32(0x7F800000)
 _MINUS_ZERO = np.uint32(0x80000000)
 _WAS_FINITE = 1
 """The code of a finite value beside one that is not finite."""
+_PART_OF_THE_GREATEST = np.float32(0.75)
+"""Of 2 bits: the scale, as a part of a strip's greatest magnitude."""
 _TILE_ELEMENTS = 2**16
 """Elements that are done at a time, so that several passes find them in the cache."""
 
@@ -49,9 +56,9 @@ class StripFormat:
     """How many bits a code has, and how many elements share a scale."""
 
     bits: int
-    """8 or 4."""
+    """8, 4 or 2."""
     elements: int
-    """Elements of a strip; an even number that divides a tile."""
+    """Elements of a strip; a multiple of four that divides a tile."""
 
     @property
     def greatest(self) -> int:
@@ -74,6 +81,7 @@ class StripFormat:
 
 INT8 = StripFormat(bits=8, elements=128)
 INT4 = StripFormat(bits=4, elements=32)
+INT2 = StripFormat(bits=2, elements=64)
 
 
 def quantise(values: Floats, form: StripFormat, out: Bytes, residual: Floats | None) -> None:
@@ -141,7 +149,11 @@ def _scales_of(payload: Bytes, form: StripFormat, count: int) -> Floats:
 def _encode_rows(rows: Floats, form: StripFormat, scale: Floats, codes: Codes) -> None:
     finite = np.isfinite(rows)
     known = rows if finite.all() else np.where(finite, rows, np.float32(0))
-    np.divide(np.abs(known).max(axis=1), np.float32(form.greatest), out=scale)
+    most = np.abs(known).max(axis=1)
+    if form.bits == 2:
+        np.multiply(most, _PART_OF_THE_GREATEST, out=scale)
+    else:
+        np.divide(most, np.float32(form.greatest), out=scale)
     scale[scale < _LEAST_SCALE] = 0
     # To 16 significant bits, ties to even: so a product with a code is exact.
     bits = scale.view(np.uint32)
@@ -171,17 +183,21 @@ def _pack(codes: Codes, form: StripFormat, out: Bytes) -> None:
     if form.bits == 8:
         out[:] = codes.view(np.uint8)
         return
-    # Two elements a byte, the first one in its lower half; an odd end leaves the last half 0.
-    np.bitwise_and(codes[0::2].view(np.uint8), np.uint8(0x0F), out=out)
-    upper = codes[1::2].view(np.uint8) << np.uint8(4)
-    out[: upper.size] |= upper
+    # Several elements a byte, the first one in its lowest bits; what is left over at the end is 0.
+    each, mask = 8 // form.bits, np.uint8((1 << form.bits) - 1)
+    np.bitwise_and(codes[0::each].view(np.uint8), mask, out=out)
+    for at in range(1, each):
+        higher = (codes[at::each].view(np.uint8) & mask) << np.uint8(at * form.bits)
+        out[: higher.size] |= higher
 
 
 def _unpacked(packed: Bytes, form: StripFormat, count: int) -> npt.NDArray[Any]:
     if form.bits == 8:
         return packed.view(np.int8)
-    codes = np.empty(2 * packed.size, np.int8)
-    # Shifting to the right keeps the sign.
-    np.right_shift((packed << np.uint8(4)).view(np.int8), np.int8(4), out=codes[0::2])
-    np.right_shift(packed.view(np.int8), np.int8(4), out=codes[1::2])
+    each = 8 // form.bits
+    codes = np.empty(each * packed.size, np.int8)
+    for at in range(each):
+        # To the top of a byte, and back: shifting to the right keeps the sign.
+        top = packed << np.uint8(8 - (at + 1) * form.bits)
+        np.right_shift(top.view(np.int8), np.int8(8 - form.bits), out=codes[at::each])
     return codes[:count]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61ndon/v1/layout.proto\x12\x08\x61ndon.v1\"H\n\tComponent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x1e\n\x05\x64type\x18\x03 \x01(\x0e\x32\x0f.andon.v1.Dtype\"a\n\x05\x42lock\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.andon.v1.BlockKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\'\n\ncomponents\x18\x03 \x03(\x0b\x32\x13.andon.v1.Component\"9\n\x06Layout\x12\x1f\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x0f.andon.v1.Block\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c*\xeb\x01\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NCODING_FLOAT32\x10\x01\x12\x14\n\x10\x45NCODING_FLOAT16\x10\x02\x12\x15\n\x11\x45NCODING_BFLOAT16\x10\x03\x12\x14\n\x10\x45NCODING_FLOAT64\x10\x04\x12\x12\n\x0e\x45NCODING_INT32\x10\x05\x12\x12\n\x0e\x45NCODING_INT64\x10\x06\x12\x12\n\x0e\x45NCODING_UINT8\x10\x07\x12\x17\n\x13\x45NCODING_INT8_BLOCK\x10\x08\x12\x17\n\x13\x45NCODING_INT4_BLOCK\x10\t*k\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT16\x10\x02\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x03\x12\x11\n\rDTYPE_FLOAT64\x10\x04*\xac\x01\n\tBlockKind\x12\x1a\n\x16\x42LOCK_KIND_UNSPECIFIED\x10\x00\x12 \n\x1c\x42LOCK_KIND_TRANSFORMER_BLOCK\x10\x01\x12\x16\n\x12\x42LOCK_KIND_LM_HEAD\x10\x02\x12\x19\n\x15\x42LOCK_KIND_FINAL_NORM\x10\x03\x12\x18\n\x14\x42LOCK_KIND_EMBEDDING\x10\x04\x12\x14\n\x10\x42LOCK_KIND_OTHER\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61ndon/v1/layout.proto\x12\x08\x61ndon.v1\"H\n\tComponent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x1e\n\x05\x64type\x18\x03 \x01(\x0e\x32\x0f.andon.v1.Dtype\"a\n\x05\x42lock\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.andon.v1.BlockKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\'\n\ncomponents\x18\x03 \x03(\x0b\x32\x13.andon.v1.Component\"9\n\x06Layout\x12\x1f\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x0f.andon.v1.Block\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c*\x97\x02\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NCODING_FLOAT32\x10\x01\x12\x14\n\x10\x45NCODING_FLOAT16\x10\x02\x12\x15\n\x11\x45NCODING_BFLOAT16\x10\x03\x12\x14\n\x10\x45NCODING_FLOAT64\x10\x04\x12\x12\n\x0e\x45NCODING_INT32\x10\x05\x12\x12\n\x0e\x45NCODING_INT64\x10\x06\x12\x12\n\x0e\x45NCODING_UINT8\x10\x07\x12\x17\n\x13\x45NCODING_INT8_BLOCK\x10\x08\x12\x17\n\x13\x45NCODING_INT4_BLOCK\x10\t\x12\x17\n\x13\x45NCODING_INT2_BLOCK\x10\n\x12\x11\n\rENCODING_TOPK\x10\x0b*k\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT16\x10\x02\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x03\x12\x11\n\rDTYPE_FLOAT64\x10\x04*\xac\x01\n\tBlockKind\x12\x1a\n\x16\x42LOCK_KIND_UNSPECIFIED\x10\x00\x12 \n\x1c\x42LOCK_KIND_TRANSFORMER_BLOCK\x10\x01\x12\x16\n\x12\x42LOCK_KIND_LM_HEAD\x10\x02\x12\x19\n\x15\x42LOCK_KIND_FINAL_NORM\x10\x03\x12\x18\n\x14\x42LOCK_KIND_EMBEDDING\x10\x04\x12\x14\n\x10\x42LOCK_KIND_OTHER\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'andon.v1.layout_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENCODING']._serialized_start=268
-  _globals['_ENCODING']._serialized_end=503
-  _globals['_DTYPE']._serialized_start=505
-  _globals['_DTYPE']._serialized_end=612
-  _globals['_BLOCKKIND']._serialized_start=615
-  _globals['_BLOCKKIND']._serialized_end=787
+  _globals['_ENCODING']._serialized_end=547
+  _globals['_DTYPE']._serialized_start=549
+  _globals['_DTYPE']._serialized_end=656
+  _globals['_BLOCKKIND']._serialized_start=659
+  _globals['_BLOCKKIND']._serialized_end=831
   _globals['_COMPONENT']._serialized_start=35
   _globals['_COMPONENT']._serialized_end=107
   _globals['_BLOCK']._serialized_start=109

@@ -18,6 +18,8 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_UINT8: _ClassVar[Encoding]
     ENCODING_INT8_BLOCK: _ClassVar[Encoding]
     ENCODING_INT4_BLOCK: _ClassVar[Encoding]
+    ENCODING_INT2_BLOCK: _ClassVar[Encoding]
+    ENCODING_TOPK: _ClassVar[Encoding]
 
 class Dtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -45,6 +47,8 @@ ENCODING_INT64: Encoding
 ENCODING_UINT8: Encoding
 ENCODING_INT8_BLOCK: Encoding
 ENCODING_INT4_BLOCK: Encoding
+ENCODING_INT2_BLOCK: Encoding
+ENCODING_TOPK: Encoding
 DTYPE_UNSPECIFIED: Dtype
 DTYPE_FLOAT32: Dtype
 DTYPE_FLOAT16: Dtype

@@ -32,6 +32,7 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
 from andon.protocol.schedules import AVERAGING, OuterOptimizer
+from andon.protocol.sparse import KEPT
 from andon.v1 import coordinator_pb2, halt_pb2, record_pb2
 
 __all__ = [
@@ -319,6 +320,7 @@ def policy_to_proto(policy: Policy) -> coordinator_pb2.Policy:
         max_late=policy.max_late if policy.quorum else 0,
         fragments=policy.fragments if policy.in_fragments else 0,
         mix=policy.mix,
+        topk_kept=0 if policy.topk_kept == KEPT else policy.topk_kept,
     )
 
 
@@ -358,6 +360,7 @@ def policy_from_proto(message: coordinator_pb2.Policy) -> Policy:
             **({"max_late": message.max_late} if message.quorum else {}),
             fragments=message.fragments or 1,
             mix=message.mix,
+            topk_kept=message.topk_kept or KEPT,
         )
         # Averages may have a wider encoding than contributions, and must fit a message, too.
         chunk_bytes = max(each.payload_bytes(policy.chunk_elements) for each in policy.encodings)

@@ -327,7 +327,7 @@ def _parse_head(
 
 def _require_count(chunk: Chunked, size: int, error: type[ValueError]) -> None:
     """Refuses a chunk whose numbers are not as many bytes as its count says."""
-    if chunk.encoding.payload_bytes(chunk.count) != size:
+    if not chunk.encoding.fits(size, chunk.count):
         raise error(
             f"{type(chunk).__name__}: {size} bytes of payload for {chunk.count} elements of "
             f"{chunk.encoding.label}"

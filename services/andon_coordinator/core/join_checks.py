@@ -11,12 +11,14 @@ import dataclasses
 import hmac
 
 from andon.protocol.capabilities import (
+    INT2,
     INT4,
     INT8,
     LEARNING,
     MEAN_BUFFERS,
     NORMS,
     SAME_BITS,
+    TOPK,
     VERIFIES,
 )
 from andon.protocol.grains import TREE_VERSION
@@ -56,7 +58,8 @@ _REMEDIES = {
     ),
     NORMS: ": start the line without --max-grad-norm and --worker-grad-norm, or update the client",
     **dict.fromkeys(
-        (INT4, INT8), ": start the line with --encoding float32 or bfloat16, or update the client"
+        (INT2, INT4, INT8, TOPK),
+        ": start the line with --encoding float32 or bfloat16, or update the client",
     ),
     MEAN_BUFFERS: ": start the line without --average-buffers, or update the client",
     VERIFIES: ": start the line without --verify, or give the worker same_bits and the package "

@@ -52,9 +52,11 @@ MEAN_ENCODINGS = frozenset(
         Encoding.BFLOAT16,
         Encoding.INT8_BLOCK,
         Encoding.INT4_BLOCK,
+        Encoding.INT2_BLOCK,
+        Encoding.TOPK,
     }
 )
-"""Encodings whose numbers can be averaged."""
+"""Encodings whose numbers can be averaged. Which of them a mean may have, `answers_defect` says."""
 
 TILE_ELEMENTS = 2**16
 """Elements of a tile: three float32 vectors of this length fit a core's L2 cache. It is a multiple
@@ -121,6 +123,8 @@ def weighted_mean(
         as_it_is = len(contributions) == 1 if tree is None else tree.is_gradient
         if as_it_is and answer is encoding:
             return _checked(contributions[0], encoding, into)
+        if answer is Encoding.TOPK:
+            return _listed(weighted_mean(contributions, encoding, Encoding.FLOAT32))
         in_place = into is not None
         mean = memory(answer.payload_bytes(contributions[0].count)) if into is None else into
         terms = total, encoding, answer
@@ -147,6 +151,17 @@ def _checked(part: BlockGradient, encoding: Encoding, into: memoryview | None) -
             if defect is not None:
                 return defect
     return Mean(part.payload if into is None else into, part.weight)
+
+
+def _listed(mean: Mean | MeanDefect) -> Mean | MeanDefect:
+    """A mean in float32 as TOPK, with all elements that are not zero."""
+    if isinstance(mean, MeanDefect):
+        return mean
+    try:
+        payload = encode(np.frombuffer(mean.payload, np.float32), Encoding.TOPK)
+    except EncodingOverflow as overflow:
+        return _overflow(overflow, 0)
+    return Mean(payload, mean.total_weight)
 
 
 def _mean(
@@ -239,7 +254,7 @@ def _in_one_pass(
         return False
     payloads, factors = tuple(part.payload for part in contributions), tuple(map(float, shares))
     if strips is not None:
-        strips_mean = fused.int8_mean if strips.bits == 8 else fused.int4_mean
+        strips_mean = getattr(fused, f"int{strips.bits}_mean")
         wide = answer is not encoding
         return bool(strips_mean(mean, payloads, factors, contributions[0].count, wide))
     if encoding is Encoding.BFLOAT16:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from andon.protocol.encoding import Encoding
+from andon.protocol import sparse
+from andon.protocol.encoding import Encoding, answers_defect
 from andon.protocol.limits import MAX_ELEMENTS
 from andon.protocol.messages import Abstain, BlockGradient, Operation
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
+from andon.wire.checksums import is_intact
 from andon_reducer.core.effects import CallRefusal
 from andon_reducer.core.exchange import Place, answer_encoding_of, last_place_of, place_of
 from andon_reducer.core.mean import MEAN_ENCODINGS
@@ -85,6 +87,7 @@ class StreamState:
             _not_offered(message)
             or _not_by_node(message)
             or _wrong_size(message, limits.max_payload_bytes)
+            or _unsound(message)
             or _not_for_memory(message)
             or _off_grid(message, limits.chunk_elements)
             or self._out_of_order(message)
@@ -126,10 +129,13 @@ def _not_offered(gradient: BlockGradient) -> CallRefusal | None:
     if gradient.operation is not Operation.WEIGHTED_MEAN:
         text = f"{gradient.operation.name.lower()} is not offered by this reducer"
         return CallRefusal(Reason.NOT_OFFERED, text)
-    for encoding in (gradient.encoding, answer_encoding_of(gradient)):
+    answer = answer_encoding_of(gradient)
+    for encoding in (gradient.encoding, answer):
         if encoding not in MEAN_ENCODINGS:
             text = f"means of {encoding.label} are not offered by this reducer"
             return CallRefusal(Reason.NOT_OFFERED, text)
+    if text := answers_defect(gradient.encoding, answer):
+        return CallRefusal(Reason.NOT_OFFERED, text)
     return None
 
 
@@ -152,13 +158,28 @@ def _wrong_size(gradient: BlockGradient, max_payload_bytes: int) -> CallRefusal 
             f"least one, and end at or before {MAX_ELEMENTS}"
         )
         return CallRefusal(Reason.INVALID_MESSAGE, text)
-    if gradient.slice is None and gradient.payload.nbytes > max_payload_bytes:
+    size = gradient.payload.nbytes
+    if gradient.encoding is Encoding.TOPK:
+        # A short list may be of very many elements, and its mean is made of all of them.
+        size = max(size, gradient.encoding.payload_bytes(gradient.count))
+    if gradient.slice is None and size > max_payload_bytes:
         text = (
-            f"a payload of {gradient.payload.nbytes} bytes is above the limit of "
+            f"a payload of {size} bytes is above the limit of "
             f"{max_payload_bytes}: send smaller chunks"
         )
         return CallRefusal(Reason.TOO_LARGE, text)
     return None
+
+
+def _unsound(gradient: BlockGradient) -> CallRefusal | None:
+    """Refuses a list of elements that contradicts itself. Other encodings can't."""
+    if gradient.encoding is not Encoding.TOPK or gradient.operation is not Operation.WEIGHTED_MEAN:
+        return None
+    defect = sparse.defect_of(gradient.payload, gradient.count)
+    # What the network changed is no fault of the worker's: `core.jobs` says so.
+    if not defect or (gradient.crc32c is not None and not is_intact(gradient)):
+        return None
+    return CallRefusal(Reason.INVALID_MESSAGE, f"a payload of topk: {defect}")
 
 
 def _not_for_memory(gradient: BlockGradient) -> CallRefusal | None:

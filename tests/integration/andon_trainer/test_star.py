@@ -297,9 +297,16 @@ def test_a_round_that_was_void_after_its_averages_keeps_the_stream(tmp_path: Pat
         assert worker.exchange.is_open
 
 
-@pytest.mark.parametrize("answer", [None, Encoding.FLOAT32])
 @pytest.mark.parametrize(
-    "encoding", [Encoding.FLOAT16, Encoding.BFLOAT16, Encoding.INT8_BLOCK, Encoding.INT4_BLOCK]
+    ("encoding", "answer"),
+    [
+        (Encoding.FLOAT16, None),
+        (Encoding.BFLOAT16, Encoding.FLOAT32),
+        (Encoding.INT8_BLOCK, None),
+        (Encoding.INT4_BLOCK, Encoding.FLOAT32),
+        (Encoding.INT2_BLOCK, Encoding.INT4_BLOCK),
+        (Encoding.TOPK, None),
+    ],
 )
 def test_narrow_gradients_are_averaged_in_float32_and_come_back_as_asked(
     tmp_path: Path, encoding: Encoding, answer: Encoding | None
@@ -311,11 +318,28 @@ def test_narrow_gradients_are_averaged_in_float32_and_come_back_as_asked(
         sent = workers[0].exchange.traffic.sent["wire"]
 
     size = workers[0].blocks[0].size
-    first, second = (decode(encode(each.blocks[0], encoding), encoding, size) for each in workers)
-    exact = first * np.float32(0.25) + second * np.float32(0.75)
-    expected = exact if answer else decode(encode(exact, encoding), encoding, size)
+    payloads = [
+        [
+            encode(each.blocks[0][start : start + 2**12], encoding, kept=policy.topk_kept)
+            for start in range(0, size, 2**12)
+        ]
+        for each in workers
+    ]
+    first, second = (
+        np.concatenate(
+            [decode(part, encoding, min(2**12, size - 2**12 * at)) for at, part in enumerate(parts)]
+        )
+        for parts in payloads
+    )
+    exact = (first * np.float32(0.25) + second * np.float32(0.75)).astype(np.float32)
+    back = answer or encoding
+    expected = decode(encode(exact, back), back, size)
     assert found == [expected.tobytes()] * 2
-    assert 1 < sent / encoding.payload_bytes(size) < 1.1
+    assert (
+        1
+        < sent / sum(part.nbytes for part in payloads[0])
+        < 1.1 + 0.4 * (encoding is Encoding.TOPK)
+    )
 
 
 def test_a_reducer_that_lacks_the_lines_encoding_is_refused_by_the_capabilitys_name(

@@ -201,11 +201,18 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
             for each in fields(schema)
             if getattr(schema, each.name) == getattr(default, each.name)
         }
-        # Same bits can't go with many of the others.
-        assert left_out <= {"config", "coordinator", "token", "same_bits", "verify"}
+        # Same bits can't go with many of the others, and a ring with neither fragments nor topk.
+        others = {"same_bits", "verify", "fragments", "mix", "topk_kept"}
+        assert left_out <= {"config", "coordinator", "token", *others}
 
-    alone = ServeConfig(run_id="7f3a", line=LineOptions(same_bits=True, verify=0.5))
-    for settings in (replace(EVERYTHING, role="all"), alone):
+    alone = LineOptions(same_bits=True, verify=0.5)
+    parts = LineOptions(
+        schedule="local", local_steps=8, fragments=4, mix=0.5, encoding="topk", topk_kept=7
+    )
+    for settings in (
+        replace(EVERYTHING, role="all"),
+        *(ServeConfig(run_id="7f3a", line=line) for line in (alone, parts)),
+    ):
         again = read_config(["serve", *as_flags(settings)], {})
 
         assert again == settings
@@ -223,7 +230,7 @@ def settings_of_a_service() -> list[tuple[str, str]]:
         "schedule": "cadence", "shares": "balanced", "overhead_target": "0.3",
         "lr_scaling": "linear", "growth_cost": "0.5", "outer": "nesterov", "log_format": "json",
         "may_stop": "operators", "same_bits": "1", "arithmetic": "tell", "verify": "0.5",
-        "on_wrong_arithmetic": "drop",
+        "on_wrong_arithmetic": "drop", "mix": "0.5",
     }  # fmt: skip
     own = {each.name for each in fields(RunSettings)} - {each.name for each in fields(ServeConfig)}
     arguments = settings_of(app_of(RunSettings).assemble_argument_collection())
@@ -240,9 +247,13 @@ def test_every_setting_of_a_run_reaches_its_service_from_variables_and_from_the_
 ) -> None:
     key = name.removesuffix("_s")
     monkeypatch.chdir(tmp_path)
-    more = ("--secret-file", "s") if name == "reducers" else ()
+    more: tuple[str, ...] = ("--secret-file", "s") if name == "reducers" else ()
     more = ("--expect", "3") if name in ("min_workers", "max_workers") else more
     more = ("--schedule", "local") if name in ("outer", "overlap") else more
+    more = ("--encoding", "topk") if name == "topk_kept" else more
+    local = ("--schedule", "local", "--local-steps", "12")
+    more = local if name == "fragments" else more
+    more = (*local, "--fragments", "2") if name == "mix" else more
     none = run_config(*more, "--run-id", "x", "train.py").service if name != "run_id" else None
     told = run_config(*more, "train.py", **{f"ANDON_{key.upper()}": value}).service
     Path("andon.toml").write_text(f"{key.replace('_', '-')} = {value!r}")

@@ -15,6 +15,7 @@ from andon.protocol import encoding
 from andon.protocol.encoding import Encoding
 from andon_conformance.runner import reference
 
+NARROW = ["INT8_BLOCK", "INT4_BLOCK", "INT2_BLOCK", "TOPK"]
 _VECTORS = Path(__file__).resolve().parents[3] / "conformance/mean.json"
 
 
@@ -36,7 +37,7 @@ def test_means_are_the_conformance_vectors(vector: dict[str, Any]) -> None:
     assert reference.encode(mean, Encoding.FLOAT32).hex() == vector["mean"]
 
 
-@pytest.mark.parametrize("name", ["FLOAT32", "FLOAT16", "BFLOAT16", "INT8_BLOCK", "INT4_BLOCK"])
+@pytest.mark.parametrize("name", ["FLOAT32", "FLOAT16", "BFLOAT16", *NARROW])
 def test_encodings_are_those_that_andon_ships(name: str) -> None:
     draw = random.Random(1)
     numbers = [reference.f32(draw.gauss(0, 1) * 2.0 ** draw.randint(-30, 10)) for _ in range(500)]
@@ -68,7 +69,7 @@ def test_a_mean_beyond_float32_is_an_infinity() -> None:
 def test_numbers_repeat_from_any_element_on() -> None:
     whole = [float(at % 7 - 3) / 3 for at in range(2_000)]
 
-    for form in (Encoding.FLOAT32, Encoding.FLOAT16, Encoding.INT8_BLOCK, Encoding.INT4_BLOCK):
+    for form in (Encoding.FLOAT32, Encoding.FLOAT16, *(Encoding[name] for name in NARROW)):
 
         def made(start: int, count: int, form: Encoding = form) -> bytes:
             return reference.encode(whole[start : start + count], form)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from andon.protocol.capabilities import INT4, INT8, MEAN_BUFFERS, NORMS
+from andon.protocol.capabilities import INT8, MEAN_BUFFERS, NORMS, TOPK
 from andon.protocol.encoding import Encoding
 from andon.protocol.run_settings import Topology
 from andon.protocol.schedules import (
@@ -63,6 +63,8 @@ def test_bounds_that_are_given_are_kept() -> None:
         {"mix": 0.5, "schedule": "local"},
         {"fragments": 3, "schedule": "local", "local_steps": 16},
         {"fragments": 2, "schedule": "local", "topology": Topology.RING},
+        {"topk_kept": 8},
+        {"topology": Topology.RING, "encoding": "topk"},
     ],
 )
 def test_contradicting_settings_are_refused_at_construction(fields: dict[str, Any]) -> None:
@@ -159,14 +161,15 @@ def test_what_an_earlier_version_would_not_heed_needs_a_capability() -> None:
 def test_an_encoding_of_this_version_needs_its_capability() -> None:
     needed = {
         encoding: set(config(encoding=encoding).line_settings().capabilities)
-        for encoding in ("float32", "bfloat16", "int8", "int4")
+        for encoding in ("float32", "bfloat16", "int8", "topk")
     }
 
-    assert needed == {"float32": set(), "bfloat16": set(), "int8": {INT8}, "int4": {INT4}}
+    assert needed == {"float32": set(), "bfloat16": set(), "int8": {INT8}, "topk": {TOPK}}
 
 
 def test_averages_travel_as_gradients_do_unless_the_operator_says_otherwise() -> None:
     assert config(encoding="int8").policy.answer_encoding is None
+    assert config(encoding="int2").policy.answer_encoding is Encoding.INT4_BLOCK
     narrow = config(encoding="bfloat16", answer_encoding="int8")
 
     assert narrow.policy.answer_encoding is Encoding.INT8_BLOCK

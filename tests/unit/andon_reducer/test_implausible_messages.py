@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from andon.protocol import tokens
+from andon.protocol.encoding import Encoding
 from andon.protocol.messages import Abstain, BlockGradient, TreeNode
 from andon.protocol.reasons import Reason
 from andon.protocol.records import Key
 from andon.v1 import reducer_pb2
+from andon.wire.checksums import crc32c_of
 from andon.wire.frames import frame_request
 from andon_reducer.config import ReducerConfig
 from andon_reducer.core import effects as do
@@ -27,7 +30,7 @@ from andon_reducer.core.disagreement import Disagreement
 from andon_reducer.core.exchange import OVERHEAD_BYTES, RANGE_BYTES, FinishedRanges
 from andon_reducer.core.round import MAX_REMEMBERED_BYTES, ReducerRound
 from andon_reducer.core.rounds import Rounds
-from andon_reducer.core.stream import StreamState
+from andon_reducer.core.stream import ChunkLimits, StreamState
 from andon_reducer.telemetry import ReducerTelemetry
 from andon_reducer.transport.admission import CallRefused, SessionTokens
 from andon_reducer.transport.announced import Announced
@@ -115,6 +118,34 @@ def test_a_made_up_term_ends_its_stream_and_keeps_nobody_out() -> None:
     assert isinstance(refused, do.RefuseStream)
     assert refused.refusal.reason is Reason.INVALID_MESSAGE
     assert isinstance(reduced, do.Reduce)
+
+
+def test_a_list_of_elements_that_contradicts_itself_ends_its_stream() -> None:
+    falls = bytes.fromhex("02000100803f803f")
+    sound = bytes.fromhex("02000001803f803f")
+
+    def refused(payload: bytes, **more: Any) -> Reason | None:
+        reducer = ReducerPort()
+        message = chunk(payload=memoryview(payload), encoding=Encoding.TOPK, **more)
+        reducer.take(0, frame_request(message, checksums=True))
+        return reducer.refusals[0].reason if reducer.refusals else None
+
+    assert refused(sound) is None
+    assert refused(falls) is Reason.INVALID_MESSAGE
+    assert refused(bytes(2 * 2**16), count=2**24) is Reason.TOO_LARGE
+    assert refused(sound, answer_encoding=Encoding.INT2_BLOCK) is Reason.NOT_OFFERED
+
+
+def test_a_list_that_the_network_changed_is_no_fault_of_its_worker() -> None:
+    sent = chunk(payload=memoryview(bytes.fromhex("02000001803f803f")), encoding=Encoding.TOPK)
+    changed_one = replace(
+        sent, payload=memoryview(bytes.fromhex("02000101803f803f")), crc32c=crc32c_of(sent)
+    )
+
+    limits = ChunkLimits(max_payload_bytes=WINDOW_BYTES)
+
+    assert StreamState(1, 1).refusal(changed_one, limits) is None
+    assert StreamState(1, 1).refusal(replace(changed_one, crc32c=None), limits) is not None
 
 
 def test_what_is_remembered_of_finished_chunks_counts_against_the_reducers_memory() -> None:

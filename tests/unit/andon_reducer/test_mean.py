@@ -235,6 +235,22 @@ def test_f_dp_003_a_number_that_is_not_finite_is_found_in_any_tile(
     assert found.value == str(value)
 
 
+def test_a_mean_of_listed_elements_is_that_of_all_with_zeros_for_the_others() -> None:
+    numbers = [
+        decode(encode(each, Encoding.TOPK, kept=4), Encoding.TOPK, each.size)
+        for each in vectors(3, TILE_ELEMENTS + 300)
+    ]
+    weights, topk = [1.0, 2.0, 5.0], Encoding.TOPK
+
+    dense = averaged(contributions(numbers, weights))
+
+    listed = averaged(contributions(numbers, weights, topk), topk)
+    assert 4 / 256 < np.count_nonzero(listed) / listed.size <= 12 / 256
+    np.testing.assert_array_equal(listed, decode(encode(dense, topk), topk, dense.size))
+    wide = averaged(contributions(numbers, weights, topk), topk, Encoding.FLOAT32)
+    assert wide.tobytes() == dense.tobytes()
+
+
 @pytest.mark.parametrize("encoding", STRIPPED)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_f_dp_003_a_number_that_is_not_finite_is_found_beside_others_of_its_strip(

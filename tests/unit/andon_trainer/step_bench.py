@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from andon.protocol.capabilities import COORDINATOR_CAPABILITIES
-from andon.protocol.encoding import Encoding
+from andon.protocol.encoding import Encoding, decode
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import Policy
 from andon.protocol.scalars import Scalar
@@ -23,7 +23,7 @@ from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.core.calls import Call
 from andon_trainer.core.events import Assigned, AveragesComplete, Committed, TransferAsked
 from andon_trainer.core.reports import Digest, StepReport
-from andon_trainer.core.values import rounded
+from andon_trainer.core.values import encode_own
 from andon_trainer.data.feed import Feeder, Shard, ShardFeeder
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import plan_model
@@ -80,8 +80,8 @@ class Sent:
         self.refused = self.refused or not np.isfinite(flat).all()
         if not self.refused:
             self.rounds[-1][block] = flat.tobytes()
-        decoded = rounded(flat, self.encoding, keeps_loss=keeps_loss)
-        self.averages[block] = decoded * np.float32(0.5 if self.halves else 1.0)
+        came = decoded(flat, self.encoding, keeps_loss=keeps_loss)
+        self.averages[block] = came * np.float32(0.5 if self.halves else 1.0)
 
     def submit_nodes(self, block: int, flats: Sequence[npt.NDArray[np.float32]]) -> None:
         self.rounds[-1][block] = b"".join(flat.tobytes() for flat in flats)
@@ -94,6 +94,13 @@ class Sent:
 
     def abstain(self) -> None:
         """Nothing is sent."""
+
+
+def decoded(
+    flat: npt.NDArray[np.float32], encoding: Encoding, *, keeps_loss: bool = False
+) -> npt.NDArray[np.float32]:
+    """What others decode of these numbers; topk has one of them."""
+    return decode(encode_own(flat, encoding, keeps_loss=keeps_loss, kept=1), encoding, flat.size)
 
 
 class Logged(Silence):
@@ -131,7 +138,8 @@ class ScriptedSeat:
 
     def encode_as(self, encoding: Encoding) -> None:
         """Makes the line's encoding another one."""
-        self.policy = replace(self.policy, encoding=encoding)
+        answer = Encoding.INT4_BLOCK if encoding is Encoding.INT2_BLOCK else None
+        self.policy = replace(self.policy, encoding=encoding, answer_encoding=answer)
         self.exchange.encoding = encoding
 
     def stand(self, **facts: Any) -> None:

@@ -98,7 +98,7 @@ def test_a_commit_moves_floats_by_the_mean_of_the_changes_and_not_before() -> No
 
 @pytest.mark.parametrize(
     ("encoding", "exact"),
-    [(Encoding.BFLOAT16, False), (Encoding.INT8_BLOCK, True), (Encoding.INT4_BLOCK, True)],
+    [(Encoding.BFLOAT16, False), (Encoding.INT8_BLOCK, True), (Encoding.TOPK, True)],
 )
 def test_changes_travel_as_float32_where_their_loss_would_never_be_sent(
     encoding: Encoding, *, exact: bool

@@ -1,8 +1,9 @@
 """Error feedback: what a narrow encoding loses of one gradient is sent with the next.
 
-Theory of operation. Under int8 and int4 an element that is small beside the greatest of its strip
-is sent as zero. If that happens in each step, it never arrives. So the worker keeps what the
-encoding lost, the *residual* e, and adds it to its next gradient g:
+Theory of operation. Under int8, int4 and int2 an element that is small beside the greatest of its
+strip is sent as zero, and under topk all but a few are. If that happens in each step, such an
+element never arrives. So the worker keeps what the encoding lost, the *residual* e, and adds it to
+its next gradient g:
 
     u = g + e            what is encoded
     Q(u)                 what is sent
@@ -91,10 +92,10 @@ class ErrorFeedback:
     def submit(self, block: int, flat: Floats) -> None:
         """Checks and sends a block's gradients; `flat` must not change until the round is over."""
         exchange = self._member.exchange
-        if self._member.policy.encoding.strips is None:
-            exchange.submit(block, flat)
-        else:
+        if self._member.policy.encoding.loses_much:
             exchange.submit(block, self._residuals.add(block, flat), keeps_loss=True)
+        else:
+            exchange.submit(block, flat)
 
     def committed(self, *, moves_weights: bool = True) -> None:
         """The step is committed; if it moves no weights, its gradients came to nothing."""
@@ -157,13 +158,10 @@ class Residuals:
         vector = self._spare.pop(block, None)
         if vector is None:
             vector = np.empty_like(flat)
-        if before is None:
-            np.copyto(vector, flat)
-        else:
-            with np.errstate(
-                all="ignore"
-            ):  # The exchange finds what must not be sent, and says so.
-                np.add(flat, before, out=vector)
+        # The exchange finds what must not be sent, and says so. A sum with +0.0 is no -0.0, which
+        # only stands for a gradient that is not there, and costs room in topk.
+        with np.errstate(all="ignore"):
+            np.add(flat, np.float32(0) if before is None else before, out=vector)
         waiting: list[tuple[slice, Floats | None]] = []
         for place in self._without_gradient(block, flat):
             vector[place] = flat[place]

@@ -10,8 +10,8 @@ no part.
 with the same values, and set them to `start - mean(start - now)` when it is committed. The protocol
 has no exchange of its own for it. The changes, as float32, are laid one after another into the
 layout's blocks, filled up with zeros, and travel as a gradient does, in several exchanges if all
-blocks together have too little room. Under int8 and int4 they travel as float32: a layer that
-changes little beside the others of its strip would be rounded to no change at all, in each step.
+blocks together have too little room. Under int8, int4, int2 and topk they travel as float32: a
+layer that changes little beside the others would be rounded to no change at all, in each step.
 Integers, such as the number of batches, can't be averaged: they are rank 0's, by a broadcast that
 follows.
 
@@ -256,7 +256,7 @@ class MeanStatistics:
     @property
     def _exact(self) -> bool:
         """Whether the changes travel as float32, though gradients do not."""
-        return self._member.policy.encoding.strips is not None
+        return self._member.policy.encoding.loses_much
 
     def drop(self) -> None:
         """See `StepStatistics`."""

@@ -101,21 +101,24 @@ def bad_value_of(flat: Floats, encoding: Encoding) -> BadValue | None:
     return None  # a false alarm: the values are finite and only their sum was not
 
 
-def encode_own(numbers: Floats, encoding: Encoding, *, keeps_loss: bool) -> memoryview:
+def encode_own(
+    numbers: Floats, encoding: Encoding, *, keeps_loss: bool, kept: int | None = None
+) -> memoryview:
     """This rank's numbers as bytes.
 
     Args:
         numbers: shape (n,); with `keeps_loss` each becomes what the encoding lost of it.
         encoding: how they travel.
         keeps_loss: whether the caller sends the loss with its next numbers (error feedback).
+        kept: of TOPK, how many elements of a stretch are listed; None: all.
 
     Raises:
         EncodingOverflow: a finite value is not finite once encoded; `numbers` is as it was.
     """
     if not keeps_loss:
-        return encode(numbers, encoding)
+        return encode(numbers, encoding, kept=kept)
     lost = np.empty_like(numbers)
-    payload = encode(numbers, encoding, lost)
+    payload = encode(numbers, encoding, lost, kept=kept)
     # Only now: after an overflow the search for the bad value needs the numbers as they were.
     np.copyto(numbers, lost)
     return payload

@@ -281,7 +281,10 @@ class Collector:
         average = self._averages[message.block]
         if stop > average.size:
             raise FrameError(f"an average lies beyond block {message.block}")
-        decode_into(message.payload, message.encoding, average[start:stop])
+        try:
+            decode_into(message.payload, message.encoding, average[start:stop])
+        except ValueError as error:
+            raise FrameError(f"an average that can't be read: {error}") from None
 
 
 def _is_of_another_call(message: AveragedBlock, current: OpenCall) -> bool:

@@ -302,12 +302,12 @@ def test_a_mean_of_bfloat16_has_the_bits_that_numpy_gives(
     check_rounding(finite, out, acc)
 
 
-STRIPPED = [Encoding.INT8_BLOCK, Encoding.INT4_BLOCK]
+STRIPPED = [Encoding.INT8_BLOCK, Encoding.INT4_BLOCK, Encoding.INT2_BLOCK]
 
 
 def of_bits(fused: ModuleType, name: str, encoding: Encoding) -> Any:
     """One of the passes for strips."""
-    return getattr(fused, name.format("int8" if encoding is Encoding.INT8_BLOCK else "int4"))
+    return getattr(fused, name.format(encoding.label))
 
 
 @st.composite
@@ -390,7 +390,8 @@ def test_a_mean_of_strips_has_the_bits_that_numpy_gives(
     for seed in numbers:
         random = np.random.default_rng(seed)
         payload = random.integers(0, 256, encoding.payload_bytes(size), np.uint8)
-        scales = payload[: 4 * -(-size // (128 if encoding is Encoding.INT8_BLOCK else 32))]
+        assert encoding.strips is not None
+        scales = payload[: encoding.strips.scale_bytes(size)]
         if not spoiled:
             scales.view("<f4")[:] = (1 + random.random(scales.size // 4)) * 2.0**power
         payloads.append(payload)

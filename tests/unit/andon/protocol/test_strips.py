@@ -29,8 +29,9 @@ from unit.andon.strategies import BOUNDED
 
 pytestmark = pytest.mark.usefixtures("arithmetic")
 
-STRIPPED = [Encoding.INT8_BLOCK, Encoding.INT4_BLOCK]
-both = pytest.mark.parametrize("encoding", STRIPPED, ids=["int8", "int4"])
+STRIPPED = [Encoding.INT8_BLOCK, Encoding.INT4_BLOCK, Encoding.INT2_BLOCK]
+all_of_them = pytest.mark.parametrize("encoding", STRIPPED, ids=["int8", "int4", "int2"])
+both = pytest.mark.parametrize("encoding", STRIPPED[:2], ids=["int8", "int4"])
 
 any_bits = st.lists(
     st.floats(width=32, min_value=-(2.0**120), max_value=2.0**120)
@@ -43,7 +44,7 @@ def floats(*values: float) -> npt.NDArray[np.float32]:
     return np.array(values, np.float32)
 
 
-@both
+@all_of_them
 @BOUNDED
 @given(values=any_bits)
 def test_every_bit_is_that_of_the_reference(encoding: Encoding, values: list[float]) -> None:
@@ -56,7 +57,7 @@ def test_every_bit_is_that_of_the_reference(encoding: Encoding, values: list[flo
     assert decoded.tobytes() == expected.tobytes()
 
 
-@both
+@all_of_them
 @BOUNDED
 @given(data=st.data())
 def test_any_payload_decodes_as_the_reference_says(encoding: Encoding, data: st.DataObject) -> None:
@@ -88,7 +89,7 @@ def test_what_was_decoded_is_encoded_to_the_same_bytes(
     assert decode(payload, encoding, len(values)).tobytes() == decoded.tobytes()
 
 
-@both
+@all_of_them
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_greatest_value_is_2_to_the_120(encoding: Encoding, sign: int) -> None:
     beyond = np.nextafter(np.float32(2.0**120), np.float32(np.inf))
@@ -103,7 +104,7 @@ def test_the_greatest_value_is_2_to_the_120(encoding: Encoding, sign: int) -> No
     )
 
 
-@both
+@all_of_them
 @BOUNDED
 @given(values=any_bits)
 def test_the_residual_is_what_the_encoding_lost(encoding: Encoding, values: list[float]) -> None:
@@ -126,7 +127,7 @@ def test_other_encodings_have_a_residual_too(encoding: Encoding) -> None:
     assert residual.tobytes() == (numbers - decode(payload, encoding, numbers.size)).tobytes()
 
 
-@both
+@all_of_them
 def test_a_part_is_decoded_by_itself(encoding: Encoding) -> None:
     values = np.random.default_rng(5).standard_normal(1001).astype(np.float32)
     payload = encode(values, encoding)
@@ -140,7 +141,7 @@ def test_a_part_is_decoded_by_itself(encoding: Encoding) -> None:
         decode_part(payload, encoding, 1001, 896, np.zeros(128, np.float32))
 
 
-@both
+@all_of_them
 def test_a_payload_of_another_length_is_refused(encoding: Encoding) -> None:
     payload = bytes(encoding.payload_bytes(40) + 1)
 
@@ -150,7 +151,7 @@ def test_a_payload_of_another_length_is_refused(encoding: Encoding) -> None:
         decode(payload, encoding)
 
 
-@both
+@all_of_them
 def test_the_bytes_of_a_long_vector_do_not_depend_on_how_it_is_worked_through(
     encoding: Encoding,
 ) -> None:
@@ -161,7 +162,7 @@ def test_the_bytes_of_a_long_vector_do_not_depend_on_how_it_is_worked_through(
     assert bytes(payload) == reference.encode(values.tolist(), encoding)
 
 
-@both
+@all_of_them
 def test_numbers_that_lie_apart_are_encoded_in_order(encoding: Encoding) -> None:
     apart = np.arange(-300, 300, dtype=np.float32)
 

@@ -484,7 +484,7 @@ def test_c_wire_002_an_absurd_length_allocates_nothing() -> None:
     assert peak < 2**20
 
 
-@pytest.mark.parametrize("encoding", list(Encoding))
+@pytest.mark.parametrize("encoding", [each for each in Encoding if each is not Encoding.TOPK])
 def test_c_wire_002_a_payload_of_half_an_element_is_refused(encoding: Encoding) -> None:
     fields = generated.request(replace(GRADIENT, encoding=encoding, count=1)).block_gradient
     fields.payload = bytes(encoding.payload_bytes(1) + 1)

@@ -316,7 +316,9 @@ class WireLane:
         for chunk in self._part.chunks[block]:
             for whose, flat in parts:
                 numbers = flat[chunk.offset : chunk.offset + chunk.count]
-                encoded = partial(encode_own, numbers, encoding, keeps_loss=keeps_loss)
+                encoded = partial(
+                    encode_own, numbers, encoding, keeps_loss=keeps_loss, kept=policy.topk_kept
+                )
                 self._send(partial(_gradient, call, chunk, encoded, encoding, answer, whose))
 
     def send_data(self, data: Bytes) -> None:
