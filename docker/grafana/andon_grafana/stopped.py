@@ -268,9 +268,9 @@ _LEARNING = (
         may_be_empty="nothing is verified",
     ),
     Amounts(
-        title="Spikes that the line dealt with since the run began",
-        tells="How often the line scaled the averaged gradient down, left a step's samples out, "
-        "or dropped a worker, by itself and within its budgets (`--on-spike`).",
+        title="Spikes since the run began",
+        tells="How often the line dealt with a spike by itself, within its budgets (`--on-spike`): "
+        "it scaled the averaged gradient down, left a step's samples out, or dropped a worker.",
         see="docs/halts.md#without-a-person",
         queries=(
             Query(
@@ -279,7 +279,7 @@ _LEARNING = (
                 color=ORANGE,
             ),
         ),
-        width=12,
+        width=6,
         empty="none",
         may_be_empty="there was no spike, or the line halts for each",
     ),
@@ -294,7 +294,7 @@ _LEARNING = (
             ),
         ),
         unit="s",
-        width=12,
+        width=6,
         may_be_empty="no worker is here",
     ),
 )

@@ -158,7 +158,7 @@ _CADENCE = (
             Query(expr=latest("andon_window_samples"), legend="in the round"),
             Query(expr=latest("andon_window_ahead_samples"), legend="ahead"),
             Query(expr=latest("andon_owed_positions"), legend="owed by late workers"),
-            Query(expr=rate("andon_late_contributions_total"), legend="late contributions"),
+            Query(expr=latest("andon_late_contributions_total"), legend="late, in all"),
             Query(expr=latest("andon_gradient_noise_scale_samples"), legend="noise scale"),
         ),
         width=6,
