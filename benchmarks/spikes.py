@@ -1,6 +1,6 @@
 """Does a line deal with spikes by itself, rightly, and at what cost in loss?
 
-Three workers train a small GPT on the demo's text and a CNN with BatchNorm on digits, with
+Three workers train a small GPT on the demo's text and a CNN on digits under noise, with
 `--on-spike skip` and nothing else set. Into one run spikes are planted: bad batches, whose loss and
 gradients are large on all workers; wrong learning data of one worker; a scale error in one block of
 one worker's gradients. Each batch is planted or not by its positions, so what the line does about
@@ -43,7 +43,7 @@ _WORKERS = 3
 _CALM = 70
 """So many batches at the beginning have nothing: the line must learn what is usual."""
 _FLAGS = ("--on-spike", "skip")
-_TASKS = {"letters-64": 3e-3, "digits": 3e-3}
+_TASKS = {"letters-64": 3e-3, "noisy-digits": 3e-3}
 """The tasks, and their learning rates."""
 
 
@@ -119,8 +119,8 @@ def _planted(spec: SpikeSpec, count: int) -> dict[str, Any]:
     room = (spec.batches - _CALM) // count
     if room < 3:
         sys.exit(f"{count} spikes need at least {_CALM + 3 * count} batches: raise --batches")
-    kinds = [SpikeKind.BATCH] * (count - 2 * (count // 3))
-    kinds += [SpikeKind.DATA, SpikeKind.BLOCK] * (count // 3)
+    kinds = [SpikeKind.BATCH] * (count - 2 * (count // 4))
+    kinds += [SpikeKind.DATA, SpikeKind.BLOCK] * (count // 4)
     dice.shuffle(kinds)
     planted = tuple(
         (
@@ -224,7 +224,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=1800, help="of the run with spikes")
     parser.add_argument("--planted", type=int, default=50, help="spikes of each task")
     parser.add_argument("--clean", type=int, default=10, help="runs of each task without spikes")
-    parser.add_argument("--clean-batches", type=int, default=300)
+    parser.add_argument("--clean-batches", type=int, default=200)
     parser.add_argument("--json", type=Path, help="write machine and rows to this file")
     return parser.parse_args()
 
