@@ -333,9 +333,11 @@ def misses_a_reducer(right: _Right, *arguments: Any) -> Any:
 
 
 @_wrong(values, "encode", "strips.codes")
-def scales_by_all_digits(right: _Right, numbers: Any, encoding: Encoding, *more: Any) -> Any:
+def scales_by_all_digits(
+    right: _Right, numbers: Any, encoding: Encoding, *more: Any, **named: Any
+) -> Any:
     """Leaves a scale with more digits than the 16 that it may have."""
-    payload = bytearray(right(numbers, encoding, *more))
+    payload = bytearray(right(numbers, encoding, *more, **named))
     if encoding is Encoding.INT8_BLOCK:
         payload[0] |= 1
     return memoryview(payload)
@@ -416,7 +418,7 @@ def overlooks_limits(_: _Right, self: Any, address: str, most: int) -> None: ...
 
 
 @_wrong(Worker, "_submit", "step.abstain", "reducers.abstain")
-def sends_zeros(_: _Right, self: Worker, gradient: Any, samples: int, step: int) -> None:
+def sends_zeros(_: _Right, self: Worker, gradient: Any, samples: int, *__: Any) -> None:
     exchange: Any = self._member.exchange
     exchange._open.weight = float(samples or 1)
     for index, block in enumerate(self._task.split(gradient)):
@@ -424,7 +426,7 @@ def sends_zeros(_: _Right, self: Worker, gradient: Any, samples: int, step: int)
 
 
 @_wrong(Worker, "_submit", "step.order")
-def sends_backwards(_: _Right, self: Worker, gradient: Any, samples: int, step: int) -> None:
+def sends_backwards(_: _Right, self: Worker, gradient: Any, samples: int, *__: Any) -> None:
     if not samples:
         self._member.exchange.abstain()
         return
@@ -520,8 +522,8 @@ def overlooks_headers(_: _Right, *__: Any) -> None: ...
 
 
 @_wrong(connecting, "preamble", "lanes.proof")
-def proves_another_worker(right: _Right, session: Any, nonce: bytes, direction: Any) -> Any:
-    return right(replace(session, worker=session.worker + 1), nonce, direction)
+def proves_another_worker(right: _Right, session: Any, *arguments: Any) -> Any:
+    return right(replace(session, worker=session.worker + 1), *arguments)
 
 
 @_wrong(connecting, "is_answer", "lanes.answer", patience_s=_NEVER_S)

@@ -34,7 +34,7 @@ def _world(*kinds: str) -> Bounds:
     return Bounds(faults=1, steps=1, grains=True, kinds=frozenset(kinds))
 
 
-@_mutant(_world("data"), "was next")
+@_mutant(_world("data"), "were due")
 def _a_node_counted_twice(patch: Patch) -> None:
     """Sections 31 and 33: a lost round's grains are dealt to all, and nobody looks at overlaps."""
 

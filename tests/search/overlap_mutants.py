@@ -35,14 +35,14 @@ def _world(faults: int, *kinds: str, steps: int = 2, windows: int = 0) -> Bounds
     return Bounds(faults=faults, steps=steps, kinds=frozenset(kinds), overlap=True, windows=windows)
 
 
-@_mutant(_world(0), "ends at", steps, "_prepare")
+@_mutant(_world(0), "were due", steps, "_prepare")
 def _record_covers_what_is_ahead(right: Right, core: CoreState, round_: StepRound) -> None:
     """The record of a round covers what was computed during it."""
     _cover_ahead(round_)
     right(core, round_)
 
 
-@_mutant(_world(0, windows=2), "ends at", steps, "_prepare")
+@_mutant(_world(0, windows=2), "were due", steps, "_prepare")
 def _epoch_ends_ahead(right: Right, core: CoreState, round_: StepRound) -> None:
     """An epoch is over once its last window is computed; nobody waits for its record."""
     assert core.plan is not None

@@ -162,6 +162,7 @@ _CADENCE = (
             Query(expr=latest("andon_gradient_noise_scale_samples"), legend="noise scale"),
         ),
         width=6,
+        may_be_empty="nobody follows the noise scale, which needs workers' norms",
     ),
     Curve(
         title="Factor of the learning rate",

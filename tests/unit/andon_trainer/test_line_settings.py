@@ -54,6 +54,7 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
         "metrics_token_file": str(tmp_path / "metrics-token"),
         "shared_dir": "off",
         "tcp": False,
+        "connections": 3,
         "ring_bind": "off",
         "log_to": "tensorboard",
         "trace": str(tmp_path / "trace"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -150,6 +151,29 @@ def test_a_compiled_model_takes_a_lone_sample_too(line: Line) -> None:
     assert sizes == [4, 4, 1]
     assert int(norm.num_batches_tracked or 0) == 2
     assert norm.training
+
+
+def test_models_are_compiled_again_after_lone_samples_that_ended_in_any_order() -> None:
+    torch.compiler.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled: Any = torch.compile(nn.Linear(4, 2), backend=backend)
+    lone = LoneSamples([normalised(nn.BatchNorm1d(6))], wanted=False)
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(lone.allowed(1))
+    second.enter_context(lone.allowed(1))
+
+    first.close()
+    compiled(torch.ones(2, 4))
+    assert not graphs
+
+    second.close()
+    compiled(torch.ones(2, 4))
+    assert len(graphs) == 1
 
 
 def test_a_lost_workers_last_position_is_computed_beside_the_kept_gradient() -> None:

@@ -81,6 +81,7 @@ class Line:
         speed_hint: float | None = None,
         spare: bool | None = None,
         tcp: bool | None = None,
+        connections: int | None = None,
         shared_dir: str | Path | None = None,
         ring_bind: str | None = None,
         checksums: bool | None = None,
@@ -121,6 +122,8 @@ class Line:
             speed_hint: how fast this worker is, compared with the others, until it is measured.
             spare: whether this worker computes nothing until it takes a lost worker's place.
             tcp: whether gradients may take TCP lanes beside gRPC, where the other end has them.
+            connections: connections of a TCP lane to a reducer each way, 1 to 16; default: the
+                line decides.
             shared_dir: folder for memory that is shared with a reducer on this host, or `off`.
             ring_bind: where this worker listens for its neighbour in a ring, or `off`.
             checksums: whether chunks get checksums; False is for measuring what they cost.

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class LoneSamples:
         for name, layer in self._layers:
             handles += self._watch(name, layer)
         try:
-            with _not_compiled():
+            with _INTERPRETED.held():
                 yield
         finally:
             for handle in handles:
@@ -119,14 +120,40 @@ def _is_shared(layer: nn.Module) -> bool:
     )
 
 
-def _not_compiled() -> AbstractContextManager[Any]:
-    """Compiled models run as they were written: their graphs know nothing of hooks."""
-    # Not loaded: nothing was compiled. Torch has stances since 2.6.
-    stance = getattr(torch.compiler, "set_stance", None)
-    if "torch._dynamo" not in sys.modules or stance is None:
-        return nullcontext()
-    eager: AbstractContextManager[Any] = stance("force_eager")
-    return eager
+class _Interpreted:
+    """Compiled models run as they were written: their graphs know nothing of hooks.
+
+    That is a stance of the whole process, so the first loop body that needs it sets it, and the
+    last one undoes it: those of several lines, or of several loaders, may end in any order.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bodies = 0
+        self._undo = ExitStack()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Around a loop body."""
+        # Not loaded: nothing was compiled. Torch has stances since 2.6.
+        stance = getattr(torch.compiler, "set_stance", None)
+        if "torch._dynamo" not in sys.modules or stance is None:
+            yield
+            return
+        with self._lock:
+            if not self._bodies:
+                self._undo.enter_context(stance("force_eager"))
+            self._bodies += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._bodies -= 1
+                if not self._bodies:
+                    self._undo.close()
+
+
+_INTERPRETED = _Interpreted()
 
 
 def _is_lone(given: Any) -> bool:
