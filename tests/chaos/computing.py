@@ -2,7 +2,8 @@
 
 It computes nothing twice, and takes time only for what is new: a void round leaves a worker what it
 has computed, as long as that belongs to what it is assigned next. `pass_by` is called once in the
-middle of the computation.
+middle of the computation, if there is anything to compute: whoever stops there has not said that it
+is done.
 """
 
 from __future__ import annotations
@@ -100,8 +101,6 @@ class Computing(ABC):
                 compute(part)
 
             self.pace.take(part, now)
-        if not parts:
-            pass_by()
         return parts
 
 
@@ -189,7 +188,7 @@ class LocalSteps(Computing):
             self.own.step_ahead(self.task, assigned.epoch, ranges_of(part))
             self.piles.add_ahead(merged(ranges_of(part)))
 
-        self._in_parts(parts, step, pass_by if missing else lambda: None)
+        self._in_parts(parts, step, pass_by)
         return parts
 
     def after(

@@ -31,7 +31,7 @@ LARGE = Task(dataset=5000)
 
 
 def _stand_still(line: ChaosLine, slot: int, *others: int, records: int = 1) -> int:
-    """Makes a worker stop in the middle of a window that the others go on without."""
+    """Makes a worker stop in the middle of a share, so that the others go on without it."""
     worker = line.workers[slot]
     worker.stop_at("mid-compute")
     step = worker.await_point("mid-compute")
@@ -71,9 +71,10 @@ def test_f_dp_006_who_stands_still_in_a_window_stalls_nobody_and_loses_nobodys_s
 
 
 def _covered_by(line: ChaosLine, verdict: Verdict, slot: int, step: int) -> set[int]:
-    """The workers in whose records the positions are that a worker was assigned for a step."""
-    events = events_of(line.workers[slot].log)
-    dealt = [each for each in events if each["event"] == "assigned" and each["step"] == step]
+    """The workers in whose records the positions are that a worker had, or owed, in a step."""
+    events = [each for each in events_of(line.workers[slot].log) if each.get("step") == step]
+    # It may have been late already, by the load of its host.
+    dealt = [each for each in events if each["event"] in ("assigned", "attending")]
     mine = {at for start, stop in dealt[0]["positions"] for at in range(start, stop)}
     assert mine
     return {

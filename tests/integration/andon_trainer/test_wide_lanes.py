@@ -66,9 +66,12 @@ def test_the_end_of_one_connection_ends_the_lane_and_the_next_one_is_as_wide() -
         exchanged(workers, 1)
         wait_until(lambda: all(has_connections(each, 4) for each in workers))
         broken = lanes_of(workers[0])
+        wait_until(lambda: broken.used[UP] == 4)
         workers[0].begin(2)
 
-        broken._sender._connections[2].end()
+        # The others go on without one that has nothing to send: here it is this one's turn.
+        broken.use_up(1)
+        broken._sender._connections[0].end()
 
         workers[0].submit()
         told = workers[0].told()

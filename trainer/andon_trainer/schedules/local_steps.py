@@ -473,9 +473,11 @@ class LocalStepper(LoopSteps):
         if round_.sent:
             return
         round_.sent = True
+        fragment = round_.state.assigned.fragment
         if round_.state.assigned.attends:
             self._buffers.attend()
-            round_.void = not self._averager.send(0.0, {})
+            # What is heard is an exchange of these blocks, too.
+            round_.void = not self._averager.send(0.0, {}, fragment)
             return
         if self._change is None:
             start = self._start()
@@ -487,7 +489,6 @@ class LocalStepper(LoopSteps):
             # Before anything is computed ahead: what forward makes of buffers then is the next
             # window's.
             self._buffers.end_window()
-        fragment = round_.state.assigned.fragment
         round_.void = not self._averager.send(self._due.weight, self._change, fragment)
 
     def _finish(self, round_: _Round) -> None:
