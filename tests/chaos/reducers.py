@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from andon.v1 import coordinator_pb2 as pb
-from chaos.rig import PATIENCE_S, ChaosLine, chaos_line
+from chaos.rig import PATIENCE_S, ChaosLine, chaos_line, free_port
 from integration.harness import clean_environment
 
 __all__ = ["SECRET", "ReducedLine", "Reducer", "reduced_line"]
@@ -35,7 +35,7 @@ class Reducer:
 
     def start(self) -> None:
         """Starts its process, for the first time or again."""
-        port = self.address.rpartition(":")[2] or "0"
+        port = self.address.rpartition(":")[2] or str(free_port())
         command = [
             *(sys.executable, "-m", "andon_cli", "serve", "--role", "reducer", "--announce"),
             *("--coordinator", self.coordinator, "--secret-file", str(self.folder / "secret")),

@@ -17,12 +17,12 @@ import grpc.aio
 import pytest
 
 from andon.host.errors import CommandError, LineUnreachable, UsageError
-from andon_cli.launching.processes import free_port
 from andon_conformance.app import judge_server
 from andon_conformance.config import RunnerConfig
 from andon_conformance.reach import Reach
 from andon_conformance.runner.app import CHECKS, results_of
 from andon_conformance.runner.checks import Result
+from chaos.rig import free_port
 from conformance.broken_servers import BROKEN, BrokenServer
 from conformance.mute import EXIT_CODE, LAST_WORDS, mute_service
 from integration.harness import Service, clean_environment
