@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from andon.host.private_files import open_private
+from andon.host.private_files import write_whole
 from andon.protocol.arithmetic import ENVIRONMENT
 
 __all__ = ["KeptCommand", "secret_in"]
@@ -72,10 +72,7 @@ class KeptCommand:
         Raises:
             OSError: it can't be written.
         """
-        draft = run_dir / f".{_FILE}.draft"
-        with open(draft, "w", encoding="utf-8", opener=open_private) as file:
-            file.write(json.dumps(asdict(self)) + "\n")
-        draft.replace(run_dir / _FILE)
+        write_whole(run_dir / _FILE, json.dumps(asdict(self)) + "\n")
 
     @classmethod
     def read(cls, run_dir: Path) -> KeptCommand | None:

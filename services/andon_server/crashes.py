@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from andon.host.private_files import make_folder, open_private
+from andon.host.private_files import make_folder, write_whole
 
 __all__ = ["Crash", "CrashKind", "read_crashes", "write_crash"]
 
@@ -108,10 +108,7 @@ def write_crash(run_dir: Path, crash: Crash) -> Path | None:
     if number > _MOST:
         return None
     target = folder / f"{number:04d}-{crash.name.replace(' ', '-')}.json"
-    draft = target.with_suffix(".draft")
-    with open(draft, "w", encoding="utf-8", errors="replace", opener=open_private) as file:
-        file.write(json.dumps(crash.to_json(), indent=1) + "\n")
-    draft.replace(target)
+    write_whole(target, json.dumps(crash.to_json(), indent=1) + "\n", errors="replace")
     return target
 
 

@@ -14,7 +14,7 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["make_folder", "open_private"]
+__all__ = ["make_folder", "open_private", "write_whole"]
 
 
 def make_folder(folder: Path) -> None:
@@ -46,6 +46,23 @@ def open_private(path: str | os.PathLike[str], flags: int) -> int:
     if flags & os.O_CREAT and _is_for_the_group(Path(path).parent):
         mode = 0o640
     return os.open(path, flags | os.O_CLOEXEC, mode)
+
+
+def write_whole(path: Path, text: str, *, errors: str = "strict") -> None:
+    """Writes a text that only its owner may read, as UTF-8, completely or not at all.
+
+    Args:
+        path: where; what is there is replaced.
+        text: what.
+        errors: as `open` has it, for what UTF-8 can't hold.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    with open(draft, "w", encoding="utf-8", errors=errors, opener=open_private) as file:
+        file.write(text)
+    draft.replace(path)
 
 
 def _is_for_the_group(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from andon.host.errors import CommandError, ExitCode
-from andon.host.private_files import open_private
+from andon.host.private_files import write_whole
 from andon.host.strict_json import strict_json
 from andon_cli.commands.run_facts import find_folder
 from andon_cli.questions import ReportConfig, ReportSettings
@@ -20,6 +20,8 @@ __all__ = ["REPORT", "report_run", "write_report"]
 
 REPORT = "report.html"
 """What `andon run` writes to a run's folder."""
+_ERRORS = "backslashreplace"
+"""What a worker said may have halves of characters."""
 
 
 def report_run(config: ReportConfig) -> int:
@@ -37,7 +39,7 @@ def report_run(config: ReportConfig) -> int:
         print(text, end="" if text.endswith("\n") else "\n")
         return ExitCode.COMPLETE
     try:
-        _write(text, output)
+        write_whole(output, text, errors=_ERRORS)
     except OSError as error:
         raise CommandError(f"{output} can't be written: {error.strerror}") from error
     return ExitCode.COMPLETE
@@ -51,7 +53,7 @@ def write_report(folder: Path) -> Path:
         OSError: the page can't be written.
     """
     target = folder / REPORT
-    _write(_told([folder], ReportSettings(format="html")), target)
+    write_whole(target, _told([folder], ReportSettings(format="html")), errors=_ERRORS)
     return target
 
 
@@ -70,11 +72,3 @@ def _told(folders: list[Path], settings: ReportSettings) -> str:
         else:
             page = beside(runs[0], runs[1], settings.price)
         return html_page(page) if settings.format == "html" else markdown(page)
-
-
-def _write(text: str, target: Path) -> None:
-    """Writes a file completely or not at all."""
-    draft = target.with_name(f".{target.name}.draft")
-    with open(draft, "w", encoding="utf-8", errors="backslashreplace", opener=open_private) as file:
-        file.write(text)
-    draft.replace(target)

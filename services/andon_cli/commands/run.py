@@ -12,7 +12,7 @@ from typing import Any, TextIO, cast
 
 from andon.host.errors import ExitCode
 from andon.host.manifest import checkpoints_in
-from andon.host.private_files import make_folder, open_private
+from andon.host.private_files import make_folder, write_whole
 from andon.protocol.records import accuracy_of
 from andon_cli.commands.report import REPORT, write_report
 from andon_cli.commands.trace import TraceUnreadable, merge_run
@@ -208,10 +208,7 @@ class RunReport:
     def write(self, path: Path) -> None:
         """Writes the report as JSON, completely or not at all."""
         make_folder(path.parent)
-        draft = path.with_name(f".{path.name}.draft")
-        with open(draft, "w", encoding="utf-8", opener=open_private) as file:
-            file.write(json.dumps(asdict(self), indent=2) + "\n")
-        draft.replace(path)
+        write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
 _HEADINGS: dict[int, str] = {

@@ -114,8 +114,9 @@ class CrashBook:
         ending = Ending(
             code=code,
             output=output,
-            killed_for_memory=None not in (kills, seen.oom_kills)
-            and (kills or 0) > (seen.oom_kills or 0),
+            killed_for_memory=(
+                kills is not None and seen.oom_kills is not None and kills > seen.oom_kills
+            ),
             halt=halt,
         )
         kind = kind_of(ending)

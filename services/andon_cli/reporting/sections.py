@@ -197,8 +197,7 @@ def _next(facts: ReportFacts) -> Section:
 def _resuming(facts: ReportFacts, named: str) -> str:
     kept = facts.command.command[1:] if facts.command else ()
     script = shlex.join(kept) if kept else "SCRIPT"
-    workers = max((each.workers for each in [facts.run.past]), default=1)
-    return f"andon run --workers {max(1, workers)} --resume {named} {script}"
+    return f"andon run --workers {max(1, facts.run.past.workers)} --resume {named} {script}"
 
 
 def _curves(runs: Sequence[ReportFacts]) -> tuple[Curve, ...]:

@@ -41,10 +41,10 @@ def judge(core: CoreState, round_: StepRound) -> LineDefect | None:
         case SpikeAction.LIMIT:
             round_.gradient_scale = decision.scale
         case SpikeAction.SKIP:
-            _void(core, why)
+            core.void_at_once(why)
             operators.skip_by_itself(core, round_, why)
         case SpikeAction.DROP:
-            _void(core, why)
+            core.void_at_once(why)
             member = core.members.get(decision.worker or 0)
             assert member is not None
             departures.drop(core, member, f"its gradients stand out: {why}", f"dropped: {why}")
@@ -73,10 +73,3 @@ def _can_limit(core: CoreState, round_: StepRound) -> bool:
     return all(
         each is not None and LIMITS in each.request.capabilities for each in (*members, *others)
     )
-
-
-def _void(core: CoreState, why: str) -> None:
-    """Voids the round. Nothing failed that might pass, so the next attempt need not wait."""
-    core.void(why, pause=False)
-    core.attempts.voided -= 1
-    core.attempts.not_before = core.now

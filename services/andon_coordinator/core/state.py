@@ -374,6 +374,15 @@ class CoreState:
         times = self.attempts.voided if pause else self.attempts.voided - 1
         self.attempts.not_before = self.now + self.back_off(times)
 
+    def void_at_once(self, message: str) -> None:
+        """Voids a complete round that may not become a record, and tries its step again.
+
+        Nothing failed that might pass, so the next attempt need not wait.
+        """
+        self.void(message, pause=False)
+        self.attempts.voided -= 1
+        self.attempts.not_before = self.now
+
     def withdraw(self, message: str, *, untold: Collection[int] = ()) -> None:
         """Voids a round in which nothing failed, so that this is no attempt that counts.
 

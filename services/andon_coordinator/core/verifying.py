@@ -181,14 +181,7 @@ def _open_inquest(core: CoreState, round_: StepRound, given: dict[int, Given]) -
     core.attempts.inquest, core.attempts.verified = inquest, True
     core.verified.differences += 1
     core.emit(NoteDifference(round_.terms.step, str(found.node), found.differ))
-    _void(core, f"{_workers(found.differ)} computed different results of {found.node}")
-
-
-def _void(core: CoreState, why: str) -> None:
-    """Voids the round. Nothing failed that might pass, so the next attempt need not wait."""
-    core.void(why, pause=False)
-    core.attempts.voided -= 1
-    core.attempts.not_before = core.now
+    core.void_at_once(f"{_workers(found.differ)} computed different results of {found.node}")
 
 
 # ---------------------------------------------------------------------------- verdicts
@@ -288,7 +281,7 @@ def _may_drop(core: CoreState, found: Judgement) -> bool:
 
 
 def _drop(core: CoreState, found: Judgement, why: str) -> None:
-    _void(core, why)
+    core.void_at_once(why)
     for each in found.convicted:
         member = core.members.of_incarnation(each.incarnation)
         if member is not None:  # Else another process has its place.
