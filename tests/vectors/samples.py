@@ -250,6 +250,7 @@ def _control_up() -> list[Message]:
         ),
         pb.Listening(),
         pb.Computed(key=KEY),
+        pb.Notice(message="SIGTERM"),
         pb.ProbeAnswer(number=3),
     ]
 
@@ -431,6 +432,7 @@ def _people() -> list[Message]:
                 step_s=0.75,
                 late_records=2,
                 owed_positions=21,
+                notice="SIGTERM",
             )
         ],
         halt=evidence(),

@@ -24,6 +24,7 @@ __all__ = [
     "LISTENING",
     "MEAN_BUFFERS",
     "NORMS",
+    "NOTICE",
     "OVERFLOW",
     "PROBE",
     "REDUCER_CAPABILITIES",
@@ -61,6 +62,8 @@ LEARNING = "learning.v1"
 """The worker can learn the line's state while the line trains; the coordinator lets it."""
 PROBE = "probe.v1"
 """The worker answers `Probe` at once, whatever its script does."""
+NOTICE = "notice.v1"
+"""The coordinator takes `Notice`, and sends the worker away once it has nothing left to give."""
 LISTENING = "listening.v1"
 """The reducer takes streams that only listen."""
 SAME_BITS = "same-bits.v1"
@@ -70,7 +73,7 @@ VERIFIES = "verifies.v1"
 
 WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4, INT2, TOPK, COPIED_BUFFERS)
 """What each PyTorch worker of this version can do; its Join may add others."""
-COORDINATOR_CAPABILITIES = (HASHED_BASE, OVERFLOW, STANDING)
+COORDINATOR_CAPABILITIES = (HASHED_BASE, OVERFLOW, STANDING, NOTICE)
 """What a coordinator of this version can do."""
 REDUCER_CAPABILITIES = (INT8, INT4, INT2, TOPK, LISTENING, SAME_BITS)
 """What a reducer of this version can do on every machine; RoundOpened may name others."""

@@ -42,6 +42,7 @@ __all__ = [
     "NoteCheckpoint",
     "NoteDifference",
     "NoteFewGrains",
+    "NoteNotice",
     "NoteOverdue",
     "NoteScalarsRefused",
     "NoteSchedule",
@@ -601,6 +602,14 @@ class NoteSuspected:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteNotice:
+    """Tell people that a worker's machine is about to go."""
+
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class NoteSchedule:
     """Tell people that the line chose its schedule, and why."""
 
@@ -707,6 +716,7 @@ Effect = (
     | NoteScalarsRefused
     | NoteSetback
     | NoteStopRefused
+    | NoteNotice
     | NoteSchedule
     | NoteFewGrains
     | NoteArithmetic

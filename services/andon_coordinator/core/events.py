@@ -35,6 +35,7 @@ __all__ = [
     "JournalFailed",
     "LeaveReason",
     "ListeningReported",
+    "NoticeGiven",
     "ProbeAnswered",
     "ProcessUse",
     "Ready",
@@ -332,6 +333,14 @@ class ProbeAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeGiven:
+    """A worker's machine is about to go; `message` says what the worker knows of it."""
+
+    stream: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLeft:
     """A worker leaves on purpose; `digest` is that of its final weights, at head `digest_head`."""
 
@@ -536,6 +545,7 @@ Event = (
     | FaultReported
     | HeartbeatArrived
     | ProbeAnswered
+    | NoticeGiven
     | WorkerLeft
     | StateReported
     | ListeningReported

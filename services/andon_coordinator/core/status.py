@@ -68,6 +68,8 @@ class WorkerSnapshot:
     """How many records in a row were made without it while it computes; None: it is not late."""
     owed_positions: int = 0
     """How many positions it owes: it has them, and they are in no record yet."""
+    notice: str = ""
+    """Why its machine is about to go, or has gone, by its own notice; empty if it gave none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +223,7 @@ def _worker(
         use=member.use,
         late_records=member.left_out if learning is not None and learning.late else None,
         owed_positions=_owed(core, member),
+        notice=member.notice,
     )
 
 

@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
 
 from andon.host.telemetry import time_histogram
-from andon_coordinator.core.effects import AcceptJoin, NoteCaughtUp, SaveDeparture
+from andon_coordinator.core.effects import (
+    AcceptJoin,
+    NoteCaughtUp,
+    NoteNotice,
+    NoteSuspected,
+    SaveDeparture,
+)
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.status import LineSnapshot
 
@@ -192,6 +198,11 @@ class DepartureMetrics:
             "Suspected workers that came back within a lease: it would have been enough to wait.",
             registry=registry,
         )
+        self._notices = Counter(
+            "andon_notices_total",
+            "Workers that said that their machine was about to go.",
+            registry=registry,
+        )
         for name, counter in self._departures.items():
             counter.inc(before.get(name, 0))
 
@@ -203,9 +214,10 @@ class DepartureMetrics:
         if stopped:
             self._stopped.inc()
 
-    def suspected(self) -> None:
-        """Counts one that did not answer."""
-        self._suspected.inc()
+    def told(self, effect: NoteSuspected | NoteNotice) -> None:
+        """Counts one that did not answer, or that gave notice."""
+        counter = self._notices if isinstance(effect, NoteNotice) else self._suspected
+        counter.inc()
 
     def joined(self, effect: AcceptJoin) -> None:
         """Counts one that was suspected by mistake."""

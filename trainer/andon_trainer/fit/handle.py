@@ -127,7 +127,7 @@ class TrainingRun:
             self._thread = threading.Thread(target=self._run, name="andon-run")
             # A SIGTERM ends the program, whose end makes the worker leave after its step.
             self._termination = Termination()
-            self._termination.install(lambda: False)
+            self._termination.install(lambda _why: False)
             _newest = self
             self._thread.start()
         threading.Thread(target=self._leave_with_program, name="andon-run-end").start()
