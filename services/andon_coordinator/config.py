@@ -34,6 +34,7 @@ from andon.protocol.run_settings import Liveness, Policy, Topology
 from andon.protocol.schedules import AVERAGING, NESTEROV, Schedule
 from andon.protocol.sparse import KEPT, MOST_KEPT
 from andon_coordinator.core.cadence import CadenceRules
+from andon_coordinator.core.eviction import EvictionRules
 from andon_coordinator.core.pacing import capabilities_for
 from andon_coordinator.core.same_bits import obstacle_in
 from andon_coordinator.core.settings import (
@@ -118,6 +119,11 @@ class LineOptions:
     """About a spike: halt; or go on by itself, and scale the averaged gradient down (limit), leave
     the step's samples out (skip), or send a worker away that stands out again and again (drop).
     Each includes those before it. Without a FACTOR of the three above, each is 10."""
+    evict_slower_than: Annotated[
+        float | None, Parameter(validator=Within(above=1.0, most=1000.0), metavar="FACTOR")
+    ] = None
+    """Deal a worker less that takes FACTOR times the others' median for a sample, for long; if it
+    holds them up all the same, let it follow and compute nothing. Default: off."""
     max_grad_norm: Factor | None = None
     """Scale each worker's own gradient down to this norm. Default: no limit."""
     average_buffers: bool = False
@@ -210,8 +216,8 @@ class LineOptions:
                 )
         if (no_fragments := self._obstacle_to_fragments) or (no_quorum := self._beside_quorum):
             return no_fragments or no_quorum
-        if self._beside_topk:
-            return self._beside_topk
+        if self._beside_topk or self._obstacle_to_eviction:
+            return self._beside_topk or self._obstacle_to_eviction
         wanted = "--verify" if self.verify else "--same-bits" if self.same_bits else ""
         if wanted and (obstacle := obstacle_in(_policy_of(self), _pacing_of(self))):
             return (
@@ -264,6 +270,23 @@ class LineOptions:
             return (
                 "--encoding topk sends few elements, and a ring adds sums of all of them: use "
                 "--topology star, or --encoding int4"
+            )
+        return ""
+
+    @property
+    def _obstacle_to_eviction(self) -> str:
+        """Why a slow worker could never follow, and the remedy; empty if it could."""
+        if self.evict_slower_than is None:
+            return ""
+        if self.is_local:
+            return (
+                f"--evict-slower-than can't go with --schedule {self.schedule}, which nobody can "
+                "follow without computing: use --quorum, with which nobody waits for slow workers"
+            )
+        if self.topology is Topology.RING:
+            return (
+                "--evict-slower-than can't go with --topology ring, which nobody can follow: use "
+                "--topology star"
             )
         return ""
 
@@ -445,4 +468,7 @@ def _pacing_of(line: LineOptions) -> PacingSettings:
         ),
         learning_rate_scaling=LearningRateScaling(line.lr_scaling),
         growth_cost=line.growth_cost,
+        eviction=None
+        if line.evict_slower_than is None
+        else EvictionRules(slower_than=line.evict_slower_than),
     )

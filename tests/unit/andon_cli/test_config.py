@@ -213,6 +213,7 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
             "grace",
             "max_late",
             "topk_kept",
+            "evict_slower_than",
         }
         assert left_out <= {"config", "coordinator", "token", *apart}
 
@@ -222,6 +223,7 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
             schedule="local", local_steps=64, fragments=4, mix=0.5, encoding="topk", topk_kept=7
         ),
         LineOptions(schedule="local", quorum=0.75, grace="2.5", max_late=3),
+        LineOptions(evict_slower_than=3.5),
     )
     served = (ServeConfig(run_id="7f3a", line=line) for line in alone)
     for settings in (replace(EVERYTHING, role="all"), *served):
