@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from andon.protocol.grains import Node
-from andon.protocol.records import RecordKind
+from andon.protocol.records import Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
@@ -395,6 +395,18 @@ class World:
                 raise Wrong(f"C-COMMIT-001: {key} is committed, and worker {slot} is not ready")
 
         self._check_agreed(save)
+        self._check_late(draft, save.record)
+
+    def _check_late(self, draft: Draft, record: Record) -> None:
+        """Nobody is left out of more records in a row than the policy says."""
+        if self.bounds.faults:
+            return  # Some were away, and that is no lateness.
+        before = [each for each, _ in self.journal(draft).records if each.kind is RecordKind.STEP]
+        most = self.core(draft).settings.policy.max_late
+        for member in self.core(draft).members.late():
+            last = [record, *reversed(before)][: most + 1]
+            if len(last) > most and not any(member.worker in each.roster for each in last):
+                raise Wrong(f"worker {member.worker} is left out of {len(last)} records in a row")
 
     def _check_agreed(self, save: do.SaveRecord) -> None:
         """No step is committed of which two workers attested different results."""
@@ -430,6 +442,10 @@ class World:
             # To a learner it sends what lies beneath that, and goes on with it.
             if not effect.beside_training:
                 self._check_pipe(draft, effect)
+        elif isinstance(effect, do.SendLate):
+            slots = range(self.bounds.workers)
+            if not any(self.worker(draft, slot).local.change for slot in slots):
+                raise Wrong(f"{effect.key} goes on without a worker, and nobody has computed")
         elif isinstance(effect, do.Assign) and effect.assignment.key.term != journal.term:
             raise Wrong(f"key {effect.assignment.key} is used, and its term is not durable")
         elif isinstance(effect, do.Assign):
