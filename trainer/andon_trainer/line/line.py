@@ -832,6 +832,26 @@ class Line:
         return commit.loss if commit else None
 
     @property
+    def step_samples(self) -> int:
+        """Number of samples in the last committed step, of all workers together.
+
+        0 before the first commit, and in a script with manual steps.
+        """
+        steps = self._session.stepper
+        commit = steps.last_commit if steps else None
+        return commit.samples if commit else 0
+
+    @property
+    def step_epoch(self) -> int:
+        """The epoch of the last committed step, from 0; `epoch` is that of the next one.
+
+        0 before the first commit, and in a script with manual steps.
+        """
+        steps = self._session.stepper
+        commit = steps.last_commit if steps else None
+        return commit.epoch if commit else 0
+
+    @property
     def accuracy(self) -> float | None:
         """Fraction of the last committed step's samples that the model got right, from 0 to 1.
 

@@ -264,6 +264,13 @@ class Worker:
         """Whether nothing went wrong, and this worker has not left yet."""
         return self.crash is None and not self._left
 
+    def ask_to_leave(self, why: str) -> None:
+        """Makes this worker leave once its step is over, as SIGTERM does; any thread may ask.
+
+        A loop that is alone waits for nothing: whoever runs it ends it, by raising Terminated.
+        """
+        self._termination.ask(why)
+
     def note_failure(self, error: BaseException) -> None:
         """Notes what ended the script inside `with Line() as line:`."""
         if self._termination.wanted or (isinstance(error, SystemExit) and not error.code):
@@ -339,7 +346,9 @@ class Worker:
     def _departure(self, here: Position) -> LeaveReport:
         crash = self.crash
         if crash is None and self._termination.wanted and not here.stop_reason:
-            return LeaveReport(reason="INTERRUPTED", message="SIGTERM", final_step=here.step)
+            return LeaveReport(
+                reason="INTERRUPTED", message=self._termination.why, final_step=here.step
+            )
         if crash is None or isinstance(crash, RunOver):
             return LeaveReport(
                 reason="DRAINED" if here.stop_reason == DRAINED else "COMPLETE",
