@@ -212,6 +212,8 @@ class LineStatus:
     """Why the schedule is that one, if the line chose it."""
     fragments: int = 0
     """In how many parts workers exchange the model; 0: always as a whole."""
+    noise_scale: float | None = None
+    """Of the gradients, in samples; None if it is not known."""
     grain: int = 0
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
     one_arithmetic: bool = False
@@ -440,6 +442,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         grain=message.grain,
         one_arithmetic=message.one_arithmetic,
         fragments=message.fragments,
+        noise_scale=message.noise_scale if message.HasField("noise_scale") else None,
         verification=_verification(message.verification)
         if message.HasField("verification")
         else None,

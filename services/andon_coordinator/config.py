@@ -147,6 +147,9 @@ class LineOptions:
     growth_cost: Annotated[float, Parameter(validator=Within(0.001, 1.0), metavar="PART")] = 0.05
     """Of a cadence: the part of samples that windows may waste by growing, judged by the gradients'
     noise; 1 lets them grow whatever it costs."""
+    noise_scale: bool = False
+    """Measure the noise scale of the gradients, which says what a larger batch would be worth:
+    workers report the norms of theirs. A cadence that may grow measures it anyway."""
     local_steps: Count = 16
     """Of the schedule local: a worker's own optimizer steps between two exchanges."""
     outer: Literal["average", "nesterov"] = "average"
@@ -216,8 +219,10 @@ class LineOptions:
                 )
         if (no_fragments := self._obstacle_to_fragments) or (no_quorum := self._beside_quorum):
             return no_fragments or no_quorum
-        if self._beside_topk or self._obstacle_to_eviction:
-            return self._beside_topk or self._obstacle_to_eviction
+        if self._beside_topk:
+            return self._beside_topk
+        if self._beside_noise_scale or self._obstacle_to_eviction:
+            return self._beside_noise_scale or self._obstacle_to_eviction
         wanted = "--verify" if self.verify else "--same-bits" if self.same_bits else ""
         if wanted and (obstacle := obstacle_in(_policy_of(self), _pacing_of(self))):
             return (
@@ -256,6 +261,24 @@ class LineOptions:
         for other, is_set in others.items():
             if is_set:
                 return f"{what} can't go with {other}: leave one of them out"
+        return ""
+
+    @property
+    def _beside_noise_scale(self) -> str:
+        """What can't go with measuring the noise scale, and the remedy; empty: nothing."""
+        if not self.noise_scale:
+            return ""
+        if self.is_local:
+            return (
+                f"--noise-scale measures gradients, and with --schedule {self.schedule} workers "
+                "exchange changes of the weights: leave one of them out"
+            )
+        if self.same_bits or self.verify:
+            other = "--same-bits" if self.same_bits else "--verify"
+            return (
+                f"--noise-scale compares gradients of workers' shares, and {other} adds those of "
+                "grains: leave one of them out"
+            )
         return ""
 
     @property
@@ -431,7 +454,7 @@ def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Polic
     answer = line.answer_encoding
     if answer == "same" and line.encoding == "int2":
         answer = "int4"
-    noise = _pacing_of(line).asks_for_noise
+    noise = _pacing_of(line).asks_for_noise or line.noise_scale
     return Policy(
         chunk_elements=chunk_elements,
         encoding=Encoding.of(line.encoding),

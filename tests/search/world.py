@@ -365,6 +365,7 @@ class World:
                     draft.data_downs[slot] = (self.numbered(Lost()),)
             case ("send", stream, message, sent):
                 self._check_sent(draft, sent)
+                self._check_went_on(draft, sent)
                 slot = stream % self.bounds.workers
                 mine = self.worker(draft, slot).stream == stream
                 if isinstance(sent, do.CloseStream | do.RefuseJoin):
@@ -442,10 +443,6 @@ class World:
             # To a learner it sends what lies beneath that, and goes on with it.
             if not effect.beside_training:
                 self._check_pipe(draft, effect)
-        elif isinstance(effect, do.SendLate):
-            slots = range(self.bounds.workers)
-            if not any(self.worker(draft, slot).local.change for slot in slots):
-                raise Wrong(f"{effect.key} goes on without a worker, and nobody has computed")
         elif isinstance(effect, do.Assign) and effect.assignment.key.term != journal.term:
             raise Wrong(f"key {effect.assignment.key} is used, and its term is not durable")
         elif isinstance(effect, do.Assign):
@@ -454,6 +451,13 @@ class World:
             ]
             if effect.assignment.parent in saving:
                 raise Wrong(f"work is assigned on {saving[0]}, which is not durable")
+
+    def _check_went_on(self, draft: Draft, effect: object) -> None:
+        """A window goes on without somebody only if another one has computed."""
+        slots = range(self.bounds.workers)
+        done = (self.worker(draft, slot).local.change for slot in slots)
+        if isinstance(effect, do.SendLate) and not any(done):
+            raise Wrong(f"{effect.key} goes on without a worker, and nobody has computed")
 
     def _check_pipe(self, draft: Draft, effect: do.SendTransfer) -> None:
         """No sender has anything computed ahead, unless too few are in sync to empty the pipe."""

@@ -400,6 +400,7 @@ def _people() -> list[Message]:
         one_arithmetic=True,
         quorum=0.75,
         fragments=4,
+        noise_scale=1500.5,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,

@@ -103,7 +103,8 @@ class StepWindow:
 
     def learning_rate_scale(self, batch: int, global_batch: int) -> float:
         """What a learning rate is multiplied with in a step of `batch` positions."""
-        return self.scaling.of(batch / global_batch)
+        # The short window at an epoch's end keeps the script's rate.
+        return self.scaling.of(max(1.0, batch / global_batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

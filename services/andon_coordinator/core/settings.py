@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from andon.protocol.limits import MAX_WORKERS
 from andon.protocol.records import Key, Record
 from andon.protocol.reducers import MAX_REDUCERS
 from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
-from andon.protocol.schedules import Schedule
+from andon.protocol.schedules import LearningRateScaling, Schedule
 from andon_coordinator.core.cadence import CadenceRules
 from andon_coordinator.core.effects import StepResult
 from andon_coordinator.core.eviction import EvictionRules
@@ -31,25 +30,6 @@ _ABOVE_0 = {
     "worker_gradient_norm": "times",
 }
 """Settings that are switched off by None, and their units."""
-
-
-class LearningRateScaling(enum.Enum):
-    """How the learning rate follows the size of a window."""
-
-    NONE = "none"
-    LINEAR = "linear"
-    SQRT = "sqrt"
-
-    def of(self, ratio: float) -> float:
-        """The factor for a window of `ratio` global batches; never below 1."""
-        ratio = max(ratio, 1.0)
-        match self:
-            case LearningRateScaling.LINEAR:
-                return ratio
-            case LearningRateScaling.SQRT:
-                return math.sqrt(ratio)
-            case LearningRateScaling.NONE:
-                return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
