@@ -232,6 +232,11 @@ class LineOptions:
         return ""
 
     @property
+    def policy(self) -> Policy:
+        """The policy of a line with these options, as its workers get it."""
+        return _policy_of(self)
+
+    @property
     def is_local(self) -> bool:
         """Whether workers make several steps of their own between two exchanges."""
         return self.schedule in ("local", "async")
