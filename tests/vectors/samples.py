@@ -400,6 +400,7 @@ def _people() -> list[Message]:
         one_arithmetic=True,
         quorum=0.75,
         fragments=4,
+        noise_scale=1500.5,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,
@@ -431,6 +432,7 @@ def _people() -> list[Message]:
                 step_s=0.75,
                 late_records=2,
                 owed_positions=21,
+                slow="eased: 3.4 times as slow as the others for 20 steps",
             )
         ],
         halt=evidence(),

@@ -100,6 +100,7 @@ def state_view(
         "stop_reason": line.stop_reason,
         "schedule": line.schedule,
         "schedule_note": line.schedule_note,
+        "noise_scale": line.noise_scale,
         "grain": line.grain,
         "one_arithmetic": line.one_arithmetic,
         "verification": _verification(line),

@@ -64,12 +64,20 @@ def test_bounds_that_are_given_are_kept() -> None:
         {"fragments": 3, "schedule": "local", "local_steps": 16},
         {"fragments": 2, "schedule": "local", "topology": Topology.RING},
         {"topk_kept": 8},
+        {"noise_scale": True, "schedule": "async"},
+        {"noise_scale": True, "same_bits": True},
         {"topology": Topology.RING, "encoding": "topk"},
     ],
 )
 def test_contradicting_settings_are_refused_at_construction(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields)).split("_")[0]):
         config(**fields)
+
+
+def test_the_noise_scale_is_measured_of_norms_that_workers_report() -> None:
+    policy = config(noise_scale=True).policy
+
+    assert (policy.gradient_norm, policy.own_gradient_norm) == (True, True)
 
 
 @pytest.mark.parametrize(

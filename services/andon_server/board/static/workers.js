@@ -118,7 +118,8 @@ function showPlace(state) {
   const schedule = uneven ? `Schedule: ${state.schedule}${state.schedule_note ? ` (${state.schedule_note})` : ""}.` : "";
   const differ = state.one_arithmetic || state.live < 2 ? "" : ", but the workers' arithmetics differ";
   const bits = state.grain ? `Same bits in grains of ${state.grain}${differ}.` : "";
-  say(byId("schedule"), [schedule, bits, verified(state.verification)].filter(Boolean).join(" "));
+  const noise = state.noise_scale === null ? "" : `Noise scale of the gradients: ${several(Math.round(state.noise_scale), "sample")}.`;
+  say(byId("schedule"), [schedule, bits, verified(state.verification), noise].filter(Boolean).join(" "));
 }
 
 /** How much was computed twice, and what came of it; empty if nothing is. */
