@@ -208,7 +208,7 @@ class ControlStream:
         while (message := self._outgoing.get()) is not None:
             yield message
 
-    def _read(self, fragments: int) -> None:
+    def _read(self, fragments: int = 1) -> None:
         """Runs on the reading thread, on a line whose policy has so many fragments."""
         reason = "the coordinator ended the stream"
         refusal: AndonError | None = None
