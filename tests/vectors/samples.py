@@ -433,6 +433,7 @@ def _people() -> list[Message]:
                 step_s=0.75,
                 late_records=2,
                 owed_positions=21,
+                slow="eased: 3.4 times as slow as the others for 20 steps",
             )
         ],
         halt=evidence(),

@@ -960,7 +960,7 @@ class ReducerDismissed(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s", "late_records", "owed_positions")
+    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s", "late_records", "owed_positions", "slow")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -981,6 +981,7 @@ class WorkerStatus(_message.Message):
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     LATE_RECORDS_FIELD_NUMBER: _ClassVar[int]
     OWED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
     worker: int
     rank: int
     node_id: str
@@ -1001,7 +1002,8 @@ class WorkerStatus(_message.Message):
     step_s: float
     late_records: int
     owed_positions: int
-    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ..., late_records: _Optional[int] = ..., owed_positions: _Optional[int] = ...) -> None: ...
+    slow: str
+    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ..., late_records: _Optional[int] = ..., owed_positions: _Optional[int] = ..., slow: _Optional[str] = ...) -> None: ...
 
 class LineStatus(_message.Message):
     __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain", "verification", "one_arithmetic", "quorum", "fragments", "noise_scale")

@@ -178,6 +178,10 @@ class CoreState:
     unverified: tuple[int, ...] = ()
     """Workers that nobody of the same arithmetic stands beside; people know of them."""
     verified: VerifiedTotals = field(default_factory=VerifiedTotals)
+    evicted: dict[int, str] = field(default_factory=dict)
+    """Why processes follow that were slow for long, by incarnation; see `evicting`."""
+    stand: int = 0
+    """How many were in sync after the last of them went."""
     uncompared: set[int] = field(default_factory=set)
     """Workers that got their state from elsewhere, until a round compared them with another's."""
     differed: dict[int, str] = field(default_factory=dict)

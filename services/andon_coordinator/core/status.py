@@ -68,6 +68,8 @@ class WorkerSnapshot:
     """How many records in a row were made without it while it computes; None: it is not late."""
     owed_positions: int = 0
     """How many positions it owes: it has them, and they are in no record yet."""
+    slow: str = ""
+    """What the line does about it because it is slow, and how slow it is; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,12 +223,15 @@ def _worker(
         use=member.use,
         late_records=member.left_out if learning is not None and learning.late else None,
         owed_positions=_owed(core, member),
+        slow=_slow(core, member),
     )
 
 
 def _detail(core: CoreState, member: LineMember, now: float) -> str:
     """What a worker reports of itself; if its state did not arrive, why, and when to try again."""
-    detail = _progress(core, member, now)
+    detail, slow = _progress(core, member, now), _slow(core, member)
+    if slow and member.stream is not None:
+        detail = f"{slow} ({detail})" if detail else slow
     if member.doubted is None:
         return detail
     return f"{detail or 'waits for the state'} (its weights differed from the others')"
@@ -256,6 +261,16 @@ def _owed(core: CoreState, member: LineMember) -> int:
     """How many positions a late worker has that no record covers."""
     late = member.learning is not None and member.learning.late
     return sum(map(len, core.attempts.assigned.get(member.worker, ()))) if late else 0
+
+
+def _slow(core: CoreState, member: LineMember) -> str:
+    """What the line does about a worker that is slow, and how slow it is; empty: nothing."""
+    why = core.evicted.get(member.request.incarnation)
+    if why is not None:
+        return f"follows: {why}"
+    slow = core.pacing.slow
+    why = slow.eased(member.process) if slow is not None else ""
+    return why and f"eased: {why}"
 
 
 def _spare(member: LineMember) -> str:

@@ -409,6 +409,7 @@ def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:
         loss=round_.loss if round_.weight > 0 else math.nan,
         contributions=contributions,
         mean_norm=round_.gradient_norm,
+        at_s=core.now,
     )
     return core.pacing.learn(reported, core.attempts.window, core.plan)
 

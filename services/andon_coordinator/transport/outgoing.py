@@ -376,6 +376,7 @@ def worker_status_to(status: WorkerSnapshot) -> pb.WorkerStatus:
         step_s=status.step_s,
         late_records=status.late_records,
         owed_positions=status.owed_positions,
+        slow=status.slow,
     )
     if status.step_s:
         message.timings.CopyFrom(_timings(status.timings))

@@ -112,6 +112,7 @@ class Trainer:
         """
         line = Line(
             seed=fit.seed,
+            line_options=fit.line_options,
             run_dir=fit.run_dir,
             resume=fit.resume,
             checkpoint_every=fit.checkpoint_every or None,

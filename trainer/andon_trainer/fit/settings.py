@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from andon.protocol.schedules import LearningRateScaling
+from andon_trainer.line_options import LineSchema
 
 __all__ = ["PRECISIONS", "Fit"]
 
@@ -73,6 +74,10 @@ class Fit:
     ends with `loss` or `error`, else the greatest."""
     checkpoint_every: int = 0
     """Steps between checkpoints. 0: the environment decides (`ANDON_CHECKPOINT_EVERY`)."""
+    line_options: LineSchema | None = None
+    """How the line works, if rank 0 of this launch serves it: the schedule, what is done about
+    spikes, encodings, and whatever else is a flag of `andon serve`, as
+    `andon_coordinator.config.LineOptions`. None: the environment decides."""
     run_dir: Path | str | None = None
     """Folder of the run's files. None: the environment decides (`ANDON_RUN_DIR`)."""
     resume: Path | str | None = None
