@@ -31,6 +31,8 @@ from andon_trainer.core.effects import (
 from andon_trainer.core.reports import Digest, Joined, Joining, LeaveReport, Standing, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
 
+_GREATEST_FLOAT32 = 3.4028234663852886e38
+
 __all__ = [
     "Report",
     "accepted_from",
@@ -320,6 +322,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
         gradient_norm=report.gradient_norm,
         correct=report.correct,
         own_gradient_norm=report.own_gradient_norm,
+        block_norms=[min(norm, _GREATEST_FLOAT32) for norm in report.block_norms],
         overflow=report.overflow,
         next=_standing(report.standing),
         node_losses=conversion.node_losses_to_proto(report.node_losses),
