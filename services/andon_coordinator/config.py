@@ -221,8 +221,9 @@ class LineOptions:
             return no_fragments or no_quorum
         if self._beside_topk:
             return self._beside_topk
-        if self._beside_noise_scale or self._obstacle_to_eviction:
-            return self._beside_noise_scale or self._obstacle_to_eviction
+        refused = self._beside_noise_scale or self._obstacle_to_eviction or self._beside_max_anchor
+        if refused:
+            return refused
         wanted = "--verify" if self.verify else "--same-bits" if self.same_bits else ""
         if wanted and (obstacle := obstacle_in(_policy_of(self), _pacing_of(self))):
             return (
@@ -300,6 +301,20 @@ class LineOptions:
                 "--topology star, or --encoding int4"
             )
         return ""
+
+    @property
+    def _beside_max_anchor(self) -> str:
+        """Why windows would never grow up to what was asked for; empty if they may."""
+        longer = self.max_anchor is not None and self.max_anchor > 1
+        if not longer or self.lr_scaling != "none" or self.growth_cost >= 1:
+            return ""
+        if self.schedule not in ("auto", "cadence"):
+            return ""  # There is no cadence.
+        return (
+            f"--max-anchor {self.max_anchor} has no effect without --lr-scaling: a window does not "
+            "grow while learning rates don't follow it. Pass --lr-scaling sqrt or linear (or "
+            "--growth-cost 1, to let windows grow all the same), or leave it out"
+        )
 
     @property
     def _obstacle_to_eviction(self) -> str:

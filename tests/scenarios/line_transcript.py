@@ -300,10 +300,14 @@ class _Commands:
         return [*said, *shown]
 
     def steps(self, words: list[str], options: Options) -> list[do.Effect]:
-        """This many steps of all workers without output, each with the same loss and norm."""
+        """This many steps of all workers without output, each with the same loss and norm.
+
+        `w1_norm=3.0`: the own norm of one of them is another.
+        """
         for _ in range(int(words[0])):
             for name in self.names:
-                self.ready([name], options)
+                own = options.get(f"{name}_norm")
+                self.ready([name], options if own is None else {**options, "own_norm": own})
             self.saved([], {})
             for name in self.names:
                 self.ask([name], {})

@@ -174,6 +174,7 @@ def _control_up() -> list[Message]:
         world_size=3,
         gradient_norm=1.75,
         own_gradient_norm=2.25,
+        block_norms=[0.25, 1.5],
         overflow=True,
         next=pb.RequestWork(
             ring_address="10.0.0.3:7100",
@@ -289,7 +290,7 @@ def _control_down() -> list[Message]:
             step=117,
             term=TERM,
             halt=evidence(),
-            capabilities=["hashed-base.v1", "overflow.v1", "standing.v1"],
+            capabilities=["block-norms.v1", "hashed-base.v1", "overflow.v1", "standing.v1"],
         ),
         pb.ShardAssignment(
             writes_checkpoint=True,

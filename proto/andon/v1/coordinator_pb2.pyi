@@ -574,7 +574,7 @@ class WeightsDigest(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ..., prefixes: _Optional[bytes] = ..., base_hashed: bool = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses", "attested", "averages_digest")
+    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses", "attested", "averages_digest", "block_norms")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -593,6 +593,7 @@ class StepReady(_message.Message):
     NODE_LOSSES_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_FIELD_NUMBER: _ClassVar[int]
     AVERAGES_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_NORMS_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     loss_sum: float
     weight: float
@@ -611,7 +612,8 @@ class StepReady(_message.Message):
     node_losses: _containers.RepeatedCompositeFieldContainer[NodeLoss]
     attested: _containers.RepeatedCompositeFieldContainer[Attestation]
     averages_digest: bytes
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., averages_digest: _Optional[bytes] = ...) -> None: ...
+    block_norms: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., averages_digest: _Optional[bytes] = ..., block_norms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Attestation(_message.Message):
     __slots__ = ("first", "grains", "digest", "samples", "components")

@@ -222,6 +222,8 @@ class SaveRecord:
     """Whether the line rolls back by itself: then what people decided of workers stands."""
     proved: Proved | None = None
     """What its round has shown of weights and gradients."""
+    comparison: bytes = field(default=b"", repr=False)
+    """What is remembered of how workers compare; empty: nothing new."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,6 +246,8 @@ class History:
     """How much was computed twice."""
     spikes: tuple[SpikeDecision, ...] = ()
     """What the line did by itself about spikes, oldest first."""
+    comparison: bytes = field(default=b"", repr=False)
+    """What was remembered of how workers compare; see `comparison`."""
 
     def __post_init__(self) -> None:
         """Refuses a plan without a layout, and a roll-back without a record."""

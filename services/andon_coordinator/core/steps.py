@@ -346,6 +346,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
             standing={} if stop else standing.asked_in(round_),
             attempts=overlap.next_attempts(core, round_),
             proved=proved,
+            comparison=round_.comparison,
         )
     )
 
@@ -447,6 +448,7 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     if pending.result is not None:
         _log_noise(core, record)
         core.detectors.committed(pending.result)
+        core.comparison = pending.comparison or core.comparison
         core.last_roster, core.departed = record.roster, pending.departed
     late.recorded(core, record)
     # The counts are of the step after the head, so they change together with it.

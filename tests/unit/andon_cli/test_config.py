@@ -263,6 +263,7 @@ _BESIDE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("outer", "overlap", "fragments", "quorum"), _LOCAL),
     "mix": (*_LOCAL, "--fragments", "4"),
     "topk_kept": ("--encoding", "topk"),
+    "max_anchor": ("--lr-scaling", "sqrt"),
     **dict.fromkeys(("grace", "max_late"), (*_LOCAL, "--quorum", "0.5")),
 }
 """Flags without which nothing would obey a setting."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,15 @@ def test_each_policy_includes_those_before_it_and_does_the_least_that_fits(
         loss,
         worker,
     ]
+
+
+def test_a_drift_is_no_matter_of_one_steps_samples() -> None:
+    one = replace(of_worker(100), lasts=True)
+    all_ = replace(of_norm(100), lasts=True)
+
+    assert [decided(SpikeBook(SKIP), each) for each in (one, all_)] == [HALT, HALT]
+    assert [decided(SpikeBook(DROP), each) for each in (one, all_)] == [DROP, HALT]
+    assert decided(SpikeBook(DROP), one, drops=False) is HALT
 
 
 def test_a_gradient_is_scaled_to_the_usual_norm() -> None:
