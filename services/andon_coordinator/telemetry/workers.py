@@ -15,10 +15,12 @@ from andon_coordinator.core.effects import (
     AcceptJoin,
     NoteCaughtUp,
     NoteNotice,
+    NoteSlow,
     NoteSuspected,
     SaveDeparture,
 )
 from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.core.eviction import SlowStep
 from andon_coordinator.core.status import LineSnapshot
 
 __all__ = ["DepartureMetrics", "LearningMetrics", "WorkerGauges"]
@@ -203,6 +205,12 @@ class DepartureMetrics:
             "Workers that said that their machine was about to go.",
             registry=registry,
         )
+        self._evicted = Counter(
+            "andon_evictions_total",
+            "Workers that the line does without because they were slow for long: they follow it "
+            "and compute nothing.",
+            registry=registry,
+        )
         for name, counter in self._departures.items():
             counter.inc(before.get(name, 0))
 
@@ -214,10 +222,15 @@ class DepartureMetrics:
         if stopped:
             self._stopped.inc()
 
-    def told(self, effect: NoteSuspected | NoteNotice) -> None:
-        """Counts one that did not answer, or that gave notice."""
-        counter = self._notices if isinstance(effect, NoteNotice) else self._suspected
-        counter.inc()
+    def noted(self, effect: NoteSuspected | NoteNotice | NoteSlow) -> None:
+        """Counts one that does not answer, gave notice, or follows because it is slow."""
+        match effect:
+            case NoteSuspected():
+                self._suspected.inc()
+            case NoteNotice():
+                self._notices.inc()
+            case NoteSlow():
+                self._evicted.inc(effect.what is SlowStep.FOLLOWS)
 
     def joined(self, effect: AcceptJoin) -> None:
         """Counts one that was suspected by mistake."""
