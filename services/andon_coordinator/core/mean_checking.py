@@ -1,23 +1,26 @@
-"""Checking means: what a line does about a mean that is not that of the sums that workers sent.
+"""Checking means: what is wrong with averages, where nobody disputes the sums they were made of.
 
-`mean_verdicts` judges; here its verdict becomes a defect with the reducer and the element by name.
+`mean_verdicts` judges reducers; here its verdict becomes a defect that names the reducer and the
+element. Where the right averages came, a worker may still have changed them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from andon.protocol.attestations import ElementApart, NodeOwner
 from andon.protocol.grains import Node
 from andon.protocol.halts import HaltReason
 from andon.protocol.limits import clipped
+from andon_coordinator.core import verdicts
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.mean_verdicts import judge_means
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
+from andon_coordinator.core.verdicts import Given, Judgement
 
-__all__ = ["in_means", "names_of"]
+__all__ = ["in_averages", "in_means", "in_writing", "names_of", "told_of_writing"]
 
 
 def in_means(core: CoreState, round_: StepRound) -> LineDefect | None:
@@ -57,6 +60,57 @@ def in_means(core: CoreState, round_: StepRound) -> LineDefect | None:
         parameter=place.parameter,
         element=place.element,
         value="" if found.apart is None else f"{found.apart.came:g}",
+    )
+
+
+def in_writing(round_: StepRound, given: Mapping[int, Given]) -> Judgement | None:
+    """Who did not write the averages as they came; None: nobody, or nobody can say who.
+
+    All have said that the right ones came. Whoever holds others than two that agree has changed
+    them, unless two of those agree as well.
+    """
+    assert round_.checks is not None
+    assert round_.grains is not None
+    holders = _holders(round_)
+    if not round_.checks.sums or not holders or len(holders[0]) < 2:
+        return None
+    if any(len(each) > 1 for each in holders[1:]):
+        return None
+    differ = {worker for each in holders[1:] for worker in each}
+    return Judgement(
+        node=round_.grains.root,
+        convicted=tuple(each for each in given.values() if each.worker in differ),
+        witnesses=holders[0],
+    )
+
+
+def told_of_writing(round_: StepRound, found: Judgement) -> str:
+    """The same, as people read it."""
+    who, others = names_of([each.worker for each in found.convicted]), names_of(found.witnesses)
+    return (
+        f"{who} changed the averages of step {round_.terms.step}: the right ones came, and what "
+        f"its optimizer would read is not what {others} have"
+    )
+
+
+def _holders(round_: StepRound) -> tuple[tuple[int, ...], ...]:
+    """The workers of each digest of the averages; empty if all are one."""
+    return verdicts.different_averages(
+        {worker: report.averages_digest for worker, report in round_.in_rank_order}
+    )
+
+
+def in_averages(round_: StepRound) -> LineDefect | None:
+    """Averages of which workers hold different ones, and nobody can say why."""
+    holders = _holders(round_)
+    if not holders:
+        return None
+    others = " and ".join(map(names_of, holders[1:]))
+    return LineDefect(
+        reason=HaltReason.WRONG_ARITHMETIC,
+        message=f"the averages of step {round_.terms.step} that {others} got are not those of "
+        f"{names_of(holders[0])}: a reducer, a network card or a memory is at fault, and nobody "
+        "can say which",
     )
 
 

@@ -162,7 +162,13 @@ def settles(core: CoreState, round_: StepRound) -> bool:
     # says whose it is.
     defect = _of_samples(round_, given)
     if defect is None and not disputed:
-        defect = mean_checking.in_means(core, round_) or _of_averages(round_)
+        defect = mean_checking.in_means(core, round_)
+        wrong = None if defect is not None else mean_checking.in_writing(round_, given)
+        if wrong is not None:
+            core.attempts.inquest = None
+            _convict(core, round_, wrong, mean_checking.told_of_writing(round_, wrong), given)
+            return True
+        defect = defect or mean_checking.in_averages(round_)
     if defect is not None:
         core.attempts.inquest = None
         core.emit(_verdict(round_, None, defect.message, given))
@@ -221,21 +227,6 @@ def _of_samples(round_: StepRound, given: Mapping[int, Given]) -> LineDefect | N
     )
 
 
-def _of_averages(round_: StepRound) -> LineDefect | None:
-    holders = verdicts.different_averages(
-        {worker: report.averages_digest for worker, report in round_.in_rank_order}
-    )
-    if not holders:
-        return None
-    others = " and ".join(map(names_of, holders[1:]))
-    return LineDefect(
-        reason=HaltReason.WRONG_ARITHMETIC,
-        message=f"the averages of step {round_.terms.step} that {others} got are not those of "
-        f"{names_of(holders[0])}: a reducer, a network card or a memory is at fault, and nobody "
-        "can say which",
-    )
-
-
 def _judge(core: CoreState, round_: StepRound, inquest: Inquest) -> None:
     """Halts the line, or drops whom the inquest convicts; the verdict is saved first."""
     found = verdicts.judge(inquest)
@@ -261,9 +252,19 @@ def _judge(core: CoreState, round_: StepRound, inquest: Inquest) -> None:
     message = (
         f"{who} computed {what} wrong: {names_of(found.witnesses)} agree on another result{where}"
     )
+    _convict(core, round_, found, message, inquest.given)
+
+
+def _convict(
+    core: CoreState, round_: StepRound, found: Judgement, message: str, given: Mapping[int, Given]
+) -> None:
+    """Halts the line, or drops them; the verdict is saved first."""
+    first = found.convicted[0]
+    here = core.members.of_incarnation(first.incarnation) is not None
+    block, parameter = _place(core, found.apart)
     for each in found.convicted:
         text = message if each is first else f"as worker {first.worker}, in the same inquest"
-        core.emit(_verdict(round_, each, text, inquest.given))
+        core.emit(_verdict(round_, each, text, given))
     core.verified.convicted += [each.worker for each in found.convicted]
     if _may_drop(core, found):
         _drop(core, found, message)
