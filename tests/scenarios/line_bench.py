@@ -65,6 +65,7 @@ class Journal:
     pacing: bytes = b""
     arithmetics: list[do.SaveArithmetic] = field(default_factory=list)
     spikes: list[SpikeDecision] = field(default_factory=list)
+    comparison: bytes = b""
     rolled_back_to: Key | None = None
     rolled_back: int = 0
     """How many records came before the last one that rolled the line back; 0: none did."""
@@ -120,6 +121,7 @@ class Journal:
                 self.barred.clear()
         self.records.append((effect.record, effect.result))
         self.pacing = effect.pacing or self.pacing
+        self.comparison = effect.comparison or self.comparison
         if len(self.records) > self.halted_after:
             self.open_halt = None  # A line that wrote a record after it had an answer.
         if effect.result is not None:
@@ -157,6 +159,7 @@ class Journal:
                 head, result = record, came_to
         return History(
             spikes=tuple(self.spikes),
+            comparison=self.comparison,
             roll_back=roll_back_to is not None,
             abandoned=last.key if last is not None and roll_back_to is not None else before,
             head=head,

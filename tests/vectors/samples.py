@@ -174,6 +174,7 @@ def _control_up() -> list[Message]:
         world_size=3,
         gradient_norm=1.75,
         own_gradient_norm=2.25,
+        block_norms=[0.25, 1.5],
         overflow=True,
         next=pb.RequestWork(
             ring_address="10.0.0.3:7100",
@@ -295,7 +296,7 @@ def _control_down() -> list[Message]:
             step=117,
             term=TERM,
             halt=evidence(),
-            capabilities=["hashed-base.v1", "overflow.v1", "standing.v1"],
+            capabilities=["block-norms.v1", "hashed-base.v1", "overflow.v1", "standing.v1"],
         ),
         pb.ShardAssignment(
             writes_checkpoint=True,
@@ -407,6 +408,7 @@ def _people() -> list[Message]:
         one_arithmetic=True,
         quorum=0.75,
         fragments=4,
+        noise_scale=1500.5,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,
@@ -438,6 +440,7 @@ def _people() -> list[Message]:
                 step_s=0.75,
                 late_records=2,
                 owed_positions=21,
+                slow="eased: 3.4 times as slow as the others for 20 steps",
             )
         ],
         halt=evidence(),

@@ -588,7 +588,7 @@ class WeightsDigest(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ..., prefixes: _Optional[bytes] = ..., base_hashed: bool = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses", "attested", "averages_digest", "mean_check")
+    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses", "attested", "averages_digest", "block_norms", "mean_check")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -607,6 +607,7 @@ class StepReady(_message.Message):
     NODE_LOSSES_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_FIELD_NUMBER: _ClassVar[int]
     AVERAGES_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_NORMS_FIELD_NUMBER: _ClassVar[int]
     MEAN_CHECK_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     loss_sum: float
@@ -626,8 +627,9 @@ class StepReady(_message.Message):
     node_losses: _containers.RepeatedCompositeFieldContainer[NodeLoss]
     attested: _containers.RepeatedCompositeFieldContainer[Attestation]
     averages_digest: bytes
+    block_norms: _containers.RepeatedScalarFieldContainer[float]
     mean_check: MeanCheck
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., averages_digest: _Optional[bytes] = ..., mean_check: _Optional[_Union[MeanCheck, _Mapping]] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., averages_digest: _Optional[bytes] = ..., block_norms: _Optional[_Iterable[float]] = ..., mean_check: _Optional[_Union[MeanCheck, _Mapping]] = ...) -> None: ...
 
 class MeanCheck(_message.Message):
     __slots__ = ("expected", "came", "relayed", "apart")
@@ -998,7 +1000,7 @@ class ReducerDismissed(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s", "late_records", "owed_positions")
+    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s", "late_records", "owed_positions", "slow")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -1019,6 +1021,7 @@ class WorkerStatus(_message.Message):
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     LATE_RECORDS_FIELD_NUMBER: _ClassVar[int]
     OWED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
     worker: int
     rank: int
     node_id: str
@@ -1039,10 +1042,11 @@ class WorkerStatus(_message.Message):
     step_s: float
     late_records: int
     owed_positions: int
-    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ..., late_records: _Optional[int] = ..., owed_positions: _Optional[int] = ...) -> None: ...
+    slow: str
+    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ..., late_records: _Optional[int] = ..., owed_positions: _Optional[int] = ..., slow: _Optional[str] = ...) -> None: ...
 
 class LineStatus(_message.Message):
-    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain", "verification", "one_arithmetic", "quorum", "fragments")
+    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain", "verification", "one_arithmetic", "quorum", "fragments", "noise_scale")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -1075,6 +1079,7 @@ class LineStatus(_message.Message):
     ONE_ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     QUORUM_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    NOISE_SCALE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: LineState
     step: int
@@ -1107,7 +1112,8 @@ class LineStatus(_message.Message):
     one_arithmetic: bool
     quorum: float
     fragments: int
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ..., verification: _Optional[_Union[VerificationStatus, _Mapping]] = ..., one_arithmetic: bool = ..., quorum: _Optional[float] = ..., fragments: _Optional[int] = ...) -> None: ...
+    noise_scale: float
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ..., verification: _Optional[_Union[VerificationStatus, _Mapping]] = ..., one_arithmetic: bool = ..., quorum: _Optional[float] = ..., fragments: _Optional[int] = ..., noise_scale: _Optional[float] = ...) -> None: ...
 
 class VerificationStatus(_message.Message):
     __slots__ = ("fraction", "steps", "grains", "differences", "convicted")

@@ -248,6 +248,8 @@ class Ready:
     """The L2 norm of the averaged gradients, if the policy asks for it and there are gradients."""
     own_gradient_norm: float | None = None
     """The L2 norm of what this worker contributed, if the policy asks for it."""
+    block_norms: tuple[float, ...] = field(default=(), repr=False)
+    """That of each block of the layout; empty: it does not say."""
     overflow: bool = False
     """Whether its scaled gradients overflowed, so that it sent zeros in their place."""
     next: StandingRequest | None = None

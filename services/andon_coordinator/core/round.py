@@ -16,6 +16,7 @@ from andon.protocol.records import Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.rounds import RoundTerms
 from andon.protocol.shards import Ranges
+from andon_coordinator.core.comparison import Comparison
 from andon_coordinator.core.effects import (
     Assign,
     Assignment,
@@ -74,6 +75,8 @@ class StepRound:
     """The batch's grains, if its numbers are added along their tree; else in rank order."""
     gradient_scale: float = 1.0
     """What everybody multiplies the averaged gradient with, before the optimizer."""
+    comparison: Comparison | None = None
+    """What is remembered of its workers, if it becomes a record; None: nothing is compared."""
     ready: dict[int, Ready] = field(default_factory=dict)
     """The report of each worker that holds all averages."""
     rank_of: dict[int, int] = field(init=False)
@@ -342,3 +345,5 @@ class PendingRecord:
     """The counts of the step after it, with what was computed ahead of that."""
     proved: Proved | None = None
     """What its round has shown of weights and gradients."""
+    comparison: Comparison | None = None
+    """What is remembered of its workers with this record; None: nothing new."""

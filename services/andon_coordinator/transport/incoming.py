@@ -227,6 +227,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             own_gradient_norm=(
                 ready.own_gradient_norm if ready.HasField("own_gradient_norm") else None
             ),
+            block_norms=tuple(ready.block_norms),
             overflow=ready.overflow,
             digest_base_hashed=ready.digest.base_hashed,
             next=_standing(ready),

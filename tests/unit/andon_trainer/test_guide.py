@@ -494,6 +494,24 @@ def test_the_trainer_calls_back_and_reports(capsys: pytest.CaptureFixture[str]) 
     assert ended in [("good enough", "stopped"), ("epochs", "complete")]  # A fast one is done.
 
 
+def test_learning_rates_follow_the_batch() -> None:
+    optimizers: list[torch.optim.Optimizer] = []
+
+    class Noted(Trainer):
+        def __post_init__(self) -> None:
+            made = self.optimizer
+
+            def noted(model: nn.Module) -> torch.optim.Optimizer:
+                optimizers.append(made(model))
+                return optimizers[-1]
+
+            object.__setattr__(self, "optimizer", noted)
+
+    run("guide/batch-size", Trainer=Noted)
+
+    assert optimizers[0].param_groups[0]["lr"] == 0.2
+
+
 def test_a_run_begins_from_weights_that_were_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,6 +549,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     # From DDP: two scripts side by side, of which one is for DDP. Halts: what to catch.
     # Watching: pandas, which reads what was exported. Plain PyTorch: the scripts of examples/plain.
     assert {name: count for name, count in counts.items() if count} == {
+        "batch-size": 1,
         "carried-state": 1,
         "checkpoints": 4,
         "coupled-losses": 2,

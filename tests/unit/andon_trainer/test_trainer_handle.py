@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -66,9 +67,11 @@ def held(gate: Gate, **settings: Any) -> TrainingRun:
 
 def test_a_run_in_the_background_computes_what_fit_does() -> None:
     fit = Fit(batch_size=8, epochs=2, evaluate_every="epoch", seed=1)
+    hooks = sys.excepthook, sys.exit
 
     report = trainer().start(fit).join()
 
+    assert (sys.excepthook, sys.exit) == hooks
     assert report.digest == trainer().fit(fit).digest
     assert (report.steps, report.stopped) == (6, "epochs")
 

@@ -159,6 +159,8 @@ class StepReport:
     """The norm of the averaged gradients, if the line asks for it."""
     own_gradient_norm: float | None = None
     """The norm of this worker's own contribution, if the line asks for it."""
+    block_norms: tuple[float, ...] = ()
+    """That of each block of the layout; empty: it does not say."""
     overflow: bool = False
     """Whether scaled gradients overflowed, so that zeros were sent in their place."""
     standing: Standing | None = None

@@ -25,7 +25,13 @@ from andon_trainer.fit.evaluating import Metric, evaluate
 from andon_trainer.fit.handle import TrainingRun
 from andon_trainer.fit.loaders import Collate, Data, training_loader, validation_loader
 from andon_trainer.fit.progress import ProgressBar
-from andon_trainer.fit.schedules import LearningRates, Scheduler, make_scheduler, steps_of
+from andon_trainer.fit.schedules import (
+    LearningRates,
+    Scheduler,
+    make_scheduler,
+    scale_learning_rates,
+    steps_of,
+)
 from andon_trainer.fit.seeds import WorkerSeeds, seed_everything
 from andon_trainer.fit.settings import Fit
 from andon_trainer.line.line import Line
@@ -106,6 +112,7 @@ class Trainer:
         """
         line = Line(
             seed=fit.seed,
+            line_options=fit.line_options,
             run_dir=fit.run_dir,
             resume=fit.resume,
             checkpoint_every=fit.checkpoint_every or None,
@@ -117,6 +124,7 @@ class Trainer:
         evaluated = validation_loader(validation, fit, loader, self.collate_fn)
         model = self.model()
         optimizer = self.optimizer(model)
+        scale_learning_rates(optimizer, fit, loader)
         scheduler = make_scheduler(self.scheduler, optimizer, fit, loader)
         # Switched off for other precisions: `step` is then the optimizer's own.
         scaler = torch.amp.GradScaler(line.device.type, enabled=fit.precision == "float16")

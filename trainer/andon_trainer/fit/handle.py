@@ -36,10 +36,11 @@ from typing import Literal
 
 from torch import nn
 
-from andon_trainer.errors import LineHalted
+from andon_trainer.errors import AndonError, LineHalted
 from andon_trainer.fit.callbacks import Callback, Epoch, Evaluation, Report, Step
 from andon_trainer.line.life import life_of
 from andon_trainer.line.line import Line
+from andon_trainer.process.exits import ProcessExit, is_interactive, watch_exit
 from andon_trainer.termination import Terminated, Termination
 
 __all__ = ["RunState", "TrainingMetrics", "TrainingRun"]
@@ -117,7 +118,7 @@ class TrainingRun:
                         f"a run trains in this process already, at step {step}: call its join() or "
                         "stop() first. Several runs at a time are several processes"
                     )
-                _newest._give_signals_back()
+                _newest._give_back()
             self._train = train
             self._program = program or threading.main_thread()
             self._watch = _Watch()
@@ -128,6 +129,8 @@ class TrainingRun:
             # A SIGTERM ends the program, whose end makes the worker leave after its step.
             self._termination = Termination()
             self._termination.install(lambda: False)
+            # An error of the run's that `join` raises gives the program its exit code.
+            self._exit: ProcessExit | None = watch_exit()
             _newest = self
             self._thread.start()
         threading.Thread(target=self._leave_with_program, name="andon-run-end").start()
@@ -172,7 +175,7 @@ class TrainingRun:
                 f"the run goes on after {timeout} s, at step {self.metrics().step}: join again, or "
                 "call stop() first"
             )
-        self._give_signals_back()
+        self._give_back()
         if self._error is not None:
             # Its own traceback each time: every raise adds the frames that it passes.
             raise self._error.with_traceback(self._traceback)
@@ -210,8 +213,13 @@ class TrainingRun:
                 life.leave(_PROGRAM_OVER)
             self._thread.join(_ASKED_AGAIN_S)
 
-    def _give_signals_back(self) -> None:
+    def _give_back(self) -> None:
+        """Gives back what the run took of the process, once."""
         self._termination.remove()
+        leaving, self._exit = self._exit, None
+        if leaving is not None:
+            ours = isinstance(self._error, AndonError) and not is_interactive()
+            leaving.end(undo=not ours)
 
 
 class _Watch(Callback):

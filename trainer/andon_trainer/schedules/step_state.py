@@ -221,6 +221,7 @@ class StepState:
             world_size=averaged.world_size,
             gradient_norm=averaged.gradient_norm,
             own_gradient_norm=averaged.own_gradient_norm,
+            block_norms=averaged.block_norms,
             overflow=self.overflow,
             node_losses=self.node_losses,
             attested=self.attested,
