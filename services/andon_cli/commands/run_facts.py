@@ -14,6 +14,7 @@ from andon.host.errors import UsageError
 from andon.protocol.arithmetic import is_one
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import RunPlan
+from andon_cli.commands.epochs import EpochTotals, epochs_of
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.verification import VerifiedTotals
 from andon_coordinator.transport.damage import JournalError, journal_errors
@@ -154,6 +155,8 @@ class RunFacts:
     plan: RunPlan | None
     layout_digest: str | None
     totals: StepTotals
+    epochs: list[EpochTotals]
+    """In which steps were committed; the last one may not be over."""
     workers: list[WorkerTotal]
     departures: list[RecordedDeparture]
     halts: list[RecordedHalt]
@@ -180,6 +183,7 @@ class RunFacts:
                 plan=run.plan,
                 layout_digest=run.layout_digest,
                 totals=StepTotals.of(reader),
+                epochs=epochs_of(reader),
                 workers=reader.worker_totals(),
                 departures=reader.departures(),
                 halts=reader.halts(),
@@ -209,6 +213,7 @@ class RunFacts:
             "plan": None if self.plan is None else asdict(self.plan),
             "layout_digest": self.layout_digest,
             **self.totals.fields(),
+            "epochs": [each.fields() for each in self.epochs],
             "accuracy": past.accuracy,
             "workers": [
                 asdict(each)

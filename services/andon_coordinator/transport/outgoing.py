@@ -307,6 +307,8 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         message.session.CopyFrom(session_status_to(status.session))
     if status.quorum is not None:
         message.quorum = status.quorum
+    if status.noise_scale is not None:
+        message.noise_scale = status.noise_scale
     if status.verify:
         done = status.verified
         message.verification.CopyFrom(
@@ -374,6 +376,7 @@ def worker_status_to(status: WorkerSnapshot) -> pb.WorkerStatus:
         step_s=status.step_s,
         late_records=status.late_records,
         owed_positions=status.owed_positions,
+        slow=status.slow,
     )
     if status.step_s:
         message.timings.CopyFrom(_timings(status.timings))

@@ -16,6 +16,8 @@ const KINDS = {
   arithmetic: ["amber", "Other arithmetic"],
   convicted: ["red", "Convicted"],
   spike: ["amber", "Spike"],
+  eased: ["amber", "Dealt less"],
+  evicted: ["amber", "Slow"],
   overflow: ["amber", "Overflow"],
   checkpoint: ["off", "Checkpoint"],
   checkpoint_missed: ["amber", "No checkpoint"],
