@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import enum
 import json
+import math
 import os
 import random
 import subprocess
@@ -225,7 +226,7 @@ def _run(spec: SpikeSpec, flags: Sequence[str] = _FLAGS) -> Outcome:
             results = journal.results()
             events = journal.run_events()
             return Outcome(
-                loss=next(each["loss"] for each in answers if "loss" in each),
+                loss=next((each["loss"] for each in answers if "loss" in each), math.nan),
                 limited=tuple(
                     each.batch.start // spec.batch for each in results if each.gradient_scale < 1
                 ),

@@ -86,10 +86,12 @@ class Fault:
     def gradients(self) -> Iterator[None]:
         """Makes gradients too large, as a wrong scale in a kernel does."""
         largest = max(self._model.parameters(), key=Tensor.numel)
-        smallest = min(self._model.parameters(), key=Tensor.numel)
+        # Modules without modules are the blocks of a plain model.
+        leaves = [list(each.parameters(recurse=False)) for each in self._model.modules()]
+        smallest = min(filter(None, leaves), key=lambda each: sum(map(Tensor.numel, each)))
         scaled = {
             SpikeKind.BLOCK: ([largest], 10 * LOUD),
-            SpikeKind.SMALL_BLOCK: ([smallest], 3.0),
+            SpikeKind.SMALL_BLOCK: (smallest, 3.0),
             SpikeKind.GROWS: (list(self._model.parameters()), 1.03 ** min(self._lasts_for, 100)),
         }
         parameters, factor = scaled.get(self._kind, ([], 1.0)) if self._kind else ([], 1.0)
