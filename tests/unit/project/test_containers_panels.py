@@ -289,7 +289,7 @@ def test_a_worker_that_was_started_again_had_two_processes(tmp_path: Path) -> No
 
 
 def test_an_exchange_counts_for_each_path_that_it_took(tmp_path: Path) -> None:
-    series = {}
+    series: dict[str, str] = {}
     for worker, seconds, wire in ((0, "0+5x24", 0), (1, "0+15x24", 1)):
         port = 9500 + worker
         series |= {
