@@ -18,7 +18,7 @@ from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.spikes import SpikeDecision
-from scenarios.attesting import attested
+from scenarios.attesting import attested, mean_checked
 
 __all__ = ["LAYOUT", "Bench", "Journal", "Peer", "make_layout"]
 
@@ -320,6 +320,7 @@ class Bench:
             node_losses=self._node_losses(assignment, loss),
             attested=attested(assignment, self.plan.grain),
             averages_digest=bytes(DIGEST_BYTES) if assignment.attests else b"",
+            mean_check=mean_checked(assignment),
             digest=bytes(32) if assignment.wants_digest and assignment.attests else b"",
             digest_head=assignment.parent,
         )

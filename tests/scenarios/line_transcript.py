@@ -20,7 +20,7 @@ from itertools import count, takewhile
 from typing import Any
 
 from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, in_order
-from andon.protocol.attestations import Attestation
+from andon.protocol.attestations import Attestation, MeanCheck
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
@@ -43,7 +43,7 @@ from andon_coordinator.core.settings import (
 )
 from andon_coordinator.core.spikes import SpikeAction
 from scenarios import transcript
-from scenarios.attesting import attested
+from scenarios.attesting import attested, mean_checked
 from scenarios.line_bench import Bench, make_layout
 from scenarios.transcript import Options, options_of
 
@@ -247,6 +247,7 @@ class _Commands:
             digest_head=self.bench.peers[stream].head,
             digest_prefixes=bytes.fromhex(options.get("prefixes", "")),
             attested=self._attested(stream, options),
+            mean_check=self._mean_check(stream, options),
             averages_digest=bytes.fromhex(options.get("averages", report.averages_digest.hex())),
             end_of_data="end_of_data" in options,
             stop_reason=options.get("stop", ""),
@@ -271,6 +272,16 @@ class _Commands:
             wrong={node: error or "wrong" for node, _, error in wrong},
             odd_samples=map(int, filter(None, options.get("odd_samples", "").split(","))),
         )
+
+    def _mean_check(self, stream: int, options: Options) -> MeanCheck | None:
+        """`odd=mean`: another mean than its own came; `odd=sums`: sums that nobody has sent.
+
+        `heard=4`: what it heard of grain 4 is wrong.
+        """
+        work = self.bench.peers[stream].assignment
+        assert work is not None
+        heard = filter(None, options.get("heard", "").split(","))
+        return mean_checked(work, wrong=dict.fromkeys(heard, "wrong"), odd=options.get("odd", ""))
 
     def _timings(self, samples: int, options: Options) -> on.StepTimings:
         """`speed` is in samples a second; the others are seconds."""

@@ -196,6 +196,12 @@ def _control_up() -> list[Message]:
             pb.Attestation(first=6, grains=2, digest=_DIGEST[16:]),
         ],
         averages_digest=_DIGEST[:16],
+        mean_check=pb.MeanCheck(
+            expected=_DIGEST[:16],
+            came=_DIGEST[16:],
+            relayed=[_DIGEST[:16]],
+            apart=pb.ElementApart(block=1, element=17, expected=0.5, came=0.25),
+        ),
     )
     fault = pb.Fault(
         key=KEY,
@@ -307,6 +313,7 @@ def _control_down() -> list[Message]:
             verifies=[1, 6],
             anew=True,
             itemised=True,
+            sums=[pb.NodeOwner(first=0, grains=4, rank=1, relayed=True)],
             fragment=2,
             learning_rate_scale=1.5,
             copies_buffers=True,

@@ -114,6 +114,16 @@ class SpikeBook:
             return self._note(spike, action, spike.what)
         return self._note(spike, SpikeAction.HALT, spike.what)
 
+    def left(self, step: int) -> dict[SpikeAction, int]:
+        """How often each action that the policy includes may still be done at a step, within the
+        `SPAN` steps that end with it; empty if the line halts for each spike."""
+        lately = [made.action for made in self._made if made.step > step - SPAN]
+        return {
+            action: max(0, budget - lately.count(action))
+            for action, budget in BUDGETS.items()
+            if _ORDER.index(action) <= _ORDER.index(self.policy)
+        }
+
     def _fitting(self, spike: Spike, *, can_limit: bool, can_drop: bool) -> list[SpikeAction]:
         """The actions that fit a spike, the first choice first."""
         if spike.lasts:

@@ -14,6 +14,7 @@ from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimings
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.session_status import SessionSnapshot
+from andon_coordinator.core.spikes import SpikeAction
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.verification import VerifiedTotals
 
@@ -111,6 +112,12 @@ class LineSnapshot:
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
     fragments: int
     """In how many parts the model is exchanged; 1: as a whole."""
+    fragment: int | None
+    """Which of them the present step exchanges, from 0; None: the whole model."""
+    mix: float
+    """Of fragments: how much of its own weights a worker keeps where an average arrives."""
+    spikes_left: Mapping[SpikeAction, int]
+    """How often the line may still deal with a spike by itself, by action; empty: it halts."""
     one_arithmetic: bool
     """Whether all live workers have stated one arithmetic."""
     quorum: float | None = None
@@ -166,6 +173,9 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         noise_scale=core.pacing.noise_scale,
         grain=core.plan.grain if core.plan is not None else 0,
         fragments=core.settings.policy.fragments,
+        fragment=core.attempts.fragment,
+        mix=core.settings.policy.mix,
+        spikes_left=core.spikes.left(core.chain.step + 1),
         one_arithmetic=bool(live) and is_one(*(each.arithmetic for each in live)),
         quorum=core.settings.policy.quorum,
         verify=core.settings.verify.fraction,

@@ -15,6 +15,7 @@ from andon.protocol.records import accuracy_of
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.core.spikes import SPAN
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot, holds_up
 from andon_server.board.session_view import session_view
 from andon_server.crashes import Crash
@@ -101,6 +102,8 @@ def state_view(
         "schedule": line.schedule,
         "schedule_note": line.schedule_note,
         "noise_scale": line.noise_scale,
+        "fragments": _fragments(line),
+        "spikes": _spikes(line),
         "grain": line.grain,
         "one_arithmetic": line.one_arithmetic,
         "verification": _verification(line),
@@ -113,6 +116,20 @@ def state_view(
         "halt": None if line.halt is None else halt_view(line.halt, facts.docs_url),
         "server_unix_s": now_unix_s,
     }
+
+
+def _fragments(line: LineSnapshot) -> dict[str, Any] | None:
+    """Which part of the model is exchanged; None if it always is the whole."""
+    if line.fragments <= 1:
+        return None
+    return {"count": line.fragments, "exchanged": line.fragment, "mix": line.mix}
+
+
+def _spikes(line: LineSnapshot) -> dict[str, Any] | None:
+    """What the line may still do about spikes by itself; None if it halts for each."""
+    if not line.spikes_left:
+        return None
+    return {"steps": SPAN, "left": {each.value: left for each, left in line.spikes_left.items()}}
 
 
 def _verification(line: LineSnapshot) -> dict[str, Any] | None:

@@ -99,7 +99,15 @@ def test_a_budget_is_for_a_thousand_steps(
     assert acts == [*([action] * budget), HALT]
     told = book.decide(spike(budget + 1), can_limit=True, can_drop=True).what
     assert f"{budget} times in {SPAN} steps" in told
+    assert (book.left(budget + 1)[action], book.left(1 + SPAN)[action]) == (0, 1)
     assert decided(book, spike(1 + SPAN)) is action  # The first one is forgotten.
+
+
+def test_what_a_line_may_still_do_is_told_of_what_its_policy_includes() -> None:
+    book = SpikeBook(SKIP, [_skip(9, 1)] * 2)
+
+    assert book.left(10) == {LIMIT: BUDGETS[LIMIT], SKIP: BUDGETS[SKIP] - 2}
+    assert SpikeBook(HALT).left(10) == {}
 
 
 def test_samples_of_one_step_are_left_out_so_often_at_most() -> None:

@@ -38,7 +38,7 @@ from andon_trainer.averaging.running_statistics import (
 from andon_trainer.averaging.staging import Factor, Staging, make_staging
 from andon_trainer.averaging.step_gather import Given, StepGather
 from andon_trainer.averaging.tap import GradientTap
-from andon_trainer.core.calls import NodePart
+from andon_trainer.core.calls import Floats, NodePart
 from andon_trainer.core.values import first_not_finite
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.model.guards import LateGradients
@@ -269,6 +269,7 @@ class LineAverager:
         factor = self._factor
         for block, average in enumerate(averages.blocks):
             self._tap.write_back(block, torch.from_numpy(average), factor)
+        self._note_averages(averages.blocks)
         norm = self._averaging.norm(averages.blocks)
         # After the averages are in `p.grad`: what is added from here on is too late.
         self.late.averaged(range(len(self._plan.parameters)))
@@ -290,6 +291,9 @@ class LineAverager:
         ):
             return ()
         return tuple(math.sqrt(squares[block]) for block in range(len(squares)))
+
+    def _note_averages(self, blocks: Sequence[Floats]) -> None:
+        """The averages came, and the next exchange may use their memory."""
 
     @property
     def _follow(self) -> bool:

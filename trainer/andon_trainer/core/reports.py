@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from andon.protocol.arithmetic import Arithmetic
-from andon.protocol.attestations import Attestation
+from andon.protocol.attestations import Attestation, MeanCheck
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
@@ -171,6 +171,8 @@ class StepReport:
     """What it has computed, if the round is verified."""
     averages_digest: bytes = b""
     """Of the averages as its optimizer will read them, if the round is verified."""
+    mean_check: MeanCheck | None = None
+    """The mean that it made of all nodes by itself, if the assignment has `sums`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -328,6 +328,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
         node_losses=conversion.node_losses_to_proto(report.node_losses),
         attested=conversion.attestations_to_proto(report.attested),
         averages_digest=report.averages_digest,
+        mean_check=conversion.mean_check_to_proto(report.mean_check),
     )
     if report.digest.sha256:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))
