@@ -15,6 +15,7 @@ from andon.protocol.encoding import Encoding
 __all__ = [
     "COORDINATOR_CAPABILITIES",
     "COPIED_BUFFERS",
+    "EXPLAINS",
     "HASHED_BASE",
     "INT2",
     "INT4",
@@ -61,6 +62,8 @@ LEARNING = "learning.v1"
 """The worker can learn the line's state while the line trains; the coordinator lets it."""
 PROBE = "probe.v1"
 """The worker answers `Probe` at once, whatever its script does."""
+EXPLAINS = "explains.v1"
+"""The worker answers `Explain`: what it does, and how its process is."""
 LISTENING = "listening.v1"
 """The reducer takes streams that only listen."""
 SAME_BITS = "same-bits.v1"

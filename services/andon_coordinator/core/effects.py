@@ -19,6 +19,7 @@ from andon.protocol.rounds import RankTerms
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
+from andon.protocol.slowness import Slowness
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean
@@ -46,6 +47,7 @@ __all__ = [
     "NoteScalarsRefused",
     "NoteSchedule",
     "NoteSetback",
+    "NoteSlow",
     "NoteStopRefused",
     "NoteSuspected",
     "NoteUnverified",
@@ -61,11 +63,13 @@ __all__ = [
     "SaveRun",
     "SaveRunEvent",
     "SaveScalars",
+    "SaveSlowness",
     "SaveSpike",
     "SaveSteered",
     "SaveTerm",
     "SaveVerdict",
     "SendCommitted",
+    "SendExplain",
     "SendHalt",
     "SendHeartbeatAnswer",
     "SendLate",
@@ -591,6 +595,28 @@ class SendProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class SendExplain:
+    """Ask a worker what it does."""
+
+    stream: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSlow:
+    """Tell people why a worker was slow."""
+
+    slowness: Slowness
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSlowness:
+    """Keep it in the journal as well."""
+
+    slowness: Slowness
+
+
+@dataclass(frozen=True, slots=True)
 class NoteSuspected:
     """Tell people that the line goes on without a worker that does not answer."""
 
@@ -683,6 +709,7 @@ Effect = (
     | SaveArithmetic
     | SaveVerdict
     | SaveSpike
+    | SaveSlowness
     | SaveScalars
     | SaveSteered
     | SaveRunEvent
@@ -713,9 +740,11 @@ Effect = (
     | NoteDifference
     | NoteUnverified
     | NoteSuspected
+    | NoteSlow
     | NoteWentBack
     | NoteWriter
     | SendScalarAllReduceResult
     | SendHeartbeatAnswer
     | SendProbe
+    | SendExplain
 )

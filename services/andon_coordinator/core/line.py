@@ -100,6 +100,7 @@ from andon_coordinator.core import (
     lost_state,
     operators,
     progress,
+    slowness,
     steps,
     suspects,
     syncing,
@@ -114,6 +115,7 @@ from andon_coordinator.core.events import (
     CordPulled,
     DrainRequested,
     Event,
+    ExplanationArrived,
     FaultReported,
     FolderSearched,
     HaltCleared,
@@ -155,6 +157,7 @@ _OF_WORKERS: dict[type[Event], Callable[[CoreState, LineMember, Any], None]] = {
     FaultReported: steps.fault,
     HeartbeatArrived: arrivals.heartbeat,
     ProbeAnswered: suspects.answered,
+    ExplanationArrived: slowness.explained,
     WorkerLeft: departures.left,
     StateReported: learning.state_reported,
     ListeningReported: learning.listening_reported,
@@ -336,6 +339,7 @@ class LineCore:
         if isinstance(event, TimePassed):
             core.lag_s += event.late_s
             suspects.look(core)
+            slowness.look(core)
         progress.go_on(core)
         # A standing request is good for this event alone.
         core.standing = frozenset()

@@ -31,6 +31,8 @@ class RunEventKind(enum.Enum):
     """A worker computed wrong, as two others say; the text says what."""
     SPIKE = "spike"
     """The line did something about a spike by itself; the text says what, and about which."""
+    SLOW = "slow"
+    """The others waited for a worker; the text says why."""
     OVERFLOW = "overflow"
     """A step moved no weight, because scaled gradients overflowed."""
     CHECKPOINT = "checkpoint"

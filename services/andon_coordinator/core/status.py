@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from andon.protocol.arithmetic import is_one
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key
+from andon.protocol.slowness import Slowness
 from andon_coordinator.core import lost_state
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
@@ -68,6 +69,8 @@ class WorkerSnapshot:
     """How many records in a row were made without it while it computes; None: it is not late."""
     owed_positions: int = 0
     """How many positions it owes: it has them, and they are in no record yet."""
+    slowness: Slowness | None = None
+    """Why it was slow the last time that others waited for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,8 @@ class LineSnapshot:
     """The part of all steps that is computed twice."""
     verified: VerifiedTotals = field(default_factory=VerifiedTotals)
     """How much was; a copy."""
+    slowness: tuple[Slowness, ...] = ()
+    """Who was slow last and why, the oldest first."""
     session: SessionSnapshot | None = None
     """The run's sessions, if it is one of sessions."""
 
@@ -168,6 +173,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         quorum=core.settings.policy.quorum,
         verify=core.settings.verify.fraction,
         verified=replace(core.verified, convicted=list(core.verified.convicted)),
+        slowness=tuple(core.slowness.recent),
     )
 
 
@@ -221,6 +227,7 @@ def _worker(
         use=member.use,
         late_records=member.left_out if learning is not None and learning.late else None,
         owed_positions=_owed(core, member),
+        slowness=core.slowness.latest.get(member.worker),
     )
 
 

@@ -114,6 +114,7 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
             | effects.NoteDifference()
             | effects.NoteUnverified()
             | effects.SaveSpike()
+            | effects.NoteSlow()
         ):
             _log_finding(effect)
         case effects.SaveAnswer():
@@ -204,9 +205,21 @@ def _log_finding(
     effect: effects.SaveVerdict
     | effects.NoteDifference
     | effects.NoteUnverified
-    | effects.SaveSpike,
+    | effects.SaveSpike
+    | effects.NoteSlow,
 ) -> None:
     match effect:
+        case effects.NoteSlow(slow):
+            log.warning(
+                LogEvent(
+                    "worker_slow",
+                    slow.text,
+                    worker=slow.worker,
+                    step=slow.step,
+                    phase=slow.phase.label,
+                    late_s=round(slow.late_s, 3),
+                )
+            )
         case effects.SaveSpike(made):
             what = f"{made.action.value}: {made.what}"
             log.warning(LogEvent("spike", what, step=made.step, action=made.action.value))
