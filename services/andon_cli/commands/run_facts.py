@@ -14,6 +14,8 @@ from andon.host.errors import UsageError
 from andon.protocol.arithmetic import is_one
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.slowness import Slowness
+from andon_cli.drawing.slow_texts import slow_fields
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.verification import VerifiedTotals
 from andon_coordinator.transport.damage import JournalError, journal_errors
@@ -162,6 +164,8 @@ class RunFacts:
     arithmetics: list[RecordedArithmetic]
     """With which its workers joined, if it has the same bits; the first one's is the line's."""
     verified: VerifiedTotals
+    slowness: list[Slowness]
+    """Why workers were slow, in order."""
 
     @classmethod
     def read(cls, folder: Path) -> RunFacts:
@@ -190,6 +194,7 @@ class RunFacts:
                 ],
                 arithmetics=reader.arithmetics(),
                 verified=reader.verified(),
+                slowness=reader.slownesses(),
             )
 
     @property
@@ -229,6 +234,7 @@ class RunFacts:
             ],
             "one_arithmetic": self.one_arithmetic,
             "verified": asdict(self.verified),
+            "slowness": [slow_fields(each) for each in self.slowness],
             "gaps": past.gaps,
             "last_gap_step": past.last_gap_step,
         }  # fmt: skip

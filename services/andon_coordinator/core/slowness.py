@@ -44,7 +44,7 @@ _PATIENCE_S = 1.5
 """So long for an answer; then those that came are looked at."""
 _LONGEST_S = 60.0
 """An answer that comes so late is of a process that stood still; after it nobody waits for it."""
-_TRIES = 3
+_TRIES = 6
 
 _LAST_IN, _WAITED = 12, 0.3
 """Slow in every step: last in so many of the last steps, and the others wait 30 % of each."""
@@ -99,9 +99,10 @@ def _ask_if_late(core: CoreState) -> None:
         return
     if watch.idle_since is None:
         watch.idle_since = core.now
-    usual_s = statistics.median(core.rounds.kept) if core.rounds.enough else 0.0
     open_s = core.now - watch.idle_since
-    if open_s >= max(LEAST_S, usual_s / 2) and _may_ask(core, None, open_s):
+    if not core.rounds.enough:
+        return  # Scripts begin: one compiles, another one reads.
+    if open_s >= LEAST_S + statistics.median(core.rounds.kept) / 2 and _may_ask(core, None, open_s):
         _ask(core, None, open_s, idle, others_wait=True)
 
 

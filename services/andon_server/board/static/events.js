@@ -16,6 +16,7 @@ const KINDS = {
   arithmetic: ["amber", "Other arithmetic"],
   convicted: ["red", "Convicted"],
   spike: ["amber", "Spike"],
+  slow: ["amber", "Slow"],
   overflow: ["amber", "Overflow"],
   checkpoint: ["off", "Checkpoint"],
   checkpoint_missed: ["amber", "No checkpoint"],

@@ -4,24 +4,20 @@ Theory of operation. The question comes on the thread that reads the control str
 wait, so a thread is begun for the answer. It takes the stacks at once, looks at the counters of the
 process twice, a sixth of a second apart, and answers.
 
-That thread needs the interpreter's lock. A call into C that keeps it, such as a large regular
-expression, holds the question up until the call returns, and by then nobody would know which one it
-was. So a thread of its own (`LockWatch`) wakes up ten times a second. If it wakes up far too late,
-nobody could run meanwhile; and as the interpreter gives the lock to those that wait for it as soon
-as a call into C returns, the script's thread still stands in the line of that call. Its stack is
-taken then, and the next answer tells of it.
+That thread needs the interpreter's lock. If a call keeps it, the answer comes late, and tells what
+`lock_watch` has seen meanwhile.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import sysconfig
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from andon import protocol
 from andon.protocol.slowness import (
@@ -31,56 +27,23 @@ from andon.protocol.slowness import (
     SlowPhase,
     ThreadStack,
 )
-from andon_trainer.core.stacks import CodePlaces, RawFrame, phase_of, stack_of
+from andon_trainer.core.stacks import CodePlaces, phase_of, stack_of
 from andon_trainer.exchange.control.gpu_clock import GpuClock, read_gpu
+from andon_trainer.exchange.control.lock_watch import LockWatch, frames_of
 from andon_trainer.exchange.control.process_looks import (
     facts_between,
     look,
     thread_waits_for_disk,
 )
 
-__all__ = ["Explainer", "LockWatch"]
+__all__ = ["Explainer"]
+
+log = logging.getLogger(__name__)
 
 _APART_S = 0.16
 _LOOKS = 8
 """So often between the two looks it is asked whether the script's thread waits for a disk."""
-_WATCH_S = 0.1
-_HELD_S = 0.5
-"""A thread that wakes up so much too late could not run."""
 _REMEMBERED_S = 2.0
-_DEEPEST = 200
-"""Calls of a stack that are looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A time in which no thread of this process but one could run."""
-
-    seconds: float
-    ended_at: float
-    frames: tuple[RawFrame, ...]
-    """The calls of the script's thread as it ended."""
-
-
-class LockWatch:
-    """Notices that this process stood still."""
-
-    def __init__(self, script: int) -> None:
-        """Watches nothing yet; `script` identifies the script's thread."""
-        self._script = script
-        self.last: Held | None = None
-
-    def run(self, stop: threading.Event) -> None:
-        """Watches until `stop` is set; a thread of its own runs it."""
-        before = time.monotonic()
-        while not stop.wait(_WATCH_S):
-            # First: each line more gives the script's thread time to go on.
-            frame = sys._current_frames().get(self._script)
-            now = time.monotonic()
-            late_s = now - before - _WATCH_S
-            before = now
-            if late_s >= _HELD_S:
-                self.last = Held(late_s, now, _frames(frame))
 
 
 class Explainer:
@@ -111,6 +74,8 @@ class Explainer:
         def answer() -> None:
             try:
                 send(self.explain(number, detail()))
+            except Exception:  # An answer for people is worth no run.
+                log.warning("this worker can't say why it is late", exc_info=True)
             finally:
                 self._busy.release()
 
@@ -143,10 +108,10 @@ class Explainer:
         """The phase, and the stacks: the script's first, then others in code of the user."""
         frames = sys._current_frames()
         names = {each.ident: each.name for each in threading.enumerate()}
-        script = _frames(frames.pop(self._script, None))
+        script = frames_of(frames.pop(self._script, None))
         stacks = [stack_of("the script", script, self._places)]
         for ident, frame in frames.items():
-            stack = stack_of(names.get(ident, "a thread"), _frames(frame), self._places)
+            stack = stack_of(names.get(ident, "a thread"), frames_of(frame), self._places)
             if any(each.own for each in stack.lines):
                 stacks.append(stack)
         return phase_of(script, self._places), tuple(stacks[:MAX_STACKS])
@@ -158,16 +123,6 @@ class Explainer:
         return replace(
             facts, gpu_mhz=clock.mhz, gpu_most_mhz=clock.most_mhz, gpu_throttled=clock.throttled
         )
-
-
-def _frames(frame: FrameType | None) -> tuple[RawFrame, ...]:
-    """The calls of a thread, the innermost first."""
-    found: list[RawFrame] = []
-    while frame is not None and len(found) < _DEEPEST:
-        code = frame.f_code
-        found.append((code.co_filename, frame.f_lineno or 0, code.co_qualname))
-        frame = frame.f_back
-    return tuple(found)
 
 
 def _places() -> CodePlaces:
