@@ -227,8 +227,17 @@ def _worker(
         use=member.use,
         late_records=member.left_out if learning is not None and learning.late else None,
         owed_positions=_owed(core, member),
-        slowness=core.slowness.latest.get(member.worker),
+        slowness=_slowness(core, member.worker),
     )
+
+
+def _slowness(core: CoreState, worker: int) -> Slowness | None:
+    """Why it was slow the last time; with its stacks if it is one of the last ones."""
+    slow = core.slowness.latest.get(worker)
+    # A status has room for the stacks of a few workers.
+    if slow is None or any(each is slow for each in core.slowness.recent):
+        return slow
+    return replace(slow, stacks=(), facts=None)
 
 
 def _detail(core: CoreState, member: LineMember, now: float) -> str:
