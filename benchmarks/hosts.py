@@ -16,6 +16,7 @@ It needs root and iproute2.
     sudo python benchmarks/hosts.py --json benchmarks/results/hosts.json
     sudo python benchmarks/hosts.py --mbit 300 --json benchmarks/results/hosts-300.json
     sudo python benchmarks/hosts.py --cases c10d-float32 --json benchmarks/results/c10d-hosts.json
+    sudo python benchmarks/hosts.py --cases c10d-float32 --keep-windows --json kept.json
     sudo python benchmarks/hosts.py --transport grpc --congestion bbr    # another kernel's TCP
 """
 
@@ -46,7 +47,9 @@ def main() -> int:
     print(f"{'path':8}  {'encoding':10}{'MiB':>5}{'Mbit/s':>8}{'ours':>11}{'Gloo':>11}", end="")
     print(f"{'ratio':>7}  of single pairs   sent a link (of D)   cores busy", flush=True)
     try:
-        with network(HOSTS, options.mbit, options.congestion) as hosts:
+        with network(
+            HOSTS, options.mbit, options.congestion, keep_windows=options.keep_windows
+        ) as hosts:
             for name in options.cases:
                 path, encoding = CASES[name]
                 case = Case(
@@ -129,6 +132,7 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
         "pairs": options.pairs,
         "warm_up_pairs": WARM_UP,
         "congestion": options.congestion,
+        "keep_windows": options.keep_windows,
         "notes": [
             f"{HOSTS} network namespaces of one machine, {options.mbit:g} Mbit/s each way (tc tbf)",
             "ours is a whole step with control messages, value gate and durable record; of c10d a "
@@ -163,6 +167,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--congestion", default=CONGESTION, help=f"control of TCP (default: {CONGESTION})"
+    )
+    parser.add_argument(
+        "--keep-windows",
+        action="store_true",
+        help="hosts set net.ipv4.tcp_slow_start_after_idle=0, for both sides",
     )
     parser.add_argument("--mib", type=int, default=64, help="the model in float32 (default: 64)")
     parser.add_argument("--pairs", type=int, default=7, help="exchanges of each side that count")

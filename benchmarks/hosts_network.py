@@ -66,12 +66,15 @@ class Network:
 
 
 @contextmanager
-def network(count: int, mbit: float | None, congestion: str = CONGESTION) -> Iterator[Network]:
+def network(
+    count: int, mbit: float | None, congestion: str = CONGESTION, *, keep_windows: bool = False
+) -> Iterator[Network]:
     """Provides `count` hosts with links of `mbit` Mbit/s each way, until the context exits.
 
     If `mbit` is None, nothing but the machine limits the links.
 
-    `congestion` is the congestion control of every connection that the hosts open.
+    `congestion` is the congestion control of every connection that the hosts open. With
+    `keep_windows` a connection that was idle starts at the rate at which it stopped.
 
     Raises:
         NoNetwork: this process lacks the permission or the tools.
@@ -95,6 +98,8 @@ def network(count: int, mbit: float | None, congestion: str = CONGESTION) -> Ite
             network_of = f"{made.address(number).rpartition('.')[0]}.0/24"
             _run("ip", "-n", made.host(number), "route", "change", network_of, "dev", LINK,
                  "congctl", congestion)  # fmt: skip
+            if keep_windows:
+                _run(*made.inside(number), "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0")
         yield made
     except subprocess.CalledProcessError as error:
         said = str(error.stderr).strip()

@@ -230,7 +230,9 @@ def _counted(
         found = [step for step in range(before, after + 3) if step in halts]
         explained.update(found)
         tally.before += bool(found)
-        tally.nobody += bool(found)
+        named = any("reducer added wrong" in halts[step].message for step in found)
+        tally.right += named
+        tally.nobody += bool(found) and not named
         tally.wrong += any(halts[step].HasField("worker") for step in found)
         tally.missed += not found
     alarms = [each for each in watch.halts if each.step not in explained]

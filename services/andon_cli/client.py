@@ -89,6 +89,12 @@ class WorkerStatus:
     share: float = 0.0
     """Its part of the last step's positions, from 0 to 1."""
     micro_batches: int = 0
+    late_records: int | None = None
+    """How many records in a row were made without it while it computes; None: it is not late."""
+    owed_positions: int = 0
+    """How many positions it owes."""
+    slow: str = ""
+    """What the line does about it because it is slow; empty: nothing."""
     """How many micro-batches it was told to make of them; 0: it was left to it."""
     timings: StepTimes | None = None
     """None before its first step, or its coordinator is older than this."""
@@ -210,6 +216,8 @@ class LineStatus:
     """Why the schedule is that one, if the line chose it."""
     fragments: int = 0
     """In how many parts workers exchange the model; 0: always as a whole."""
+    noise_scale: float | None = None
+    """Of the gradients, in samples; None if it is not known."""
     grain: int = 0
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
     one_arithmetic: bool = False
@@ -440,6 +448,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         grain=message.grain,
         one_arithmetic=message.one_arithmetic,
         fragments=message.fragments,
+        noise_scale=message.noise_scale if message.HasField("noise_scale") else None,
         verification=_verification(message.verification)
         if message.HasField("verification")
         else None,
@@ -524,6 +533,9 @@ def _worker(message: pb.WorkerStatus) -> WorkerStatus:
         samples_per_second=message.samples_per_second,
         share=message.share,
         micro_batches=message.micro_batches,
+        late_records=message.late_records if message.HasField("late_records") else None,
+        owed_positions=message.owed_positions,
+        slow=message.slow,
         waiting_ratio=message.waiting_ratio,
         heartbeat_age_s=message.heartbeat_age_s,
         live=message.live,

@@ -26,8 +26,7 @@ from cyclopts.exceptions import (
 )
 
 from andon.host.errors import UsageError
-from andon.host.settings import FieldPath, GivenSettings, flag_of
-from andon.protocol.records import Key
+from andon.host.settings import FieldPath, GivenSettings, flag_of, text_of
 from andon_cli.verbs import VERBS, imported
 
 __all__ = [
@@ -240,14 +239,14 @@ def split_words(
 def as_flags(settings: object) -> list[str]:
     """Flags that yield the same settings again, except those that may only be variables."""
     return [
-        name if value is True else f"{name}={_text(value)}" for name, value in _chosen(settings)
+        name if value is True else f"{name}={text_of(value)}" for name, value in _chosen(settings)
     ]
 
 
 def as_table(settings: object) -> dict[str, str]:
     """The settings that are not at their defaults, by their keys in a file. Has no tokens."""
     return {
-        name.lstrip("-"): "true" if value is True else _text(value)
+        name.lstrip("-"): "true" if value is True else text_of(value)
         for name, value in _chosen(settings)
     }
 
@@ -301,20 +300,6 @@ def _switch(argument: Argument, text: str) -> str:
     if argument.is_flag() and text.lower() in _ON | _OFF:
         return "true" if text.lower() in _ON else "false"
     return text
-
-
-def _text(value: Any) -> str:
-    match value:
-        case None:
-            return "off"
-        case Key():
-            return f"{value.term}:{value.round}"
-        case enum.Enum():
-            return value.name.lower()
-        case tuple():
-            return " ".join(value)
-        case _:
-            return str(value)
 
 
 def _flag_name(field: str) -> str:

@@ -34,6 +34,7 @@ from andon.protocol.run_settings import Liveness, Policy, Topology
 from andon.protocol.schedules import AVERAGING, NESTEROV, Schedule
 from andon.protocol.sparse import KEPT, MOST_KEPT
 from andon_coordinator.core.cadence import CadenceRules
+from andon_coordinator.core.eviction import EvictionRules
 from andon_coordinator.core.pacing import capabilities_for
 from andon_coordinator.core.same_bits import obstacle_in
 from andon_coordinator.core.settings import (
@@ -118,6 +119,11 @@ class LineOptions:
     """About a spike: halt; or go on by itself, and scale the averaged gradient down (limit), leave
     the step's samples out (skip), or send a worker away that stands out again and again (drop).
     Each includes those before it. Without a FACTOR of the three above, each is 10."""
+    evict_slower_than: Annotated[
+        float | None, Parameter(validator=Within(above=1.0, most=1000.0), metavar="FACTOR")
+    ] = None
+    """Deal a worker less that takes FACTOR times the others' median for a sample, for long; if it
+    holds them up all the same, let it follow and compute nothing. Default: off."""
     max_grad_norm: Factor | None = None
     """Scale each worker's own gradient down to this norm. Default: no limit."""
     average_buffers: bool = False
@@ -141,6 +147,9 @@ class LineOptions:
     growth_cost: Annotated[float, Parameter(validator=Within(0.001, 1.0), metavar="PART")] = 0.05
     """Of a cadence: the part of samples that windows may waste by growing, judged by the gradients'
     noise; 1 lets them grow whatever it costs."""
+    noise_scale: bool = False
+    """Measure the noise scale of the gradients, which says what a larger batch would be worth:
+    workers report the norms of theirs. A cadence that may grow measures it anyway."""
     local_steps: Count = 16
     """Of the schedule local: a worker's own optimizer steps between two exchanges."""
     outer: Literal["average", "nesterov"] = "average"
@@ -212,6 +221,9 @@ class LineOptions:
             return no_fragments or no_quorum
         if self._beside_topk:
             return self._beside_topk
+        refused = self._beside_noise_scale or self._obstacle_to_eviction or self._beside_max_anchor
+        if refused:
+            return refused
         wanted = "--verify" if self.verify else "--same-bits" if self.same_bits else ""
         if wanted and (obstacle := obstacle_in(_policy_of(self), _pacing_of(self))):
             return (
@@ -219,6 +231,11 @@ class LineOptions:
                 f"{obstacle.remedy}"
             )
         return ""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of a line with these options, as its workers get it."""
+        return _policy_of(self)
 
     @property
     def is_local(self) -> bool:
@@ -253,6 +270,24 @@ class LineOptions:
         return ""
 
     @property
+    def _beside_noise_scale(self) -> str:
+        """What can't go with measuring the noise scale, and the remedy; empty: nothing."""
+        if not self.noise_scale:
+            return ""
+        if self.is_local:
+            return (
+                f"--noise-scale measures gradients, and with --schedule {self.schedule} workers "
+                "exchange changes of the weights: leave one of them out"
+            )
+        if self.same_bits or self.verify:
+            other = "--same-bits" if self.same_bits else "--verify"
+            return (
+                f"--noise-scale compares gradients of workers' shares, and {other} adds those of "
+                "grains: leave one of them out"
+            )
+        return ""
+
+    @property
     def _beside_topk(self) -> str:
         """What can't go with the encoding topk, or without it, and the remedy; empty: nothing."""
         if self.topk_kept is not None and self.encoding != "topk":
@@ -264,6 +299,37 @@ class LineOptions:
             return (
                 "--encoding topk sends few elements, and a ring adds sums of all of them: use "
                 "--topology star, or --encoding int4"
+            )
+        return ""
+
+    @property
+    def _beside_max_anchor(self) -> str:
+        """Why windows would never grow up to what was asked for; empty if they may."""
+        longer = self.max_anchor is not None and self.max_anchor > 1
+        if not longer or self.lr_scaling != "none" or self.growth_cost >= 1:
+            return ""
+        if self.schedule not in ("auto", "cadence"):
+            return ""  # There is no cadence.
+        return (
+            f"--max-anchor {self.max_anchor} has no effect without --lr-scaling: a window does not "
+            "grow while learning rates don't follow it. Pass --lr-scaling sqrt or linear (or "
+            "--growth-cost 1, to let windows grow all the same), or leave it out"
+        )
+
+    @property
+    def _obstacle_to_eviction(self) -> str:
+        """Why a slow worker could never follow, and the remedy; empty if it could."""
+        if self.evict_slower_than is None:
+            return ""
+        if self.is_local:
+            return (
+                f"--evict-slower-than can't go with --schedule {self.schedule}, which nobody can "
+                "follow without computing: use --quorum, with which nobody waits for slow workers"
+            )
+        if self.topology is Topology.RING:
+            return (
+                "--evict-slower-than can't go with --topology ring, which nobody can follow: use "
+                "--topology star"
             )
         return ""
 
@@ -408,7 +474,7 @@ def _policy_of(line: LineOptions, chunk_elements: int = CHUNK_ELEMENTS) -> Polic
     answer = line.answer_encoding
     if answer == "same" and line.encoding == "int2":
         answer = "int4"
-    noise = _pacing_of(line).asks_for_noise
+    noise = _pacing_of(line).asks_for_noise or line.noise_scale
     return Policy(
         chunk_elements=chunk_elements,
         encoding=Encoding.of(line.encoding),
@@ -445,4 +511,7 @@ def _pacing_of(line: LineOptions) -> PacingSettings:
         ),
         learning_rate_scaling=LearningRateScaling(line.lr_scaling),
         growth_cost=line.growth_cost,
+        eviction=None
+        if line.evict_slower_than is None
+        else EvictionRules(slower_than=line.evict_slower_than),
     )

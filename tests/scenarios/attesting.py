@@ -9,12 +9,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from andon.protocol.attestations import DIGEST_BYTES, SAMPLE_BYTES, Attestation
+from andon.protocol.attestations import (
+    DIGEST_BYTES,
+    SAMPLE_BYTES,
+    Attestation,
+    ElementApart,
+    MeanCheck,
+)
 from andon.protocol.grains import Grains, Node, cover
 from andon.protocol.records import PositionRange
 from andon.protocol.rounds import RankTerms
 
-__all__ = ["attested"]
+__all__ = ["attested", "mean_checked"]
 
 _WRONG_COMPONENT = 2
 
@@ -47,8 +53,7 @@ def attested(
         leaves = [Node(at, at + 1) for each in part for at in range(each.start, each.stop)]
         sums = [node for node in cover(part, grains.count) if len(node) > 1]
         for node in (*leaves, *sums):
-            marks = [wrong.get(str(at), "") for at in range(node.first, node.stop)]
-            marks.append(wrong.get(f"{node.first}+{len(node)}", "") if len(node) > 1 else "")
+            marks = _marks(node, wrong)
             itemised = terms.itemised and len(node) == 1 and node.first in terms.verifies
             found.append(
                 Attestation(
@@ -62,6 +67,32 @@ def attested(
                 )
             )
     return tuple(found)
+
+
+def mean_checked(
+    terms: RankTerms, *, wrong: Mapping[str, str] | None = None, odd: str = ""
+) -> MeanCheck | None:
+    """What a worker finds of the mean; None if nobody asked.
+
+    Args:
+        terms: its assignment.
+        wrong: as in `attested`, what others have sent to it.
+        odd: `mean`: what came is another mean; `sums`: it got other sums.
+    """
+    if not terms.sums:
+        return None
+    nodes = [each.node for each in terms.sums if each.relayed]
+    relayed = tuple(_hash(terms.parent, node, _marks(node, wrong or {})) for node in nodes)
+    relayed = (bytes(DIGEST_BYTES),) * len(nodes) if odd == "sums" else relayed
+    expected, came = b"e" * DIGEST_BYTES, (b"x" if odd == "mean" else b"e") * DIGEST_BYTES
+    apart = ElementApart(0, 1, 1.5, 1.25) if odd == "mean" else None
+    return MeanCheck(expected=expected, came=came, relayed=relayed, apart=apart)
+
+
+def _marks(node: Node, wrong: Mapping[str, str]) -> list[str]:
+    """What is wrong in a node: in each of its grains, and in their sum."""
+    marks = [wrong.get(str(at), "") for at in range(node.first, node.stop)]
+    return [*marks, wrong.get(f"{node.first}+{len(node)}", "") if len(node) > 1 else ""]
 
 
 def _hash(*parts: object) -> bytes:

@@ -18,7 +18,7 @@ from andon_coordinator.core.detectors import WINDOW, is_spike
 from andon_coordinator.core.line import LineCore
 from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.spikes import SpikeDecision
-from scenarios.attesting import attested
+from scenarios.attesting import attested, mean_checked
 
 __all__ = ["LAYOUT", "Bench", "Journal", "Peer", "make_layout"]
 
@@ -65,6 +65,7 @@ class Journal:
     pacing: bytes = b""
     arithmetics: list[do.SaveArithmetic] = field(default_factory=list)
     spikes: list[SpikeDecision] = field(default_factory=list)
+    comparison: bytes = b""
     rolled_back_to: Key | None = None
     rolled_back: int = 0
     """How many records came before the last one that rolled the line back; 0: none did."""
@@ -120,6 +121,7 @@ class Journal:
                 self.barred.clear()
         self.records.append((effect.record, effect.result))
         self.pacing = effect.pacing or self.pacing
+        self.comparison = effect.comparison or self.comparison
         if len(self.records) > self.halted_after:
             self.open_halt = None  # A line that wrote a record after it had an answer.
         if effect.result is not None:
@@ -157,6 +159,7 @@ class Journal:
                 head, result = record, came_to
         return History(
             spikes=tuple(self.spikes),
+            comparison=self.comparison,
             roll_back=roll_back_to is not None,
             abandoned=last.key if last is not None and roll_back_to is not None else before,
             head=head,
@@ -317,6 +320,7 @@ class Bench:
             node_losses=self._node_losses(assignment, loss),
             attested=attested(assignment, self.plan.grain),
             averages_digest=bytes(DIGEST_BYTES) if assignment.attests else b"",
+            mean_check=mean_checked(assignment),
             digest=bytes(32) if assignment.wants_digest and assignment.attests else b"",
             digest_head=assignment.parent,
         )

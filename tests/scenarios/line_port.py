@@ -53,6 +53,7 @@ _FOR_PEOPLE = (
     do.RefuseOperator,
     do.NoteCaughtUp,
     do.NoteSetback,
+    do.NoteSlow,
     do.NoteWriter,
     do.NoteSchedule,
     do.NoteFewGrains,

@@ -20,7 +20,7 @@ from itertools import count, takewhile
 from typing import Any
 
 from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, in_order
-from andon.protocol.attestations import Attestation
+from andon.protocol.attestations import Attestation, MeanCheck
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
@@ -34,6 +34,7 @@ from andon.protocol.schedules import Schedule
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
 from andon_coordinator.core.cadence import CadenceRules
+from andon_coordinator.core.eviction import EvictionRules
 from andon_coordinator.core.settings import (
     LearningRateScaling,
     LineSettings,
@@ -42,7 +43,7 @@ from andon_coordinator.core.settings import (
 )
 from andon_coordinator.core.spikes import SpikeAction
 from scenarios import transcript
-from scenarios.attesting import attested
+from scenarios.attesting import attested, mean_checked
 from scenarios.line_bench import Bench, make_layout
 from scenarios.transcript import Options, options_of
 
@@ -246,6 +247,7 @@ class _Commands:
             digest_head=self.bench.peers[stream].head,
             digest_prefixes=bytes.fromhex(options.get("prefixes", "")),
             attested=self._attested(stream, options),
+            mean_check=self._mean_check(stream, options),
             averages_digest=bytes.fromhex(options.get("averages", report.averages_digest.hex())),
             end_of_data="end_of_data" in options,
             stop_reason=options.get("stop", ""),
@@ -271,6 +273,16 @@ class _Commands:
             odd_samples=map(int, filter(None, options.get("odd_samples", "").split(","))),
         )
 
+    def _mean_check(self, stream: int, options: Options) -> MeanCheck | None:
+        """`odd=mean`: another mean than its own came; `odd=sums`: sums that nobody has sent.
+
+        `heard=4`: what it heard of grain 4 is wrong.
+        """
+        work = self.bench.peers[stream].assignment
+        assert work is not None
+        heard = filter(None, options.get("heard", "").split(","))
+        return mean_checked(work, wrong=dict.fromkeys(heard, "wrong"), odd=options.get("odd", ""))
+
     def _timings(self, samples: int, options: Options) -> on.StepTimings:
         """`speed` is in samples a second; the others are seconds."""
         computed = int(options.get("computed", str(samples)))
@@ -282,22 +294,31 @@ class _Commands:
         )
 
     def paced(self, words: list[str], options: Options) -> list[do.Effect]:
-        """This many steps; each worker has a speed (`w0=3`), shown is what the next ones take."""
+        """This many steps; each worker has a speed (`w0=3`), shown is what the next ones take.
+
+        Each takes `step` seconds. What is said of slow workers is shown too.
+        """
         speeds = {name: options[name] for name in self.names if name in options}
-        rest = {name: value for name, value in options.items() if name not in speeds}
+        rest = {key: value for key, value in options.items() if key not in (*speeds, "step")}
         shown: list[do.Effect] = []
+        said: list[do.Effect] = []
         for _ in range(int(words[0])):
+            self.bench.now += float(options.get("step", "0"))
             for name in speeds:
                 self.ready([name], {**rest, "speed": speeds[name]})
-            self.saved([], {})
+            said += [each for each in self.saved([], {}) if isinstance(each, do.NoteSlow)]
             shown = [effect for name in speeds for effect in self.ask([name], {})]
-        return shown
+        return [*said, *shown]
 
     def steps(self, words: list[str], options: Options) -> list[do.Effect]:
-        """This many steps of all workers without output, each with the same loss and norm."""
+        """This many steps of all workers without output, each with the same loss and norm.
+
+        `w1_norm=3.0`: the own norm of one of them is another.
+        """
         for _ in range(int(words[0])):
             for name in self.names:
-                self.ready([name], options)
+                own = options.get(f"{name}_norm")
+                self.ready([name], options if own is None else {**options, "own_norm": own})
             self.saved([], {})
             for name in self.names:
                 self.ask([name], {})
@@ -495,6 +516,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return " ".join(map(_shown_key, heads))
         case do.NoteWentBack():
             return effect.in_words
+        case do.NoteSlow(worker):
+            return f"worker {worker} {effect.in_words}"
         case do.NoteCaughtUp(worker):
             return f"worker {worker} {effect.in_words}"
         case do.SaveHalt(evidence) | do.SendHalt(_, evidence):
@@ -643,6 +666,15 @@ def _pacing(options: Options) -> PacingSettings:
         cadence=CadenceRules(max_anchor=int(options.get("max_anchor", "16"))),
         learning_rate_scaling=LearningRateScaling(options.get("lr_scaling", "none")),
         growth_cost=float(options.get("growth_cost", "0.05")),
+        eviction=EvictionRules(
+            slower_than=float(options["evict"]),
+            ease_s=2.0,
+            ease_steps=4,
+            follow_s=2.0,
+            follow_steps=4,
+        )
+        if "evict" in options
+        else None,
     )
 
 

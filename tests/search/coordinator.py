@@ -262,6 +262,7 @@ def heard(  # noqa: C901 (one case an effect)
                 verifies=work.verifies,
                 anew=work.anew,
                 itemised=work.itemised,
+                sums=work.sums,
             )
         case do.SendCommitted(_, record, _, stop_reason):
             return Committed(record=record, stop_reason=stop_reason)

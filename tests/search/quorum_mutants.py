@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from andon.protocol.records import Cursor, PositionRange
-from andon_coordinator.core import dealing
+from andon.protocol.records import Cursor, PositionRange, Record
+from andon_coordinator.core import dealing, events, late, line, steps
 from andon_coordinator.core.dealing import Dealt
+from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
+from andon_trainer.core.computed import Computed
 from search.mutants import Mutant, Right, mutants_of
 from search.state import Bounds
 
@@ -45,3 +49,40 @@ def _owed_dealt_to_others(
 def _owed_over_an_epochs_end(_: Right, core: CoreState, batch: PositionRange) -> bool:
     """A window that ends its epoch goes on without a late worker."""
     return False
+
+
+@_mutant(_QUORUM, "F-DP-002", Computed, "missing")
+def _a_change_counted_twice_after_a_window_went_on(_: Right, self: Computed, work: Any) -> Any:
+    """A worker computes its whole share again when the round is dealt without a late one."""
+    return work.positions
+
+
+@_mutant(
+    Bounds(faults=0, steps=2, local=True, quorum=True),
+    *("is not ready", line._OF_LATE, events.WorkerReady),
+)
+def _a_late_worker_is_counted_ready(
+    right: Right, core: CoreState, member: LineMember, event: events.WorkerReady
+) -> None:
+    """What a late worker reports of a round that it attends completes that."""
+    right(core, member, event)
+    round_ = core.round
+    if round_ is not None and event.ready.key == round_.key:
+        for rank, worker in enumerate(round_.roster):
+            share = sum(map(len, round_.shares[rank]))
+            round_.take(worker, replace(event.ready, weight=float(share), samples=share))
+        steps._prepare(core, round_)
+
+
+@_mutant(_QUORUM, "nobody has computed", late, "needed")
+def _a_quorum_is_not_counted(_: Right, part: float, workers: int) -> int:
+    """A window goes on without those that have not computed, though nobody has."""
+    return 0
+
+
+@_mutant(Bounds(faults=0, steps=3, local=True, quorum=True), "records in a row", late, "recorded")
+def _nobody_counts_how_late(right: Right, core: CoreState, record: Record) -> None:
+    """A worker is left out of any number of records."""
+    right(core, record)
+    for each in core.members:
+        each.left_out = 0

@@ -48,7 +48,7 @@ from andon_trainer.core.events import (
 )
 from andon_trainer.core.keeping import Kept
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
-from scenarios.attesting import attested
+from scenarios.attesting import attested, mean_checked
 from scenarios.line_bench import LAYOUT
 from search.local_weights import LocalWeights
 from search.messages import (
@@ -535,6 +535,7 @@ class Worker:
             # Of no parent: equal states then have equal digests.
             attested=attested(replace(assigned, parent=None), self.plan.grain),
             averages_digest=bytes(DIGEST_BYTES) if assigned.attests else b"",
+            mean_check=mean_checked(replace(assigned, parent=None)),
         )
         self.conversation.reported()
         out.append(on.WorkerReady(self.stream, ready))

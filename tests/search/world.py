@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from andon.protocol.grains import Node
-from andon.protocol.records import RecordKind
+from andon.protocol.records import Record, RecordKind
 from andon.protocol.run_settings import RunPlan
 from andon_coordinator.core import effects as do
 from andon_coordinator.core import events as on
@@ -365,6 +365,7 @@ class World:
                     draft.data_downs[slot] = (self.numbered(Lost()),)
             case ("send", stream, message, sent):
                 self._check_sent(draft, sent)
+                self._check_went_on(draft, sent)
                 slot = stream % self.bounds.workers
                 mine = self.worker(draft, slot).stream == stream
                 if isinstance(sent, do.CloseStream | do.RefuseJoin):
@@ -395,6 +396,18 @@ class World:
                 raise Wrong(f"C-COMMIT-001: {key} is committed, and worker {slot} is not ready")
 
         self._check_agreed(save)
+        self._check_late(draft, save.record)
+
+    def _check_late(self, draft: Draft, record: Record) -> None:
+        """Nobody is left out of more records in a row than the policy says."""
+        if self.bounds.faults:
+            return  # Some were away, and that is no lateness.
+        before = [each for each, _ in self.journal(draft).records if each.kind is RecordKind.STEP]
+        most = self.core(draft).settings.policy.max_late
+        for member in self.core(draft).members.late():
+            last = [record, *reversed(before)][: most + 1]
+            if len(last) > most and not any(member.worker in each.roster for each in last):
+                raise Wrong(f"worker {member.worker} is left out of {len(last)} records in a row")
 
     def _check_agreed(self, save: do.SaveRecord) -> None:
         """No step is committed of which two workers attested different results."""
@@ -438,6 +451,13 @@ class World:
             ]
             if effect.assignment.parent in saving:
                 raise Wrong(f"work is assigned on {saving[0]}, which is not durable")
+
+    def _check_went_on(self, draft: Draft, effect: object) -> None:
+        """A window goes on without somebody only if another one has computed."""
+        slots = range(self.bounds.workers)
+        done = (self.worker(draft, slot).local.change for slot in slots)
+        if isinstance(effect, do.SendLate) and not any(done):
+            raise Wrong(f"{effect.key} goes on without a worker, and nobody has computed")
 
     def _check_pipe(self, draft: Draft, effect: do.SendTransfer) -> None:
         """No sender has anything computed ahead, unless too few are in sync to empty the pipe."""

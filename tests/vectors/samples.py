@@ -174,6 +174,7 @@ def _control_up() -> list[Message]:
         world_size=3,
         gradient_norm=1.75,
         own_gradient_norm=2.25,
+        block_norms=[0.25, 1.5],
         overflow=True,
         next=pb.RequestWork(
             ring_address="10.0.0.3:7100",
@@ -195,6 +196,12 @@ def _control_up() -> list[Message]:
             pb.Attestation(first=6, grains=2, digest=_DIGEST[16:]),
         ],
         averages_digest=_DIGEST[:16],
+        mean_check=pb.MeanCheck(
+            expected=_DIGEST[:16],
+            came=_DIGEST[16:],
+            relayed=[_DIGEST[:16]],
+            apart=pb.ElementApart(block=1, element=17, expected=0.5, came=0.25),
+        ),
     )
     fault = pb.Fault(
         key=KEY,
@@ -292,7 +299,7 @@ def _control_down() -> list[Message]:
             step=117,
             term=TERM,
             halt=evidence(),
-            capabilities=["hashed-base.v1", "overflow.v1", "standing.v1"],
+            capabilities=["block-norms.v1", "hashed-base.v1", "overflow.v1", "standing.v1"],
         ),
         pb.ShardAssignment(
             writes_checkpoint=True,
@@ -309,6 +316,7 @@ def _control_down() -> list[Message]:
             verifies=[1, 6],
             anew=True,
             itemised=True,
+            sums=[pb.NodeOwner(first=0, grains=4, rank=1, relayed=True)],
             fragment=2,
             learning_rate_scale=1.5,
             copies_buffers=True,
@@ -451,6 +459,7 @@ def _people() -> list[Message]:
         one_arithmetic=True,
         quorum=0.75,
         fragments=4,
+        noise_scale=1500.5,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,
         step=117,
@@ -483,6 +492,7 @@ def _people() -> list[Message]:
                 late_records=2,
                 owed_positions=21,
                 slowness=_slowness(),
+                slow="eased: 3.4 times as slow as the others for 20 steps",
             )
         ],
         halt=evidence(),

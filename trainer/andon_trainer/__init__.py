@@ -26,8 +26,9 @@ if TYPE_CHECKING:
         LineLost,
         RunOver,
     )
-    from andon_trainer.fit.callbacks import Callback, Evaluation, Report, Step
+    from andon_trainer.fit.callbacks import Callback, Epoch, Evaluation, Report, Step
     from andon_trainer.fit.fit import Trainer
+    from andon_trainer.fit.handle import TrainingMetrics, TrainingRun
     from andon_trainer.fit.settings import Fit
     from andon_trainer.line.line import Line
 
@@ -35,6 +36,7 @@ __all__ = [
     "AndonError",
     "Callback",
     "CheckpointRefused",
+    "Epoch",
     "Evaluation",
     "Fit",
     "HostLost",
@@ -47,6 +49,8 @@ __all__ = [
     "Shard",
     "Step",
     "Trainer",
+    "TrainingMetrics",
+    "TrainingRun",
 ]
 
 _HOMES = {
@@ -64,9 +68,10 @@ _HOMES = {
     ),
     "Line": "line.line",
     "Shard": "data.feed",
-    **dict.fromkeys(("Callback", "Evaluation", "Report", "Step"), "fit.callbacks"),
+    **dict.fromkeys(("Callback", "Epoch", "Evaluation", "Report", "Step"), "fit.callbacks"),
     "Fit": "fit.settings",
     "Trainer": "fit.fit",
+    **dict.fromkeys(("TrainingMetrics", "TrainingRun"), "fit.handle"),
 }
 
 

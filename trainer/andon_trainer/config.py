@@ -33,6 +33,7 @@ from andon_trainer.launchers import (
     store_of_launch,
     whole_number,
 )
+from andon_trainer.line_options import LineSchema
 
 __all__ = ["LineConfig", "endpoint_of"]
 
@@ -135,6 +136,10 @@ class LineConfig:
     max_overflows: int = field(default=16, metadata=_from("ANDON_MAX_OVERFLOWS", whole_number))
     """Steps in a row whose scaled gradients may overflow, if the script prepares a GradScaler; the
     next one halts the line. The same on all workers."""
+    line_options: LineSchema | None = None
+    """Of the line that a launch's rank 0 serves: `andon_coordinator.config.LineOptions`, whose
+    fields are flags of `andon serve`. A line that is somebody else's must have the same. Default:
+    the environment decides."""
     total_steps: int | None = None
     """Steps after which the run ends. Default: the script decides."""
     speed_hint: float | None = field(default=None, metadata=_from("ANDON_SPEED_HINT", _positive))
@@ -207,6 +212,8 @@ class LineConfig:
             endpoint_of("ring_bind (ANDON_RING_BIND)", self.ring_bind)
 
     def _check_words(self) -> None:
+        if self.line_options is not None and self.line_options.contradiction:
+            raise ValueError(f"line_options: {self.line_options.contradiction}")
         for name, words in (
             ("on_halt", _ON_HALT),
             ("log_format", _LOG_FORMATS),

@@ -74,7 +74,11 @@ class Termination:
         """Changes nothing yet."""
         self.wanted = False
         """Whether a SIGTERM came."""
+        self.why = "SIGTERM"
+        """What asked this worker to leave, for people."""
         self._wake: Callable[[], bool] | None = None
+        self._handles = False
+        """Whether the process's handler is ours."""
         self._previous: Callable[[int, FrameType | None], object] | int | None = None
         self._process = 0
 
@@ -82,26 +86,44 @@ class Termination:
         """Handles SIGTERM, if this is the main thread and the process does not ignore it.
 
         A handler that the script has set already is called as well. One that it sets later replaces
-        this one.
+        this one. In another thread only `ask` ends a wait: signals come to the main thread.
 
         Args:
             wake: ends a wait for work; returns False if there is no step to finish. It is called
                 at any moment, so it must only set flags and put events.
         """
+        if self._wake is not None:
+            return
         previous = signal.getsignal(signal.SIGTERM)
-        taken = self._wake is not None or previous is None or previous == signal.SIG_IGN
-        if taken or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
+            self._wake = wake
+            return
+        if previous is None or previous == signal.SIG_IGN:
             return
         self._wake, self._previous, self._process = wake, previous, os.getpid()
+        self._handles = True
         signal.signal(signal.SIGTERM, self._take)
+
+    def ask(self, why: str) -> None:
+        """Does what a first SIGTERM does, from any thread, and raises nothing here.
+
+        Args:
+            why: what the line is told.
+        """
+        self.why, self.wanted = why, True
+        if self._wake is not None:
+            self._wake()
 
     def remove(self) -> None:
         """Restores the handler from before, unless another one was set meanwhile."""
-        if self._wake is None or threading.current_thread() is not threading.main_thread():
+        if self._handles and threading.current_thread() is not threading.main_thread():
             return
+        self._wake = None
+        if not self._handles:
+            return
+        self._handles = False
         if os.getpid() == self._process and signal.getsignal(signal.SIGTERM) == self._take:
             signal.signal(signal.SIGTERM, self._previous)
-        self._wake = None
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:

@@ -9,7 +9,7 @@ from pathlib import Path
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from andon_grafana import line
+from andon_grafana.boards import BOARDS, build
 
 __all__ = ["FOLDER", "encoded", "written"]
 
@@ -23,7 +23,7 @@ def encoded(dashboard: Dashboard) -> str:
 
 def written() -> dict[str, str]:
     """What the folder has to hold: text by name."""
-    return {"line.json": encoded(line.build())}
+    return {board.file: encoded(build(board)) for board in BOARDS}
 
 
 def _check() -> int:

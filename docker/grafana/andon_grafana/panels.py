@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from string import ascii_uppercase
+from typing import Any, TypeVar
 
 from grafana_foundation_sdk.builders import (
     bargauge,
@@ -20,6 +21,8 @@ from grafana_foundation_sdk.models import common as looks
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus as sources
 
+from andon_grafana.links import from_row, from_series
+
 __all__ = [
     "BLUE",
     "CLEAR",
@@ -30,6 +33,7 @@ __all__ = [
     "SOURCE",
     "YELLOW",
     "Amounts",
+    "Column",
     "Curve",
     "Drawn",
     "Facts",
@@ -38,6 +42,7 @@ __all__ = [
     "Panel",
     "Query",
     "Row",
+    "Table",
     "draw",
 ]
 
@@ -144,6 +149,24 @@ class Facts(Panel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Column(Query):
+    """One column of a table; its legend is the column's name."""
+
+    decimals: int | None = None
+    states: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """Text and colour in place of a value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(Panel):
+    """A table of the latest values: a row for each value of one label, a column for each query."""
+
+    key: str
+    """The label."""
+    queries: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A question, and the panels that answer it."""
 
@@ -167,6 +190,8 @@ def draw(panel: Panel, number: int, height: int) -> Drawn:
             drawn = _lanes(panel)
         case Facts():
             drawn = _facts(panel)
+        case Table():
+            drawn = _table(panel)
         case _:
             raise TypeError(f"{type(panel).__name__} has no drawing")
     return drawn.id(number).height(height)
@@ -265,6 +290,46 @@ def _facts(panel: Facts) -> table.Panel:
     return drawn
 
 
+def _table(panel: Table) -> table.Panel:
+    drawn = (
+        _framed(table.Panel(), panel, instant=True)
+        .show_header(show_header=True)
+        .align(looks.FieldTextAlignment.AUTO)
+        .data_links(from_row(panel.key))
+        # A frame for each query; together, they are a row for each value of the label.
+        .with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
+        .with_transformation(
+            models.DataTransformerConfig(
+                id_val="organize",
+                options={
+                    "excludeByName": {"Time": True},
+                    "renameByName": {
+                        f"Value #{letter}": each.legend
+                        for letter, each in zip(ascii_uppercase, panel.queries, strict=False)
+                    },
+                },
+            )
+        )
+    )
+    for each in panel.queries:
+        if own := _own_of_column(each):
+            drawn = drawn.override_by_name(each.legend, own)
+    return drawn
+
+
+def _own_of_column(column: Column) -> list[models.DynamicConfigValue]:
+    """What a column has in place of its table's."""
+    found: list[tuple[str, Any]] = []
+    if column.unit:
+        found.append(("unit", column.unit))
+    if column.decimals is not None:
+        found.append(("decimals", column.decimals))
+    if column.states:
+        found.append(("mappings", [each.to_json() for each in _mappings(column.states)]))
+        found.append(("custom.cellOptions", {"type": "color-background", "mode": "basic"}))
+    return [models.DynamicConfigValue(id_val=name, value=value) for name, value in found]
+
+
 def _framed(drawn: _Any, panel: Panel, *, instant: bool) -> _Any:
     """Sets what all panels have."""
     drawn = (
@@ -276,7 +341,9 @@ def _framed(drawn: _Any, panel: Panel, *, instant: bool) -> _Any:
     )
     if panel.empty:
         drawn = drawn.no_value(panel.empty)
-    for letter, query in zip("ABCDEFGH", panel.queries, strict=False):
+    if links := from_series(tuple(each.legend for each in panel.queries)):
+        drawn = drawn.data_links(links)
+    for letter, query in zip(ascii_uppercase, panel.queries, strict=False):
         target = (
             prometheus.Dataquery()
             .ref_id(letter)
@@ -286,10 +353,10 @@ def _framed(drawn: _Any, panel: Panel, *, instant: bool) -> _Any:
             .exemplar(query.exemplars)
         )
         target = target.instant() if instant else target.range()
-        if isinstance(panel, Facts):
+        if isinstance(panel, Facts | Table):
             target = target.format(sources.PromQueryFormat.TABLE)
         drawn = drawn.with_target(target)
-        if own := _own(query):
+        if not isinstance(query, Column) and (own := _own(query)):
             drawn = drawn.override_by_query(letter, own)
     return drawn
 

@@ -1,4 +1,5 @@
-"""The vocabulary of the queries: every one is of one run, and aggregated by what its legend shows.
+"""The vocabulary of the queries: every one is of one run, or by run, and aggregated by what its
+legend shows.
 
 Rates use Grafana's `$__rate_interval`, which is at least four scrape intervals: one lost scrape
 leaves no hole. What is rare is counted over `$__range`, the time that the dashboard shows.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 __all__ = [
+    "OF_WORKER",
     "by_process",
     "code",
     "grown",
@@ -24,39 +26,41 @@ __all__ = [
 ]
 
 _RUN = 'run="$run"'
-_WORKER = 'worker=~"$worker"'
+_RUNS = 'run=~"$runs"'
+OF_WORKER = 'worker=~"$worker"'
+"""Of the worker that is selected, where the legend need not name it."""
 _WINDOW = "$__rate_interval"
 _SHOWN = "$__range"
 
 
-def of(metric: str, *matchers: str) -> str:
-    """A metric of the run that is selected."""
-    return f"{metric}{{{', '.join((_RUN, *matchers))}}}"
+def of(metric: str, *matchers: str, by: tuple[str, ...] = ()) -> str:
+    """A metric of the run that is selected; by run, of the runs that are."""
+    return f"{metric}{{{', '.join((_RUNS if 'run' in by else _RUN, *matchers))}}}"
 
 
 def latest(metric: str, *by: str, where: tuple[str, ...] = ()) -> str:
     """A metric's value. Of two instances of a process that was restarted, the larger."""
-    return _fold("max", of(metric, *_chosen(by), *where), by)
+    return _fold("max", of(metric, *_chosen(by), *where, by=by), by)
 
 
 def total(metric: str, *by: str, where: tuple[str, ...] = ()) -> str:
     """A metric's sum over processes."""
-    return _fold("sum", of(metric, *_chosen(by), *where), by)
+    return _fold("sum", of(metric, *_chosen(by), *where, by=by), by)
 
 
-def rate_of(counter: str, *matchers: str) -> str:
+def rate_of(counter: str, *matchers: str, by: tuple[str, ...] = ()) -> str:
     """How fast each series of a counter grows a second."""
-    return f"rate({of(counter, *matchers)}[{_WINDOW}])"
+    return f"rate({of(counter, *matchers, by=by)}[{_WINDOW}])"
 
 
 def rate(metric: str, *by: str, where: tuple[str, ...] = ()) -> str:
     """How fast a counter grows a second."""
-    return _fold("sum", rate_of(metric, *_chosen(by), *where), by)
+    return _fold("sum", rate_of(metric, *_chosen(by), *where, by=by), by)
 
 
 def grown(metric: str, *by: str, where: tuple[str, ...] = ()) -> str:
     """How much a counter grew in the time that the dashboard shows."""
-    return _fold("sum", f"increase({of(metric, *_chosen(by), *where)}[{_SHOWN}])", by)
+    return _fold("sum", f"increase({of(metric, *_chosen(by), *where, by=by)}[{_SHOWN}])", by)
 
 
 def mean_of(gauge: str, *by: str) -> str:
@@ -69,9 +73,9 @@ def slope(gauge: str, *by: str) -> str:
     return _fold("max", f"deriv({of(gauge, *_chosen(by))}[{_WINDOW}])", by)
 
 
-def quantile(part: float, histogram: str, *by: str) -> str:
+def quantile(part: float, histogram: str, *by: str, where: tuple[str, ...] = ()) -> str:
     """A quantile of what a histogram got lately."""
-    buckets = rate(f"{histogram}_bucket", "le", *by)
+    buckets = rate(f"{histogram}_bucket", "le", *by, where=where)
     return f"histogram_quantile({part:g}, {buckets})"
 
 
@@ -84,7 +88,7 @@ def code(metric: str, label: str, codes: Mapping[str, int], *by: str) -> str:
     """The code of the label whose series is 1; the largest code, should two be 1 at once."""
     terms = []
     for value, number in codes.items():
-        series = of(metric, *_chosen(by), f'{label}="{value}"')
+        series = of(metric, *_chosen(by), f'{label}="{value}"', by=by)
         terms.append(f"{number} * ({series} == 1)")
     return _fold("max", " or ".join(terms), by)
 
@@ -98,7 +102,7 @@ def by_process(vector: str) -> str:
 
 
 def _chosen(by: tuple[str, ...]) -> tuple[str, ...]:
-    return (_WORKER,) if "worker" in by else ()
+    return (OF_WORKER,) if "worker" in by else ()
 
 
 def _fold(how: str, vector: str, by: tuple[str, ...]) -> str:

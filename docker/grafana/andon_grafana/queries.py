@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from andon_grafana.line import ANNOTATIONS, ROWS
-from andon_grafana.panels import Curve, Lanes
+from andon_grafana.boards import BOARDS
+from andon_grafana.panels import Curve, Lanes, Panel
 
 __all__ = ["PanelQuery", "panel_queries"]
 
@@ -15,6 +15,8 @@ __all__ = ["PanelQuery", "panel_queries"]
 class PanelQuery:
     """One query of one panel, its variables filled in."""
 
+    board: str
+    """The dashboard's file."""
     row: str
     """The row's title; `annotations` for the marks in the curves."""
     panel: str
@@ -33,7 +35,7 @@ def panel_queries(
     """The queries of all panels and annotations, as Grafana sends them.
 
     Args:
-        run: the value of the variable `run`.
+        run: the value of the variables `run` and `runs`.
         worker: a regular expression for the variable `worker`.
         window: in place of `$__rate_interval`.
         span: in place of `$__range`.
@@ -42,6 +44,7 @@ def panel_queries(
         "$__rate_interval": window,
         "$__range": span,
         "$worker": worker,
+        "$runs": run,
         "$run": run,
     }
 
@@ -50,38 +53,35 @@ def panel_queries(
             expr = expr.replace(name, value)
         return expr
 
-    return [
-        PanelQuery(
-            row=each.row,
-            panel=each.panel,
-            legend=each.legend,
-            expr=filled(each.expr),
-            instant=each.instant,
-            may_be_empty=each.may_be_empty,
-        )
-        for each in _written()
-    ]
+    return [replace(each, expr=filled(each.expr)) for each in _written()]
 
 
 def _written() -> Iterator[PanelQuery]:
-    for row in ROWS:
-        for _, panels in row.panels:
-            for panel in panels:
-                for query in panel.queries:
-                    yield PanelQuery(
-                        row=row.title,
-                        panel=panel.title,
-                        legend=query.legend,
-                        expr=query.expr,
-                        instant=not isinstance(panel, Curve | Lanes),
-                        may_be_empty=panel.may_be_empty,
-                    )
-    for mark in ANNOTATIONS:
+    for board in BOARDS:
+        for row in board.rows:
+            for _, panels in row.panels:
+                for panel in panels:
+                    yield from _of_panel(board.file, row.title, panel)
+        for mark in board.marks:
+            yield PanelQuery(
+                board=board.file,
+                row="annotations",
+                panel=mark.name,
+                legend=mark.title,
+                expr=mark.expr,
+                instant=False,
+                may_be_empty="nothing of the kind happened",
+            )
+
+
+def _of_panel(board: str, row: str, panel: Panel) -> Iterator[PanelQuery]:
+    for query in panel.queries:
         yield PanelQuery(
-            row="annotations",
-            panel=mark.name,
-            legend=mark.title,
-            expr=mark.expr,
-            instant=False,
-            may_be_empty="nothing of the kind happened",
+            board=board,
+            row=row,
+            panel=panel.title,
+            legend=query.legend,
+            expr=query.expr,
+            instant=not isinstance(panel, Curve | Lanes),
+            may_be_empty=panel.may_be_empty,
         )

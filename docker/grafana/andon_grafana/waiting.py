@@ -185,7 +185,7 @@ _AGAIN = (
                 expr=f"{grown('andon_worker_rounds_voided_total', 'worker')} > 0", legend=_WORKER
             ),
         ),
-        width=12,
+        width=8,
         empty="none",
         may_be_empty="no round was void",
     ),
@@ -197,9 +197,22 @@ _AGAIN = (
         queries=(
             Query(expr=f"{grown('andon_worker_rejoins_total', 'worker')} > 0", legend=_WORKER),
         ),
-        width=12,
+        width=8,
         empty="none",
         may_be_empty="no worker joined again",
+    ),
+    Amounts(
+        title="Slow for long, in the time shown",
+        tells="Workers that the line does without because they were slow for long "
+        "(`--evict-slower-than`): they follow it and compute nothing, until one is missing. "
+        "`andon status` names them, and says how slow they were.",
+        see="docs/fault-tolerance.md#slow-for-long",
+        queries=(
+            Query(expr=f"{grown('andon_evictions_total')} > 0", legend="workers", color=ORANGE),
+        ),
+        width=8,
+        empty="none",
+        may_be_empty="no worker was slow for long",
     ),
 )
 

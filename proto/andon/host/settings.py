@@ -12,6 +12,7 @@ are flat. `andon_cli.settings` reads them; nothing here parses anything.
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 import math
 import re
@@ -27,6 +28,7 @@ from andon.host.connections import connections_of
 from andon.host.errors import UsageError
 from andon.host.shared_dir import shared_dir_of
 from andon.protocol.limits import MAX_WORKERS
+from andon.protocol.records import Key
 
 __all__ = [
     "EVERYDAY",
@@ -55,6 +57,7 @@ __all__ = [
     "check",
     "flag_of",
     "seconds",
+    "text_of",
     "whole",
 ]
 
@@ -154,6 +157,21 @@ def _parts(hint: Any) -> Iterator[Any]:
 def flag_of(field_name: str) -> str:
     """The flag of a field: `liveness_s` is `--liveness`. Units are the program's affair."""
     return "--" + field_name.removesuffix("_s").replace("_", "-").lower()
+
+
+def text_of(value: Any) -> str:
+    """A setting's value as a flag, a variable or a file has it."""
+    match value:
+        case None:
+            return "off"
+        case Key():
+            return f"{value.term}:{value.round}"
+        case enum.Enum():
+            return value.name.lower()
+        case tuple():
+            return " ".join(value)
+        case _:
+            return str(value)
 
 
 def whole(least: int = 0, most: int | None = None, *, metavar: str = "N") -> Parameter:

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from andon.protocol.grains import Node
 
-__all__ = ["COMPONENT_BYTES", "DIGEST_BYTES", "SAMPLE_BYTES", "Attestation"]
+__all__ = [
+    "COMPONENT_BYTES",
+    "DIGEST_BYTES",
+    "SAMPLE_BYTES",
+    "Attestation",
+    "ElementApart",
+    "MeanCheck",
+    "NodeOwner",
+]
 
 DIGEST_BYTES = 16
 """XXH3-128, in its canonical form."""
@@ -38,3 +46,45 @@ class Attestation:
             raise ValueError(f"{len(self.samples)} bytes are no samples of {self.node}")
         if len(self.components) % COMPONENT_BYTES:
             raise ValueError(f"{len(self.components)} bytes are no hashes of components")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOwner:
+    """A maximal node of somebody's share."""
+
+    node: Node
+    rank: int
+    """Who contributes it."""
+    relayed: bool
+    """Whether its owner sends it to all, since somebody has neither computed nor verified it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementApart:
+    """An element of the mean of which there are two values."""
+
+    block: int
+    element: int
+    """Counted from the block's first."""
+    expected: float
+    came: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanCheck:
+    """The mean that a worker made of all nodes by itself, beside the one that came."""
+
+    expected: bytes
+    """`DIGEST_BYTES`, of its own mean."""
+    came: bytes
+    """Likewise of what the reducers sent."""
+    relayed: tuple[bytes, ...] = ()
+    """Likewise of each relayed node, in rising order, as it came here."""
+    apart: ElementApart | None = None
+    """The first element in which the two means differ."""
+
+    def __post_init__(self) -> None:
+        """Refuses digests of another length."""
+        for each in (self.expected, self.came, *self.relayed):
+            if len(each) != DIGEST_BYTES:
+                raise ValueError(f"a digest has {DIGEST_BYTES} bytes, not {len(each)}")

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from andon.protocol.encoding import Encoding
 
 __all__ = [
+    "BLOCK_NORMS",
     "COORDINATOR_CAPABILITIES",
     "COPIED_BUFFERS",
     "EXPLAINS",
@@ -48,6 +49,8 @@ HASHED_BASE = "hashed-base.v1"
 """The coordinator tells digests that have hashes of frozen parameters from those that do not."""
 LIMITS = "limits.v1"
 """The worker obeys `StepCommitted.gradient_scale`."""
+BLOCK_NORMS = "block-norms.v1"
+"""The coordinator compares `StepReady.block_norms`."""
 INT8 = "int8.v1"
 """The program knows the encoding INT8_BLOCK: a worker sends and reads it, a reducer averages it."""
 INT4 = "int4.v1"
@@ -73,7 +76,7 @@ VERIFIES = "verifies.v1"
 
 WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4, INT2, TOPK, COPIED_BUFFERS)
 """What each PyTorch worker of this version can do; its Join may add others."""
-COORDINATOR_CAPABILITIES = (HASHED_BASE, OVERFLOW, STANDING)
+COORDINATOR_CAPABILITIES = (BLOCK_NORMS, HASHED_BASE, OVERFLOW, STANDING)
 """What a coordinator of this version can do."""
 REDUCER_CAPABILITIES = (INT8, INT4, INT2, TOPK, LISTENING, SAME_BITS)
 """What a reducer of this version can do on every machine; RoundOpened may name others."""

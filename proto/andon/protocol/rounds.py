@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
+from andon.protocol.attestations import NodeOwner
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.shards import Ranges, Split
@@ -101,6 +102,8 @@ class RankTerms(RoundTerms):
     """Whether it keeps nothing of earlier attempts: it computes all of its grains again."""
     itemised: bool = False
     """Whether each attestation of a grain in `verifies` has the hashes of its components."""
+    sums: tuple[NodeOwner, ...] = ()
+    """All nodes of all shares, in rising order: this worker makes their mean by itself, as well."""
 
     @classmethod
     def of(cls, terms: RoundTerms, **own: Any) -> Self:

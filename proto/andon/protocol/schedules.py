@@ -28,6 +28,7 @@ __all__ = [
     "NESTEROV",
     "OVERLAP_CAPABILITY",
     "QUORUM_CAPABILITY",
+    "LearningRateScaling",
     "OuterOptimizer",
     "Schedule",
 ]
@@ -54,6 +55,24 @@ class Schedule(enum.Enum):
     EVERY_STEP = "every-step"
     CADENCE = "cadence"
     LOCAL = "local"
+
+
+class LearningRateScaling(enum.Enum):
+    """How a learning rate follows the size of a batch."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    SQRT = "sqrt"
+
+    def of(self, ratio: float) -> float:
+        """The factor for a batch that is `ratio` times the one that a rate was chosen for."""
+        match self:
+            case LearningRateScaling.LINEAR:
+                return ratio
+            case LearningRateScaling.SQRT:
+                return math.sqrt(ratio)
+            case LearningRateScaling.NONE:
+                return 1.0
 
 
 @dataclass(frozen=True, slots=True)

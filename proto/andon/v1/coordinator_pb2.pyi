@@ -499,7 +499,7 @@ class RequestWork(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., ring_address: _Optional[str] = ..., leaves_epoch: bool = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., checkpoint_begun: _Optional[int] = ..., voided: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
 class ShardAssignment(_message.Message):
-    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step", "targets", "interleaved", "window", "learning_rate_scale", "ahead", "ahead_batch", "ahead_micro_batches", "copies_buffers", "wants_digest", "attends", "attended", "attests", "verifies", "anew", "itemised", "change_scale", "fragment")
+    __slots__ = ("key", "parent", "roster", "rank", "world_size", "step", "attempt", "epoch", "positions", "batch", "micro_batches", "reducers", "ring", "writes_checkpoint", "checkpoint_step", "targets", "interleaved", "window", "learning_rate_scale", "ahead", "ahead_batch", "ahead_micro_batches", "copies_buffers", "wants_digest", "attends", "attended", "attests", "verifies", "anew", "itemised", "change_scale", "fragment", "sums")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
@@ -532,6 +532,7 @@ class ShardAssignment(_message.Message):
     ITEMISED_FIELD_NUMBER: _ClassVar[int]
     CHANGE_SCALE_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     parent: _record_pb2.Key
     roster: _containers.RepeatedScalarFieldContainer[int]
@@ -564,7 +565,20 @@ class ShardAssignment(_message.Message):
     itemised: bool
     change_scale: float
     fragment: int
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ..., writes_checkpoint: bool = ..., checkpoint_step: _Optional[int] = ..., targets: _Optional[_Iterable[int]] = ..., interleaved: bool = ..., window: _Optional[int] = ..., learning_rate_scale: _Optional[float] = ..., ahead: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., ahead_batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., ahead_micro_batches: _Optional[int] = ..., copies_buffers: bool = ..., wants_digest: bool = ..., attends: bool = ..., attended: bool = ..., attests: bool = ..., verifies: _Optional[_Iterable[int]] = ..., anew: bool = ..., itemised: bool = ..., change_scale: _Optional[float] = ..., fragment: _Optional[int] = ...) -> None: ...
+    sums: _containers.RepeatedCompositeFieldContainer[NodeOwner]
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., parent: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., roster: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., epoch: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., micro_batches: _Optional[int] = ..., reducers: _Optional[_Iterable[_Union[ReducerShare, _Mapping]]] = ..., ring: _Optional[_Union[_ring_pb2.RingNeighbours, _Mapping]] = ..., writes_checkpoint: bool = ..., checkpoint_step: _Optional[int] = ..., targets: _Optional[_Iterable[int]] = ..., interleaved: bool = ..., window: _Optional[int] = ..., learning_rate_scale: _Optional[float] = ..., ahead: _Optional[_Iterable[_Union[_record_pb2.PositionRange, _Mapping]]] = ..., ahead_batch: _Optional[_Union[_record_pb2.PositionRange, _Mapping]] = ..., ahead_micro_batches: _Optional[int] = ..., copies_buffers: bool = ..., wants_digest: bool = ..., attends: bool = ..., attended: bool = ..., attests: bool = ..., verifies: _Optional[_Iterable[int]] = ..., anew: bool = ..., itemised: bool = ..., change_scale: _Optional[float] = ..., fragment: _Optional[int] = ..., sums: _Optional[_Iterable[_Union[NodeOwner, _Mapping]]] = ...) -> None: ...
+
+class NodeOwner(_message.Message):
+    __slots__ = ("first", "grains", "rank", "relayed")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    GRAINS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    grains: int
+    rank: int
+    relayed: bool
+    def __init__(self, first: _Optional[int] = ..., grains: _Optional[int] = ..., rank: _Optional[int] = ..., relayed: bool = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("compute_s", "exchange_s", "wait_s", "data_s", "busy_s", "micro_batches", "computed")
@@ -597,7 +611,7 @@ class WeightsDigest(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ..., prefixes: _Optional[bytes] = ..., base_hashed: bool = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses", "attested", "averages_digest")
+    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses", "attested", "averages_digest", "block_norms", "mean_check")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -616,6 +630,8 @@ class StepReady(_message.Message):
     NODE_LOSSES_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_FIELD_NUMBER: _ClassVar[int]
     AVERAGES_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_NORMS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_CHECK_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     loss_sum: float
     weight: float
@@ -634,7 +650,33 @@ class StepReady(_message.Message):
     node_losses: _containers.RepeatedCompositeFieldContainer[NodeLoss]
     attested: _containers.RepeatedCompositeFieldContainer[Attestation]
     averages_digest: bytes
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., averages_digest: _Optional[bytes] = ...) -> None: ...
+    block_norms: _containers.RepeatedScalarFieldContainer[float]
+    mean_check: MeanCheck
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., averages_digest: _Optional[bytes] = ..., block_norms: _Optional[_Iterable[float]] = ..., mean_check: _Optional[_Union[MeanCheck, _Mapping]] = ...) -> None: ...
+
+class MeanCheck(_message.Message):
+    __slots__ = ("expected", "came", "relayed", "apart")
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    CAME_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
+    APART_FIELD_NUMBER: _ClassVar[int]
+    expected: bytes
+    came: bytes
+    relayed: _containers.RepeatedScalarFieldContainer[bytes]
+    apart: ElementApart
+    def __init__(self, expected: _Optional[bytes] = ..., came: _Optional[bytes] = ..., relayed: _Optional[_Iterable[bytes]] = ..., apart: _Optional[_Union[ElementApart, _Mapping]] = ...) -> None: ...
+
+class ElementApart(_message.Message):
+    __slots__ = ("block", "element", "expected", "came")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    CAME_FIELD_NUMBER: _ClassVar[int]
+    block: int
+    element: int
+    expected: float
+    came: float
+    def __init__(self, block: _Optional[int] = ..., element: _Optional[int] = ..., expected: _Optional[float] = ..., came: _Optional[float] = ...) -> None: ...
 
 class Attestation(_message.Message):
     __slots__ = ("first", "grains", "digest", "samples", "components")
@@ -1091,7 +1133,7 @@ class ReducerDismissed(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s", "late_records", "owed_positions", "slowness")
+    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s", "late_records", "owed_positions", "slowness", "slow")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -1113,6 +1155,7 @@ class WorkerStatus(_message.Message):
     LATE_RECORDS_FIELD_NUMBER: _ClassVar[int]
     OWED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
     worker: int
     rank: int
     node_id: str
@@ -1134,10 +1177,11 @@ class WorkerStatus(_message.Message):
     late_records: int
     owed_positions: int
     slowness: Slowness
-    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ..., late_records: _Optional[int] = ..., owed_positions: _Optional[int] = ..., slowness: _Optional[_Union[Slowness, _Mapping]] = ...) -> None: ...
+    slow: str
+    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ..., late_records: _Optional[int] = ..., owed_positions: _Optional[int] = ..., slowness: _Optional[_Union[Slowness, _Mapping]] = ..., slow: _Optional[str] = ...) -> None: ...
 
 class LineStatus(_message.Message):
-    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain", "verification", "one_arithmetic", "quorum", "fragments", "slowness")
+    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain", "verification", "one_arithmetic", "quorum", "fragments", "slowness", "noise_scale")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -1171,6 +1215,7 @@ class LineStatus(_message.Message):
     QUORUM_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    NOISE_SCALE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: LineState
     step: int
@@ -1204,7 +1249,8 @@ class LineStatus(_message.Message):
     quorum: float
     fragments: int
     slowness: _containers.RepeatedCompositeFieldContainer[Slowness]
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ..., verification: _Optional[_Union[VerificationStatus, _Mapping]] = ..., one_arithmetic: bool = ..., quorum: _Optional[float] = ..., fragments: _Optional[int] = ..., slowness: _Optional[_Iterable[_Union[Slowness, _Mapping]]] = ...) -> None: ...
+    noise_scale: float
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ..., verification: _Optional[_Union[VerificationStatus, _Mapping]] = ..., one_arithmetic: bool = ..., quorum: _Optional[float] = ..., fragments: _Optional[int] = ..., slowness: _Optional[_Iterable[_Union[Slowness, _Mapping]]] = ..., noise_scale: _Optional[float] = ...) -> None: ...
 
 class VerificationStatus(_message.Message):
     __slots__ = ("fraction", "steps", "grains", "differences", "convicted")

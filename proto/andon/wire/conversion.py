@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.arithmetic import check as check_arithmetic
-from andon.protocol.attestations import Attestation
+from andon.protocol.attestations import Attestation, ElementApart, MeanCheck, NodeOwner
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltEvidence, HaltReason
@@ -51,6 +51,8 @@ __all__ = [
     "key_to_proto",
     "liveness_from_proto",
     "liveness_to_proto",
+    "mean_check_from_proto",
+    "mean_check_to_proto",
     "node_losses_from_proto",
     "node_losses_to_proto",
     "optional_enum_from_proto",
@@ -67,6 +69,8 @@ __all__ = [
     "record_to_proto",
     "shares_from_proto",
     "shares_to_proto",
+    "sums_from_proto",
+    "sums_to_proto",
 ]
 
 _Member = TypeVar("_Member", bound=enum.Enum)
@@ -432,6 +436,65 @@ def attestations_from_proto(
                 )
             )
     return tuple(attested)
+
+
+def sums_to_proto(sums: Iterable[NodeOwner]) -> list[coordinator_pb2.NodeOwner]:
+    """The nodes of all shares, and who contributes them."""
+    return [
+        coordinator_pb2.NodeOwner(
+            first=each.node.first, grains=len(each.node), rank=each.rank, relayed=each.relayed
+        )
+        for each in sums
+    ]
+
+
+def sums_from_proto(messages: Iterable[coordinator_pb2.NodeOwner]) -> tuple[NodeOwner, ...]:
+    """The nodes of all shares, and who contributes them.
+
+    Raises:
+        ValueError: a node without grains, or one that does not begin where the last one ends.
+    """
+    sums, stop = [], 0
+    for each in messages:
+        if each.first != stop:
+            raise ValueError(
+                f"sums of grains up to {stop} are followed by one from {each.first} on"
+            )
+        stop += each.grains
+        node = Node(each.first, stop)
+        sums.append(NodeOwner(node=node, rank=each.rank, relayed=each.relayed))
+    return tuple(sums)
+
+
+def mean_check_to_proto(check: MeanCheck | None) -> coordinator_pb2.MeanCheck | None:
+    """The mean that a worker made by itself; None stays None."""
+    if check is None:
+        return None
+    message = coordinator_pb2.MeanCheck(
+        expected=check.expected, came=check.came, relayed=check.relayed
+    )
+    if (apart := check.apart) is not None:
+        message.apart.block, message.apart.element = apart.block, apart.element
+        message.apart.expected, message.apart.came = apart.expected, apart.came
+    return message
+
+
+def mean_check_from_proto(message: coordinator_pb2.MeanCheck) -> MeanCheck:
+    """The mean that a worker made by itself.
+
+    Raises:
+        WireError: a digest of another length than it has.
+    """
+    with reading(message):
+        apart = message.apart
+        return MeanCheck(
+            expected=message.expected,
+            came=message.came,
+            relayed=tuple(message.relayed),
+            apart=ElementApart(apart.block, apart.element, apart.expected, apart.came)
+            if message.HasField("apart")
+            else None,
+        )
 
 
 def arithmetic_to_proto(items: Arithmetic) -> list[coordinator_pb2.ArithmeticItem]:

@@ -27,6 +27,8 @@ from andon.wire.conversion import (
     reading,
     shares_from_proto,
     shares_to_proto,
+    sums_from_proto,
+    sums_to_proto,
 )
 
 __all__ = ["own_terms_to_proto", "terms_from_proto", "terms_to_proto"]
@@ -54,7 +56,7 @@ def terms_from_proto(message: ShardAssignment, kind: type[_Terms], **own: Any) -
 
     Raises:
         WireError: a key or a range is invalid, the numbers of ranks differ, the grains to verify
-            don't rise, or a factor is not a positive finite number.
+            don't rise, sums have gaps, or a factor is not a positive finite number.
     """
     with reading(message):
         terms = kind(**{name: read(message) for name, read in _READERS}, **own)
@@ -119,6 +121,7 @@ _CONVERTED = {
         lambda m: _ranges_from(m.positions), lambda v: {"positions": _ranges_to(v)}
     ),
     "verifies": _Conversion(lambda m: _rising(tuple(m.verifies)), lambda v: {"verifies": v}),
+    "sums": _Conversion(lambda m: sums_from_proto(m.sums), lambda v: {"sums": sums_to_proto(v)}),
     "ahead": _Conversion(lambda m: _ranges_from(m.ahead), lambda v: {"ahead": _ranges_to(v)}),
     "reducers": _Conversion(
         lambda m: shares_from_proto(m.reducers), lambda v: {"reducers": shares_to_proto(v)}

@@ -1,7 +1,8 @@
 """`andon export`: a run's steps, and what its script logged, for other programs.
 
 The table has a row a step and a column a scalar, as pandas and spreadsheets want it. Rows are
-written while the journal is read, so the length of a run does not matter.
+written while the journal is read, so the length of a run does not matter. With `--by epoch` it has
+a row an epoch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from andon.host.scalar_files import TensorBoardFile
 from andon.host.strict_json import strict_json
 from andon.protocol.records import accuracy_of
 from andon.protocol.scalars import Scalar
+from andon_cli.commands.epochs import epoch_rows
 from andon_cli.commands.run_facts import RunFacts, find_folder, reading
 from andon_cli.questions import ExportConfig
 from andon_coordinator.transport.step_reader import CommittedStep, StepReader
@@ -155,7 +157,8 @@ def _write(reader: StepReader, config: ExportConfig, folder: Path, file: TextIO)
             file.write(piece)
         return
     table = csv.writer(file, lineterminator="\n")
-    for row in table_rows(reader):
+    by_epoch = config.settings.by == "epoch"
+    for row in epoch_rows(reader) if by_epoch else table_rows(reader):
         table.writerow(row)
 
 

@@ -15,6 +15,7 @@ from andon.protocol.arithmetic import is_one
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.slowness import Slowness
+from andon_cli.commands.epochs import EpochTotals, epochs_of
 from andon_cli.drawing.slow_texts import slow_fields
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.verification import VerifiedTotals
@@ -156,6 +157,8 @@ class RunFacts:
     plan: RunPlan | None
     layout_digest: str | None
     totals: StepTotals
+    epochs: list[EpochTotals]
+    """In which steps were committed; the last one may not be over."""
     workers: list[WorkerTotal]
     departures: list[RecordedDeparture]
     halts: list[RecordedHalt]
@@ -184,6 +187,7 @@ class RunFacts:
                 plan=run.plan,
                 layout_digest=run.layout_digest,
                 totals=StepTotals.of(reader),
+                epochs=epochs_of(reader),
                 workers=reader.worker_totals(),
                 departures=reader.departures(),
                 halts=reader.halts(),
@@ -214,6 +218,7 @@ class RunFacts:
             "plan": None if self.plan is None else asdict(self.plan),
             "layout_digest": self.layout_digest,
             **self.totals.fields(),
+            "epochs": [each.fields() for each in self.epochs],
             "accuracy": past.accuracy,
             "workers": [
                 asdict(each)

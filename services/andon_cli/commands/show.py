@@ -13,6 +13,7 @@ from andon.host.strict_json import strict_json
 from andon.protocol.arithmetic import difference
 from andon.protocol.limits import on_one_line
 from andon.protocol.records import PositionRange, accuracy_of
+from andon_cli.commands.epochs import epoch_lines
 from andon_cli.commands.history import halt_line
 from andon_cli.commands.run_facts import RunFacts, ScalarSummary, StepFacts, find_folder
 from andon_cli.drawing.slow_texts import slow_brief
@@ -95,6 +96,8 @@ def run_lines(facts: RunFacts) -> list[str]:
             for each in facts.workers
         ]
         lines += ["", *aligned([("worker", "steps", "samples", "from", "went"), *rows])]
+    if epochs := epoch_lines(facts.epochs):
+        lines += ["", *epochs]
     if facts.scalars:
         lines += ["", *aligned([_SCALARS, *map(_scalar_row, facts.scalars)])]
     if facts.slowness:

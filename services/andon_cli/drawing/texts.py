@@ -207,7 +207,7 @@ def schedule_line(status: LineStatus) -> str:
 
     For example `schedule  cadence  samples 67 %, 33 %  micro-batches 2, 1  (...)`.
     """
-    if not (status.uneven or status.grain):
+    if not (status.uneven or status.grain or status.noise_scale is not None):
         return ""
     workers = [each for each in status.workers if each.live and each.share]
     parts = [f"schedule  {status.schedule}"]
@@ -226,6 +226,8 @@ def schedule_line(status: LineStatus) -> str:
         parts.append(f"same bits in grains of {status.grain}{arithmetic}")
     if status.verification is not None:
         parts.append(verified_text(status.verification))
+    if status.noise_scale is not None:
+        parts.append(f"noise scale {grouped(round(status.noise_scale))} samples")
     return "  ".join(parts)
 
 

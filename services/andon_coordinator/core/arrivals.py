@@ -90,7 +90,7 @@ def joined(core: CoreState, event: WorkerJoined) -> None:
         held=request.held_key,
         step=request.step,
         heard_at=core.now,
-        spare=request.spare,
+        spare=request.spare or request.incarnation in core.evicted,
         doubted=doubted,
         weights_from=None if known is None else known.weights_from,
     )
@@ -261,7 +261,7 @@ def _answer(core: CoreState, member: LineMember, mistaken_s: float | None) -> No
         join_status = JoinStatus.RECORD_FOLLOWS
     if member.spare and join_status in (JoinStatus.IN_SYNC, JoinStatus.RECORD_FOLLOWS):
         # In sync, it would take part. If nobody is missing it learns, whatever its head is.
-        member.spare = not spares.takes_place(core)
+        member.spare = not spares.takes_place(core, member)
         join_status = JoinStatus.BEHIND if member.spare else join_status
     # A worker that joins before its script starts can take state at once. One that joins in the
     # middle of its script has to ask for work first: that says that its script waits.

@@ -12,6 +12,7 @@ from andon.protocol.limits import clipped
 from andon.protocol.records import Key, RecordKind
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState, SaveRunEvent
+from andon_coordinator.core.eviction import SlowStep
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.core.session_events import (
     AttendRequest,
@@ -167,6 +168,10 @@ class Chronicle:
                 self._tell(RunEventKind.SLOW, slow.worker, slow.text, slow.step)
             case effects.NoteCaughtUp():
                 self._tell(RunEventKind.CAUGHT_UP, effect.worker, effect.in_words)
+            case effects.NoteSlow():
+                dealt = effect.what in (SlowStep.EASED, SlowStep.RECOVERED)
+                kind = RunEventKind.EASED if dealt else RunEventKind.EVICTED
+                self._tell(kind, effect.worker, effect.in_words)
             case effects.NoteArithmetic():
                 self._tell(RunEventKind.ARITHMETIC, effect.worker, effect.in_words)
             case effects.NoteWentBack():

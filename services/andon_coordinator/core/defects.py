@@ -201,7 +201,7 @@ def in_ready(worker: int, ready: Ready, samples: range) -> LineDefect | None:
             worker=worker,
             value=value,
         )
-    for norm in (ready.gradient_norm, ready.own_gradient_norm):
+    for norm in (ready.gradient_norm, ready.own_gradient_norm, *ready.block_norms):
         if norm is not None and not (math.isfinite(norm) and norm >= 0):
             value = describe_value(norm)
             return LineDefect(

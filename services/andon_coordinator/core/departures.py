@@ -8,7 +8,8 @@ By default a slow worker only shows in the status. If the line has a straggler t
 that the others have waited for that long is cut off, and they go on without it. It may join again,
 as any lost worker may. A worker counts as slow while another one waits for it:
 
-- between two steps, if it has not asked for work and another one has;
+- between two steps, if it has not asked for work and another one has; with a quorum also if it is
+  late, and the next window waits for everybody (`dealing`) or for it (`max_late`);
 - in a round, if another one holds all averages and it does not;
 - in a round in which nobody holds them yet, if it reports that it still loads or computes, and
   another one has sent its gradient and waits. Among workers that exchange, nobody can tell the slow
@@ -399,7 +400,8 @@ def look_for_stragglers(core: CoreState, *, ticked: bool) -> None:
         elif member.slow_since is None:
             member.slow_since = core.now
     late = [each for each in slow if core.now - (each.slow_since or 0.0) >= timeout_s]
-    if core.members.in_sync_count(core.chain.head) - len(late) < core.needed:
+    left = core.members.in_sync_count(core.chain.head)
+    if left - sum(each.learning is None for each in late) < core.needed:
         return
     for member in late:
         message = f"the others waited {timeout_s:g} s for worker {member.worker}"
@@ -432,6 +434,10 @@ def _slow(core: CoreState) -> list[LineMember]:
         if len(core.transfers):
             return []
         slow = [each for each in members if not each.wants_work]
+        if not slow:
+            # All that are in sync have asked, and no round is open: it waits for the late ones.
+            away = [each for each in core.members.late() if not each.wants_work]
+            slow, members = away, [*members, *away]
     elif round_.ready:
         slow = [each for each in members if each.worker not in round_.ready]
     elif any(each.exchanges for each in members):

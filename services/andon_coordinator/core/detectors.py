@@ -179,13 +179,17 @@ class Detectors:
         One worker's gradient comes first: it explains a spike of the whole line.
         """
         # Without weight there is no loss: all workers abstained.
-        if round_.terms.step == self._accepted or round_.weight == 0:
+        if self.accepts(round_) or round_.weight == 0:
             return None
         return (
             self._judge_workers(round_)
             or self._loss.judge(round_.loss)
             or self._norm.judge(round_.gradient_norm)
         )
+
+    def accepts(self, round_: StepRound) -> bool:
+        """Whether a person has seen what a round's step is, and accepts it."""
+        return round_.terms.step == self._accepted
 
     def usual_norm(self, round_: StepRound) -> float | None:
         """The usual norm of the averaged gradient, if that of a round is a spike; else None."""

@@ -21,6 +21,7 @@ from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon.protocol.slowness import Slowness
 from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.core.eviction import SlowStep
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean
 from andon_coordinator.core.spikes import SpikeDecision
@@ -224,6 +225,8 @@ class SaveRecord:
     """Whether the line rolls back by itself: then what people decided of workers stands."""
     proved: Proved | None = None
     """What its round has shown of weights and gradients."""
+    comparison: bytes = field(default=b"", repr=False)
+    """What is remembered of how workers compare; empty: nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -681,6 +684,29 @@ class NoteFewGrains:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteSlow:
+    """Tell people that the line deals a slow worker less, or does without it, or no more."""
+
+    worker: int
+    what: SlowStep
+    why: str
+    """How slow it is, or why it is back."""
+
+    @property
+    def in_words(self) -> str:
+        """What was done, without the worker's name."""
+        match self.what:
+            case SlowStep.EASED:
+                return f"is dealt less: {self.why}"
+            case SlowStep.RECOVERED:
+                return f"is dealt as the others again: {self.why}"
+            case SlowStep.FOLLOWS:
+                return f"follows: {self.why}"
+            case SlowStep.BACK:
+                return f"takes part again: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class NoteArithmetic:
     """Tell people that a worker joined whose arithmetic is not the line's."""
 
@@ -733,6 +759,7 @@ Effect = (
     | NoteOverdue
     | NoteScalarsRefused
     | NoteSetback
+    | NoteSlow
     | NoteStopRefused
     | NoteSchedule
     | NoteFewGrains

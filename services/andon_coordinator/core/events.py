@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from andon.protocol.arithmetic import Arithmetic
-from andon.protocol.attestations import Attestation
+from andon.protocol.attestations import Attestation, MeanCheck
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
@@ -250,6 +250,8 @@ class Ready:
     """The L2 norm of the averaged gradients, if the policy asks for it and there are gradients."""
     own_gradient_norm: float | None = None
     """The L2 norm of what this worker contributed, if the policy asks for it."""
+    block_norms: tuple[float, ...] = field(default=(), repr=False)
+    """That of each block of the layout; empty: it does not say."""
     overflow: bool = False
     """Whether its scaled gradients overflowed, so that it sent zeros in their place."""
     next: StandingRequest | None = None
@@ -260,6 +262,8 @@ class Ready:
     """What it has computed, if the assignment has `attests`."""
     averages_digest: bytes = b""
     """Likewise of the averages that it holds, `DIGEST_BYTES`; empty: it does not say."""
+    mean_check: MeanCheck | None = None
+    """The mean that it made of all nodes by itself, if the assignment has `sums`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from dataclasses import replace
 
 from andon.protocol.capabilities import LEARNING
 from andon.protocol.records import RecordKind
-from andon_coordinator.core import departures, late, spares, syncing
+from andon_coordinator.core import departures, evicting, late, spares, syncing
 from andon_coordinator.core.agreement import apart
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import (
@@ -301,7 +301,7 @@ def arrive(core: CoreState, pending: PendingRecord, able: Iterable[LineMember]) 
         learning = member.learning
         if learning is None or learning.next is None or member.stream is None:
             continue
-        if member.spare and not spares.takes_place(core, in_sync):
+        if member.spare and not spares.takes_place(core, member, in_sync):
             continue
         in_sync += 1
         pending.standing[member.stream] = learning.next
@@ -318,7 +318,7 @@ def admit(core: CoreState) -> None:
         # asks again, and meanwhile the others go on, if they are enough.
         if member.learning.in_void_round and late.taking_part(core) >= core.needed:
             continue
-        if here and (not member.spare or spares.takes_place(core)):
+        if here and (not member.spare or spares.takes_place(core, member)):
             _let_in(core, member)
     spares.call_in(core)
 
@@ -331,7 +331,7 @@ def worth_waiting(core: CoreState) -> bool:
         assert learning is not None
         if learning.late:
             continue  # `late` knows how long to wait for it.
-        if member.spare and not spares.takes_place(core):
+        if member.spare and not spares.takes_place(core, member):
             learning.patience_until = None
             continue
         if member.spare and learning.installed and member.head == core.chain.head:
@@ -367,7 +367,7 @@ def record_announced(core: CoreState, pending: PendingRecord, able: Iterable[int
         )
         if record.kind is not RecordKind.STEP or learning.late:
             continue
-        unwanted = member.spare and not spares.takes_place(core)
+        unwanted = member.spare and not spares.takes_place(core, member)
         if learning.installed and member.head == record.parent and not unwanted:
             step_s = 0.0 if pending.result is None else pending.result.seconds
             if learning.may_be_near(core.chain.step, core.now, step_s):
@@ -382,7 +382,7 @@ def _keeps_up(core: CoreState, member: LineMember) -> bool:
     """Whether a spare is near enough, while nobody needs it in sync."""
     assert member.learning is not None
     near = len(member.learning.behind) <= _SPARE_KEEPS_UP
-    return member.spare and near and not spares.takes_place(core)
+    return member.spare and near and not spares.takes_place(core, member)
 
 
 def _give_up(core: CoreState, member: LineMember) -> None:
@@ -403,6 +403,7 @@ def _let_in(core: CoreState, member: LineMember) -> None:
     if learning.late:
         late.came_back(core, member)  # Its weights were its own all the time.
         return
+    evicting.came_back(core, member)
     member.unproven = True
     learning.end_wait(core.now)
     took_s = core.now - learning.began_at

@@ -26,12 +26,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Contribution", "NoiseScale", "SavedNoise", "largest_batch"]
+__all__ = [
+    "NOISE_LOGGED_EVERY",
+    "NOISE_SCALAR",
+    "Contribution",
+    "NoiseScale",
+    "SavedNoise",
+    "largest_batch",
+]
 
 NEWEST = 0.05
 """The weight of the newest step in the averages, once they are old enough."""
 LEAST = 10
 """Steps that are needed before anything is said."""
+NOISE_SCALAR = "andon/noise_scale"
+"""The name under which the journal keeps it, beside what scripts log."""
+NOISE_LOGGED_EVERY = 10
+"""Steps between two of its values there: an average over twenty steps does not change faster."""
 ERRORS = 2.0
 """Standard errors by which `at_least` stays on the safe side."""
 

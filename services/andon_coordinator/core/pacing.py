@@ -40,6 +40,7 @@ from andon.protocol.shards import Ranges, Split
 from andon_coordinator.core.balance import Balance
 from andon_coordinator.core.cadence import Cadence, CadenceRules
 from andon_coordinator.core.events import StepTimings
+from andon_coordinator.core.eviction import SlowWorkers
 from andon_coordinator.core.growth import Growth
 from andon_coordinator.core.members import LineMember, devices_of
 from andon_coordinator.core.noise_scale import Contribution, SavedNoise
@@ -58,7 +59,8 @@ PARTS = 16
 def capabilities_for(settings: PacingSettings, policy: Policy) -> frozenset[str]:
     """What every worker must be capable of, as far as the operator chose."""
     needed = {
-        BALANCE_CAPABILITY: settings.balanced and settings.schedule is not Schedule.CADENCE,
+        BALANCE_CAPABILITY: (settings.balanced or settings.eviction is not None)
+        and settings.schedule is not Schedule.CADENCE,
         CADENCE_CAPABILITY: settings.schedule is Schedule.CADENCE,
         LOCAL_CAPABILITY: policy.local_steps > 0,
         OVERLAP_CAPABILITY: policy.overlap,
@@ -101,7 +103,8 @@ class StepWindow:
 
     def learning_rate_scale(self, batch: int, global_batch: int) -> float:
         """What a learning rate is multiplied with in a step of `batch` positions."""
-        return self.scaling.of(batch / global_batch)
+        # The short window at an epoch's end keeps the script's rate.
+        return self.scaling.of(max(1.0, batch / global_batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,8 @@ class WindowReport:
     """Of the ranks that have a weight; a norm that does not count is NaN."""
     mean_norm: float | None = None
     """The norm of the averaged gradient; None if it was not reported."""
+    at_s: float = 0.0
+    """When it was complete, by the line's clock."""
 
 
 class Pacing:
@@ -127,6 +132,8 @@ class Pacing:
         """Starts from what the journal has, or from nothing."""
         self._settings = settings
         self._policy = policy
+        self.slow: SlowWorkers | None = None
+        """Who is slow, and for how long; None: the line does nothing about it."""
         self.kept = b""
         """What belongs to the line's head: durable, and sent with its record."""
         self._saved: tuple[SavedPacing | None, bytes] = None, b""
@@ -178,6 +185,15 @@ class Pacing:
             saved=saved.noise,
         )
         self._commit_s = 0.0
+        self._watch_anew()
+
+    def _watch_anew(self) -> None:
+        rules = self._settings.eviction
+        if rules is not None:
+            by_speed = self._settings.balanced or self.schedule is Schedule.CADENCE
+            self.slow = SlowWorkers(
+                rules, batches=max(1, self._policy.steps_a_round), by_speed=by_speed
+            )
 
     def adopt(self, kept: bytes) -> None:
         """Takes what a worker kept, if nothing is known here."""
@@ -211,6 +227,7 @@ class Pacing:
             self._chosen = Schedule.CADENCE
             one, other = _first_difference(names)
             self._note = f"worker {one} has {names[one]}, worker {other} has {names[other]}"
+        self._watch_anew()  # A cadence deals by speed.
         return self._note
 
     # -------------------------------------------------------------------------- asking
@@ -234,6 +251,8 @@ class Pacing:
             parts = self._balance.targets(processes)
             # Equal shares need no targets, and every worker knows them.
             targets = _by_worker(processes, parts) if len(set(parts)) > 1 else {}
+        elif self.slow is not None:
+            targets = self.slow.targets(processes)
         local_steps = self._policy.local_steps
         if plan.epoch_size is not None:
             # A stream of unknown length may end in any round, so each exchanges the whole model.
@@ -260,6 +279,8 @@ class Pacing:
         """
         # A change of the weights by local steps is no gradient.
         norm = None if self._policy.local_steps else report.mean_norm
+        if self.slow is not None:
+            self.slow.observe(report.readings, report.at_s)
         verdict = self._growth.observe(report.loss, report.contributions, norm)
         if self.schedule is Schedule.CADENCE:
             # In this order: the verdict applies the proposal that this report makes, or drops it.

@@ -16,6 +16,7 @@ from andon.protocol.run_settings import DRAINED, Topology
 from andon_coordinator.core import (
     dealing,
     departures,
+    evicting,
     late,
     learning,
     lost_state,
@@ -67,6 +68,7 @@ def go_on(core: CoreState) -> None:
 
 
 def _go_on_training(core: CoreState) -> None:
+    evicting.look(core)
     learning.admit(core)
     if not _workers_ready(core) or not _reducers_ready(core):
         _wait(core)

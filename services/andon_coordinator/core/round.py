@@ -16,6 +16,7 @@ from andon.protocol.records import Key, PositionRange, Record
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.rounds import RoundTerms
 from andon.protocol.shards import Ranges
+from andon_coordinator.core.comparison import Comparison
 from andon_coordinator.core.effects import (
     Assign,
     Assignment,
@@ -74,6 +75,8 @@ class StepRound:
     """The batch's grains, if its numbers are added along their tree; else in rank order."""
     gradient_scale: float = 1.0
     """What everybody multiplies the averaged gradient with, before the optimizer."""
+    comparison: Comparison | None = None
+    """What is remembered of its workers, if it becomes a record; None: nothing is compared."""
     ready: dict[int, Ready] = field(default_factory=dict)
     """The report of each worker that holds all averages."""
     rank_of: dict[int, int] = field(init=False)
@@ -106,7 +109,9 @@ class StepRound:
         """The assignment of each member, in rank order, and of those that attend."""
         members = [self._assignment(rank, stream) for rank, stream in enumerate(self.streams)]
         size = len(self.roster)
-        attends = Assignment.of(self.terms, rank=size, positions=(), attends=True)
+        # Whoever attends makes the round's exchanges, also those of sums.
+        sums = () if self.checks is None else self.checks.sums
+        attends = Assignment.of(self.terms, rank=size, positions=(), attends=True, sums=sums)
         for stream in self.attending:
             owed, steps = self.owing.get(stream, ((), 0))
             own = replace(attends, positions=owed, micro_batches=steps) if owed else attends
@@ -340,3 +345,5 @@ class PendingRecord:
     """The counts of the step after it, with what was computed ahead of that."""
     proved: Proved | None = None
     """What its round has shown of weights and gradients."""
+    comparison: Comparison | None = None
+    """What is remembered of its workers with this record; None: nothing new."""

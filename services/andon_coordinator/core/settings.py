@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +12,11 @@ from andon.protocol.layout import Layout
 from andon.protocol.limits import MAX_WORKERS
 from andon.protocol.records import Key, Record
 from andon.protocol.reducers import MAX_REDUCERS
-from andon.protocol.run_settings import Liveness, Policy, RunPlan
-from andon.protocol.schedules import Schedule
+from andon.protocol.run_settings import Liveness, Policy, RunPlan, Topology
+from andon.protocol.schedules import LearningRateScaling, Schedule
 from andon_coordinator.core.cadence import CadenceRules
 from andon_coordinator.core.effects import StepResult
+from andon_coordinator.core.eviction import EvictionRules
 from andon_coordinator.core.spikes import SpikeAction, SpikeDecision
 from andon_coordinator.core.verification import VerifiedTotals
 
@@ -30,25 +30,6 @@ _ABOVE_0 = {
     "worker_gradient_norm": "times",
 }
 """Settings that are switched off by None, and their units."""
-
-
-class LearningRateScaling(enum.Enum):
-    """How the learning rate follows the size of a window."""
-
-    NONE = "none"
-    LINEAR = "linear"
-    SQRT = "sqrt"
-
-    def of(self, ratio: float) -> float:
-        """The factor for a window of `ratio` global batches; never below 1."""
-        ratio = max(ratio, 1.0)
-        match self:
-            case LearningRateScaling.LINEAR:
-                return ratio
-            case LearningRateScaling.SQRT:
-                return math.sqrt(ratio)
-            case LearningRateScaling.NONE:
-                return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +48,8 @@ class PacingSettings:
     """Likewise."""
     growth_cost: float = 0.05
     """Likewise: the part of samples that longer windows may waste; 1: any."""
+    eviction: EvictionRules | None = None
+    """When a slow worker is dealt less, and follows; None: never."""
 
     def __post_init__(self) -> None:
         """Refuses a cost that is no part."""
@@ -190,8 +173,19 @@ class LineSettings:
             raise ValueError("worker_gradient_norm needs a policy that asks for own_gradient_norm")
         if (self.pacing.schedule is Schedule.LOCAL) != (self.policy.local_steps > 0):
             raise ValueError("the schedule LOCAL and a policy with local_steps need each other")
+        if self.pacing.eviction is not None and (why := self._obstacle_to_eviction()):
+            raise ValueError(f"no worker can be made a follower: {why}")
         if self.policy.quorum is not None and (other := self._beside_quorum()):
             raise ValueError(f"a quorum and {other} exclude each other")
+
+    def _obstacle_to_eviction(self) -> str:
+        """Why a slow worker could never follow; empty if it could."""
+        if self.policy.topology is Topology.RING:
+            return "a ring can't be followed"
+        if self.policy.local_steps:
+            return "local steps can't be followed by a spare"
+        # Two stay, and two others are what tells that one is slow.
+        return "the line has no more than two" if self.max_workers < 3 else ""
 
     def _beside_quorum(self) -> str:
         """What can't go with a quorum; empty if nothing of it is set."""
@@ -252,6 +246,8 @@ class History:
     """How much was computed twice."""
     spikes: tuple[SpikeDecision, ...] = ()
     """What the line did by itself about spikes, oldest first."""
+    comparison: bytes = field(default=b"", repr=False)
+    """What was remembered of how workers compare; see `comparison`."""
 
     def __post_init__(self) -> None:
         """Refuses a plan without a layout, and a roll-back without a record."""

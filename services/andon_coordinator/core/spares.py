@@ -11,6 +11,9 @@ behind, so it neither completes the number that a line waits for at its start, n
 weights. It gets a transfer, for which the line stands still, only if a worker is missing.
 
 A worker in its grace is not missing: it may be back before a spare has begun.
+
+A worker that was slow for long is a spare too (`evicting`), and not missed: it takes a place only
+if fewer are in sync than there were without it. A spare that was never slow takes its place.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ from andon_coordinator.core.state import CoreState
 __all__ = ["awaiting_state", "call_in", "lacks_worker", "takes_place"]
 
 
-def takes_place(core: CoreState, in_sync: int | None = None) -> bool:
+def takes_place(core: CoreState, member: LineMember, in_sync: int | None = None) -> bool:
     """Whether a spare that has caught up is let in: too few workers are in sync.
 
     Args:
         core: the state.
+        member: the spare.
         in_sync: how many are, or are about to be; None: as many as the members say.
     """
     members = core.members
@@ -37,13 +41,17 @@ def takes_place(core: CoreState, in_sync: int | None = None) -> bool:
         return False
     # A worker that is done leaves no place: the others are about to be done, too.
     done = any(each.left is LeaveReason.COMPLETE for each in members)
-    return not done and in_sync + members.grace_count < core.expected
+    wanted = core.expected
+    if member.request.incarnation in core.evicted:
+        wanted = min(wanted, core.stand)
+    return not done and in_sync + members.grace_count < wanted
 
 
 def lacks_worker(core: CoreState) -> bool:
     """Whether fewer workers are here than the line expects, in sync or not."""
     here = core.members.worker_count + core.members.grace_count
-    return core.workers_ready_once and here < core.expected
+    slow = sum(each.request.incarnation in core.evicted for each in core.members.spares())
+    return core.workers_ready_once and here + slow < core.expected
 
 
 def awaiting_state(core: CoreState) -> list[LineMember]:
@@ -66,8 +74,8 @@ def call_in(core: CoreState) -> None:
     head = core.chain.head
     for member in core.members.spares():
         if member.learning is None and head is not None and member.head == head:
-            if not takes_place(core):
-                return
+            if not takes_place(core, member):
+                continue
             why = "a worker is missing, and this one has the line's state"
             # Now it is a worker that is missed: the line waits for it to come back.
             member.spare = False

@@ -6,7 +6,7 @@ far the line may go by itself; each policy includes those before it:
     halt    a person answers (the default)
     limit   the averaged gradient is scaled down to the usual norm, and the step is committed
     skip    the step's samples are left out, and recorded as skipped
-    drop    a worker whose gradients alone stand out again and again is sent away
+    drop    a worker whose gradients alone stand out again and again, or drift, is sent away
 
 What is tried is the least that fits the spike. Each action has a budget for a thousand steps: a
 line that needs more has another problem than spikes, and halts. All that is decided depends on the
@@ -67,6 +67,8 @@ class Spike:
     """In words."""
     worker: int | None = None
     """Whose own gradient stands out from the others' of the same step; None: the line's."""
+    lasts: bool = False
+    """Whether it is a drift: leaving out one step's samples is no remedy."""
     norm: float | None = None
     """The norm of the averaged gradient."""
     usual: float | None = None
@@ -112,8 +114,20 @@ class SpikeBook:
             return self._note(spike, action, spike.what)
         return self._note(spike, SpikeAction.HALT, spike.what)
 
+    def left(self, step: int) -> dict[SpikeAction, int]:
+        """How often each action that the policy includes may still be done at a step, within the
+        `SPAN` steps that end with it; empty if the line halts for each spike."""
+        lately = [made.action for made in self._made if made.step > step - SPAN]
+        return {
+            action: max(0, budget - lately.count(action))
+            for action, budget in BUDGETS.items()
+            if _ORDER.index(action) <= _ORDER.index(self.policy)
+        }
+
     def _fitting(self, spike: Spike, *, can_limit: bool, can_drop: bool) -> list[SpikeAction]:
         """The actions that fit a spike, the first choice first."""
+        if spike.lasts:
+            return [SpikeAction.DROP] if spike.worker is not None and can_drop else []
         if spike.worker is not None:
             # A hard batch makes all gradients large; one worker's alone says that it, or its share,
             # is at fault. Its share once or twice; the third time itself.

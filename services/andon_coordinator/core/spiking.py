@@ -9,14 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from andon.protocol.capabilities import LIMITS
+from andon.protocol.halts import HaltReason, describe_value
 from andon_coordinator.core import departures, operators
+from andon_coordinator.core.comparison import Comparison, Finding, Reading, describe
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import SaveSpike
 from andon_coordinator.core.round import StepRound
+from andon_coordinator.core.settings import History, LineSettings
 from andon_coordinator.core.spikes import Spike, SpikeAction
 from andon_coordinator.core.state import CoreState
 
-__all__ = ["judge"]
+__all__ = ["comparison_after", "judge"]
 
 
 def judge(core: CoreState, round_: StepRound) -> LineDefect | None:
@@ -25,11 +28,11 @@ def judge(core: CoreState, round_: StepRound) -> LineDefect | None:
     What else is to be done about a spike is done. After LIMIT the round has a scale below 1, and
     becomes a record; after SKIP and DROP it is void.
     """
-    defect = core.detectors.judge(round_)
+    defect, lasts = _found(core, round_)
     if defect is None or core.spikes.policy is SpikeAction.HALT:
         return defect
     decision = core.spikes.decide(
-        _spike_of(core, round_, defect),
+        _spike_of(core, round_, defect, lasts=lasts),
         can_limit=_can_limit(core, round_),
         can_drop=core.members.in_sync_count(core.chain.head) - 1 >= core.needed,
     )
@@ -45,17 +48,70 @@ def judge(core: CoreState, round_: StepRound) -> LineDefect | None:
             operators.skip_by_itself(core, round_, why)
         case SpikeAction.DROP:
             core.void_at_once(why)
+            core.comparison.forget(decision.worker or 0)
             member = core.members.get(decision.worker or 0)
             assert member is not None
             departures.drop(core, member, f"its gradients stand out: {why}", f"dropped: {why}")
     return None
 
 
-def _spike_of(core: CoreState, round_: StepRound, defect: LineDefect) -> Spike:
+def comparison_after(settings: LineSettings, history: History) -> Comparison:
+    """What is remembered of how workers compare, as the journal has it."""
+    # Those that a quorum leaves out send the changes of several windows: nothing compares to them.
+    factor = settings.worker_gradient_norm if settings.policy.quorum is None else None
+    comparison = Comparison.from_bytes(factor, history.comparison)
+    for made in history.spikes:
+        if made.action is SpikeAction.DROP and made.step > comparison.step:
+            comparison.forget(made.worker or 0)
+    return comparison
+
+
+def _found(core: CoreState, round_: StepRound) -> tuple[LineDefect | None, bool]:
+    """What stands out in a complete round, and whether it is a drift."""
+    finding = _compare(core, round_)
+    defect = core.detectors.judge(round_)
+    if finding is None or core.detectors.accepts(round_) or (defect and defect.worker is not None):
+        return defect, False
+    if finding.worker is None and defect is not None:
+        return defect, False
+    # One worker's explains what its gradient has done to the average.
+    drifted = LineDefect(
+        reason=HaltReason.GRADIENT_NORM_SPIKE,
+        message=describe(finding, core.layout),
+        worker=finding.worker,
+        value=describe_value(finding.times),
+    )
+    return drifted, finding.lasts
+
+
+def _compare(core: CoreState, round_: StepRound) -> Finding | None:
+    """Compares the workers of a complete round, and notes what is remembered if it counts."""
+    if core.comparison.factor is None or round_.weight == 0 or round_.overflow:
+        return None
+    blocks = len(core.layout.blocks) if core.layout is not None else 0
+    readings = [
+        Reading(
+            worker=worker,
+            samples=ready.samples,
+            norm=ready.own_gradient_norm,
+            loss=ready.loss_sum / ready.weight,
+            blocks=ready.block_norms if len(ready.block_norms) == blocks else (),
+        )
+        for worker, ready in round_.in_rank_order
+        if ready.weight > 0 and ready.own_gradient_norm is not None
+    ]
+    round_.comparison, finding = core.comparison.after(
+        round_.terms.step, readings, round_.gradient_norm, round_.loss
+    )
+    return finding
+
+
+def _spike_of(core: CoreState, round_: StepRound, defect: LineDefect, *, lasts: bool) -> Spike:
     return Spike(
         step=round_.terms.step,
         what=defect.message,
         worker=defect.worker,
+        lasts=lasts,
         norm=round_.gradient_norm,
         usual=core.detectors.usual_norm(round_),
     )

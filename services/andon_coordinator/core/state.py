@@ -24,6 +24,7 @@ from andon.protocol.scalars import ScalarNames
 from andon_coordinator.core.arithmetics import Arithmetics
 from andon_coordinator.core.chain import Chain, Keys
 from andon_coordinator.core.checkpoints import RunCheckpoints
+from andon_coordinator.core.comparison import Comparison
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.detectors import Detectors
 from andon_coordinator.core.effects import (
@@ -135,6 +136,7 @@ class CoreState:
     arithmetics: Arithmetics = field(default_factory=Arithmetics)
     checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
     detectors: Detectors = field(default_factory=Detectors)
+    comparison: Comparison = field(default_factory=lambda: Comparison(None))
     spikes: SpikeBook = field(default_factory=lambda: SpikeBook(SpikeAction.HALT))
     pacing: Pacing
     line_state: LineState = LineState.FORMING
@@ -178,6 +180,10 @@ class CoreState:
     unverified: tuple[int, ...] = ()
     """Workers that nobody of the same arithmetic stands beside; people know of them."""
     verified: VerifiedTotals = field(default_factory=VerifiedTotals)
+    evicted: dict[int, str] = field(default_factory=dict)
+    """Why processes follow that were slow for long, by incarnation; see `evicting`."""
+    stand: int = 0
+    """How many were in sync after the last of them went."""
     uncompared: set[int] = field(default_factory=set)
     """Workers that got their state from elsewhere, until a round compared them with another's."""
     differed: dict[int, str] = field(default_factory=dict)
@@ -310,6 +316,7 @@ class CoreState:
                 pending.pacing,
                 by_itself=pending.back_to is not None,
                 proved=pending.proved,
+                comparison=b"" if pending.comparison is None else pending.comparison.to_bytes(),
             )
         )
 

@@ -15,6 +15,7 @@ from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimings
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.session_status import SessionSnapshot
+from andon_coordinator.core.spikes import SpikeAction
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.verification import VerifiedTotals
 
@@ -71,6 +72,8 @@ class WorkerSnapshot:
     """How many positions it owes: it has them, and they are in no record yet."""
     slowness: Slowness | None = None
     """Why it was slow the last time that others waited for it."""
+    slow: str = ""
+    """What the line does about it because it is slow, and how slow it is; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,12 @@ class LineSnapshot:
     """Positions of a grain, if bits are the same on any number of workers; else 0."""
     fragments: int
     """In how many parts the model is exchanged; 1: as a whole."""
+    fragment: int | None
+    """Which of them the present step exchanges, from 0; None: the whole model."""
+    mix: float
+    """Of fragments: how much of its own weights a worker keeps where an average arrives."""
+    spikes_left: Mapping[SpikeAction, int]
+    """How often the line may still deal with a spike by itself, by action; empty: it halts."""
     one_arithmetic: bool
     """Whether all live workers have stated one arithmetic."""
     quorum: float | None = None
@@ -169,6 +178,9 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         noise_scale=core.pacing.noise_scale,
         grain=core.plan.grain if core.plan is not None else 0,
         fragments=core.settings.policy.fragments,
+        fragment=core.attempts.fragment,
+        mix=core.settings.policy.mix,
+        spikes_left=core.spikes.left(core.chain.step + 1),
         one_arithmetic=bool(live) and is_one(*(each.arithmetic for each in live)),
         quorum=core.settings.policy.quorum,
         verify=core.settings.verify.fraction,
@@ -228,6 +240,7 @@ def _worker(
         late_records=member.left_out if learning is not None and learning.late else None,
         owed_positions=_owed(core, member),
         slowness=_slowness(core, member.worker),
+        slow=_slow(core, member),
     )
 
 
@@ -242,7 +255,9 @@ def _slowness(core: CoreState, worker: int) -> Slowness | None:
 
 def _detail(core: CoreState, member: LineMember, now: float) -> str:
     """What a worker reports of itself; if its state did not arrive, why, and when to try again."""
-    detail = _progress(core, member, now)
+    detail, slow = _progress(core, member, now), _slow(core, member)
+    if slow and member.stream is not None:
+        detail = f"{slow} ({detail})" if detail else slow
     if member.doubted is None:
         return detail
     return f"{detail or 'waits for the state'} (its weights differed from the others')"
@@ -272,6 +287,16 @@ def _owed(core: CoreState, member: LineMember) -> int:
     """How many positions a late worker has that no record covers."""
     late = member.learning is not None and member.learning.late
     return sum(map(len, core.attempts.assigned.get(member.worker, ()))) if late else 0
+
+
+def _slow(core: CoreState, member: LineMember) -> str:
+    """What the line does about a worker that is slow, and how slow it is; empty: nothing."""
+    why = core.evicted.get(member.request.incarnation)
+    if why is not None:
+        return f"follows: {why}"
+    slow = core.pacing.slow
+    why = slow.eased(member.process) if slow is not None else ""
+    return why and f"eased: {why}"
 
 
 def _spare(member: LineMember) -> str:

@@ -14,6 +14,7 @@ from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import TERM_AHEAD_S, Cursor, Key, Record, RecordKind
 from andon.protocol.run_settings import DRAINED, Topology
+from andon.protocol.scalars import Scalar
 from andon_coordinator.core import (
     dealing,
     late,
@@ -34,7 +35,7 @@ from andon_coordinator.core.defects import (
     in_ready,
     in_reducer,
 )
-from andon_coordinator.core.effects import NoteStopRefused
+from andon_coordinator.core.effects import NoteStopRefused, SaveScalars
 from andon_coordinator.core.events import (
     Fault,
     FaultKind,
@@ -48,7 +49,7 @@ from andon_coordinator.core.events import (
     WorkRequested,
 )
 from andon_coordinator.core.members import LastStep, LineMember
-from andon_coordinator.core.noise_scale import Contribution
+from andon_coordinator.core.noise_scale import NOISE_LOGGED_EVERY, NOISE_SCALAR, Contribution
 from andon_coordinator.core.pacing import WindowReport, reading_of
 from andon_coordinator.core.round import PendingRecord, StepRound
 from andon_coordinator.core.same_bits import in_nodes
@@ -347,6 +348,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
             standing={} if stop else standing.asked_in(round_),
             attempts=overlap.next_attempts(core, round_),
             proved=proved,
+            comparison=round_.comparison,
         )
     )
 
@@ -409,6 +411,7 @@ def _learn(core: CoreState, round_: StepRound, seconds: float) -> bytes:
         loss=round_.loss if round_.weight > 0 else math.nan,
         contributions=contributions,
         mean_norm=round_.gradient_norm,
+        at_s=core.now,
     )
     return core.pacing.learn(reported, core.attempts.window, core.plan)
 
@@ -445,7 +448,9 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
     core.pacing.committed(pending.pacing, core.now - pending.given_at)
     verifying.committed(core, pending.proved)
     if pending.result is not None:
+        _log_noise(core, record)
         core.detectors.committed(pending.result)
+        core.comparison = pending.comparison or core.comparison
         core.last_roster, core.departed = record.roster, pending.departed
     late.recorded(core, record)
     # The counts are of the step after the head, so they change together with it.
@@ -463,6 +468,16 @@ def record_saved(core: CoreState, event: RecordSaved) -> None:
         # The line was halted while the record was pending. Workers hear of the halt after the
         # record, since the record stands.
         core.announce_halt()
+
+
+def _log_noise(core: CoreState, record: Record) -> None:
+    """Keeps the noise scale as a script's scalar is kept, now and then: it changes slowly."""
+    value = core.pacing.noise_scale
+    if value is None or record.step % NOISE_LOGGED_EVERY:
+        return
+    if core.scalar_names.take(NOISE_SCALAR):
+        # In the name of rank 0: it is the line's, and a curve is a mean over workers.
+        core.emit(SaveScalars(record.roster[0], (Scalar(NOISE_SCALAR, record.step, value),)))
 
 
 def _tell_the_rest(core: CoreState, pending: PendingRecord, able: Collection[int]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from andon.protocol.arithmetic import Arithmetic, is_one
-from andon.protocol.attestations import COMPONENT_BYTES, Attestation
+from andon.protocol.attestations import COMPONENT_BYTES, Attestation, MeanCheck, NodeOwner
 from andon.protocol.grains import Node, cover
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import PositionRange
@@ -28,6 +28,7 @@ __all__ = [
     "deal",
     "deal_to_newcomers",
     "in_attested",
+    "in_mean_check",
     "is_drawn",
 ]
 
@@ -54,11 +55,13 @@ class RoundChecks:
     """Whether all of it is computed anew."""
     itemised: bool = False
     """Whether each grain of `verifies` is attested with the hashes of its components."""
+    sums: tuple[NodeOwner, ...] = ()
+    """All nodes of the round, of which each worker makes the mean; empty: nobody does."""
 
     def terms_of(self, rank: int) -> dict[str, Any]:
         """The terms of one rank's assignment."""
         told = self.attests[rank]
-        terms = {"attests": told, "verifies": self.verifies[rank]}
+        terms = {"attests": told, "verifies": self.verifies[rank], "sums": self.sums}
         return terms | {"anew": self.inquest, "itemised": self.itemised} if told else {}
 
 
@@ -140,6 +143,22 @@ def _others(
     for other in ((rank + step) % size for step in range(1, size)):
         if owned[other] and is_one(arithmetics[rank], arithmetics[other]):
             yield other
+
+
+def in_mean_check(
+    worker: int, check: MeanCheck | None, sums: Sequence[NodeOwner]
+) -> LineDefect | None:
+    """What is wrong with what a worker says of the mean of these nodes."""
+    if not sums:
+        return None
+    if check is None:
+        return _broken(worker, "was to make the mean of all sums, and says nothing of it")
+    asked = sum(each.relayed for each in sums)
+    if len(check.relayed) != asked:
+        return _broken(worker, f"gave {len(check.relayed)} digests of {asked} sums")
+    if (check.apart is None) != (check.expected == check.came):
+        return _broken(worker, "made another mean than came, and does not say where it differs")
+    return None
 
 
 def in_attested(

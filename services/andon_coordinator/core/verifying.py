@@ -26,14 +26,17 @@ from dataclasses import replace
 from andon.protocol.arithmetic import Arithmetic, is_one
 from andon.protocol.attestations import COMPONENT_BYTES
 from andon.protocol.capabilities import VERIFIES
+from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Grains
 from andon.protocol.halts import HaltReason
 from andon.protocol.limits import clipped
 from andon.protocol.shards import Ranges
-from andon_coordinator.core import departures, verdicts
+from andon_coordinator.core import departures, mean_checking, verdicts
 from andon_coordinator.core.defects import LineDefect
 from andon_coordinator.core.effects import NoteDifference, NoteUnverified, SaveVerdict
 from andon_coordinator.core.events import Ready
+from andon_coordinator.core.mean_checking import names_of
+from andon_coordinator.core.mean_verdicts import sums_of
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
@@ -44,6 +47,7 @@ from andon_coordinator.core.verification import (
     deal,
     deal_to_newcomers,
     in_attested,
+    in_mean_check,
     is_drawn,
 )
 
@@ -63,16 +67,15 @@ def checks_of(
     attempts, settings = core.attempts, core.settings.verify
     if grains is None:
         return None
+    parts = [grains.of(share) for share in shares]
     if attempts.inquest is not None:
-        return _of_inquest(roster, attempts.inquest)
+        return _with_sums(core, _of_inquest(roster, attempts.inquest), parts, grains.count)
     step = core.chain.step + 1
     attempts.verified = attempts.verified or is_drawn(settings.key, step, settings.fraction)
     newcomers = {rank for rank, each in enumerate(roster) if each.worker in core.unattested}
     if not attempts.verified and (attempts.attempt or not newcomers or len(roster) < 2):
         return None
-    owned = [
-        [at for part in grains.of(share) for at in range(part.start, part.stop)] for share in shares
-    ]
+    owned = [[at for part in each for at in range(part.start, part.stop)] for each in parts]
     # What a worker can't verify equals nobody's.
     arithmetics = [each.arithmetic if _can_verify(each) else () for each in roster]
     if not attempts.verified:
@@ -80,11 +83,23 @@ def checks_of(
     _note_unverified(core, roster)
     verifies = deal(owned, arithmetics)
     most = max(map(len, verifies)) * COMPONENT_BYTES * _components(core)
-    return RoundChecks(
+    checks = RoundChecks(
         attests=tuple(map(_can_verify, roster)),
         verifies=verifies,
         itemised=most <= _ITEMISED_BYTES,
     )
+    return _with_sums(core, checks, parts, grains.count)
+
+
+def _with_sums(
+    core: CoreState, checks: RoundChecks, parts: Sequence[Ranges], count: int
+) -> RoundChecks:
+    """Adds the nodes of which each worker makes the mean, if all can, and it has one value."""
+    policy = core.settings.policy
+    exact = (policy.answer_encoding or policy.encoding) is Encoding.FLOAT32
+    if not exact or not all(checks.attests):
+        return checks
+    return replace(checks, sums=sums_of(parts, checks.verifies, count))
 
 
 def _of_inquest(roster: Sequence[LineMember], inquest: Inquest) -> RoundChecks:
@@ -121,7 +136,7 @@ def in_report(core: CoreState, worker: int, report: Ready, round_: StepRound) ->
     checks, rank = round_.checks, round_.rank_of[worker]
     if checks is None or round_.grains is None or not checks.attests[rank]:
         return None
-    return in_attested(
+    return in_mean_check(worker, report.mean_check, checks.sums) or in_attested(
         worker,
         report,
         round_.grains.of(round_.shares[rank]),
@@ -143,9 +158,17 @@ def settles(core: CoreState, round_: StepRound) -> bool:
     given = {} if inquest is None else inquest.given
     _take(core, round_, given)
     disputed = verdicts.different_nodes(given.values())
-    # Averages only where all sums agree: a worker that makes the mean of all sums by itself finds a
-    # wrong sum in it as well, and an inquest says whose that is.
-    defect = _of_samples(round_, given) or (None if disputed else _of_averages(round_))
+    # Averages only where all sums agree: a wrong sum makes another mean as well, and an inquest
+    # says whose it is.
+    defect = _of_samples(round_, given)
+    if defect is None and not disputed:
+        defect = mean_checking.in_means(core, round_)
+        wrong = None if defect is not None else mean_checking.in_writing(round_, given)
+        if wrong is not None:
+            core.attempts.inquest = None
+            _convict(core, round_, wrong, mean_checking.told_of_writing(round_, wrong), given)
+            return True
+        defect = defect or mean_checking.in_averages(round_)
     if defect is not None:
         core.attempts.inquest = None
         core.emit(_verdict(round_, None, defect.message, given))
@@ -181,7 +204,7 @@ def _open_inquest(core: CoreState, round_: StepRound, given: dict[int, Given]) -
     core.attempts.inquest, core.attempts.verified = inquest, True
     core.verified.differences += 1
     core.emit(NoteDifference(round_.terms.step, str(found.node), found.differ))
-    core.void_at_once(f"{_workers(found.differ)} computed different results of {found.node}")
+    core.void_at_once(f"{names_of(found.differ)} computed different results of {found.node}")
 
 
 # ---------------------------------------------------------------------------- verdicts
@@ -199,23 +222,8 @@ def _of_samples(round_: StepRound, given: Mapping[int, Given]) -> LineDefect | N
         where = f"for position {positions.start + apart}"
     return LineDefect(
         reason=HaltReason.DATA_DIFFERS,
-        message=f"{_workers(workers)} were given different samples {where} of epoch "
+        message=f"{names_of(workers)} were given different samples {where} of epoch "
         f"{round_.terms.epoch}",
-    )
-
-
-def _of_averages(round_: StepRound) -> LineDefect | None:
-    holders = verdicts.different_averages(
-        {worker: report.averages_digest for worker, report in round_.in_rank_order}
-    )
-    if not holders:
-        return None
-    others = " and ".join(map(_workers, holders[1:]))
-    return LineDefect(
-        reason=HaltReason.WRONG_ARITHMETIC,
-        message=f"the averages of step {round_.terms.step} that {others} got are not those of "
-        f"{_workers(holders[0])}: a reducer, a network card or a memory is at fault, and nobody "
-        "can say which",
     )
 
 
@@ -242,11 +250,21 @@ def _judge(core: CoreState, round_: StepRound, inquest: Inquest) -> None:
     here = core.members.of_incarnation(first.incarnation) is not None
     who = f"{'' if here else 'a former process of '}worker {first.worker}"
     message = (
-        f"{who} computed {what} wrong: {_workers(found.witnesses)} agree on another result{where}"
+        f"{who} computed {what} wrong: {names_of(found.witnesses)} agree on another result{where}"
     )
+    _convict(core, round_, found, message, inquest.given)
+
+
+def _convict(
+    core: CoreState, round_: StepRound, found: Judgement, message: str, given: Mapping[int, Given]
+) -> None:
+    """Halts the line, or drops them; the verdict is saved first."""
+    first = found.convicted[0]
+    here = core.members.of_incarnation(first.incarnation) is not None
+    block, parameter = _place(core, found.apart)
     for each in found.convicted:
         text = message if each is first else f"as worker {first.worker}, in the same inquest"
-        core.emit(_verdict(round_, each, text, inquest.given))
+        core.emit(_verdict(round_, each, text, given))
     core.verified.convicted += [each.worker for each in found.convicted]
     if _may_drop(core, found):
         _drop(core, found, message)
@@ -267,7 +285,7 @@ def _sides(found: Judgement) -> str:
     """Who stands against whom; a worker may have given several results."""
     wavering = {w for side in found.sides for w in side if sum(w in s for s in found.sides) > 1}
     firm = [tuple(w for w in side if w not in wavering) for side in found.sides]
-    parts = [_workers(side) for side in firm if side]
+    parts = [names_of(side) for side in firm if side]
     parts += [f"worker {worker}, which gave several," for worker in sorted(wavering)]
     return " against ".join(parts)
 
@@ -323,13 +341,6 @@ def _verdict(
         text=clipped(text),
         evidence=json.dumps(evidence, separators=(",", ":")),
     )
-
-
-def _workers(workers: Sequence[int]) -> str:
-    if not workers:
-        return "nobody"
-    *others, last = map(str, workers)
-    return f"workers {', '.join(others)} and {last}" if others else f"worker {last}"
 
 
 # ------------------------------------------------------------------------------ commits

@@ -111,8 +111,8 @@ class LineMetrics:
         for effect in done:
             if isinstance(effect, effects.SaveScalars):
                 self._logged.logged(effect)
-            elif isinstance(effect, effects.NoteSuspected):
-                self._departures.suspected()
+            elif isinstance(effect, effects.NoteSuspected | effects.NoteSlow):
+                self._departures.noted(effect)
             elif isinstance(effect, effects.SaveSpike):
                 self._halts.acted(effect.decision.action)
             elif isinstance(effect, effects.NoteDifference | effects.SaveVerdict):

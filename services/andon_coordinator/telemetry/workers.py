@@ -11,8 +11,15 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
 
 from andon.host.telemetry import time_histogram
-from andon_coordinator.core.effects import AcceptJoin, NoteCaughtUp, SaveDeparture
+from andon_coordinator.core.effects import (
+    AcceptJoin,
+    NoteCaughtUp,
+    NoteSlow,
+    NoteSuspected,
+    SaveDeparture,
+)
 from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.core.eviction import SlowStep
 from andon_coordinator.core.status import LineSnapshot
 
 __all__ = ["DepartureMetrics", "LearningMetrics", "WorkerGauges"]
@@ -192,6 +199,12 @@ class DepartureMetrics:
             "Suspected workers that came back within a lease: it would have been enough to wait.",
             registry=registry,
         )
+        self._evicted = Counter(
+            "andon_evictions_total",
+            "Workers that the line does without because they were slow for long: they follow it "
+            "and compute nothing.",
+            registry=registry,
+        )
         for name, counter in self._departures.items():
             counter.inc(before.get(name, 0))
 
@@ -203,9 +216,12 @@ class DepartureMetrics:
         if stopped:
             self._stopped.inc()
 
-    def suspected(self) -> None:
-        """Counts one that did not answer."""
-        self._suspected.inc()
+    def noted(self, effect: NoteSuspected | NoteSlow) -> None:
+        """Counts one that did not answer, or that follows from now on because it is slow."""
+        if isinstance(effect, NoteSuspected):
+            self._suspected.inc()
+        else:
+            self._evicted.inc(effect.what is SlowStep.FOLLOWS)
 
     def joined(self, effect: AcceptJoin) -> None:
         """Counts one that was suspected by mistake."""

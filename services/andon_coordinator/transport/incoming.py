@@ -197,6 +197,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
     require_at_most(len(ready.attested), MAX_NUMBERS, "attestations")
     if len(ready.averages_digest) not in (0, DIGEST_BYTES):
         raise ValueError(f"{len(ready.averages_digest)} bytes are no digest of averages")
+    require_at_most(len(ready.mean_check.relayed), MAX_NUMBERS, "relayed sums")
     timings = ready.timings
     digest, digest_head = _digest(ready.digest)
     return events.WorkerReady(
@@ -227,12 +228,16 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             own_gradient_norm=(
                 ready.own_gradient_norm if ready.HasField("own_gradient_norm") else None
             ),
+            block_norms=tuple(ready.block_norms),
             overflow=ready.overflow,
             digest_base_hashed=ready.digest.base_hashed,
             next=_standing(ready),
             node_losses=conversion.node_losses_from_proto(ready.node_losses),
             attested=conversion.attestations_from_proto(ready.attested),
             averages_digest=ready.averages_digest,
+            mean_check=conversion.mean_check_from_proto(ready.mean_check)
+            if ready.HasField("mean_check")
+            else None,
         ),
     )
 

@@ -141,6 +141,18 @@ def _log_bits(effect: effects.NoteFewGrains | effects.NoteArithmetic) -> None:
         log.warning(LogEvent("arithmetic_differs", text, **fields))
 
 
+def _of_slow(effect: effects.NoteSuspected | effects.NoteSlow) -> LogEvent:
+    if isinstance(effect, effects.NoteSlow):
+        what, message = effect.what.value, effect.in_words
+        return LogEvent("worker_slow", worker=effect.worker, what=what, message=message)
+    return LogEvent(
+        "worker_suspected",
+        worker=effect.worker,
+        silent_s=round(effect.silent_s, 3),
+        usual_s=round(effect.usual_s, 4),
+    )
+
+
 def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
     match effect:
         case effects.NoteCaughtUp():
@@ -153,15 +165,8 @@ def _log_rare(effect: effects.Effect | CommitAndAssign) -> None:
                     waited_s=round(effect.waited_s, 3),
                 )
             )
-        case effects.NoteSuspected():
-            log.warning(
-                LogEvent(
-                    "worker_suspected",
-                    worker=effect.worker,
-                    silent_s=round(effect.silent_s, 3),
-                    usual_s=round(effect.usual_s, 4),
-                )
-            )
+        case effects.NoteSuspected() | effects.NoteSlow():
+            log.warning(_of_slow(effect))
         case effects.NoteSetback():
             log.warning(
                 LogEvent(

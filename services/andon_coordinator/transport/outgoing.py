@@ -320,6 +320,8 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         message.session.CopyFrom(session_status_to(status.session))
     if status.quorum is not None:
         message.quorum = status.quorum
+    if status.noise_scale is not None:
+        message.noise_scale = status.noise_scale
     if status.verify:
         done = status.verified
         message.verification.CopyFrom(
@@ -387,6 +389,7 @@ def worker_status_to(status: WorkerSnapshot) -> pb.WorkerStatus:
         step_s=status.step_s,
         late_records=status.late_records,
         owed_positions=status.owed_positions,
+        slow=status.slow,
     )
     if status.slowness is not None:
         message.slowness.CopyFrom(slowness_to_proto(status.slowness))

@@ -38,6 +38,7 @@ __all__ = [
     "SESSIONS",
     "SLOWNESS",
     "SPIKES",
+    "SPIKE_STATE",
     "STEERED",
     "VERSION",
     "compact_json",
@@ -170,6 +171,14 @@ CREATE TABLE IF NOT EXISTS slowness (
 ) STRICT
 """
 """Why workers were slow, a few an hour; likewise a later table."""
+SPIKE_STATE = """
+CREATE TABLE IF NOT EXISTS spike_state (   -- one row at most
+    id INTEGER PRIMARY KEY CHECK (id = 0),
+    record INTEGER NOT NULL,            -- the record that it was saved with
+    state BLOB NOT NULL                 -- what `core.comparison` wrote
+) STRICT
+"""
+"""What is remembered of how workers compare; likewise a later table."""
 
 GRADIENT_SCALE = "ALTER TABLE records ADD COLUMN gradient_scale REAL"
 """Adds a column that journals of this version got later, to one that lacks it."""

@@ -54,6 +54,7 @@ from andon_coordinator.transport.schema import (
     SCHEMA,
     SESSIONS,
     SLOWNESS,
+    SPIKE_STATE,
     SPIKES,
     STEERED,
     VERSION,
@@ -182,6 +183,7 @@ class JournalStore:
             STEERED,
             SPIKES,
             SLOWNESS,
+            SPIKE_STATE,
         )
         for table in later:
             self._database.execute(table)
@@ -274,6 +276,7 @@ class JournalStore:
         run_end = rows.run_end(self._database)
         arithmetics = rows.arithmetics(self._database)
         pacing = one("SELECT state FROM pacing").fetchone()
+        compared = one("SELECT state FROM spike_state").fetchone()
         retried = halt is not None and halt["answer"] == HaltAnswer.RETRY.name
         accepted = latest.step if latest is not None and retried and is_spike(latest) else None
         return History(
@@ -299,6 +302,7 @@ class JournalStore:
             sessions=one("SELECT count(*) FROM sessions").fetchone()[0],
             verified=proofs.verified_totals(self._database),
             spikes=rows.spikes(self._database),
+            comparison=b"" if compared is None else bytes(compared[0]),
         )
 
     def history_at(self, key: Key) -> History:
@@ -334,6 +338,8 @@ class JournalStore:
             abandoned=history.head.key,
             last_roster=(),
             departed={},
+            # It is of a later record. What is usual is learnt again.
+            comparison=b"",
         )
 
     def find(self, key: Key) -> tuple[Record, StepResult | None] | None:
@@ -459,6 +465,10 @@ class JournalStore:
                 # In the same transaction: what was learnt from a record stands or falls with it.
                 self._database.execute(
                     "INSERT OR REPLACE INTO pacing VALUES (0, ?, ?)", (row, effect.pacing)
+                )
+            if effect.comparison:
+                self._database.execute(
+                    "INSERT OR REPLACE INTO spike_state VALUES (0, ?, ?)", (row, effect.comparison)
                 )
             parent = record.parent
             follows = last is not None and parent is not None and last[0] == key_blob(parent)

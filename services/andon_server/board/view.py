@@ -16,6 +16,7 @@ from andon.protocol.slowness import Slowness
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.run_events import RunEvent
+from andon_coordinator.core.spikes import SPAN
 from andon_coordinator.core.status import LineSnapshot, WorkerSnapshot, holds_up
 from andon_server.board.session_view import session_view
 from andon_server.crashes import Crash
@@ -101,6 +102,9 @@ def state_view(
         "stop_reason": line.stop_reason,
         "schedule": line.schedule,
         "schedule_note": line.schedule_note,
+        "noise_scale": line.noise_scale,
+        "fragments": _fragments(line),
+        "spikes": _spikes(line),
         "grain": line.grain,
         "one_arithmetic": line.one_arithmetic,
         "verification": _verification(line),
@@ -113,6 +117,20 @@ def state_view(
         "halt": None if line.halt is None else halt_view(line.halt, facts.docs_url),
         "server_unix_s": now_unix_s,
     }
+
+
+def _fragments(line: LineSnapshot) -> dict[str, Any] | None:
+    """Which part of the model is exchanged; None if it always is the whole."""
+    if line.fragments <= 1:
+        return None
+    return {"count": line.fragments, "exchanged": line.fragment, "mix": line.mix}
+
+
+def _spikes(line: LineSnapshot) -> dict[str, Any] | None:
+    """What the line may still do about spikes by itself; None if it halts for each."""
+    if not line.spikes_left:
+        return None
+    return {"steps": SPAN, "left": {each.value: left for each, left in line.spikes_left.items()}}
 
 
 def _verification(line: LineSnapshot) -> dict[str, Any] | None:
@@ -190,11 +208,11 @@ def _worker(worker: WorkerSnapshot, *, holds_up: bool) -> dict[str, Any]:
         "share": worker.share,
         "micro_batches": worker.micro_batches,
         "holds_up": holds_up,
-        "slow": None if worker.slowness is None else _slow(worker.slowness),
+        "slowness": None if worker.slowness is None else _slowness(worker.slowness),
     }
 
 
-def _slow(slow: Slowness) -> dict[str, Any]:
+def _slowness(slow: Slowness) -> dict[str, Any]:
     """Why a worker was slow the last time, in short; `andon why` has the rest."""
     return {
         "step": slow.step,

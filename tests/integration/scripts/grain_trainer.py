@@ -1,7 +1,7 @@
 """A Trainer for tests of equal bits: dropout, a schedule, and a metric that weighs its own terms.
 
-Usage: grain_trainer.py SPEC.json OUT.json. It writes the SHA-256 of the weights, the losses and the
-evaluations.
+Usage: grain_trainer.py SPEC.json OUT.json. It writes the SHA-256 of the weights, the losses, the
+evaluations and the epochs. On a line it trains in the background of its process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from andon_trainer import Fit, Trainer
+from andon_trainer import Callback, Epoch, Fit, Trainer
 
 
 def make_data() -> tuple[TensorDataset, TensorDataset]:
@@ -38,6 +38,16 @@ def worst(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
     return errors.mean(), float((errors > 1).sum())
 
 
+class Epochs(Callback):
+    """Notes what is the same on all workers."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        self.seen.append([epoch.number, epoch.loss, epoch.samples, epoch.steps])
+
+
 def main() -> None:
     os.environ["ANDON_SAME_BITS"] = "1"
     trainer = Trainer(
@@ -49,14 +59,18 @@ def main() -> None:
             optimizer, factor=0.5, patience=0
         ),
         metrics={"worst": worst},
+        callbacks=[epochs := Epochs()],
     )
-    report = trainer.fit(
-        Fit(batch_size=10, micro_batch_size=3, steps=9, evaluate_every=2, max_grad_norm=0.5, seed=1)
+    settings = Fit(
+        batch_size=10, micro_batch_size=3, steps=9, evaluate_every=2, max_grad_norm=0.5, seed=1
     )
+    alone = "ANDON_ADDRESS" not in os.environ
+    report = trainer.fit(settings) if alone else trainer.start(settings).join()
     seen = {
         "digest": report.digest,
         "losses": report.losses,
         "evaluations": [asdict(each) for each in report.evaluations],
+        "epochs": epochs.seen,
     }
     Path(sys.argv[2]).write_text(json.dumps(seen))
 

@@ -56,6 +56,7 @@ class Book:
         after_roll_back: bool = False,
         gradient_norm: float | None = None,
         at_position: int | None = None,
+        epoch: int = 0,
     ) -> None:
         self._now += 2.0
         start = 4 * step - 4 if at_position is None else at_position
@@ -70,12 +71,12 @@ class Book:
         )  # fmt: skip
         term = 2 * TERM if after_roll_back else TERM
         parent = Key(term, 1 if after_roll_back else step + self._skips)
-        cursor = Cursor(0, batch.stop)
+        cursor = Cursor(epoch, batch.stop)
         record = Record(
             Key(term, step + 1 + self._skips), parent, RecordKind.STEP, step, cursor, roster
         )
         result = StepResult(
-            epoch=0, batch=batch, loss=loss, samples=4, weight=4.0, attempt=0, seconds=2.0,
+            epoch=epoch, batch=batch, loss=loss, samples=4, weight=4.0, attempt=0, seconds=2.0,
             contributions=parts, stop_reason=stop, gradient_norm=gradient_norm,
         )  # fmt: skip
         self._store.save_record(SaveRecord(record, result))

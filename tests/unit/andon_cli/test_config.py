@@ -213,6 +213,8 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
             "grace",
             "max_late",
             "topk_kept",
+            "evict_slower_than",
+            "noise_scale",
         }
         assert left_out <= {"config", "coordinator", "token", *apart}
 
@@ -222,6 +224,8 @@ def test_flags_of_a_service_give_all_its_settings_again() -> None:
             schedule="local", local_steps=64, fragments=4, mix=0.5, encoding="topk", topk_kept=7
         ),
         LineOptions(schedule="local", quorum=0.75, grace="2.5", max_late=3),
+        LineOptions(evict_slower_than=3.5),
+        LineOptions(noise_scale=True),
     )
     served = (ServeConfig(run_id="7f3a", line=line) for line in alone)
     for settings in (replace(EVERYTHING, role="all"), *served):
@@ -235,7 +239,7 @@ def settings_of_a_service() -> list[tuple[str, str]]:
     values = {
         "bind": "127.0.0.2", "liveness_s": "4",
         "run_id": "run", "encoding": "float16", "answer_encoding": "int8",
-        "topology": "ring",
+        "topology": "ring", "noise_scale": "1",
         "journal_sync": "full", "shared_dir": "off", "insecure": "1", "max_held_bytes": "300000000",
         "max_message_bytes": "4000000", "chunk_elements": "1000",
         "token": "a-token-of-24-characters", "average_buffers": "1", "overlap": "1",
@@ -259,6 +263,7 @@ _BESIDE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("outer", "overlap", "fragments", "quorum"), _LOCAL),
     "mix": (*_LOCAL, "--fragments", "4"),
     "topk_kept": ("--encoding", "topk"),
+    "max_anchor": ("--lr-scaling", "sqrt"),
     **dict.fromkeys(("grace", "max_late"), (*_LOCAL, "--quorum", "0.5")),
 }
 """Flags without which nothing would obey a setting."""

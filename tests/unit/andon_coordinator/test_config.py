@@ -18,6 +18,7 @@ from andon.protocol.schedules import (
     OVERLAP_CAPABILITY,
 )
 from andon_coordinator.config import CoordinatorConfig, LineOptions
+from andon_coordinator.core.eviction import EvictionRules
 
 
 def config(**fields: Any) -> CoordinatorConfig:
@@ -64,12 +65,20 @@ def test_bounds_that_are_given_are_kept() -> None:
         {"fragments": 3, "schedule": "local", "local_steps": 16},
         {"fragments": 2, "schedule": "local", "topology": Topology.RING},
         {"topk_kept": 8},
+        {"noise_scale": True, "schedule": "async"},
+        {"noise_scale": True, "same_bits": True},
         {"topology": Topology.RING, "encoding": "topk"},
     ],
 )
 def test_contradicting_settings_are_refused_at_construction(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields)).split("_")[0]):
         config(**fields)
+
+
+def test_the_noise_scale_is_measured_of_norms_that_workers_report() -> None:
+    policy = config(noise_scale=True).policy
+
+    assert (policy.gradient_norm, policy.own_gradient_norm) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +220,33 @@ def test_norms_are_asked_for_where_windows_may_grow_by_them(
 def test_a_cadence_that_nobody_asked_for_makes_no_longer_windows_than_speeds_demand(
     schedule: str, asked: int | None, expected: int
 ) -> None:
-    settings = config(schedule=schedule, max_anchor=asked)
+    settings = config(schedule=schedule, max_anchor=asked, lr_scaling="sqrt")
 
     assert settings.pacing.cadence.max_anchor == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"max_anchor": 8}, "--max-anchor 8 has no effect without --lr-scaling"),
+        ({"evict_slower_than": 3.0, "schedule": "local"}, "use --quorum"),
+        ({"evict_slower_than": 3.0, "topology": Topology.RING}, "use --topology star"),
+    ],
+)
+def test_a_setting_that_nothing_would_obey_is_refused_with_the_remedy(
+    options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        config(**options)
+
+
+def test_a_slow_worker_is_dealt_less_only_where_all_workers_know_of_shares_by_speed() -> None:
+    settings = config(evict_slower_than=3.0, max_workers=4).line_settings()
+
+    assert BALANCE_CAPABILITY in settings.capabilities
+    assert settings.pacing.eviction == EvictionRules(slower_than=3.0)
+
+
+def test_a_line_of_two_can_do_without_nobody() -> None:
+    with pytest.raises(ValueError, match="no more than two"):
+        config(evict_slower_than=3.0, max_workers=2).line_settings()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,15 @@ def test_each_policy_includes_those_before_it_and_does_the_least_that_fits(
     ]
 
 
+def test_a_drift_is_no_matter_of_one_steps_samples() -> None:
+    one = replace(of_worker(100), lasts=True)
+    all_ = replace(of_norm(100), lasts=True)
+
+    assert [decided(SpikeBook(SKIP), each) for each in (one, all_)] == [HALT, HALT]
+    assert [decided(SpikeBook(DROP), each) for each in (one, all_)] == [DROP, HALT]
+    assert decided(SpikeBook(DROP), one, drops=False) is HALT
+
+
 def test_a_gradient_is_scaled_to_the_usual_norm() -> None:
     made = SpikeBook(LIMIT).decide(of_norm(100), can_limit=True, can_drop=True)
 
@@ -89,7 +99,15 @@ def test_a_budget_is_for_a_thousand_steps(
     assert acts == [*([action] * budget), HALT]
     told = book.decide(spike(budget + 1), can_limit=True, can_drop=True).what
     assert f"{budget} times in {SPAN} steps" in told
+    assert (book.left(budget + 1)[action], book.left(1 + SPAN)[action]) == (0, 1)
     assert decided(book, spike(1 + SPAN)) is action  # The first one is forgotten.
+
+
+def test_what_a_line_may_still_do_is_told_of_what_its_policy_includes() -> None:
+    book = SpikeBook(SKIP, [_skip(9, 1)] * 2)
+
+    assert book.left(10) == {LIMIT: BUDGETS[LIMIT], SKIP: BUDGETS[SKIP] - 2}
+    assert SpikeBook(HALT).left(10) == {}
 
 
 def test_samples_of_one_step_are_left_out_so_often_at_most() -> None:

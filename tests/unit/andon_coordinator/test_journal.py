@@ -288,11 +288,11 @@ def test_the_workers_pace_is_durable_with_its_record_and_a_record_without_one_ke
 ) -> None:
     with Writing(path) as writing:
         writing.save(
-            effects.SaveRecord(INITIAL, pacing=b"one"),
+            effects.SaveRecord(INITIAL, pacing=b"one", comparison=b"two"),
             effects.SaveRecord(STEP, RESULT),
         )
 
-    assert reopened(path).pacing == b"one"
+    assert (reopened(path).pacing, reopened(path).comparison) == (b"one", b"two")
 
 
 def test_the_journal_says_which_steps_overflowed(path: Path) -> None:

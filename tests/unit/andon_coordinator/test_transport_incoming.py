@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from andon.protocol.attestations import Attestation
+from andon.protocol.attestations import Attestation, ElementApart, MeanCheck
 from andon.protocol.grains import Node, NodeLoss
 from andon.protocol.halts import HaltEvidence, HaltReason
 from andon.protocol.limits import (
@@ -171,6 +171,12 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                     )
                 ],
                 averages_digest=b"a" * 16,
+                mean_check=pb.MeanCheck(
+                    expected=b"e" * 16,
+                    came=b"c" * 16,
+                    relayed=[b"r" * 16],
+                    apart=pb.ElementApart(block=1, element=2, expected=0.5, came=0.25),
+                ),
             ),
             events.WorkerReady(
                 5,
@@ -196,6 +202,12 @@ def test_c_wire_002_fresh_join_has_no_slot_head_or_halt() -> None:
                         ),
                     ),
                     averages_digest=b"a" * 16,
+                    mean_check=MeanCheck(
+                        expected=b"e" * 16,
+                        came=b"c" * 16,
+                        relayed=(b"r" * 16,),
+                        apart=ElementApart(1, 2, 0.5, 0.25),
+                    ),
                 ),
             ),
         ),

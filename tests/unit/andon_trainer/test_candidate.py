@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,15 @@ import pytest
 
 from andon.protocol.encoding import Encoding
 from andon.protocol.run_settings import Policy, RunPlan, Topology
+from andon_coordinator.config import LineOptions
+from andon_coordinator.core.spikes import SpikeAction
 from andon_trainer.errors import JoinRefused
-from andon_trainer.place.candidate import refuse_other_plan, refuse_other_policy
+from andon_trainer.line_options import given_in, unseen
+from andon_trainer.place.candidate import (
+    refuse_other_options,
+    refuse_other_plan,
+    refuse_other_policy,
+)
 
 BEFORE = Policy()
 
@@ -40,3 +48,31 @@ def test_a_coordinator_that_does_not_know_grains_is_refused() -> None:
     with pytest.raises(JoinRefused, match="does not keep the same bits"):
         refuse_other_plan(mine, RunPlan(global_batch=8))
     refuse_other_plan(mine, replace(mine, seed=3))
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "told"),
+    [
+        (
+            {"schedule": "local", "local_steps": 32},
+            {"schedule": "local"},
+            "ask for local_steps 32, and the line at alpha:7070 has 16: start its service with "
+            "--local-steps, or leave local_steps out",
+        ),
+        ({"encoding": "int8"}, {}, "ask for encoding int8, and the line at alpha:7070 has float32"),
+        ({"encoding": "int8"}, {"encoding": "int8", "max_steps": 9}, ""),
+        ({"on_spike": SpikeAction.SKIP}, {}, ""),
+    ],
+    ids=["a schedule", "an encoding", "the same", "what no policy shows"],
+)
+def test_a_line_that_differs_from_the_scripts_options_is_refused(
+    asked: dict[str, Any], there: dict[str, Any], told: str
+) -> None:
+    options = LineOptions(**asked)
+
+    with pytest.raises(JoinRefused, match=told) if told else nullcontext():
+        refuse_other_options(
+            given_in(options), options.policy, LineOptions(**there).policy, "alpha:7070"
+        )
+
+    assert unseen(options) == [name for name in asked if name in ("schedule", "on_spike")]

@@ -63,6 +63,33 @@ def test_the_gradient_itself_is_not_changed(encoding: Encoding) -> None:
     np.testing.assert_array_equal(flat, gradients(40))
 
 
+@pytest.mark.parametrize("encoding", [*NARROW, Encoding.INT4_BLOCK])
+@pytest.mark.parametrize("seed", range(4))
+def test_f_dp_002_of_changes_that_come_late_nothing_is_lost_and_nothing_counts_twice(
+    encoding: Encoding, seed: int
+) -> None:
+    chance, residuals = np.random.default_rng(seed), Residuals(layout(150, 106))
+    given = arrived = np.zeros(256)
+    for _ in range(12):
+        change = chance.standard_normal(256).astype(np.float32)
+        sent: list[Floats] = []
+        for _ in range(chance.integers(3)):  # Rounds that go on without it, after it had sent.
+            residuals.discard()
+            sent.append(exchanged(residuals, change, encoding))
+            for _ in range(chance.integers(3)):  # Others' rounds, which it attends.
+                residuals.discard()
+                residuals.commit()
+        residuals.discard()
+        sent.append(exchanged(residuals, change, encoding))
+        residuals.commit()
+        given, arrived = given + change, arrived + sent[-1]
+
+        assert all(each.tobytes() == sent[0].tobytes() for each in sent), "bit for bit the same"
+        lost = residuals.of(0)
+        assert lost is not None
+        np.testing.assert_allclose(arrived + lost, given, atol=1e-4)
+
+
 def test_threads_of_a_void_round_write_nowhere_that_counts() -> None:
     residuals, flat = Residuals(layout(64)), gradients(64)
     exchanged(residuals, flat, Encoding.INT8_BLOCK)

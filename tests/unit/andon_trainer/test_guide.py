@@ -80,8 +80,8 @@ def blocks(page: str) -> list[str]:
     return _BLOCK.findall((DOCS / f"{page}.md").read_text("utf-8"))
 
 
-def run(page: str, number: int = 0) -> dict[str, Any]:
-    """Runs one of a page's blocks; what it defined."""
+def run(page: str, number: int = 0, **more: Any) -> dict[str, Any]:
+    """Runs one of a page's blocks; what it defined. `more`: names of blocks before it."""
     given: dict[str, Any] = {
         "Callback": Callback,
         "copy": copy,
@@ -101,6 +101,7 @@ def run(page: str, number: int = 0) -> dict[str, Any]:
         "torch": torch,
         "train_set": samples(torch.arange(SAMPLES) % 3),
         "val_set": samples(torch.arange(SAMPLES) % 2),
+        **more,
     }
     exec(compile(blocks(page)[number], f"{page}.md", "exec"), given)
     if "line" in given:
@@ -487,6 +488,29 @@ def test_the_trainer_calls_back_and_reports(capsys: pytest.CaptureFixture[str]) 
         "5", "10", "15", "20", "20",
     ]  # fmt: skip
 
+    background = run("guide/trainer", 1, trainer=done["trainer"])
+
+    ended = background["report"].stopped, background["run"].metrics().state
+    assert ended in [("good enough", "stopped"), ("epochs", "complete")]  # A fast one is done.
+
+
+def test_learning_rates_follow_the_batch() -> None:
+    optimizers: list[torch.optim.Optimizer] = []
+
+    class Noted(Trainer):
+        def __post_init__(self) -> None:
+            made = self.optimizer
+
+            def noted(model: nn.Module) -> torch.optim.Optimizer:
+                optimizers.append(made(model))
+                return optimizers[-1]
+
+            object.__setattr__(self, "optimizer", noted)
+
+    run("guide/batch-size", Trainer=Noted)
+
+    assert optimizers[0].param_groups[0]["lr"] == 0.2
+
 
 def test_a_run_begins_from_weights_that_were_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -525,6 +549,7 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
     # From DDP: two scripts side by side, of which one is for DDP. Halts: what to catch.
     # Watching: pandas, which reads what was exported. Plain PyTorch: the scripts of examples/plain.
     assert {name: count for name, count in counts.items() if count} == {
+        "batch-size": 1,
         "carried-state": 1,
         "checkpoints": 4,
         "coupled-losses": 2,
@@ -540,6 +565,6 @@ def test_every_page_of_your_script_has_a_sample_that_is_run() -> None:
         "plain-script": 4,
         "same-bits": 2,
         "several-models": 4,
-        "trainer": 1,
+        "trainer": 2,
         "watching": 1,
     }

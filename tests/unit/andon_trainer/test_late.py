@@ -182,3 +182,15 @@ def test_a_late_worker_that_can_not_hear_the_others_joins_again(lost: Event) -> 
     conversation.lost()
     assert conversation.state.phase is RoundPhase.VOID
     assert conversation.state.computed.due == MINE, "it may be assigned once more"
+
+
+def test_to_hear_twice_that_it_is_late_changes_nothing() -> None:
+    conversation = late(dealt(NEXT, HEAD, attends=True), committed(NEXT, HEAD))
+    computed = conversation.state.computed.due
+
+    again = conversation.receive(LeftOut(KEY))
+
+    assert again == [HearOn()]
+    assert conversation.state.computed.due == computed
+    assert next_round(conversation) == [RequestWork(HEAD)]
+    assert make_up(conversation, NEXT) == [StepDone(NEXT)], "what it has to make up is still there"

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it by a star
 
+from andon.protocol.run_settings import Topology
 from andon_cli.app import read_config
+from andon_coordinator.config import LineOptions
+from andon_coordinator.core.spikes import SpikeAction
 from andon_server.serve import _TELLING_S
 from andon_server.serving import GRACE_S
 from andon_server.settings import ServeConfig
@@ -66,6 +69,26 @@ def test_a_launch_on_several_hosts_is_served_to_all_with_the_settings_of_rank_0(
     assert (encrypted.access.tls_dir, encrypted.access.insecure) == (tmp_path, False)
     assert (open_to_all.access.tls_dir, open_to_all.access.insecure) == (None, True)
     assert by_ipv6.bind == "[::]"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        LineOptions(
+            schedule="local", local_steps=32, fragments=4, mix=0.5, encoding="topk", topk_kept=7
+        ),
+        LineOptions(
+            on_spike=SpikeAction.SKIP,
+            topology=Topology.RING,
+            max_grad_norm=1.5,
+            average_buffers=True,
+        ),
+        LineOptions(),
+    ],
+    ids=["schedule", "spikes", "defaults"],
+)
+def test_a_service_gets_the_options_of_the_script(options: LineOptions) -> None:
+    assert asked(LineConfig(launch=ONE_HOST, line_options=options), ONE_HOST).line == options
 
 
 def test_several_hosts_without_certificates_or_consent_are_refused_and_nobody_waits() -> None:

@@ -7,6 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from andon_coordinator.config import LineOptions
 from andon_trainer import Line
 from andon_trainer.config import LineConfig
 
@@ -38,6 +41,7 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
         "checkpoint_every": 7,
         "keep_checkpoints": 2,
         "resume": str(tmp_path / "old"),
+        "line_options": LineOptions(encoding="bfloat16"),
         "total_steps": 9,
         "check_data": False,
         "max_overflows": 4,
@@ -81,3 +85,8 @@ def test_an_audit_leaves_no_setting_of_the_run_to_the_script(tmp_path: Path) -> 
 
     assert (config.solo, config.run_dir) == (True, tmp_path / "audit")
     assert (config.checkpoint_every, config.log_to, config.seed) == (0, "", 5)
+
+
+def test_options_of_a_line_that_contradict_each_other_are_refused_before_anybody_serves() -> None:
+    with pytest.raises(ValueError, match="line_options: --overlap applies to local steps"):
+        LineConfig.read({}, line_options=LineOptions(overlap=True))

@@ -54,6 +54,7 @@ def test_what_is_limited_is_the_mean_over_all_micro_batches(micro: int | None) -
     assert torch.allclose(whole(bench.sent[0]), limited(expected), rtol=1e-5, atol=1e-8)
     (report,) = bench.member.reports
     assert report.own_gradient_norm == pytest.approx(float(expected.norm()), rel=1e-5)
+    assert report.block_norms == ()  # Nobody compares them: the limit alone asks for no norm.
 
 
 def test_a_gradient_below_the_limit_is_sent_as_it_is() -> None:
@@ -89,6 +90,18 @@ def test_an_extended_share_is_limited_as_a_whole() -> None:
     assert bench.member.reports[0].own_gradient_norm == pytest.approx(
         float(expected.norm()), rel=1e-5
     )
+
+
+def test_the_norm_of_each_block_is_reported_where_the_line_compares_them() -> None:
+    bench, older = (bench_with(Policy(own_gradient_norm=True)) for _ in range(2))
+    older.member.stand(coordinator_can=frozenset())
+    for each in (bench, older):
+        each.assign((0, 4), end="commit")
+        each.run()
+
+    blocks = [float(block.double().norm()) for block in bench.mean(samples((0, 4)))]
+    assert bench.member.reports[0].block_norms == pytest.approx(blocks, rel=1e-5)
+    assert older.member.reports[0].block_norms == ()
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from andon.protocol.order import Order
-from andon_trainer import Callback, Fit, Line, Report, Trainer
+from andon_trainer import Callback, Epoch, Fit, Line, Report, Trainer
 from andon_trainer.fit.batches import call_model, samples_in, weighted
 from andon_trainer.fit.seeds import WorkerSeeds
 
@@ -108,8 +108,8 @@ class Seen(Callback):
         if step.number == self.stop_at:
             self.line.stop("that will do")
 
-    def on_epoch(self, epoch: int) -> None:
-        self.calls.append(f"epoch {epoch}")
+    def on_epoch(self, epoch: Epoch) -> None:
+        self.calls.append(f"epoch {epoch.number}")
 
     def on_evaluate(self, evaluation: Any) -> None:
         self.calls.append(f"evaluated at {evaluation.step} in {evaluation.epoch}")
@@ -146,6 +146,37 @@ def test_evaluations_come_when_they_are_due_and_at_the_end_once(
     trainer(callbacks=[seen]).fit(Fit(batch_size=8, **settings))
 
     assert seen.calls == calls
+
+
+class Epochs(Callback):
+    """Notes the epochs, and the losses of their steps."""
+
+    def __init__(self) -> None:
+        self.epochs: list[Epoch] = []
+        self.losses: list[float] = []
+
+    def on_step(self, step: Any) -> None:
+        self.losses.append(step.loss)
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        self.epochs.append(epoch)
+
+
+def test_an_epoch_is_the_mean_of_its_steps_by_samples_also_after_a_restart(tmp_path: Path) -> None:
+    fit: Any = {"batch_size": 8, "run_dir": tmp_path, "checkpoint_every": 2, "evaluate_every": 3}
+    before, after = Epochs(), Epochs()
+    trainer(callbacks=[before]).fit(Fit(**fit, steps=2))
+
+    trainer(callbacks=[after]).fit(Fit(**fit, epochs=2, resume="latest"))
+
+    losses = [*before.losses, *after.losses]
+    assert (before.epochs, [each.number for each in after.epochs]) == ([], [0, 1])
+    for epoch, (one, two, three) in zip(after.epochs, (losses[:3], losses[3:]), strict=True):
+        assert epoch.loss == pytest.approx((8 * one + 8 * two + 6 * three) / SAMPLES)
+        assert (epoch.samples, epoch.steps) == (SAMPLES, 3)
+        assert epoch.seconds > 0
+        assert epoch.evaluation is not None
+        assert epoch.evaluation.epoch == epoch.number
 
 
 def test_a_callback_ends_the_run_by_the_line() -> None:

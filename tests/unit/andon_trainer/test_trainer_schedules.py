@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from andon_trainer import Fit
-from andon_trainer.fit.schedules import LearningRates, make_scheduler
+from andon_trainer.fit.schedules import LearningRates, make_scheduler, scale_learning_rates
 
 LOADER = range(5)  # as long as a loader of five steps
 
@@ -82,3 +83,24 @@ def test_a_plateau_without_evaluations_is_refused() -> None:
 
 def test_a_run_without_a_scheduler_keeps_its_rate() -> None:
     assert rates(None, Fit(epochs=1), ["step", "epoch", "evaluate", "step"]) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "base", "factor"),
+    [("linear", 8, 4.0), ("sqrt", 8, 2.0), ("linear", 64, 0.5), ("none", None, 1.0)],
+)
+def test_learning_rates_follow_the_batch_as_they_are_asked_to(
+    scaling: Any, base: int | None, factor: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.01)]
+    optimizer = torch.optim.SGD(weights)
+    fit = Fit(epochs=1, batch_size=32, lr_scaling=scaling, base_batch_size=base)
+
+    with caplog.at_level(logging.INFO):
+        scale_learning_rates(optimizer, fit, LOADER)
+
+    assert [each["lr"] for each in optimizer.param_groups] == pytest.approx(
+        [0.1 * factor, 0.01 * factor]
+    )
+    told = f"{0.1 * factor:.4g}, {0.01 * factor:.4g}"
+    assert [each.getMessage().endswith(told) for each in caplog.records] == [True] * bool(base)

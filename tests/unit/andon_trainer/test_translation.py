@@ -132,3 +132,25 @@ def test_what_a_worker_is_told_of_learning_is_heard() -> None:
     assert isinstance(moves, TransferAsked)
     assert moves.beside_training
     assert request_to(ReportListening()).WhichOneof("message") == "listening"
+
+
+@pytest.mark.parametrize(("fragment", "fragments"), [(4, 4), (7, 4), (0, 1)])
+def test_a_fragment_that_the_line_does_not_have_is_refused(fragment: int, fragments: int) -> None:
+    assignment = pb.ShardAssignment(
+        key=conversion.key_to_proto(KEY),
+        parent=conversion.key_to_proto(RECORD.parent or KEY),
+        roster=[0],
+        world_size=1,
+        fragment=fragment,
+    )
+    alone = pb.TrainResponse(shard_assignment=assignment)
+    behind = pb.TrainResponse(
+        step_committed=pb.StepCommitted(
+            record=conversion.record_to_proto(RECORD), assignment=assignment
+        )
+    )
+
+    for message in (alone, behind):
+        with pytest.raises(conversion.WireError, match=f"fragment: {fragment} of {fragments}"):
+            event_from(message, fragments=fragments)
+        assert event_from(message, fragments=fragment + 2) is not None

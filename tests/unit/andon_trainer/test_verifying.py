@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from andon.protocol.attestations import Attestation
+from andon.protocol.attestations import Attestation, NodeOwner
 from andon.protocol.grains import Node
 from andon.protocol.limits import MAX_HASHED_SAMPLES
 from andon.protocol.records import PositionRange
@@ -180,25 +180,35 @@ def test_the_averages_are_attested_as_the_optimizer_will_read_them() -> None:
     assert bench.member.reports[0].averages_digest == averages(bench)
 
 
-@pytest.mark.parametrize("verifies", [(), (2, 3)])
+@pytest.mark.parametrize("relayed", [False, True])
 @pytest.mark.parametrize("divisor", [4.0, 4.0 + 2.0**-20])
-def test_averages_that_are_not_the_mean_of_all_grains_have_a_digest_that_nobody_else_has(
-    divisor: float, verifies: tuple[int, ...]
+def test_the_mean_that_came_is_compared_with_that_of_all_sums(
+    divisor: float, *, relayed: bool
 ) -> None:
+    other = StepBench(grain=3)
+    other.assign((6, 12), end="commit")
+    other.run()
     bench = StepBench(grain=3)
-    bench.assign(OWN if verifies else (0, 12), end="commit", attests=True, verifies=verifies)
-    bench.member.exchange.divisor = divisor
-    if verifies:
-        other = StepBench(grain=3)
-        other.assign((6, 12), end="commit", attests=True)
-        other.run()
-        bench.member.exchange.others = other.sent[0]
-        bench.member.exchange.weight_of_others = 6.0
+    sums = (
+        NodeOwner(node=Node(0, 2), rank=0, relayed=relayed),
+        NodeOwner(node=Node(2, 4), rank=1, relayed=False),
+    )
+    bench.assign(OWN, end="commit", attests=True, verifies=(2, 3), sums=sums)
+    exchange = bench.member.exchange
+    exchange.divisor, exchange.others, exchange.weight_of_others = divisor, other.sent[0], 6.0
 
     bench.run()
 
-    honest = divisor == 4.0
-    assert (bench.member.reports[0].averages_digest == averages(bench)) is honest
+    check = bench.member.reports[0].mean_check
+    assert check is not None
+    assert check.relayed == ((attested(bench)[Node(0, 2)].digest,) if relayed else ())
+    assert (check.expected == check.came) is (divisor == 4.0)
+    if divisor == 4.0:
+        assert check.apart is None
+    else:
+        assert check.apart is not None
+        assert check.apart.came == pytest.approx(check.apart.expected * 4 / divisor)
+        assert check.apart.came != check.apart.expected
 
 
 def test_a_grain_of_weight_0_is_absent_for_everybody() -> None:

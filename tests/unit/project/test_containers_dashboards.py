@@ -38,6 +38,11 @@ def _read(path: Path) -> dict[str, Any]:
     return dashboard
 
 
+def _variables(board: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = board["templating"]["list"]
+    return found
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
     return [panel for panel in _read(path)["panels"] if panel["type"] == "row"]
 
@@ -77,9 +82,8 @@ def test_the_sdk_is_that_of_the_grafana_that_compose_starts() -> None:
     assert pins == [image.partition(":")[2]] * 2
 
 
-@every_dashboard
-def test_the_rows_are_the_questions_of_who_is_on_call(path: Path) -> None:
-    rows = {row["title"]: row["collapsed"] for row in _rows(path)}
+def test_the_rows_of_a_run_are_the_questions_of_who_is_on_call() -> None:
+    rows = {row["title"]: row["collapsed"] for row in _rows(FOLDER / "line.json")}
 
     assert rows == {
         "Is the line running?": False,
@@ -89,6 +93,52 @@ def test_the_rows_are_the_questions_of_who_is_on_call(path: Path) -> None:
         "What do ranks of a plain script do?": True,
         "Scrape health": True,
     }
+
+
+def test_a_dashboard_leads_to_each_other_one_with_what_both_select() -> None:
+    boards = {board["uid"]: board for board in map(_read, DASHBOARDS)}
+    names = {uid: [each["name"] for each in _variables(board)] for uid, board in boards.items()}
+
+    assert set(boards) == {"andon-overview", "andon-line", "andon-worker", "andon-network"}
+    for uid, board in boards.items():
+        led = dict(link["url"].removeprefix("/d/").split("?") for link in board["links"])
+        assert led == {
+            other: "&".join(f"${{{name}:queryparam}}" for name in names[uid] if name in theirs)
+            for other, theirs in names.items()
+            if other != uid
+        }
+        assert all(link["keepTime"] for link in board["links"])
+
+
+@every_dashboard
+def test_a_series_of_a_worker_or_run_leads_to_its_dashboard(path: Path) -> None:
+    for panel in _panels(path):
+        legends = " ".join(target["legendFormat"] for target in panel["targets"])
+        urls = [link["url"] for link in panel["fieldConfig"]["defaults"].get("links", [])]
+        if "{{worker}}" in legends:
+            assert [url.partition("&")[0] for url in urls] == [
+                "/d/andon-worker?var-worker=${__field.labels.worker}"
+            ]
+            assert "&${run:queryparam}&" in urls[0]
+        elif "{{run}}" in legends:
+            assert [url.partition("&")[0] for url in urls] == [
+                "/d/andon-line?var-run=${__field.labels.run}"
+            ]
+
+
+def test_the_table_of_runs_is_a_row_each_and_leads_to_the_run() -> None:
+    [table] = [each for each in _panels(FOLDER / "overview.json") if each["title"] == "Runs"]
+    merge, organize = table["transformations"]
+    [link] = table["fieldConfig"]["defaults"]["links"]
+    columns = set(organize["options"]["renameByName"].values())
+
+    assert all(each["format"] == "table" and each["instant"] for each in table["targets"])
+    assert merge["id"] == "merge"
+    assert list(organize["options"]["renameByName"]) == [
+        f"Value #{each['refId']}" for each in table["targets"]
+    ]
+    assert {each["matcher"]["options"] for each in table["fieldConfig"]["overrides"]} <= columns
+    assert link["url"].startswith("/d/andon-line?var-run=${__data.fields.run}&")
 
 
 @every_dashboard
@@ -125,13 +175,13 @@ def test_a_dashboard_asks_the_source_that_is_selected_at_first_the_provisioned_o
 ) -> None:
     provisioned = (PROVISIONING / "datasources/prometheus.yml").read_text("utf-8")
     selected = {"type": "prometheus", "uid": "${datasource}"}
-    variables = {each["name"]: each for each in _read(path)["templating"]["list"]}
+    variables = {each["name"]: each for each in _variables(_read(path))}
 
     assert variables["datasource"]["query"] == "prometheus"
     assert variables["datasource"]["current"]["value"] in re.findall(
         r"^ +uid: (\S+)$", provisioned, re.MULTILINE
     )
-    for name in ("run", "worker"):
+    for name in variables.keys() - {"datasource", "docs"}:
         assert variables[name]["datasource"] == selected
     for mark in _read(path)["annotations"]["list"]:
         assert mark["datasource"] == selected
@@ -144,7 +194,7 @@ def test_a_dashboard_asks_the_source_that_is_selected_at_first_the_provisioned_o
 def test_the_page_that_a_panel_names_is_a_link_where_the_documentation_is_published(
     path: Path,
 ) -> None:
-    variables = {each["name"]: each for each in _read(path)["templating"]["list"]}
+    variables = {each["name"]: each for each in _variables(_read(path))}
 
     assert variables["docs"]["hide"] == 2
     assert variables["docs"]["query"] == ""
@@ -162,15 +212,14 @@ def test_a_halt_by_a_person_is_marked_apart_from_the_lines_own(path: Path) -> No
     assert 'reason="operator"' in marks["blue"]
 
 
-@every_dashboard
-def test_a_mark_of_a_halt_leads_to_the_board_that_compose_publishes(path: Path) -> None:
+def test_a_mark_of_a_halt_leads_to_the_board_that_compose_publishes() -> None:
     (port,) = (
         each
         for each in compose("cpu")["services"]["andon"]["ports"]
         if each["target"] == ServeConfig().endpoint_port
     )
     board = f"http://{port['host_ip']}:{port['published']}/"
-    marks = _read(path)["annotations"]["list"]
+    marks = _read(FOLDER / "line.json")["annotations"]["list"]
     halts = [each for each in marks if each["titleFormat"].startswith("Halted")]
 
     assert len(halts) == 2
@@ -195,7 +244,7 @@ def test_grafana_is_given_what_its_provisioning_names() -> None:
     assert "/etc/grafana/provisioning" in targets
     assert re.findall(r"path: (\S+)", provider) == ["/etc/grafana/dashboards"]
     assert "/etc/grafana/dashboards" in targets
-    assert home == f"/etc/grafana/dashboards/{DASHBOARDS[0].name}"
+    assert home == "/etc/grafana/dashboards/line.json"
     assert "url: http://prometheus:9090" in source
 
 

@@ -1,4 +1,4 @@
-"""The dashboard's queries: PromQL, of metrics that exist, named and measured as what they are.
+"""The dashboards' queries: PromQL, of metrics that exist, named and measured as what they are.
 
 The tables of docs/metrics.md are what the registries hold: test_telemetry_table.py sees to that.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 import promql_parser
 import pytest
 import yaml
 
 from andon_coordinator.core.effects import LineState
-from andon_grafana.costs import PATHS
-from andon_grafana.line import ANNOTATIONS, ROWS, UNSHOWN
-from andon_grafana.panels import Curve, Lanes, Panel, Query
+from andon_grafana.boards import BOARDS, UNSHOWN
+from andon_grafana.exchange import PATHS
+from andon_grafana.panels import Column, Curve, Lanes, Panel, Query, Table
 from andon_grafana.queries import panel_queries
 from andon_grafana.running import STATES
 from andon_trainer.telemetry import PATHS as EXCHANGE_PATHS
@@ -40,7 +41,17 @@ ENDINGS = {
 _A_RATE = re.compile(r"(?:sum|max)(?: by \([^)]*\) )?\((?:rate|deriv|label_replace\(.*rate)\(")
 _ROW = re.compile(r"^\| `((?:andon|process)_\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
 
-PANELS = [panel for row in ROWS for _, panels in row.panels for panel in panels]
+SELECTED = {board.file: "$runs" if "runs" in board.names else "$run" for board in BOARDS}
+"""The variable of a dashboard that selects runs."""
+PLACED = [
+    (panel, board.file)
+    for board in BOARDS
+    for row in board.rows
+    for _, panels in row.panels
+    for panel in panels
+]
+PANELS = [panel for panel, _ in PLACED]
+MARKS = [mark for board in BOARDS for mark in board.marks]
 every_panel = pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel.title))
 
 
@@ -52,6 +63,7 @@ class Documented:
     labels: set[str]
 
 
+@cache
 def documented() -> dict[str, Documented]:
     text = (ROOT / "docs/metrics.md").read_text("utf-8")
     found = {}
@@ -61,6 +73,7 @@ def documented() -> dict[str, Documented]:
     return found
 
 
+@cache
 def known() -> dict[str, set[str]]:
     """Every series that a Prometheus with this project's configuration has, and its labels."""
     series = dict(OF_PROMETHEUS)
@@ -96,6 +109,10 @@ def test_a_curves_dashed_line_is_where_the_alert_of_its_page_looks_up(panel: Cur
 @every_panel
 def test_a_title_fits_its_panel(panel: Panel) -> None:
     assert len(panel.title) <= 36
+
+
+def test_a_panel_is_in_one_dashboard() -> None:
+    assert len({panel.title for panel in PANELS}) == len(PANELS)
 
 
 def filled(expr: str) -> str:
@@ -145,16 +162,23 @@ def _labels_of_two(node: promql_parser.BinaryExpr) -> set[str] | None:
     return left if str(node.op) in ("and", "unless") else left | right
 
 
-def in_legend(pattern: str) -> set[str]:
-    return set(re.findall(r"{{(\w+)}}", pattern))
+def shown_labels(panel: Panel, query: Query) -> set[str]:
+    if isinstance(panel, Table):
+        return {panel.key}
+    return set(re.findall(r"{{(\w+)}}", query.legend))
+
+
+def name_of(panel: Panel, query: Query) -> str:
+    """What stands at a query's values: in a table, the column's name."""
+    return query.legend if isinstance(query, Column) else panel.title
 
 
 # What is asked
 
 
-@every_panel
-def test_a_panel_asks_for_series_of_one_run_that_exist_with_labels_that_they_have(
-    panel: Panel,
+@pytest.mark.parametrize(("panel", "board"), PLACED, ids=lambda each: getattr(each, "title", each))
+def test_a_panel_asks_for_series_of_its_runs_that_exist_with_labels_that_they_have(
+    panel: Panel, board: str
 ) -> None:
     series = known()
 
@@ -165,13 +189,13 @@ def test_a_panel_asks_for_series_of_one_run_that_exist_with_labels_that_they_hav
             matchers = {each.name: each.value for each in selector.matchers.matchers}
             assert selector.name in series, f"{panel.title} asks for {selector.name}"
             assert matchers.keys() <= DISCOVERED | series[selector.name], query.expr
-            assert matchers["run"] == "$run", f"{panel.title} is not of one run"
+            assert matchers["run"] == SELECTED[board], f"{panel.title} is of other runs"
 
 
 def test_the_annotations_ask_for_series_that_exist() -> None:
     series = known()
 
-    for mark in ANNOTATIONS:
+    for mark in MARKS:
         for selector in selectors(filled(mark.expr)):
             matchers = {each.name for each in selector.matchers.matchers}
             assert selector.name in series
@@ -213,7 +237,7 @@ def test_a_series_is_aggregated_by_what_its_legend_shows(panel: Panel) -> None:
     for query in panel.queries:
         labels = labels_of(promql_parser.parse(filled(query.expr)))
 
-        assert labels == in_legend(query.legend), query.expr
+        assert labels == shown_labels(panel, query), query.expr
 
 
 @every_panel
@@ -236,20 +260,24 @@ def test_a_rate_is_called_a_rate(panel: Panel) -> None:
         if not _A_RATE.match(query.expr):
             continue
         if "_seconds_sum" in query.expr or "andon_rank_exchange_seconds" in query.expr:
-            assert "art of the time" in panel.title, panel.title
+            assert "art of the time" in name_of(panel, query), panel.title
             assert _unit(panel, query) == "percentunit"
         elif "_seconds_total" in query.expr:
             assert _unit(panel, query) in ("suffix:cores", "suffix:threads")
         else:
-            assert "a second" in panel.title, panel.title
+            assert "a second" in name_of(panel, query), panel.title
             assert _unit(panel, query) == "Bps" or _unit(panel, query).endswith("/s")
 
 
 @every_panel
 def test_what_grew_is_called_in_the_time_shown(panel: Panel) -> None:
-    grew = any("$__range" in query.expr for query in panel.queries)
+    named: dict[str, bool] = {}
+    for query in panel.queries:
+        name = name_of(panel, query)
+        named[name] = named.get(name, False) or "$__range" in query.expr
 
-    assert grew == panel.title.endswith(", in the time shown")
+    for name, grew in named.items():
+        assert grew == name.endswith(", in the time shown"), name
 
 
 @every_panel
@@ -262,7 +290,7 @@ def test_the_unit_is_that_of_the_metric(panel: Panel) -> None:
         if all(name.endswith("_bytes") for name in names):
             assert unit == "bytes"
         if all(name.endswith("_bytes_total") for name in names):
-            assert unit == "Bps"
+            assert unit == ("bytes" if "$__range" in query.expr else "Bps")
         if "histogram_quantile" in query.expr or "timestamp_seconds" in query.expr:
             assert unit == "s"
 
@@ -286,9 +314,9 @@ def test_a_panel_says_in_sentences_what_it_shows_and_where_more_is_said(panel: P
 def test_the_list_of_queries_has_every_panel_with_all_variables_filled_in() -> None:
     queries = panel_queries("7f3a", worker="0|1", window="20s", span="10m")
 
-    assert {each.panel for each in queries} == {panel.title for panel in PANELS} | {
-        mark.name for mark in ANNOTATIONS
-    }
+    assert {(each.panel, each.board) for each in queries} == {
+        (panel.title, board) for panel, board in PLACED
+    } | {(mark.name, board.file) for board in BOARDS for mark in board.marks}
     # $1 is what a regular expression of label_replace found.
     assert all("$" not in each.expr.replace(" $1", "") for each in queries)
     assert any('{run="7f3a", worker=~"0|1"}' in each.expr for each in queries)
@@ -296,7 +324,7 @@ def test_the_list_of_queries_has_every_panel_with_all_variables_filled_in() -> N
 
 def test_what_is_drawn_over_time_is_asked_over_time() -> None:
     over_time = {panel.title for panel in PANELS if isinstance(panel, Curve | Lanes)}
-    over_time |= {mark.name for mark in ANNOTATIONS}
+    over_time |= {mark.name for mark in MARKS}
 
     for each in panel_queries("7f3a"):
         assert each.instant != (each.panel in over_time)

@@ -6,13 +6,16 @@ check them.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 
+from andon_grafana.__main__ import written
 from unit.project.documents import ROOT
 from unit.project.manifests import Manifests, build, render
 
@@ -20,6 +23,7 @@ pytestmark = pytest.mark.kubectl
 
 OLDEST, NEWEST = "1.29", "1.37"
 """Of Kubernetes: the first with all that the files use, and the newest whose schemas are here."""
+RELABELING = {"sourceLabels": [str], "regex": str, "targetLabel": str}
 CUSTOM: dict[str, dict[str, Any]] = {
     "Issuer": {"spec": {"selfSigned": {}, "ca": {"secretName": str}}},
     "Certificate": {
@@ -43,6 +47,7 @@ CUSTOM: dict[str, dict[str, Any]] = {
                     "port": str,
                     "path": str,
                     "interval": str,
+                    "relabelings": [RELABELING],
                     "scheme": str,
                     "tlsConfig": {
                         "ca": {"secret": {"name": str, "key": str}},
@@ -55,7 +60,9 @@ CUSTOM: dict[str, dict[str, Any]] = {
     "PodMonitor": {
         "spec": {
             "selector": {"matchLabels": dict},
-            "podMetricsEndpoints": [{"port": str, "path": str, "interval": str}],
+            "podMetricsEndpoints": [
+                {"port": str, "path": str, "interval": str, "relabelings": [RELABELING]}
+            ],
         }
     },
     "JobSet": {
@@ -167,6 +174,38 @@ def test_the_prometheus_operator_finds_every_pod() -> None:
             "endpoints"
         ][0]
     )
+
+
+def test_the_prometheus_operator_gives_the_labels_that_dashboards_select_by() -> None:
+    manifests = render("gpu", "prometheus-operator")
+    (endpoint,) = manifests.of("ServiceMonitor")["andon"]["spec"]["endpoints"]
+    (pods,) = manifests.of("PodMonitor")["andon-workers"]["spec"]["podMetricsEndpoints"]
+    named, reducers = endpoint["relabelings"]
+
+    assert named == pods["relabelings"][0]
+    assert named == {"sourceLabels": ["__meta_kubernetes_namespace"], "targetLabel": "run"}
+    assert reducers["targetLabel"] == "reducer"
+    name = manifests.of("StatefulSet")["andon-reducers"]["metadata"]["name"]
+    assert re.fullmatch(reducers["regex"], f"{name}-1")
+    assert not re.fullmatch(reducers["regex"], "andon-0")
+    assert pods["relabelings"][1] == {
+        "sourceLabels": ["__meta_kubernetes_pod_label_batch_kubernetes_io_job_completion_index"],
+        "targetLabel": "worker",
+    }
+    assert manifests.job["completionMode"] == "Indexed"
+
+
+def test_a_grafana_of_the_cluster_gets_every_dashboard() -> None:
+    maps = {
+        name: each
+        for name, each in render("cpu", "grafana").of("ConfigMap").items()
+        if "grafana_dashboard" in each["metadata"].get("labels", {})
+    }
+
+    held = {file: text for each in maps.values() for file, text in each["data"].items()}
+    assert held == written()
+    # `kubectl apply` keeps an object once more, as an annotation of at most this length.
+    assert all(len(json.dumps(each)) < 256 * 1024 for each in maps.values())
 
 
 # The overlays

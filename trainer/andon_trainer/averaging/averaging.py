@@ -52,6 +52,8 @@ class Averaged:
     """L2 norm of all averages together; None if the line does not ask for it."""
     own_gradient_norm: float | None = None
     """That of this worker's contribution, before it was limited; None if it made none."""
+    block_norms: tuple[float, ...] = ()
+    """Likewise of each block of the layout; empty if they are not known."""
     computed_at: float = 0.0
     """When the last backward was over, by `time.perf_counter`."""
 
@@ -75,7 +77,12 @@ class Averages:
     """When the averages were here."""
 
     def averaged(
-        self, norm: float | None, own_norm: float | None, *, more_s: float = 0.0
+        self,
+        norm: float | None,
+        own_norm: float | None,
+        *,
+        block_norms: tuple[float, ...] = (),
+        more_s: float = 0.0,
     ) -> Averaged:
         """The result, as the line is told of it; `more_s`: what exchanges after this one took."""
         done = self.came_at + more_s
@@ -85,6 +92,7 @@ class Averages:
             Timings(exchange_s=done - self.sent_at, wait_s=done - self.filled_at),
             gradient_norm=norm,
             own_gradient_norm=own_norm,
+            block_norms=block_norms,
             computed_at=self.filled_at,
         )
 

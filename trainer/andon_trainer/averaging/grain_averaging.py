@@ -13,18 +13,20 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from andon.protocol.attestations import MeanCheck
 from andon.protocol.grains import Grains
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.grain_buffers import GrainBuffers, LineGrainBuffers
 from andon_trainer.averaging.grain_sums import GrainSums, NodeStaging
 from andon_trainer.averaging.line_averaging import Averager, HostPart, LineAverager
 from andon_trainer.averaging.loss_scale import LossScale
+from andon_trainer.averaging.mean_checks import MeanChecks
 from andon_trainer.averaging.node_sums import divided, gradient_of
 from andon_trainer.averaging.readings import Reader
 from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.averaging.staging import Staging, make_staging
 from andon_trainer.averaging.verification import Verification
-from andon_trainer.core.calls import NodePart
+from andon_trainer.core.calls import Floats, NodePart
 from andon_trainer.core.reports import Timings
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.model.layout import ModelPlan
@@ -40,6 +42,10 @@ class GrainAverager(Averager, Protocol):
     @property
     def verification(self) -> Verification | None:
         """Takes the grains that this worker verifies, and attests; None: there is no line."""
+
+    @property
+    def mean_check(self) -> MeanCheck | None:
+        """What `finish` found of the line's averages; None: nobody asked."""
 
     def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
         """An attempt begins.
@@ -107,7 +113,10 @@ class LineGrains(LineAverager):
         )
         self._grain_buffers = LineGrainBuffers(self._averaging, modules)
         self._nodes: tuple[NodePart, ...] = ()
-        self.verification = Verification(member, plan, self._sums, self._loss_scale)
+        self.verification = Verification(plan, self._sums, self._loss_scale)
+        self._mean_checks = MeanChecks(self._averaging, plan, self.verification.sums, self._staging)
+        self.mean_check: MeanCheck | None = None
+        self._grains: Grains | None = None
 
     @property
     def moved_buffers(self) -> list[str]:
@@ -117,6 +126,7 @@ class LineGrains(LineAverager):
     def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
         """See `GrainAverager`."""
         self._whole = True
+        self._grains = grains
         if kept:
             self._grain_buffers.begin_again()
         else:
@@ -158,6 +168,10 @@ class LineGrains(LineAverager):
             self.clock.resume()
             self._go_back(loss)
             self.take_grain(*last)
+        self.mean_check = None
+        if averaged is not None:
+            assert self._grains is not None
+            self.mean_check = self._mean_checks.finish(self._grains, averaged.total_weight)
         return averaged
 
     def committed(self, *, overflow: bool = False) -> None:
@@ -169,10 +183,17 @@ class LineGrains(LineAverager):
 
     @property
     def _follow(self) -> bool:
-        return self._grain_buffers.follow
+        return self._mean_checks.relays or self._grain_buffers.follow
+
+    def _note_averages(self, blocks: Sequence[Floats]) -> None:
+        self._mean_checks.begin(blocks)
 
     def _exchange_buffers(self, weight: float, total_weight: float) -> bool:
-        return self._grain_buffers.exchange(self._nodes, total_weight)
+        # Sums first: buffers are sent from the memory that the sums were sent from.
+        follow = self._grain_buffers.follow
+        if self._mean_checks.relays and not self._mean_checks.relay(last=not follow):
+            return False
+        return not follow or self._grain_buffers.exchange(self._nodes, total_weight)
 
     def _drop_buffers(self) -> None:
         self._grain_buffers.drop()
@@ -246,7 +267,8 @@ class SoloGrains(SoloAverager):
         self._buffers = GrainBuffers(modules)
         self._grains: Grains | None = None
         # Nobody else's grains are verified alone; an audit has its own ones attested.
-        self.verification = Verification(None, plan, self._sums)
+        self.verification = Verification(plan, self._sums)
+        self.mean_check = None
 
     def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
         """See `GrainAverager`."""

@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from andon.protocol.capabilities import OVERFLOW
+from andon.protocol.capabilities import BLOCK_NORMS, OVERFLOW
 from andon.protocol.halts import describe_value
 from andon_trainer.averaging.averaging import Averaged, Averaging, OpenExchange
 from andon_trainer.averaging.compute_clock import ComputeClock, make_clock
@@ -38,7 +38,7 @@ from andon_trainer.averaging.running_statistics import (
 from andon_trainer.averaging.staging import Factor, Staging, make_staging
 from andon_trainer.averaging.step_gather import Given, StepGather
 from andon_trainer.averaging.tap import GradientTap
-from andon_trainer.core.calls import NodePart
+from andon_trainer.core.calls import Floats, NodePart
 from andon_trainer.core.values import first_not_finite
 from andon_trainer.exchange.path import lent_by
 from andon_trainer.model.guards import LateGradients
@@ -166,8 +166,8 @@ class LineAverager:
         """The exchange of gradients, once a round has one."""
         self._whole = False
         """Whether the buffers hold all of this worker's last gradient."""
-        self._squares: float | None = None
-        """Sum of the squares of the blocks delivered so far; None: nobody wants to know."""
+        self._squares: dict[int, float] | None = None
+        """Sum of the squares of each block delivered so far; None: nobody wants to know."""
         self._own_norm: float | None = None
         """The norm of the gradient in the buffers, before it was limited."""
         self._limited_by = 1.0
@@ -223,7 +223,7 @@ class LineAverager:
         """
         # First: as long as backward fills the buffers they hold no whole gradient.
         self._whole = self.overflowed = False
-        self._own_norm = None
+        self._own_norm, self._squares = None, None
         return self._average(weight, lambda: self._compute(loss, weight, scale))
 
     def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
@@ -269,6 +269,7 @@ class LineAverager:
         factor = self._factor
         for block, average in enumerate(averages.blocks):
             self._tap.write_back(block, torch.from_numpy(average), factor)
+        self._note_averages(averages.blocks)
         norm = self._averaging.norm(averages.blocks)
         # After the averages are in `p.grad`: what is added from here on is too late.
         self.late.averaged(range(len(self._plan.parameters)))
@@ -277,7 +278,22 @@ class LineAverager:
         if follow and not self._exchange_buffers(weight, averages.total_weight):
             return None
         more = time.perf_counter() - began  # What lies between is no exchange.
-        return averages.averaged(norm, self._own_norm, more_s=more)
+        return averages.averaged(norm, self._own_norm, block_norms=self._block_norms(), more_s=more)
+
+    def _block_norms(self) -> tuple[float, ...]:
+        """The norm of each block of the own gradient, if the line compares them."""
+        squares = self._squares
+        if (
+            squares is None
+            or len(squares) != len(self._plan.parameters)
+            or not self._member.policy.own_gradient_norm
+            or BLOCK_NORMS not in self._member.position.coordinator_can
+        ):
+            return ()
+        return tuple(math.sqrt(squares[block]) for block in range(len(squares)))
+
+    def _note_averages(self, blocks: Sequence[Floats]) -> None:
+        """The averages came, and the next exchange may use their memory."""
 
     @property
     def _follow(self) -> bool:
@@ -307,7 +323,7 @@ class LineAverager:
         policy = self._member.policy
         limit = policy.max_grad_norm
         self._limited_by = 1.0
-        self._squares = 0.0 if limit is not None or policy.own_gradient_norm else None
+        self._squares = {} if limit is not None or policy.own_gradient_norm else None
         deliver = self._measure_and_send if limit is None else self._measure
         # After all that `deliver` looks at was set: the first hook calls it.
         self._tap.arm(deliver, staged_with(self._loss_scale, scale), loss)
@@ -316,7 +332,7 @@ class LineAverager:
             self.clock.done()  # Before `finish`, which waits for copies and blocks to leave.
             self._tap.finish()
             if self._squares is not None:
-                self._own_norm = math.sqrt(self._squares)
+                self._own_norm = math.sqrt(sum(self._squares.values(), 0.0))
             if limit is not None:
                 self._send_limited(limit)
         except BaseException:
@@ -351,11 +367,11 @@ class LineAverager:
         assert self._open is not None
         self._open.submit(block, flat.numpy())
 
-    def _measure(self, _block: int, flat: torch.Tensor) -> None:
+    def _measure(self, block: int, flat: torch.Tensor) -> None:
         if self._loss_scale is not None:
             self._look_for_overflow(flat, self._loss_scale)
         if self._squares is not None:
-            self._squares += sum_of_squares(flat.numpy())
+            self._squares[block] = sum_of_squares(flat.numpy())
 
     def _look_for_overflow(self, flat: torch.Tensor, loss_scale: LossScale) -> None:
         """Zeroes a block with a value that is not finite, if the loss scale tolerates that.

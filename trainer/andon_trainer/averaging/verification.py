@@ -3,26 +3,16 @@
 See `attesting` for the hashes. Nothing here is contributed: a grain that is verified leaves no
 trace in what this worker sends, and its forward starts from the head's buffers like any other.
 
-A worker that has computed or verified all grains of the batch, as each of two workers usually has,
-makes the mean by itself as well. If that is not what came from the reducer, its digest of the
-averages is one that nobody else has, so that the round can't become a record.
+`mean_checks` compares what the reducers made of all sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import torch
-from torch import nn
-
 from andon.protocol.attestations import Attestation
-from andon.protocol.encoding import Encoding
-from andon.protocol.grains import Grains, fold
-from andon_trainer.averaging.attesting import averages_digest, component_hash, digest_of
-from andon_trainer.averaging.averaging import AveragingMember
+from andon.protocol.grains import Grains
+from andon_trainer.averaging.attesting import averages_digest
 from andon_trainer.averaging.grain_sums import GrainSums
 from andon_trainer.averaging.loss_scale import LossScale
-from andon_trainer.averaging.node_sums import added, divided, gradient_of
 from andon_trainer.model.layout import ModelPlan
 
 __all__ = ["Verification"]
@@ -33,7 +23,6 @@ class Verification:
 
     def __init__(
         self,
-        member: AveragingMember | None,
         plan: ModelPlan,
         own: GrainSums,
         loss_scale: LossScale | None = None,
@@ -41,17 +30,19 @@ class Verification:
         """Verifies nothing yet.
 
         Args:
-            member: this worker; None: it is alone, so no reducer makes its averages.
             plan: the blocks.
             own: the sums of what this worker contributes, which hashes them.
             loss_scale: the scale that gradients have; None: none.
         """
-        self._member = member
         self._plan = plan
         self._own = own
         self._loss_scale = loss_scale
         self._verified = GrainSums(plan)
-        self._grains: Grains | None = None
+
+    @property
+    def sums(self) -> tuple[GrainSums, GrainSums]:
+        """This worker's own ones, and those that it verifies."""
+        return self._own, self._verified
 
     @property
     def knows_own(self) -> bool:
@@ -60,7 +51,6 @@ class Verification:
 
     def begin(self, grains: Grains) -> None:
         """An attempt begins that attests; what was verified for an earlier one is verified anew."""
-        self._grains = grains
         self._verified.begin(grains, attests=True)
 
     def end(self) -> None:
@@ -96,58 +86,6 @@ class Verification:
             *verified.hashes.attested(verified.nodes, itemised),
         )
 
-    def averages_digest(self, total_weight: float) -> bytes:
-        """The digest of the averages in `p.grad`; nobody else's, if they are not the mean.
-
-        Call it before `end`. `total_weight`: that of the averages.
-        """
-        found = averages_digest(self._plan)
-        if not self._has_all:
-            return found
-        expected = digest_of(map(component_hash, self._gradients(total_weight)))
-        if expected == found:
-            return found
-        assigned = None if self._member is None else self._member.position.assigned
-        assert assigned is not None
-        return digest_of([found, expected, assigned.rank.to_bytes(4, "big")])
-
-    @property
-    def _has_all(self) -> bool:
-        """Whether all grains are here, each once, and averages are sent without rounding."""
-        if self._member is None:
-            return False
-        policy = self._member.policy
-        nodes = [*self._own.nodes, *self._verified.nodes]
-        grains = {at for node in nodes for at in range(node.first, node.stop)}
-        assert self._grains is not None
-        once = sum(map(len, nodes)) == len(grains) == self._grains.count
-        return once and (policy.answer_encoding or policy.encoding) is Encoding.FLOAT32
-
-    def _gradients(self, total_weight: float) -> Iterator[torch.Tensor | None]:
-        """What should be in `p.grad`: the mean of the sums that are here."""
-        grains, scale = self._grains, self._loss_scale
-        assert grains is not None
-        factor = None if scale is None else scale.factor
-        for block, parameters in enumerate(self._plan.parameters):
-            both = (self._own[block], self._verified[block])
-            sums = {node: each[node] for each in both for node in each.nodes}
-            root = fold(sums, grains.root, added)
-            for parameter, part in zip(parameters, root, strict=True):
-                yield self._gradient(parameter, part, total_weight, factor)
-
-    def _gradient(
-        self,
-        parameter: nn.Parameter,
-        root: torch.Tensor | None,
-        total_weight: float,
-        factor: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        if total_weight == 0.0:
-            return torch.zeros_like(parameter)
-        if root is None:
-            return None
-        grains = self._grains
-        assert grains is not None
-        # A copy: with one grain the root is a sum that may be sent again.
-        mean = divided(root.clone(), total_weight, grains.micro_batch, grains.count)
-        return gradient_of(parameter, mean, factor)
+    def averages_digest(self) -> bytes:
+        """The digest of the averages in `p.grad`."""
+        return averages_digest(self._plan)

@@ -72,6 +72,12 @@ class Committed:
     """This worker's share of the next step, if it asked for it with its report of this one."""
 
     @property
+    def epoch(self) -> int:
+        """The epoch of the step's samples: no step goes beyond the end of one."""
+        after = self.record.cursor
+        return after.epoch if after.position else max(0, after.epoch - 1)
+
+    @property
     def accuracy(self) -> float | None:
         """The share of samples predicted correctly, from 0 to 1."""
         return accuracy_of(self.correct, self.samples)

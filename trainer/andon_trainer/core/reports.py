@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from andon.protocol.arithmetic import Arithmetic
-from andon.protocol.attestations import Attestation
+from andon.protocol.attestations import Attestation, MeanCheck
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
@@ -159,6 +159,8 @@ class StepReport:
     """The norm of the averaged gradients, if the line asks for it."""
     own_gradient_norm: float | None = None
     """The norm of this worker's own contribution, if the line asks for it."""
+    block_norms: tuple[float, ...] = ()
+    """That of each block of the layout; empty: it does not say."""
     overflow: bool = False
     """Whether scaled gradients overflowed, so that zeros were sent in their place."""
     standing: Standing | None = None
@@ -169,6 +171,8 @@ class StepReport:
     """What it has computed, if the round is verified."""
     averages_digest: bytes = b""
     """Of the averages as its optimizer will read them, if the round is verified."""
+    mean_check: MeanCheck | None = None
+    """The mean that it made of all nodes by itself, if the assignment has `sums`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import nn
 from andon_trainer.errors import LineHalted
 from andon_trainer.line.line import Line
 
-__all__ = ["Callback", "Evaluation", "Report", "Step"]
+__all__ = ["Callback", "Epoch", "Evaluation", "Report", "Step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,30 @@ class Evaluation:
             known = ", ".join(("loss", *self.metrics))
             raise ValueError(f"the evaluation has no {name}: keep_best is one of {known}")
         return self.metrics[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """One epoch that is over, for `Callback.on_epoch`.
+
+    It counts the committed steps of all workers, and no other: also those that this worker was not
+    there for, or made before it was started again. Samples that an operator left out do not count.
+    """
+
+    number: int
+    """The epoch, from 0."""
+    loss: float
+    """Mean loss of its steps, each counted by its samples; NaN if it had no step. The same on all
+    workers."""
+    samples: int
+    """Samples of its steps, of all workers together; the same on all workers."""
+    steps: int
+    """Number of its committed steps; the same on all workers."""
+    seconds: float
+    """What its steps took, with what callbacks and evaluations between them took, by the clock of
+    this worker, or of the one whose state it goes on from."""
+    evaluation: Evaluation | None = None
+    """The evaluation at its end; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +124,8 @@ class Callback:
     def on_step(self, step: Step) -> None:
         """A step was committed."""
 
-    def on_epoch(self, epoch: int) -> None:
-        """An epoch is over, and evaluated if it was due; epochs count from 0."""
+    def on_epoch(self, epoch: Epoch) -> None:
+        """An epoch is over, and evaluated if it was due."""
 
     def on_evaluate(self, evaluation: Evaluation) -> None:
         """The validation set was evaluated."""

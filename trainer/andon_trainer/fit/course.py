@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,15 +14,14 @@ from typing import Any, Self
 from torch import nn
 
 from andon.protocol.limits import MAX_SCALAR_NAME_BYTES
-from andon_trainer.data.loader import LineLoader
 from andon_trainer.errors import LineHalted
-from andon_trainer.fit.callbacks import Callback, Evaluation, Report, Step
+from andon_trainer.fit.callbacks import Callback, Epoch, Evaluation, Report, Step
 from andon_trainer.fit.schedules import LearningRates
 from andon_trainer.fit.settings import Fit
 from andon_trainer.line.line import Line
 from andon_trainer.state.weights import weights_digest
 
-__all__ = ["BestEvaluation", "Course"]
+__all__ = ["BestEvaluation", "Course", "CourseState", "EpochSums"]
 
 
 class BestEvaluation:
@@ -55,6 +54,62 @@ class BestEvaluation:
         self.evaluation = Evaluation(**state["evaluation"]) if state["evaluation"] else None
 
 
+@dataclass(slots=True)
+class EpochSums:
+    """What the committed steps of one epoch came to."""
+
+    number: int = 0
+    loss_sum: float = 0.0
+    samples: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+    def after(self, number: int, loss: float, samples: int, seconds: float) -> EpochSums:
+        """The sums with a committed step of epoch `number`; its first one begins them anew."""
+        sums = self if number == self.number else EpochSums(number)
+        part = loss * samples if samples else 0.0
+        return EpochSums(
+            number,
+            sums.loss_sum + part,
+            sums.samples + samples,
+            sums.steps + 1,
+            sums.seconds + seconds,
+        )
+
+    def over(self, number: int, evaluation: Evaluation | None) -> Epoch:
+        """What epoch `number` came to."""
+        sums = self if self.number == number else EpochSums(number)
+        return Epoch(
+            number=number,
+            loss=sums.loss_sum / sums.samples if sums.samples else math.nan,
+            samples=sums.samples,
+            steps=sums.steps,
+            seconds=sums.seconds,
+            evaluation=evaluation,
+        )
+
+
+class CourseState:
+    """What a course keeps in checkpoints, and gives to a newcomer.
+
+    So an epoch's sums are right also where a worker joined in the middle, or was started again.
+    """
+
+    def __init__(self, best: BestEvaluation) -> None:
+        """No step was committed yet."""
+        self._best = best
+        self.sums = EpochSums()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best evaluation, and the sums."""
+        return {**self._best.state_dict(), "epoch": asdict(self.sums)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes a state that `state_dict` returned, perhaps that of a version without sums."""
+        self._best.load_state_dict(state)
+        self.sums = EpochSums(**state.get("epoch", {}))
+
+
 class Course:
     """Evaluates, judges, calls callbacks and notes what happened. Used by one thread.
 
@@ -67,7 +122,8 @@ class Course:
         """Registers what belongs into checkpoints: the best, and callbacks that have a state."""
         self._line, self._fit, self._callbacks = line, fit, callbacks
         self._best = BestEvaluation(fit)
-        line.register("trainer", self._best)
+        self._kept = CourseState(self._best)
+        line.register("trainer", self._kept)
         for index, callback in enumerate(callbacks):
             if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict"):
                 line.register(f"callback.{index}", callback)
@@ -75,13 +131,12 @@ class Course:
         self._evaluations: list[Evaluation] = []
         self._checkpoints: list[Path] = []
         self._evaluated_at = -1
-        self._seen = (0, 0.0)
-        """Steps and seconds when the last step was noted."""
+        self._seen = 0.0
+        """When the last step was noted."""
 
     def over(
         self,
         model: nn.Module,
-        loader: LineLoader,
         rates: LearningRates,
         measure: Callable[[], dict[str, float]] | None,
     ) -> Self:
@@ -89,13 +144,11 @@ class Course:
 
         Args:
             model: the prepared one.
-            loader: the prepared one.
             rates: step with what happens here.
             measure: evaluates: the loss and the metrics, by name; None: nothing is evaluated.
         """
         self._model, self._rates, self._measure = model, rates, measure
-        self._batch_size: int = loader.batch_size or 0
-        self._seen = self._line.step, time.perf_counter()
+        self._seen = time.perf_counter()
         self._call("on_start", self._line, model)
         return self
 
@@ -115,11 +168,13 @@ class Course:
 
     def after_step(self, epoch: int) -> None:
         """A step was committed."""
-        line, (steps, seconds) = self._line, self._seen
+        line, before = self._line, self._seen
         assert line.loss is not None
-        self._seen = line.step, time.perf_counter()
-        samples = (line.step - steps) * self._batch_size
-        rate = samples / max(self._seen[1] - seconds, 1e-9)
+        self._seen = time.perf_counter()
+        seconds = self._seen - before
+        rate = line.step_samples / max(seconds, 1e-9)
+        kept = self._kept
+        kept.sums = kept.sums.after(line.step_epoch, line.loss, line.step_samples, seconds)
         self._losses.append(line.loss)
         self._call("on_step", Step(line.step, line.loss, rate, self._rates.of_last_step))
         self._note_checkpoint()
@@ -137,7 +192,9 @@ class Course:
             self._evaluate(epoch)
         if whole:
             self._rates.after_epoch()
-            self._call("on_epoch", epoch)
+            here = self._evaluated_at == line.step
+            evaluation = self._evaluations[-1] if here else None
+            self._call("on_epoch", self._kept.sums.over(epoch, evaluation))
 
     def _evaluate(self, epoch: int) -> None:
         line = self._line

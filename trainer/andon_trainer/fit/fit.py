@@ -6,7 +6,7 @@ Reading `Trainer.fit` shows how a loop of one's own is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -22,9 +22,16 @@ from andon_trainer.fit.batches import call_model, weighted
 from andon_trainer.fit.callbacks import Callback, Report
 from andon_trainer.fit.course import Course
 from andon_trainer.fit.evaluating import Metric, evaluate
+from andon_trainer.fit.handle import TrainingRun
 from andon_trainer.fit.loaders import Collate, Data, training_loader, validation_loader
 from andon_trainer.fit.progress import ProgressBar
-from andon_trainer.fit.schedules import LearningRates, Scheduler, make_scheduler, steps_of
+from andon_trainer.fit.schedules import (
+    LearningRates,
+    Scheduler,
+    make_scheduler,
+    scale_learning_rates,
+    steps_of,
+)
 from andon_trainer.fit.seeds import WorkerSeeds, seed_everything
 from andon_trainer.fit.settings import Fit
 from andon_trainer.line.line import Line
@@ -105,6 +112,7 @@ class Trainer:
         """
         line = Line(
             seed=fit.seed,
+            line_options=fit.line_options,
             run_dir=fit.run_dir,
             resume=fit.resume,
             checkpoint_every=fit.checkpoint_every or None,
@@ -116,6 +124,7 @@ class Trainer:
         evaluated = validation_loader(validation, fit, loader, self.collate_fn)
         model = self.model()
         optimizer = self.optimizer(model)
+        scale_learning_rates(optimizer, fit, loader)
         scheduler = make_scheduler(self.scheduler, optimizer, fit, loader)
         # Switched off for other precisions: `step` is then the optimizer's own.
         scaler = torch.amp.GradScaler(line.device.type, enabled=fit.precision == "float16")
@@ -132,7 +141,7 @@ class Trainer:
         if evaluated is not None:  # A loader over a stream has no truth value.
             measure = partial(self._evaluate, line, model, evaluated, fit)
 
-        with line, bar, course.over(model, loader, rates, measure):
+        with line, bar, course.over(model, rates, measure):
             for epoch in line.epochs(fit.epochs or fit.steps or 0):
                 for batch in loader:
                     if seeds is not None:
@@ -154,6 +163,26 @@ class Trainer:
             if fit.save_to is not None and line.is_main:
                 save_weights(self.inner(model) if self.inner else model, Path(fit.save_to))
             return course.report()
+
+    def start(self, fit: Fit) -> TrainingRun:
+        """Trains as `fit` does, in the background of this process; returns at once.
+
+        There is one run at a time in a process. A program that ends while its run trains leaves the
+        line after the step, as at a SIGTERM: call `join`.
+
+        Args:
+            fit: the settings of this run. Without `progress=True` no progress bar is shown.
+
+        Returns:
+            The handle of the run: its metrics, `stop` and `join`.
+
+        Raises:
+            RuntimeError: another run trains in this process.
+        """
+        quiet = replace(fit, progress=bool(fit.progress))
+        return TrainingRun(
+            lambda watch: replace(self, callbacks=[*self.callbacks, watch]).fit(quiet)
+        )
 
     def _evaluate(
         self, line: Line, model: nn.Module, loader: DataLoader[Any], fit: Fit

@@ -6,6 +6,7 @@ The names and their curves are those of transformers' `get_scheduler`: a warm-up
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -13,9 +14,13 @@ from typing import Any, Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from andon.host.logs import LogEvent
+from andon.protocol.schedules import LearningRateScaling
 from andon_trainer.fit.settings import Fit
 
-__all__ = ["LearningRates", "Scheduler", "make_scheduler", "steps_of"]
+__all__ = ["LearningRates", "Scheduler", "make_scheduler", "scale_learning_rates", "steps_of"]
+
+log = logging.getLogger(__name__)
 
 Scheduler = Literal["constant", "linear", "cosine"] | Callable[[Optimizer], LRScheduler]
 """A schedule's name, or a function that gets the optimizer and returns a scheduler."""
@@ -54,6 +59,36 @@ def _length(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
+
+
+def scale_learning_rates(optimizer: Optimizer, fit: Fit, loader: Any) -> None:
+    """Multiplies the optimizer's learning rates as `fit.lr_scaling` says, and tells people.
+
+    Args:
+        optimizer: as the script made it; no scheduler has seen it yet.
+        fit: says how, and for which batch the rates were chosen.
+        loader: over the training set; has a batch size if `fit` has none.
+
+    Raises:
+        ValueError: the size of a batch is not known.
+    """
+    if fit.base_batch_size is None:
+        return
+    batch = fit.batch_size or loader.batch_size
+    if batch is None:
+        raise ValueError(
+            f"lr_scaling={fit.lr_scaling!r} needs the size of a batch, and the batch sampler of "
+            "this DataLoader has none: scale the learning rate where the optimizer is made"
+        )
+    factor = LearningRateScaling(fit.lr_scaling).of(batch / fit.base_batch_size)
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * factor
+    rates = ", ".join(f"{float(group['lr']):.4g}" for group in optimizer.param_groups)
+    text = (
+        f"learning rates are times {factor:.4g} ({fit.lr_scaling}), since a batch has {batch} "
+        f"samples and they were chosen for {fit.base_batch_size}: {rates}"
+    )
+    log.info(LogEvent("learning_rates_scaled", text, factor=factor))
 
 
 def make_scheduler(

@@ -8,6 +8,9 @@ from typing import Literal
 
 import torch
 
+from andon.protocol.schedules import LearningRateScaling
+from andon_trainer.line_options import LineSchema
+
 __all__ = ["PRECISIONS", "Fit"]
 
 PRECISIONS: dict[str, torch.dtype | None] = {
@@ -51,6 +54,13 @@ class Fit:
     """Steps in which a scheduler that is given by name raises the learning rate from 0."""
     warmup_ratio: float = 0.0
     """The same as a part of all steps, from 0 to 1. Give this, or `warmup_steps`."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the optimizer's learning rates follow the batch: times the batch divided by
+    `base_batch_size` (`linear`, usual for SGD), or times the square root of that (`sqrt`, usual for
+    Adam). `none`: they are as they were made."""
+    base_batch_size: int | None = None
+    """With `lr_scaling`: the batch, in samples, that the optimizer's learning rates were chosen
+    for."""
     scheduler_interval: Literal["step", "epoch"] = "step"
     """When the scheduler steps. ReduceLROnPlateau steps with each evaluation's loss instead."""
     evaluate_every: int | Literal["epoch"] = 0
@@ -64,6 +74,10 @@ class Fit:
     ends with `loss` or `error`, else the greatest."""
     checkpoint_every: int = 0
     """Steps between checkpoints. 0: the environment decides (`ANDON_CHECKPOINT_EVERY`)."""
+    line_options: LineSchema | None = None
+    """How the line works, if rank 0 of this launch serves it: the schedule, what is done about
+    spikes, encodings, and whatever else is a flag of `andon serve`, as
+    `andon_coordinator.config.LineOptions`. None: the environment decides."""
     run_dir: Path | str | None = None
     """Folder of the run's files. None: the environment decides (`ANDON_RUN_DIR`)."""
     resume: Path | str | None = None
@@ -82,7 +96,14 @@ class Fit:
         """Refuses invalid values."""
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("Fit needs exactly one of steps= and epochs=: how long to train")
-        for name in ("batch_size", "steps", "epochs", "micro_batch_size", "patience"):
+        for name in (
+            "batch_size",
+            "steps",
+            "epochs",
+            "micro_batch_size",
+            "patience",
+            "base_batch_size",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
@@ -105,6 +126,14 @@ class Fit:
     def _check_choices(self) -> None:
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, not {self.precision}")
+        scalings = [each.value for each in LearningRateScaling]
+        if self.lr_scaling not in scalings:
+            raise ValueError(f"lr_scaling is one of {', '.join(scalings)}, not {self.lr_scaling}")
+        if (self.lr_scaling == "none") != (self.base_batch_size is None):
+            raise ValueError(
+                "lr_scaling and base_batch_size go together: how learning rates follow the batch, "
+                "and for which batch they were chosen"
+            )
         if self.scheduler_interval not in ("step", "epoch"):
             raise ValueError(f"scheduler_interval is step or epoch, not {self.scheduler_interval}")
         if self.mode not in (None, "min", "max"):

@@ -12,19 +12,23 @@ import atexit
 import logging
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 
+from andon.protocol.halts import HaltEvidence
 from andon_trainer.errors import ANOTHER_RUN, LineHalted
 from andon_trainer.line.session import LineSession
 from andon_trainer.process.exits import is_interactive
 
-__all__ = ["Life", "close_forgotten"]
+__all__ = ["Life", "close_forgotten", "life_of"]
 
 log = logging.getLogger(__name__)
 
 _open: weakref.WeakSet[Life] = weakref.WeakSet()
 """The lives of this process that are not over; two only while one takes the other's place."""
+_by_thread: weakref.WeakValueDictionary[threading.Thread, Life] = weakref.WeakValueDictionary()
+"""The newest life of each thread. One look-up is safe beside a thread that makes a line."""
 
 
 class Life:
@@ -34,7 +38,10 @@ class Life:
         """Makes the session that of the process; `end_logs` ends what is written of its logs."""
         self._session = session
         self._end_logs = end_logs
+        self._thread = threading.current_thread()
+        """The thread that trains on it."""
         _open.add(self)
+        _by_thread[self._thread] = self
         atexit.register(self.close_at_exit)
 
     def close(self) -> None:
@@ -57,6 +64,11 @@ class Life:
             RuntimeError: a script trains on it.
         """
         session = self._session
+        if self._trains_elsewhere:
+            raise RuntimeError(
+                f"a run trains in the background of this process, at step {session.step}, and a "
+                "process has one Line at a time: call run.join() or run.stop() first"
+            )
         ended = session.worker.member is None or session.complete or bool(session.stopped)
         if not (ended or session.worker.config.solo or is_interactive()):
             raise RuntimeError(
@@ -92,6 +104,22 @@ class Life:
             sys.stderr.write(f"{halt}\n")
             sys.stderr.flush()
             os._exit(halt.exit_code)
+
+    @property
+    def halt(self) -> HaltEvidence | None:
+        """The halt that the line is in, as far as this worker knows; any thread may ask."""
+        member = self._session.worker.member
+        return None if member is None else member.position.halt
+
+    def leave(self, why: str) -> None:
+        """Makes the worker leave once its step is over; any thread may ask, and again."""
+        self._session.worker.ask_to_leave(why)
+
+    @property
+    def _trains_elsewhere(self) -> bool:
+        """Whether a run in the background trains on it: nobody there has forgotten it."""
+        others = self._thread not in (threading.current_thread(), threading.main_thread())
+        return others and self._thread.is_alive()
 
     def _note_end(self) -> None:
         """Finds out whether the script came to its end, or something ended it."""
@@ -132,3 +160,8 @@ def close_forgotten() -> None:
     """
     for earlier in list(_open):
         earlier.give_way()
+
+
+def life_of(thread: threading.Thread) -> Life | None:
+    """The life of the line that `thread` made last, while somebody holds it; any thread may ask."""
+    return _by_thread.get(thread)

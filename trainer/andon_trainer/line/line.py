@@ -25,6 +25,7 @@ from andon_trainer.line.preparing import prepare
 from andon_trainer.line.session import LineSession
 from andon_trainer.line.together import Together
 from andon_trainer.line.worker import Worker
+from andon_trainer.line_options import LineSchema
 from andon_trainer.model.graph import Graph
 from andon_trainer.process.device import pick_device
 from andon_trainer.process.logs import write_logs
@@ -64,6 +65,7 @@ class Line:
         tls: str | Path | None = None,
         insecure: bool | None = None,
         seed: int | None = None,
+        line_options: LineSchema | None = None,
         total_steps: int | None = None,
         check_data: bool | None = None,
         on_halt: Literal["raise", "wait"] | None = None,
@@ -104,6 +106,8 @@ class Line:
             tls: folder of this worker's certificates; default: nothing is encrypted.
             insecure: whether this worker may talk to other hosts without encryption.
             seed: seed of the sample order, 64 bits; the same on all workers.
+            line_options: how the line works, if rank 0 of this launch serves it: an
+                `andon_coordinator.config.LineOptions`. Default: the environment decides.
             total_steps: steps after which the run ends; default: the script decides.
             check_data: whether workers compare digests of their training sets when they join.
             on_halt: `raise` LineHalted when the line stops, or `wait` for the operator's answer.
@@ -830,6 +834,26 @@ class Line:
         steps = self._session.stepper
         commit = steps.last_commit if steps else None
         return commit.loss if commit else None
+
+    @property
+    def step_samples(self) -> int:
+        """Number of samples in the last committed step, of all workers together.
+
+        0 before the first commit, and in a script with manual steps.
+        """
+        steps = self._session.stepper
+        commit = steps.last_commit if steps else None
+        return commit.samples if commit else 0
+
+    @property
+    def step_epoch(self) -> int:
+        """The epoch of the last committed step, from 0; `epoch` is that of the next one.
+
+        0 before the first commit, and in a script with manual steps.
+        """
+        steps = self._session.stepper
+        commit = steps.last_commit if steps else None
+        return commit.epoch if commit else 0
 
     @property
     def accuracy(self) -> float | None:

@@ -9,6 +9,7 @@ coordinator is told which, and only a worker whose work is done has its final we
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from andon.protocol.records import Key
-from andon.protocol.run_settings import DRAINED, RunPlan
+from andon.protocol.run_settings import DRAINED, Policy, RunPlan
 from andon_trainer.averaging.attesting import can_attest
 from andon_trainer.config import LineConfig
 from andon_trainer.core.events import Assigned
@@ -27,9 +28,10 @@ from andon_trainer.hosts.calls import failing_together
 from andon_trainer.hosts.group import HostGroup
 from andon_trainer.hosts.member import FollowerMember, LeaderMember
 from andon_trainer.hosts.opening import agree_on_plan, config_of_host, located_by_leader
+from andon_trainer.line_options import given_in, unseen
 from andon_trainer.model.layout import ModelPlan, warn_of_rounding
 from andon_trainer.place.audit import AuditMember
-from andon_trainer.place.candidate import Candidate, refuse_other_plan
+from andon_trainer.place.candidate import Candidate, refuse_other_options, refuse_other_plan
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
 from andon_trainer.place.position import Position
@@ -47,6 +49,8 @@ from andon_trainer.termination import Termination
 from andon_trainer.timeline import Timeline
 
 __all__ = ["Worker"]
+
+log = logging.getLogger(__name__)
 
 _done: list[tuple[str, str]] = []
 """Address and id of each run that this process trained to its end."""
@@ -77,6 +81,8 @@ class Worker:
         self.crash: BaseException | None = None
         """What ended the script; None if it came to its end, as far as is known."""
         self._launch = WorkerLaunch(config)
+        self._launched = config.launch is not None and not config.address
+        """Whether rank 0 of this launch serves the line, with the script's options."""
         self._run: RunPlan | None = None
         self._telemetry: Telemetry | None = None
         self._timeline: Timeline | None = None
@@ -193,6 +199,8 @@ class Worker:
             )
             return self.member
         if config.solo:
+            if config.line_options is not None:
+                log.info("alone there is no line: line_options have no effect")
             if stated and config.run_dir is not None:
                 write_stated(config.run_dir, stated)
             self.member = SoloMember(run, self.checkpoints.origin, self._timeline)
@@ -209,10 +217,25 @@ class Worker:
         with _no_success():
             membership.join()
         refuse_other_plan(run, membership.plan)
+        self._compare_options(config, membership.policy)
         if leader is not None:
             leader.joined((config.address, membership.run_id, config.run_dir))
         warn_of_rounding(plan.layout)
         return self.member
+
+    def _compare_options(self, config: LineConfig, policy: Policy) -> None:
+        """Compares what the script asks of the line with what the line is, as far as is known."""
+        options = config.line_options
+        if options is None:
+            return
+        refuse_other_options(given_in(options), options.policy, policy, config.address)
+        if not self._launched and (names := unseen(options)):
+            log.warning(
+                "the line at %s was not started by this script: it decides by itself about %s, "
+                "whatever line_options say",
+                config.address,
+                ", ".join(names),
+            )
 
     def _open_timeline(self) -> None:
         """Begins to record if a trace is wanted."""
@@ -263,6 +286,13 @@ class Worker:
     def is_leaving_cleanly(self) -> bool:
         """Whether nothing went wrong, and this worker has not left yet."""
         return self.crash is None and not self._left
+
+    def ask_to_leave(self, why: str) -> None:
+        """Makes this worker leave once its step is over, as SIGTERM does; any thread may ask.
+
+        A loop that is alone waits for nothing: whoever runs it ends it, by raising Terminated.
+        """
+        self._termination.ask(why)
 
     def note_failure(self, error: BaseException) -> None:
         """Notes what ended the script inside `with Line() as line:`."""
@@ -339,7 +369,9 @@ class Worker:
     def _departure(self, here: Position) -> LeaveReport:
         crash = self.crash
         if crash is None and self._termination.wanted and not here.stop_reason:
-            return LeaveReport(reason="INTERRUPTED", message="SIGTERM", final_step=here.step)
+            return LeaveReport(
+                reason="INTERRUPTED", message=self._termination.why, final_step=here.step
+            )
         if crash is None or isinstance(crash, RunOver):
             return LeaveReport(
                 reason="DRAINED" if here.stop_reason == DRAINED else "COMPLETE",

@@ -6,6 +6,7 @@ A Join says the same of the worker each time; only its head and what it holds ch
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from andon.host.manifest import CheckpointFacts
@@ -16,7 +17,7 @@ from andon.protocol.run_settings import Policy, RunPlan
 from andon_trainer.errors import JoinRefused
 from andon_trainer.exchange.control.transfer import State
 
-__all__ = ["Candidate", "refuse_other_plan", "refuse_other_policy"]
+__all__ = ["Candidate", "refuse_other_options", "refuse_other_plan", "refuse_other_policy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,34 @@ def refuse_other_policy(before: Policy, now: Policy) -> None:
                 component=name,
                 mine=mine,
                 theirs=theirs,
+            )
+
+
+def refuse_other_options(given: Iterable[str], mine: Policy, theirs: Policy, address: str) -> None:
+    """Refuses a line that works in another way than the script asks for.
+
+    Args:
+        given: names of the options that it gives; those that a policy does not show are let pass.
+        mine: the policy that they mean.
+        theirs: the line's.
+        address: of the line, for the message.
+
+    Raises:
+        JoinRefused: an option is another one there.
+    """
+    for name in given:
+        if not hasattr(theirs, name):
+            continue
+        wanted, found = _in_words(getattr(mine, name)), _in_words(getattr(theirs, name))
+        if wanted != found:
+            raise JoinRefused(
+                "line_options",
+                f"the script's line_options ask for {name} {wanted}, and the line at {address} "
+                f"has {found}: start its service with --{name.replace('_', '-')}, or leave {name} "
+                "out of line_options",
+                component=name,
+                mine=wanted,
+                theirs=found,
             )
 
 

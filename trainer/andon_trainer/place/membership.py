@@ -162,6 +162,7 @@ class Membership:
             installed_from=state.installed_from,
             pacing=state.pacing,
             digest_every=link.policy.digest_every,
+            halt=state.halt,
             coordinator_can=link.coordinator_can,
         )
 

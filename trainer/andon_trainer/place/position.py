@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key
 from andon_trainer.core.events import Assigned, TransferAsked
 
@@ -36,6 +37,8 @@ class Position:
     """What the line knows of its workers' speed, for a checkpoint; nobody here reads it."""
     digest_every: int = 0
     """The interval, in steps, at which workers compare digests of their weights; 0: never."""
+    halt: HaltEvidence | None = None
+    """The halt that the line is in, as far as this worker knows."""
     coordinator_can: frozenset[str] = frozenset()
     """What the coordinator can do that one of an earlier version can't."""
 

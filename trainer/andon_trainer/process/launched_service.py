@@ -18,6 +18,7 @@ from andon.host.tls import address_of
 from andon_trainer.config import LineConfig
 from andon_trainer.errors import JoinRefused, LineLost
 from andon_trainer.launchers import LaunchStore
+from andon_trainer.line_options import flags_of
 
 __all__ = [
     "Served",
@@ -151,7 +152,7 @@ def command_of(config: LineConfig, launch: LaunchStore, before: Served | None) -
         command += ["--tls", str(config.tls)]
     if config.insecure:
         command.append("--insecure")
-    return command
+    return [*command, *flags_of(config.line_options)]
 
 
 def _is_free(port: int) -> bool:

@@ -26,7 +26,6 @@ import torch
 from andon.protocol.grains import Grains
 from andon.protocol.limits import MAX_HASHED_SAMPLES
 from andon.protocol.records import PositionRange
-from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.grain_averaging import GrainAverager
 from andon_trainer.averaging.step_gather import Rows
 from andon_trainer.averaging.verification import Verification
@@ -270,17 +269,18 @@ class GrainStepper(Stepper):
         state.weight = sum(each.weight for each in state.node_losses)
         state.loss_sum = sum(each.loss_sum for each in state.node_losses)
         if state.assigned.attests:
-            self._attest(state, averaged)
+            self._attest(state)
         self._report(state, averaged)
 
-    def _attest(self, state: StepState, averaged: Averaged) -> None:
+    def _attest(self, state: StepState) -> None:
         """Says what was computed; before the script can change what is in `p.grad`."""
         verification, assigned = self._verification, state.assigned
         itemised = frozenset(assigned.verifies if assigned.itemised else ())
         if assigned.itemises_own:
             itemised |= frozenset(range(Grains(assigned.batch, self._grain).count))
         state.attested = verification.attested(itemised)
-        state.averages_digest = verification.averages_digest(averaged.total_weight)
+        state.averages_digest = verification.averages_digest()
+        state.mean_check = self._averager.mean_check
         verification.end()
 
     def _keep(self, state: StepState, losses: GrainLosses) -> Kept:

@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from andon.protocol.attestations import Attestation
+from andon.protocol.attestations import Attestation, MeanCheck
 from andon.protocol.grains import NodeLoss
 from andon_trainer.averaging.averaging import Averaged
 from andon_trainer.averaging.compute_clock import Busy
@@ -89,6 +89,8 @@ class StepState:
     """What this worker attests, if the assignment asks for it, once all averages are here."""
     averages_digest: bytes = b""
     """Of the averages, likewise."""
+    mean_check: MeanCheck | None = None
+    """Its own mean of all nodes, likewise."""
     assigned_at: float = field(default_factory=time.perf_counter)
     """When the step was begun, by `time.perf_counter`."""
 
@@ -219,10 +221,12 @@ class StepState:
             world_size=averaged.world_size,
             gradient_norm=averaged.gradient_norm,
             own_gradient_norm=averaged.own_gradient_norm,
+            block_norms=averaged.block_norms,
             overflow=self.overflow,
             node_losses=self.node_losses,
             attested=self.attested,
             averages_digest=self.averages_digest,
+            mean_check=self.mean_check,
         )
 
 

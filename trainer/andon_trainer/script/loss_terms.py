@@ -9,6 +9,7 @@ only handed on, since reading it here would wait for the GPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -227,7 +228,8 @@ def _multiplied(term: Term, node: Any) -> Term:
             child.unread = True
             return child
         number = float(number)
-    if not isinstance(number, int | float) or (divides and not number):
+    read = isinstance(number, int | float) and math.isfinite(number)  # NaN is for the halt to tell.
+    if not read or (divides and not number):
         child.unread = True
         return child
     child.factors += (1 / number if divides else float(number),)

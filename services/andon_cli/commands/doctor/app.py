@@ -16,6 +16,7 @@ from andon_cli.commands.doctor.host import (
     check_ports,
     check_privacy,
     check_shared_memory,
+    check_windows,
 )
 from andon_cli.commands.doctor.packages import check_mean, check_packages
 from andon_cli.commands.doctor.reach import check_access, check_line
@@ -55,6 +56,7 @@ async def _findings(config: DoctorConfig) -> AsyncGenerator[Finding]:
             *check_privacy(RUNS),
             *check_shared_memory(config.shared_dir or DEFAULT_SHARED_DIR),
             *check_clock(RUNS),
+            *(check_windows() if config.address else ()),
             *check_access(config.access),
         ):
             yield finding

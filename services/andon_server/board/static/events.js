@@ -17,6 +17,8 @@ const KINDS = {
   convicted: ["red", "Convicted"],
   spike: ["amber", "Spike"],
   slow: ["amber", "Slow"],
+  eased: ["amber", "Dealt less"],
+  evicted: ["amber", "Slow"],
   overflow: ["amber", "Overflow"],
   checkpoint: ["off", "Checkpoint"],
   checkpoint_missed: ["amber", "No checkpoint"],

@@ -70,7 +70,7 @@ function refresh(element, worker, state) {
   text(place.children[0], worker.host || NONE);
   text(place.children[1], deviceOf(worker));
   text(doing.children[0], worker.detail ? `${said} (${worker.detail})` : said);
-  text(doing.children[1], worker.slow ? `was slow in step ${count(worker.slow.step)}: ${worker.slow.text}` : "");
+  text(doing.children[1], worker.slowness ? `was slow in step ${count(worker.slowness.step)}: ${worker.slowness.text}` : "");
   measure(share, worker.live ? worker.share : null);
   say(speed.firstElementChild, worker.live ? rate(worker.samples_per_second) : NONE);
   measure(waits, worker.live ? worker.waiting_ratio : null);
@@ -119,7 +119,23 @@ function showPlace(state) {
   const schedule = uneven ? `Schedule: ${state.schedule}${state.schedule_note ? ` (${state.schedule_note})` : ""}.` : "";
   const differ = state.one_arithmetic || state.live < 2 ? "" : ", but the workers' arithmetics differ";
   const bits = state.grain ? `Same bits in grains of ${state.grain}${differ}.` : "";
-  say(byId("schedule"), [schedule, bits, verified(state.verification)].filter(Boolean).join(" "));
+  const noise = state.noise_scale === null ? "" : `Noise scale of the gradients: ${several(Math.round(state.noise_scale), "sample")}.`;
+  say(byId("schedule"), [schedule, bits, verified(state.verification), parted(state.fragments), spiking(state.spikes), noise].filter(Boolean).join(" "));
+}
+
+/** Which part of the model is exchanged; empty if it always is the whole. */
+export function parted(fragments) {
+  if (!fragments) return "";
+  const { count: of, exchanged, mix } = fragments;
+  const now = exchanged === null ? "the whole model is exchanged now" : `fragment ${exchanged + 1} is exchanged now`;
+  return `Exchanged in ${of} fragments: ${now}${mix ? `, and workers keep ${percent(mix)} of their own weights` : ""}.`;
+}
+
+/** What the line may still do about spikes by itself; empty if it halts for each. */
+export function spiking(spikes) {
+  if (!spikes) return "";
+  const left = Object.entries(spikes.left).map(([action, times]) => `${action} ${count(times)}`);
+  return `Spikes: of its budget for ${count(spikes.steps)} steps the line has left: ${left.join(", ")}.`;
 }
 
 /** How much was computed twice, and what came of it; empty if nothing is. */

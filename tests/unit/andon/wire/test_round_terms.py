@@ -6,6 +6,8 @@ from dataclasses import MISSING, fields
 
 import pytest
 
+from andon.protocol.attestations import NodeOwner
+from andon.protocol.grains import Node
 from andon.protocol.records import Key, PositionRange
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.rounds import RankTerms
@@ -44,6 +46,10 @@ TERMS = RankTerms(
     verifies=(1, 3),
     anew=True,
     itemised=True,
+    sums=(
+        NodeOwner(node=Node(0, 2), rank=1, relayed=True),
+        NodeOwner(node=Node(2, 3), rank=0, relayed=False),
+    ),
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from andon_cli.app import main
+from andon_cli.commands.epochs import EPOCH_COLUMNS
 from andon_cli.commands.export import STEP_COLUMNS, column_names
 from andon_server.runs import JOURNAL
 from unit.andon_cli.books import Book
@@ -52,6 +53,35 @@ def test_the_table_has_a_row_a_step_and_a_column_a_scalar(run: Path, tmp_path: P
     assert (rows[3]["workers"], rows[3]["samples"], rows[3]["samples_per_second"]) == (
         "2", "4", "2.0",
     )  # fmt: skip
+
+
+def test_the_table_by_epoch_has_means_by_samples_and_the_last_that_was_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "0001").mkdir(parents=True)
+    book = Book(tmp_path / "runs" / "0001" / JOURNAL)
+    book.found()
+    for step, loss, epoch in ((1, 2.0, 0), (2, 1.0, 0), (3, math.nan, 0), (4, 0.5, 1)):
+        book.step(step, loss, epoch=epoch)
+    book.log(0, 1, val=0.5)
+    book.log(0, 2, val=0.25)
+    book.close()
+
+    assert main(["export", "--by", "epoch"]) == 0
+    first, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    main(["show", "0001", "--format", "json"])
+    shown = json.loads(capsys.readouterr().out)["epochs"]
+    main(["show", "0001"])
+
+    assert first == [*EPOCH_COLUMNS, "val"]
+    assert [row[:7] for row in rows] == [
+        ["0", "3", "1", "3", "12", "1.5", "6.0"],
+        ["1", "1", "4", "4", "4", "0.5", "2.0"],
+    ]
+    assert [row[-1] for row in rows] == ["0.25", ""]
+    assert [each["loss"] for each in shown] == [1.5, 0.5]
+    assert "0      1 to 3  12       1.5   6.0 s" in capsys.readouterr().out
 
 
 def test_a_table_without_scalars_has_the_columns_of_steps_alone(

@@ -79,6 +79,10 @@ def test_a_worker_that_is_gone_has_no_share_any_more() -> None:
     assert said == "schedule  cadence  samples 100 %  micro-batches 4"
     assert parts == "schedule  local in 4 fragments  samples 100 %  micro-batches 4"
     assert schedule_line(alone) == ""
+    noisy = schedule_line(replace(alone, noise_scale=1480.4))
+    assert (
+        noisy == "schedule  every-step  samples 100 %  micro-batches 4  noise scale 1 480 samples"
+    )
 
 
 def test_equal_shares_of_a_batch_that_does_not_divide_are_not_called_uneven() -> None:

@@ -14,6 +14,7 @@ from andon.protocol.records import Cursor
 from andon_coordinator.core import events
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
+from andon_coordinator.core.spikes import SpikeAction
 from andon_server.board.view import halt_view, state_view
 from andon_server.halt_words import help_page
 from unit.andon_server.board.boards import line_core, line_of, nan_halt
@@ -76,6 +77,22 @@ def test_the_worker_that_waits_least_while_others_wait_holds_them_up() -> None:
     view = state_view(replace(line, workers=tuple(workers)), pace_s=None, now_unix_s=0.0)
 
     assert [each["holds_up"] for each in view["workers"]] == [False, True, False]
+
+
+def test_fragments_and_what_is_left_of_the_budgets_for_spikes_are_shown_where_there_are_any() -> (
+    None
+):
+    plain = state_view(line_of(), pace_s=None, now_unix_s=0.0)
+    line = replace(
+        line_of(), fragments=4, fragment=2, mix=0.5,
+        spikes_left={SpikeAction.LIMIT: 50, SpikeAction.SKIP: 19},
+    )  # fmt: skip
+
+    view = state_view(line, pace_s=None, now_unix_s=0.0)
+
+    assert (plain["fragments"], plain["spikes"]) == (None, None)
+    assert view["fragments"] == {"count": 4, "exchanged": 2, "mix": 0.5}
+    assert view["spikes"] == {"steps": 1000, "left": {"limit": 50, "skip": 19}}
 
 
 def test_checkpoints_are_shown_once_somebody_can_write_them() -> None:

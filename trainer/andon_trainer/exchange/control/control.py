@@ -145,7 +145,7 @@ class ControlStream:
             self._inbox.put(Halted(joined.halt), self._number)
         elif joining.halt is not None:  # It was answered while this worker was away.
             self._inbox.put(Resumed(joining.halt.id), self._number)
-        self._start("andon-control", self._read)
+        self._start("andon-control", lambda: self._read(joined.policy.fragments))
         # Not before JoinAccepted, ahead of which a worker sends nothing but its Join.
         self._heartbeats.begin()
         self._start("andon-heartbeat", lambda: self._heartbeats.run(joined.liveness.heartbeat_s))
@@ -215,8 +215,8 @@ class ControlStream:
         while (message := self._outgoing.get()) is not None:
             yield message
 
-    def _read(self) -> None:
-        """Runs on the reading thread."""
+    def _read(self, fragments: int = 1) -> None:
+        """Runs on the reading thread, on a line whose policy has so many fragments."""
         reason = "the coordinator ended the stream"
         refusal: AndonError | None = None
         try:
@@ -231,7 +231,7 @@ class ControlStream:
                     continue
                 if response.HasField("heartbeat_answer"):
                     self._heartbeats.answered(response.heartbeat_answer)
-                event = event_from(response)
+                event = event_from(response, fragments=fragments)
                 # Before the inbox has it: the transfer may be looked for at once.
                 self._note_transfer(event)
                 self._deliver(event)

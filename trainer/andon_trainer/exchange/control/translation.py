@@ -31,6 +31,8 @@ from andon_trainer.core.effects import (
 from andon_trainer.core.reports import Digest, Joined, Joining, LeaveReport, Standing, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
 
+_GREATEST_FLOAT32 = 3.4028234663852886e38
+
 __all__ = [
     "Report",
     "accepted_from",
@@ -122,12 +124,28 @@ def accepted_from(message: pb.TrainResponse) -> Joined:
     )
 
 
-def event_from(message: pb.TrainResponse) -> events.Event | None:
+def event_from(message: pb.TrainResponse, *, fragments: int | None = None) -> events.Event | None:
     """A message of the coordinator as an event; None if it is of no kind that this worker knows.
+
+    Args:
+        message: what the coordinator sent.
+        fragments: in how many parts the line's policy exchanges the model; None: nobody knows.
 
     Raises:
         WireError: a field is invalid, or has a value that only another version knows.
     """
+    event = _event_of(message)
+    assigned = event.next if isinstance(event, events.Committed) else event
+    if fragments is None or not isinstance(assigned, events.Assigned):
+        return event
+    fragment = assigned.fragment
+    if fragment is not None and not (fragments > 1 and fragment < fragments):
+        # It would exchange no block at all, and keep what it computed for ever.
+        raise conversion.WireError(f"ShardAssignment.fragment: {fragment} of {fragments}")
+    return event
+
+
+def _event_of(message: pb.TrainResponse) -> events.Event | None:
     match message.WhichOneof("message"):
         case "shard_assignment":
             return _assigned(message.shard_assignment)
@@ -304,11 +322,13 @@ def ready_to(report: StepReport) -> pb.StepReady:
         gradient_norm=report.gradient_norm,
         correct=report.correct,
         own_gradient_norm=report.own_gradient_norm,
+        block_norms=[min(norm, _GREATEST_FLOAT32) for norm in report.block_norms],
         overflow=report.overflow,
         next=_standing(report.standing),
         node_losses=conversion.node_losses_to_proto(report.node_losses),
         attested=conversion.attestations_to_proto(report.attested),
         averages_digest=report.averages_digest,
+        mean_check=conversion.mean_check_to_proto(report.mean_check),
     )
     if report.digest.sha256:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))

@@ -13,6 +13,7 @@ from andon_cli.commands.doctor.host import (
     check_folder,
     check_privacy,
     check_shared_memory,
+    check_windows,
 )
 from andon_server.runs import JOURNAL
 
@@ -81,3 +82,19 @@ def test_a_clock_behind_a_run_that_is_kept_here_is_a_warning(tmp_path: Path) -> 
 
     assert finding.level == "warn"
     assert "3600 s before a run here was written" in finding.fact
+
+
+@pytest.mark.parametrize(("setting", "level"), [("1\n", "warn"), ("0\n", "ok")])
+def test_connections_that_forget_their_windows_are_a_warning(
+    setting: str, level: str, tmp_path: Path
+) -> None:
+    kernel = tmp_path / "tcp_slow_start_after_idle"
+    kernel.write_text(setting)
+
+    [finding] = check_windows(kernel)
+
+    assert finding.level == level
+
+
+def test_a_kernel_that_does_not_say_what_becomes_of_windows_is_no_finding(tmp_path: Path) -> None:
+    assert check_windows(tmp_path / "missing") == []
