@@ -49,6 +49,7 @@ __all__ = [
     "NoteSchedule",
     "NoteSetback",
     "NoteSlow",
+    "NoteSlowness",
     "NoteStopRefused",
     "NoteSuspected",
     "NoteUnverified",
@@ -606,7 +607,7 @@ class SendExplain:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteSlow:
+class NoteSlowness:
     """Tell people why a worker was slow."""
 
     slowness: Slowness
@@ -767,7 +768,7 @@ Effect = (
     | NoteDifference
     | NoteUnverified
     | NoteSuspected
-    | NoteSlow
+    | NoteSlowness
     | NoteWentBack
     | NoteWriter
     | SendScalarAllReduceResult

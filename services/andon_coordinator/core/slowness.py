@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from andon.protocol.capabilities import EXPLAINS
 from andon.protocol.records import Key
 from andon.protocol.slowness import Explanation, Slowness, SlowPhase
-from andon_coordinator.core.effects import LineState, NoteSlow, SaveSlowness, SendExplain
+from andon_coordinator.core.effects import LineState, NoteSlowness, SaveSlowness, SendExplain
 from andon_coordinator.core.events import Activity, ExplanationArrived
 from andon_coordinator.core.lateness import LEAST_S, STEPS, Question, late_after_s
 from andon_coordinator.core.members import LineMember
@@ -275,7 +275,7 @@ def _note(core: CoreState, slow: Slowness) -> None:
     watch = core.slowness
     watch.latest[slow.worker] = slow
     watch.recent.append(slow)
-    core.emit(NoteSlow(slow))
+    core.emit(NoteSlowness(slow))
     while watch.kept and watch.kept[0][0] <= core.now - _HOUR_S:
         watch.kept.popleft()
     what = slow.worker, slow.phase, str(slow.guilty)

@@ -163,7 +163,7 @@ class LineMetrics:
 
     def _rest(self, effect: effects.Effect, now: float) -> None:
         match effect:
-            case effects.NoteSlow():
+            case effects.NoteSlowness():
                 self._slowness.told(effect.slowness.phase)
             case effects.SendTransfer(beside_training=False):
                 self._attempts.transfer_began(now)

@@ -114,7 +114,7 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
             | effects.NoteDifference()
             | effects.NoteUnverified()
             | effects.SaveSpike()
-            | effects.NoteSlow()
+            | effects.NoteSlowness()
         ):
             _log_finding(effect)
         case effects.SaveAnswer():
@@ -211,10 +211,10 @@ def _log_finding(
     | effects.NoteDifference
     | effects.NoteUnverified
     | effects.SaveSpike
-    | effects.NoteSlow,
+    | effects.NoteSlowness,
 ) -> None:
     match effect:
-        case effects.NoteSlow(slow):
+        case effects.NoteSlowness(slow):
             log.warning(
                 LogEvent(
                     "worker_slow",

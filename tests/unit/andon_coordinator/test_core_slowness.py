@@ -98,7 +98,7 @@ class Training:
 
 
 def told_in(effects: list[do.Effect]) -> list[Slowness]:
-    return [each.slowness for each in effects if isinstance(each, do.NoteSlow)]
+    return [each.slowness for each in effects if isinstance(each, do.NoteSlowness)]
 
 
 def kept_in(effects: list[do.Effect]) -> list[Slowness]:
