@@ -110,6 +110,8 @@ class Schedule:
 _LOCAL = ("--schedule", "local", "--local-steps")
 _INT4 = ("--encoding", "int4")
 _FASTER = (("letters-long", 3.2e-2),)
+_INT2 = ("--encoding", "int2")
+_TOPK = ("--encoding", "topk", "--topk-kept")
 _FRAGMENTS = (*_LOCAL, "16", *_INT4, "--fragments", "4")
 _CADENCE = ("--schedule", "cadence")
 SCHEDULES = {
@@ -127,6 +129,10 @@ SCHEDULES = {
     "local-8-quorum": Schedule(flags=(*_LOCAL, "8", "--quorum", "0.6"), uneven=True),
     "async-8": Schedule(flags=("--schedule", "async", "--local-steps", "8"), uneven=True),
     "local-16-int4": Schedule(flags=(*_LOCAL, "16", *_INT4), rates=_FASTER),
+    "local-12-int2": Schedule(flags=(*_LOCAL, "12", *_INT2), rates=_FASTER),
+    "local-5-topk-8": Schedule(flags=(*_LOCAL, "5", *_TOPK, "8"), rates=_FASTER),
+    "local-5-topk-7": Schedule(flags=(*_LOCAL, "5", *_TOPK, "7"), rates=_FASTER),
+    "local-16": Schedule(flags=(*_LOCAL, "16"), rates=_FASTER),
     "local-16-int4-overlap": Schedule(flags=(*_LOCAL, "16", *_INT4, "--overlap"), rates=_FASTER),
     "fragments-16-4-int4": Schedule(flags=_FRAGMENTS, rates=_FASTER, models=("gpt",)),
     "fragments-16-4-int4-overlap": Schedule(

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from convergence import WorkerSpec
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples import muon, shakespeare
 
-__all__ = ["Drawn", "Task", "optimizers_of", "set_rate", "task_of", "unseen_loss"]
+__all__ = ["Drawn", "Task", "optimizers_of", "schedulers_of", "set_rate", "task_of", "unseen_loss"]
 
 Sample = tuple[Tensor, Tensor]
 
@@ -85,15 +86,28 @@ def optimizers_of(model: nn.Module, spec: WorkerSpec) -> list[Optimizer]:
 
 def set_rate(optimizers: Sequence[Optimizer], samples: int, spec: WorkerSpec) -> None:
     """Sets the learning rate for what comes after so many samples of the run."""
-    rate = spec.learning_rate
-    if spec.warm_up:
-        done, warm = samples / spec.samples, spec.warm_up
-        rising = (samples + spec.batch) / (warm * spec.samples)
-        falling = 0.5 * (1 + math.cos(math.pi * (done - warm) / (1 - warm)))
-        rate *= min(rising, 1.0) if done < warm else falling
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = spec.learning_rate * _part_of_rate(samples, spec)
+
+
+def schedulers_of(optimizers: Sequence[Optimizer], spec: WorkerSpec) -> list[LambdaLR]:
+    """The same rates by a worker's own steps; a line takes these back where it repeats a step."""
+
+    def part(steps: int) -> float:
+        return _part_of_rate(steps * spec.batch, spec)
+
+    return [LambdaLR(optimizer, part) for optimizer in optimizers]
+
+
+def _part_of_rate(samples: int, spec: WorkerSpec) -> float:
+    """The learning rate after so many samples, of the greatest."""
+    if not spec.warm_up:
+        return 1.0
+    done, warm = samples / spec.samples, spec.warm_up
+    if done < warm:
+        return min((samples + spec.batch) / (warm * spec.samples), 1.0)
+    return 0.5 * (1 + math.cos(math.pi * (done - warm) / (1 - warm)))
 
 
 @torch.no_grad()

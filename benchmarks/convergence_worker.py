@@ -9,7 +9,7 @@ from typing import Any
 import plain_diloco
 import torch
 from convergence import EVALUATIONS, PlainSpec, WorkerSpec
-from convergence_tasks import Drawn, optimizers_of, set_rate, task_of, unseen_loss
+from convergence_tasks import Drawn, optimizers_of, schedulers_of, task_of, unseen_loss
 from extra_work import ExtraWork
 from torch import nn
 from torch.utils.data import DataLoader
@@ -34,25 +34,26 @@ def work(spec: WorkerSpec) -> dict[str, Any]:
     optimizers = optimizers_of(model, spec)
     line = Line(address=spec.address or None, run_id=spec.run_id or None)
     loader = DataLoader(Drawn(task, spec.samples, spec.seed), batch_size=spec.batch)
-    model, *optimizers, loader = line.prepare(model, *optimizers, loader)
+    made = line.prepare(model, *optimizers, *schedulers_of(optimizers, spec), loader)
+    model, *prepared, loader = made
+    optimizers, schedulers = prepared[: len(optimizers)], prepared[len(optimizers) :]
     curve: list[tuple[int, float]] = []
     marks = iter(range(0, spec.samples, max(1, spec.samples // EVALUATIONS)))
-    mark, committed, steps = next(marks), True, 0
+    mark, committed = next(marks), True
     for _ in line.epochs(1):
         for x, y, positions in loader:
             # After a commit, rank 0's first position is the number of samples so far.
             if committed and line.is_main and int(positions[0]) >= mark:
                 curve.append((int(positions[0]), unseen_loss(task, model)))
                 mark = next((each for each in marks if each > positions[0]), spec.samples)
-            # Counted in this worker's steps, as the schedulers of scripts do.
-            set_rate(optimizers, steps * spec.batch, spec)
             extra.do(spec.factor, x, y)
             model.zero_grad()
             line.backward(task.loss_of(model, x, y))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer in optimizers:
                 optimizer.step()
-            steps += 1
+            for scheduler in schedulers:
+                scheduler.step()
             committed = line.committed
     curve.append((spec.samples, unseen_loss(task, model)))
     told = {
