@@ -66,6 +66,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     ),
     "workers": (
         *("andon_workers", "andon_worker_", "andon_heartbeat_", "andon_departures"),
+        "andon_notices",
         "andon_evictions",
         *("andon_reducers", "andon_learning_", "andon_slowness_"),
     ),

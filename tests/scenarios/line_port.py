@@ -56,6 +56,7 @@ _FOR_PEOPLE = (
     do.NoteSlow,
     do.NoteSlowness,
     do.NoteWriter,
+    do.NoteNotice,
     do.NoteSchedule,
     do.NoteFewGrains,
     do.NoteArithmetic,

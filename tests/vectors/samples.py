@@ -257,6 +257,7 @@ def _control_up() -> list[Message]:
         ),
         pb.Listening(),
         pb.Computed(key=KEY),
+        pb.Notice(message="SIGTERM"),
         pb.ProbeAnswer(number=3),
         pb.Explanation(
             number=4, phase=pb.SLOW_PHASE_DATA, detail="loads", stacks=[_stack()], facts=_facts()
@@ -493,6 +494,7 @@ def _people() -> list[Message]:
                 owed_positions=21,
                 slowness=_slowness(),
                 slow="eased: 3.4 times as slow as the others for 20 steps",
+                notice="SIGTERM",
             )
         ],
         halt=evidence(),

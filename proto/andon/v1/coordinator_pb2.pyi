@@ -203,7 +203,7 @@ LINE_STATE_DRAINING: LineState
 LINE_STATE_COMPLETE: LineState
 
 class TrainRequest(_message.Message):
-    __slots__ = ("join", "request_work", "step_ready", "fault", "heartbeat", "leave", "state_report", "scalar_all_reduce", "listening", "probe_answer", "computed", "explanation")
+    __slots__ = ("join", "request_work", "step_ready", "fault", "heartbeat", "leave", "state_report", "scalar_all_reduce", "listening", "probe_answer", "computed", "explanation", "notice")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_WORK_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,7 @@ class TrainRequest(_message.Message):
     PROBE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     join: Join
     request_work: RequestWork
     step_ready: StepReady
@@ -228,7 +229,8 @@ class TrainRequest(_message.Message):
     probe_answer: ProbeAnswer
     computed: Computed
     explanation: Explanation
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., request_work: _Optional[_Union[RequestWork, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., state_report: _Optional[_Union[StateReport, _Mapping]] = ..., scalar_all_reduce: _Optional[_Union[ScalarAllReduce, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., probe_answer: _Optional[_Union[ProbeAnswer, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., explanation: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
+    notice: Notice
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., request_work: _Optional[_Union[RequestWork, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., state_report: _Optional[_Union[StateReport, _Mapping]] = ..., scalar_all_reduce: _Optional[_Union[ScalarAllReduce, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., probe_answer: _Optional[_Union[ProbeAnswer, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., explanation: _Optional[_Union[Explanation, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class TrainResponse(_message.Message):
     __slots__ = ("join_accepted", "shard_assignment", "step_committed", "halt", "resume", "shutdown", "state_transfer", "heartbeat_answer", "scalar_all_reduce_result", "round_voided", "learn", "probe", "late", "explain")
@@ -926,6 +928,12 @@ class Slowness(_message.Message):
     facts: ProcessFacts
     def __init__(self, worker: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[SlowPhase, str]] = ..., late_s: _Optional[float] = ..., text: _Optional[str] = ..., guilty: _Optional[_Union[CodeLine, _Mapping]] = ..., at_unix_s: _Optional[float] = ..., stacks: _Optional[_Iterable[_Union[ThreadStack, _Mapping]]] = ..., facts: _Optional[_Union[ProcessFacts, _Mapping]] = ...) -> None: ...
 
+class Notice(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    def __init__(self, message: _Optional[str] = ...) -> None: ...
+
 class Leave(_message.Message):
     __slots__ = ("reason", "message", "final_step", "digest", "checkpoint")
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -1133,7 +1141,7 @@ class ReducerDismissed(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s", "late_records", "owed_positions", "slowness", "slow")
+    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s", "late_records", "owed_positions", "slowness", "slow", "notice")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -1156,6 +1164,7 @@ class WorkerStatus(_message.Message):
     OWED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     worker: int
     rank: int
     node_id: str
@@ -1178,7 +1187,8 @@ class WorkerStatus(_message.Message):
     owed_positions: int
     slowness: Slowness
     slow: str
-    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ..., late_records: _Optional[int] = ..., owed_positions: _Optional[int] = ..., slowness: _Optional[_Union[Slowness, _Mapping]] = ..., slow: _Optional[str] = ...) -> None: ...
+    notice: str
+    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ..., late_records: _Optional[int] = ..., owed_positions: _Optional[int] = ..., slowness: _Optional[_Union[Slowness, _Mapping]] = ..., slow: _Optional[str] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class LineStatus(_message.Message):
     __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain", "verification", "one_arithmetic", "quorum", "fragments", "slowness", "noise_scale")

@@ -44,6 +44,7 @@ __all__ = [
     "NoteCheckpoint",
     "NoteDifference",
     "NoteFewGrains",
+    "NoteNotice",
     "NoteOverdue",
     "NoteScalarsRefused",
     "NoteSchedule",
@@ -631,6 +632,14 @@ class NoteSuspected:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteNotice:
+    """Tell people that a worker's machine is about to go."""
+
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class NoteSchedule:
     """Tell people that the line chose its schedule, and why."""
 
@@ -762,6 +771,7 @@ Effect = (
     | NoteSetback
     | NoteSlow
     | NoteStopRefused
+    | NoteNotice
     | NoteSchedule
     | NoteFewGrains
     | NoteArithmetic

@@ -37,6 +37,7 @@ __all__ = [
     "JournalFailed",
     "LeaveReason",
     "ListeningReported",
+    "NoticeGiven",
     "ProbeAnswered",
     "ProcessUse",
     "Ready",
@@ -346,6 +347,14 @@ class ExplanationArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeGiven:
+    """A worker's machine is about to go; `message` says what the worker knows of it."""
+
+    stream: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLeft:
     """A worker leaves on purpose; `digest` is that of its final weights, at head `digest_head`."""
 
@@ -551,6 +560,7 @@ Event = (
     | HeartbeatArrived
     | ProbeAnswered
     | ExplanationArrived
+    | NoticeGiven
     | WorkerLeft
     | StateReported
     | ListeningReported

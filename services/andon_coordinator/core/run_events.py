@@ -16,6 +16,8 @@ class RunEventKind(enum.Enum):
     JOINED = "joined"
     CAUGHT_UP = "caught_up"
     """A worker that was behind has the line's state; the text says what that cost the others."""
+    NOTICE = "notice"
+    """A worker's machine is about to go; the text says what the worker knows of it."""
     LEFT = "left"
     """A worker went on purpose."""
     LOST = "lost"

@@ -173,6 +173,10 @@ class CoreState:
     """Whether a person wants lost state at step 0 replaced by new initial weights."""
     dropped: set[int] = field(default_factory=set)
     """Slots of workers that a person dropped, unless another process took the slot since."""
+    noticed: dict[int, int] = field(default_factory=dict)
+    """By stream, the workers that gave notice and were not released yet."""
+    released: dict[int, int] = field(default_factory=dict)
+    """By stream, those that were released, and may still say good-bye."""
     barred: set[int | str] = field(default_factory=set)
     """Who may not join again: incarnations of dropped workers, and names of their own tokens."""
     unattested: set[int] = field(default_factory=set)

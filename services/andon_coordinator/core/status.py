@@ -72,6 +72,8 @@ class WorkerSnapshot:
     """How many positions it owes: it has them, and they are in no record yet."""
     slowness: Slowness | None = None
     """Why it was slow the last time that others waited for it."""
+    notice: str = ""
+    """Why its machine is about to go, or has gone, by its own notice; empty if it gave none."""
     slow: str = ""
     """What the line does about it because it is slow, and how slow it is; empty: nothing."""
 
@@ -240,6 +242,7 @@ def _worker(
         late_records=member.left_out if learning is not None and learning.late else None,
         owed_positions=_owed(core, member),
         slowness=_slowness(core, member.worker),
+        notice=member.notice,
         slow=_slow(core, member),
     )
 

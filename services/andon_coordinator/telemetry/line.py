@@ -111,7 +111,7 @@ class LineMetrics:
         for effect in done:
             if isinstance(effect, effects.SaveScalars):
                 self._logged.logged(effect)
-            elif isinstance(effect, effects.NoteSuspected | effects.NoteSlow):
+            elif isinstance(effect, effects.NoteSuspected | effects.NoteNotice | effects.NoteSlow):
                 self._departures.noted(effect)
             elif isinstance(effect, effects.SaveSpike):
                 self._halts.acted(effect.decision.action)

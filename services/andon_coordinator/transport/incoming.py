@@ -321,6 +321,10 @@ def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
     )
 
 
+def _notice_given(stream: int, message: pb.TrainRequest) -> events.Event:
+    return events.NoticeGiven(stream, _said(message.notice.message))
+
+
 def _state_reported(stream: int, message: pb.TrainRequest) -> events.Event:
     report = message.state_report
     head = conversion.optional_key_from_proto(report.head)
@@ -358,6 +362,7 @@ _EVENTS = {
     "heartbeat": _heartbeat_arrived,
     "probe_answer": _probe_answered,
     "explanation": _explanation_arrived,
+    "notice": _notice_given,
     "leave": _worker_left,
     "state_report": _state_reported,
     "listening": _listening_reported,

@@ -113,6 +113,7 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
             effects.SaveVerdict()
             | effects.NoteDifference()
             | effects.NoteUnverified()
+            | effects.NoteNotice()
             | effects.SaveSpike()
             | effects.NoteSlowness()
         ):
@@ -210,6 +211,7 @@ def _log_finding(
     effect: effects.SaveVerdict
     | effects.NoteDifference
     | effects.NoteUnverified
+    | effects.NoteNotice
     | effects.SaveSpike
     | effects.NoteSlowness,
 ) -> None:
@@ -225,6 +227,9 @@ def _log_finding(
                     late_s=round(slow.late_s, 3),
                 )
             )
+        case effects.NoteNotice(worker, why):
+            text = f"the machine of worker {worker} is about to go: {why}"
+            log.warning(LogEvent("notice", text, worker=worker, why=why))
         case effects.SaveSpike(made):
             what = f"{made.action.value}: {made.what}"
             log.warning(LogEvent("spike", what, step=made.step, action=made.action.value))

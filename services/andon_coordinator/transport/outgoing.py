@@ -389,6 +389,7 @@ def worker_status_to(status: WorkerSnapshot) -> pb.WorkerStatus:
         step_s=status.step_s,
         late_records=status.late_records,
         owed_positions=status.owed_positions,
+        notice=status.notice,
         slow=status.slow,
     )
     if status.slowness is not None:

@@ -7,6 +7,7 @@ const KINDS = {
   started: ["blue", "Started"],
   joined: ["green", "Joined"],
   caught_up: ["green", "Caught up"],
+  notice: ["amber", "Notice"],
   left: ["off", "Left"],
   lost: ["amber", "Lost"],
   dropped: ["amber", "Dropped"],

@@ -186,6 +186,11 @@ class ControlStream:
         )
         self._outgoing.put(pb.TrainRequest(fault=fault))
 
+    def give_notice(self, why: str) -> None:
+        """Says that this worker's machine is about to go; a signal handler may call it."""
+        # A SimpleQueue may be put into at any moment, even in the middle of another put.
+        self._outgoing.put(pb.TrainRequest(notice=pb.Notice(message=clipped(why))))
+
     def leave(self, departure: LeaveReport) -> None:
         """Says good-bye, behind all that the script logged; close the stream after it."""
         self._heartbeats.flush()
