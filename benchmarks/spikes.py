@@ -8,6 +8,10 @@ it can be told from the journal: the averaged gradient is limited in just the ba
 samples of just the others are left out. The same run without anything planted says what it costs.
 Other runs without anything planted must have no intervention at all.
 
+Further runs have one fault of one worker that lasts from some batch on, with `--on-spike drop`:
+wrong labels, gradients that grow by 3 % of themselves with each batch, a small block whose gradient
+is three times too large. The line should send just that worker away.
+
     python benchmarks/spikes.py --json benchmarks/results/spikes.json
     python benchmarks/spikes.py --tasks digits --batches 300 --planted 6 --clean 1
 """
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import enum
 import json
+import math
 import os
 import random
 import subprocess
@@ -35,7 +40,7 @@ from service import serving
 from andon_coordinator.core.run_events import RunEventKind
 from andon_coordinator.transport.step_reader import StepReader
 
-__all__ = ["LOUD", "SpikeKind", "SpikeSpec"]
+__all__ = ["LASTING", "LOUD", "SpikeKind", "SpikeSpec"]
 
 LOUD = 30.0
 """How many times the usual a planted loss is."""
@@ -53,6 +58,13 @@ class SpikeKind(enum.Enum):
     BATCH = "batch"
     DATA = "data"
     BLOCK = "block"
+    # These last from their batch on.
+    LABELS = "labels"
+    GROWS = "grows"
+    SMALL_BLOCK = "small-block"
+
+
+LASTING = (SpikeKind.LABELS, SpikeKind.GROWS, SpikeKind.SMALL_BLOCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +100,8 @@ class Outcome:
     """The batches that were left out."""
     halts: int
     decisions: int
+    dropped: tuple[tuple[int, int], ...]
+    """The workers that were sent away, and in which steps."""
     ledger_faults: int
 
 
@@ -107,6 +121,8 @@ def main() -> None:
         rows.append(_planted(spec, options.planted))
         print(json.dumps(rows[-1]), flush=True)
         rows.append(_clean(replace(spec, batches=options.clean_batches), options.clean))
+        print(json.dumps(rows[-1]), flush=True)
+        rows.append(_lasting(replace(spec, batches=options.lasting_batches), options.lasting))
         print(json.dumps(rows[-1]), flush=True)
     if options.json:
         facts = {"workers": _WORKERS, "batch": options.batch, "flags": list(_FLAGS), "loud": LOUD}
@@ -161,12 +177,37 @@ def _clean(spec: SpikeSpec, runs: int) -> dict[str, Any]:
     }
 
 
-def _run(spec: SpikeSpec) -> Outcome:
+def _lasting(spec: SpikeSpec, runs: int) -> dict[str, Any]:
+    """Runs with a fault of one worker that lasts."""
+    right, delays, others = 0, list[int](), 0
+    for seed in range(runs):
+        begins, kind = spec.batches // 2, LASTING[seed % len(LASTING)]
+        planted = ((begins, kind.value, seed % _WORKERS),)
+        seen = _run(
+            replace(spec, seed=1 + seed, planted=planted),
+            ("--on-spike", "drop", "--min-workers", str(_WORKERS - 1)),
+        )
+        found = [step - begins for worker, step in seen.dropped if worker == seed % _WORKERS]
+        right += bool(found) and found[0] > 0
+        delays += found
+        others += seen.decisions + seen.halts - len(found)
+    return {
+        "task": spec.task,
+        "what": "lasting",
+        "batches": spec.batches,
+        "runs": runs,
+        "right": right,
+        "beside": others,
+        "found_after": sorted(delays),
+    }
+
+
+def _run(spec: SpikeSpec, flags: Sequence[str] = _FLAGS) -> Outcome:
     """Trains on a line of its own."""
     worker = str(Path(__file__).with_name("spikes_worker.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ANDON_ON_HALT": "raise"}
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        service = stack.enter_context(serving(Path(folder), _WORKERS, _FLAGS))
+        service = stack.enter_context(serving(Path(folder), _WORKERS, flags))
         told = json.dumps(asdict(replace(spec, address=service.address, run_id=service.run_id)))
         processes = [
             stack.enter_context(
@@ -185,13 +226,20 @@ def _run(spec: SpikeSpec) -> Outcome:
             results = journal.results()
             events = journal.run_events()
             return Outcome(
-                loss=answers[0]["loss"],
+                loss=next((each["loss"] for each in answers if "loss" in each), math.nan),
                 limited=tuple(
                     each.batch.start // spec.batch for each in results if each.gradient_scale < 1
                 ),
                 skipped=tuple(each.positions.start // spec.batch for each in journal.skips()),
                 halts=len(journal.halts()),
                 decisions=sum(each.kind is RunEventKind.SPIKE for each in events),
+                dropped=tuple(
+                    (each.worker, each.step or 0)
+                    for each in events
+                    if each.kind is RunEventKind.SPIKE
+                    and each.text.startswith("drop:")
+                    and each.worker is not None
+                ),
                 ledger_faults=len(journal.ledger_faults()),
             )
 
@@ -225,6 +273,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--planted", type=int, default=50, help="spikes of each task")
     parser.add_argument("--clean", type=int, default=10, help="runs of each task without spikes")
     parser.add_argument("--clean-batches", type=int, default=200)
+    parser.add_argument("--lasting", type=int, default=6, help="runs of each with a lasting fault")
+    parser.add_argument("--lasting-batches", type=int, default=260)
     parser.add_argument("--json", type=Path, help="write machine and rows to this file")
     return parser.parse_args()
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from convergence_tasks import Drawn, task_of, unseen_loss
-from spikes import LOUD, SpikeKind, SpikeSpec
+from spikes import LASTING, LOUD, SpikeKind, SpikeSpec
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
-from andon_trainer import Line
+from andon_trainer import AndonError, Line
 
 
 def work(spec: SpikeSpec) -> dict[str, Any]:
@@ -30,33 +31,83 @@ def work(spec: SpikeSpec) -> dict[str, Any]:
     model, optimizer, loader = line.prepare(
         model, optimizer, DataLoader(drawn, batch_size=spec.batch)
     )
-    for _ in line.epochs(1):
-        for x, y, positions in loader:
-            kind, slot = planted.get(int(positions[0]) // spec.batch, (None, -1))
-            mine = slot in (-1, line.rank)
-            model.zero_grad()
-            with _loud_block(model) if kind is SpikeKind.BLOCK and mine else nullcontext():
-                loss = task.loss_of(model, x, y)
-                loud = mine and kind in (SpikeKind.BATCH, SpikeKind.DATA)
-                line.backward(loss * LOUD if loud else loss)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-    told = {"loss": unseen_loss(task, model), "steps": line.step}
+    told: dict[str, Any] = {}
+    fault = Fault(model, {})
+    try:
+        for _ in line.epochs(1):
+            for x, y, positions in loader:
+                if not told:
+                    # In the first batch it is the worker's number. It changes when another goes,
+                    # and what is planted stays with its process.
+                    told["worker"] = line.rank
+                    mine = {at: it for at, it in planted.items() if it[1] in (-1, line.rank)}
+                    fault = Fault(model, mine)
+                fault.turn(int(positions[0]) // spec.batch)
+                model.zero_grad()
+                with fault.gradients():
+                    loss = task.loss_of(model, x, fault.labels(y))
+                    line.backward(loss * LOUD if fault.loud else loss)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+    except AndonError as error:
+        return {**told, "left": str(error)}
+    told |= {"loss": unseen_loss(task, model), "steps": line.step}
     line.close()
     return told
 
 
-@contextmanager
-def _loud_block(model: nn.Module) -> Iterator[None]:
-    """Makes the gradient of one parameter far too large, as a wrong scale in a kernel does."""
-    largest = max(model.parameters(), key=Tensor.numel)
-    hook = largest.register_hook(  # type: ignore[no-untyped-call]  # torch's own signature
-        lambda gradient: gradient * (10 * LOUD)
+class Fault:
+    """What is wrong with this worker in the present batch."""
+
+    def __init__(self, model: nn.Module, planted: dict[int, tuple[SpikeKind, int]]) -> None:
+        """Takes what is planted for this worker, by the batch in which it begins."""
+        self._model = model
+        self._planted = planted
+        self._kind: SpikeKind | None = None
+        self._lasts_for = 0
+
+    @property
+    def loud(self) -> bool:
+        """Whether its loss is far too large."""
+        return self._kind in (SpikeKind.BATCH, SpikeKind.DATA)
+
+    def turn(self, batch: int) -> None:
+        """A batch begins."""
+        begun = [at for at, (kind, _) in self._planted.items() if at <= batch and kind in LASTING]
+        self._kind = self._planted.get(batch, (None, -1))[0]
+        if begun:
+            self._kind, self._lasts_for = self._planted[begun[0]][0], batch - begun[0]
+
+    def labels(self, y: Tensor) -> Tensor:
+        """Those of other samples, if they are wrong."""
+        return y.roll(1, 0) if self._kind is SpikeKind.LABELS else y
+
+    @contextmanager
+    def gradients(self) -> Iterator[None]:
+        """Makes gradients too large, as a wrong scale in a kernel does."""
+        largest = max(self._model.parameters(), key=Tensor.numel)
+        # Modules without modules are the blocks of a plain model.
+        leaves = [list(each.parameters(recurse=False)) for each in self._model.modules()]
+        smallest = min(filter(None, leaves), key=lambda each: sum(map(Tensor.numel, each)))
+        scaled = {
+            SpikeKind.BLOCK: ([largest], 10 * LOUD),
+            SpikeKind.SMALL_BLOCK: (smallest, 3.0),
+            SpikeKind.GROWS: (list(self._model.parameters()), 1.03 ** min(self._lasts_for, 100)),
+        }
+        parameters, factor = scaled.get(self._kind, ([], 1.0)) if self._kind else ([], 1.0)
+        hooks = [_scales(each, factor) for each in parameters]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _scales(parameter: nn.Parameter, factor: float) -> RemovableHandle:
+    hook: RemovableHandle = parameter.register_hook(  # type: ignore[no-untyped-call]  # torch's own
+        lambda gradient: gradient * factor
     )
-    try:
-        yield
-    finally:
-        hook.remove()
+    return hook
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ there is remembered, in five float32 numbers:
   1 is taken away, and the sum is never below 0.
 
 A *block* stands out in one step if its number is `factor` times the usual, and 6 spreads above it:
-so a scale error is found in a block whose part of the whole norm is small. A worker *drifts* once a
-sum is above `SUM_LIMIT`: after 21 steps at the earliest. The line's own norm and loss have sums as
-well, against their own past: a drift of the norm while the loss's sum is above 5 is one of training
-itself.
+so a scale error is found in a block whose part of the whole norm is small. A worker's loss stands
+out likewise at 1.25 times; that matters only where the line's loss is a spike. A worker *drifts*
+once a sum is above `SUM_LIMIT`: after 21 steps at the earliest. The line's own norm and loss have
+sums as well, against their own past: a drift of the norm while the loss's sum is above 5 is one of
+training itself.
 
 False alarms of a drift: for independent values that lie as often above the level as below, in
 whatever width, at most exp(-0.6 * 20), one in 160,000 steps a channel; where the spread is what it
@@ -170,6 +171,8 @@ class Comparison:
         """
         self.factor = factor
         self.step = step
+        self.suspect: int | None = None
+        """Whose loss alone stood out in that step: it explains a spike of the line's."""
         self._tracked: dict[int, _Tracked] = {}
 
     @classmethod
@@ -226,6 +229,7 @@ class Comparison:
 
     def _note_workers(self, readings: Sequence[Reading]) -> Finding | None:
         found: list[tuple[float, Finding]] = []
+        suspects: list[int] = []
         values = _ratios(readings)
         mean = sum(each.samples for each in readings) / len(readings)
         for at, reading in enumerate(readings):
@@ -235,18 +239,26 @@ class Comparison:
             for channel, logs in enumerate(values):
                 value = logs[at]
                 if value is not None:
-                    self._note_channel(reading.worker, channel, value, found)
+                    self._note_channel(reading.worker, channel, value, found, suspects)
+        self.suspect = suspects[0] if len(suspects) == 1 else None
         # The largest, and of equal ones the first: in rank order.
         return max(found, key=lambda each: each[0])[1] if found else None
 
     def _note_channel(
-        self, worker: int, channel: int, value: float, found: list[tuple[float, Finding]]
+        self,
+        worker: int,
+        channel: int,
+        value: float,
+        found: list[tuple[float, Finding]],
+        suspects: list[int],
     ) -> None:
         assert self.factor is not None
         tracked = self._tracked[worker]
         beside = value - tracked.level(channel)
         spike = channel >= _FIRST_GROUP and tracked.stands_out(channel, value, self.factor)
         usual = math.exp(tracked.level(channel))
+        if channel == _LOSS and tracked.stands_out(channel, value, math.exp(_SLACK)):
+            suspects.append(worker)
         tracked.note(channel, value)
         drift = tracked.sum(channel) > SUM_LIMIT
         if not (spike or drift):

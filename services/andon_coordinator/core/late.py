@@ -13,7 +13,8 @@ time is gone on without, and learns like any other.
 
 A worker that comes back while a round is open has computed, so it counts for that round's quorum.
 If it is asked to wait although no member has computed, the round is withdrawn for it: nothing was
-sent, so nothing is lost.
+sent, so nothing is lost. But not if a member came into the round by a standing request: the next
+round would wait for it to ask again, and it may stand still.
 
 Nobody is left out of more than `max_late` records in a row: no round opens without one that was.
 """
@@ -129,7 +130,7 @@ def look(core: CoreState) -> None:
         if found:
             _go_on_without(core, round_, found, back)
             return
-    if back and not round_.computed:
+    if back and not round_.computed and _all_asked(core, round_):
         _recall(core, back)
         core.withdraw(f"worker {back[0].worker} is back")
 
@@ -140,6 +141,12 @@ def _is_back(core: CoreState, member: LineMember) -> bool:
     assert learning is not None
     here = member.head == core.chain.head and member.wants_work
     return here and not learning.in_void_round
+
+
+def _all_asked(core: CoreState, round_: StepRound) -> bool:
+    """Whether the next round need not wait for a member of this one to ask again."""
+    members = map(core.members.get, round_.roster)
+    return all(member is not None and member.wants_work for member in members)
 
 
 def _working(core: CoreState, round_: StepRound) -> list[Working]:

@@ -70,6 +70,8 @@ def _found(core: CoreState, round_: StepRound) -> tuple[LineDefect | None, bool]
     """What stands out in a complete round, and whether it is a drift."""
     finding = _compare(core, round_)
     defect = core.detectors.judge(round_)
+    if defect is not None and defect.reason is HaltReason.LOSS_SPIKE and finding is None:
+        return _of_one(core, round_, defect), False
     if finding is None or core.detectors.accepts(round_) or (defect and defect.worker is not None):
         return defect, False
     if finding.worker is None and defect is not None:
@@ -82,6 +84,15 @@ def _found(core: CoreState, round_: StepRound) -> tuple[LineDefect | None, bool]
         value=describe_value(finding.times),
     )
     return drifted, finding.lasts
+
+
+def _of_one(core: CoreState, round_: StepRound, defect: LineDefect) -> LineDefect:
+    """A spike of the loss; if one worker's loss alone stands out, it is that worker's."""
+    suspect = None if round_.comparison is None else round_.comparison.suspect
+    if suspect is None:
+        return defect
+    what = f"{defect.message}, and of all losses worker {suspect}'s alone stands out"
+    return replace(defect, worker=suspect, message=f"{what}: look at its data")
 
 
 def _compare(core: CoreState, round_: StepRound) -> Finding | None:

@@ -123,6 +123,13 @@ def test_a_worker_that_drifts_is_found_within_a_hundred_steps(
     assert (found.worker, found.lasts) == (2, True)
 
 
+def test_whose_loss_alone_stands_out_is_known_before_it_is_a_drift(watched: Watched) -> None:
+    assert watched.run(1, of(2, loss=8.0)) is None
+    assert watched.comparison.suspect == 2
+    assert watched.run(1, lambda _, each: replace(each, loss=8.0 * each.loss)) is None
+    assert watched.comparison.suspect is None
+
+
 def test_a_drift_of_all_is_one_of_training_and_only_if_the_loss_is_above_its_usual(
     watched: Watched, usual: bytes
 ) -> None:

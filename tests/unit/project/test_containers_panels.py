@@ -266,3 +266,38 @@ def test_only_attempts_beyond_a_steps_first_are_listed(tmp_path: Path) -> None:
         "Repeated attempts, in the time shown",
         {"{{cause}}": {'{cause="stream_lost"}': 3}},
     )
+
+
+def test_a_run_was_last_halted_when_it_was_seen_so(tmp_path: Path) -> None:
+    series = {
+        line("andon_halted", 'reason="loss_spike"'): "0x4 1x4 0x16",
+        line("andon_halted", 'reason="operator"'): "0x24",
+    }
+
+    shown = {"last halt, in the time shown": {f'{{run="{RUN}"}}': 45_000}}
+    check(tmp_path, series, "Runs", shown)
+
+
+def test_a_worker_that_was_started_again_had_two_processes(tmp_path: Path) -> None:
+    started = "process_start_time_seconds"
+    series = {
+        of(0, started, port=9500): "100x12 _x12",
+        of(0, started, port=9501): "_x12 160x11",
+    }
+
+    check(tmp_path, series, "Its processes, in the time shown", {"": {"{}": 2}})
+
+
+def test_an_exchange_counts_for_each_path_that_it_took(tmp_path: Path) -> None:
+    series: dict[str, str] = {}
+    for worker, seconds, wire in ((0, "0+5x24", 0), (1, "0+15x24", 1)):
+        port = 9500 + worker
+        series |= {
+            of(worker, "andon_exchange_path", 'path="shared-memory"', port=port): "1x24",
+            of(worker, "andon_exchange_path", 'path="wire"', port=port): f"{wire}x24",
+            of(worker, "andon_exchange_seconds_sum", port=port): seconds,
+            of(worker, "andon_exchange_seconds_count", port=port): "0+5x24",
+        }
+
+    shown = {'{path="shared-memory"}': 2, '{path="wire"}': 3}
+    check(tmp_path, series, "Mean exchange by path", {"{{path}}": shown})
