@@ -46,7 +46,7 @@ def test_a_worker_that_is_told_to_terminate_finishes_its_step_and_the_others_go_
 
     assert codes == [143, 0], workers[1].output + workers[0].output
     [gone] = departures_of(service, 1)
-    assert (gone.reason, gone.message, gone.step) == ("INTERRUPTED", "SIGTERM", 5)
+    assert (gone.reason, gone.message, gone.step) == ("INTERRUPTED", "notice: SIGTERM", 5)
     steps = steps_of(service.journal)
     assert [steps[step].record.roster for step in (4, 5, 6, 12)] == [(0, 1), (0, 1), (0,), (0,)]
     # It left between two steps: no round was void.

@@ -378,7 +378,13 @@ class _Commands:
         digest = bytes.fromhex(options.get("digest", ""))
         step, _ = self.bench.where(head)
         reason = on.LeaveReason[words[1]]
-        return self.bench.send(on.WorkerLeft(stream, reason, "", step, digest, head))
+        wrote = _number(options.get("wrote", ""))
+        last = on.Checkpoint(wrote, f"/runs/step-{wrote}") if wrote is not None else None
+        return self.bench.send(on.WorkerLeft(stream, reason, "", step, digest, head, last))
+
+    def notice(self, words: list[str], options: Options) -> list[do.Effect]:
+        """A worker's machine is about to go."""
+        return self.bench.send(on.NoticeGiven(self._stream(words, options), "SIGTERM"))
 
     def report(self, words: list[str], options: Options) -> list[do.Effect]:
         stream = self._stream(words, options)
@@ -518,6 +524,10 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return effect.in_words
         case do.NoteSlow(worker):
             return f"worker {worker} {effect.in_words}"
+        case do.NoteSlowness(slow) | do.SaveSlowness(slow):
+            return slow.text
+        case do.SendExplain(_, number):
+            return f"{number}"
         case do.NoteCaughtUp(worker):
             return f"worker {worker} {effect.in_words}"
         case do.SaveHalt(evidence) | do.SendHalt(_, evidence):
@@ -593,6 +603,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
         case do.SaveVerdict():
             who = "nobody" if effect.worker is None else f"worker {effect.worker}"
             return f"step {effect.step} {_shown_key(effect.key)} {who}: {effect.text}"
+        case do.NoteNotice(worker, why):
+            return f"worker {worker}: {why}"
         case do.NoteSchedule(schedule, why):
             return f"{schedule.value}: {why}"
         case do.NoteWriter(worker, host, folder, elsewhere):

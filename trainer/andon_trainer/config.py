@@ -24,7 +24,7 @@ from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.tls import host_of, is_loopback
 from andon.host.web_names import listed_names
 from andon.protocol.arithmetic import ArithmeticRule
-from andon.protocol.capabilities import PROBE, WORKER_CAPABILITIES
+from andon.protocol.capabilities import EXPLAINS, PROBE, WORKER_CAPABILITIES
 from andon.protocol.ring import RING_CAPABILITY
 from andon_trainer.launchers import (
     LaunchStore,
@@ -79,6 +79,31 @@ def _connections(variable: str, text: str) -> int | None:
 
 def _shared_dir(_variable: str, text: str) -> Path | None:
     return shared_dir_of(text)
+
+
+def _notice(setting: str, text: str) -> str:
+    """Checks where notices are looked for.
+
+    Raises:
+        ValueError: it is a URL that can't be asked without a credential; the message names
+            `setting`.
+    """
+    if "://" not in text:
+        return text
+    try:
+        place = urlsplit(text)
+        _ = place.port
+        valid = place.scheme in ("http", "https") and bool(place.hostname)
+        valid = valid and place.username is None and not place.fragment and text.isprintable()
+        valid = valid and " " not in text
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ValueError(
+            f"{setting} must be a file, or an http or https URL without user and password, "
+            f"not {text!r}"
+        )
+    return text
 
 
 def _from(variable: str, read: Callable[[str, str], Any] = _text) -> dict[str, Any]:
@@ -147,6 +172,12 @@ class LineConfig:
     spare: bool = field(default=False, metadata=_from("ANDON_SPARE", _switch))
     """Whether this worker is a spare: it follows the line, and computes nothing until it takes the
     place of a worker that was lost."""
+    preemption_notice: str = field(default="", metadata=_from("ANDON_PREEMPTION_NOTICE", _notice))
+    """What tells that this machine is about to go: a file that appears, or an http or https URL
+    that answers 200 with a text. The worker then leaves in order. Default: nothing is watched."""
+    notice_grace_s: float = field(default=25.0, metadata=_from("ANDON_NOTICE_GRACE", _positive))
+    """Seconds that a worker which is to leave waits until the line has all that it computed. After
+    that it leaves anyway."""
     metrics_bind: str = field(default="127.0.0.1", metadata=_from("ANDON_METRICS_BIND"))
     """Where this worker's metrics are served: a host (on any free port), host:port, or `off`."""
     metrics_hosts: str = field(default="", metadata=_from("ANDON_METRICS_HOSTS"))
@@ -202,6 +233,7 @@ class LineConfig:
                 "checkpoint_every needs a folder to write to: pass run_dir, or start the script "
                 "with `andon run`"
             )
+        self._check_notice()
         self._check_log_to()
         _ = self.metrics_endpoint
         try:
@@ -221,6 +253,11 @@ class LineConfig:
         ):
             if (word := getattr(self, name)) not in words:
                 raise ValueError(f"{name} must be one of {', '.join(words)}, not {word!r}")
+
+    def _check_notice(self) -> None:
+        _notice("preemption_notice", self.preemption_notice)
+        if not 0 <= self.notice_grace_s < math.inf:
+            raise ValueError(f"notice_grace_s must be 0 or more, not {self.notice_grace_s}")
 
     def _check_log_to(self) -> None:
         if self.log_to not in _LOG_TO:
@@ -280,7 +317,7 @@ class LineConfig:
     def capabilities(self) -> tuple[str, ...]:
         """What this worker can do that not every worker can."""
         ring = () if self.ring_bind == "off" else (RING_CAPABILITY,)
-        return (*WORKER_CAPABILITIES, PROBE, *ring)
+        return (*WORKER_CAPABILITIES, PROBE, EXPLAINS, *ring)
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> LineConfig:

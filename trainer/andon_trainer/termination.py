@@ -73,24 +73,26 @@ class Termination:
     def __init__(self) -> None:
         """Changes nothing yet."""
         self.wanted = False
-        """Whether a SIGTERM came."""
+        """Whether this worker was asked to leave, by SIGTERM or by `ask`."""
         self.why = "SIGTERM"
         """What asked this worker to leave, for people."""
-        self._wake: Callable[[], bool] | None = None
+        self._signalled = False
+        """Whether a SIGTERM came; `ask` does not count."""
+        self._wake: Callable[[str], bool] | None = None
         self._handles = False
         """Whether the process's handler is ours."""
         self._previous: Callable[[int, FrameType | None], object] | int | None = None
         self._process = 0
 
-    def install(self, wake: Callable[[], bool]) -> None:
+    def install(self, wake: Callable[[str], bool]) -> None:
         """Handles SIGTERM, if this is the main thread and the process does not ignore it.
 
         A handler that the script has set already is called as well. One that it sets later replaces
         this one. In another thread only `ask` ends a wait: signals come to the main thread.
 
         Args:
-            wake: ends a wait for work; returns False if there is no step to finish. It is called
-                at any moment, so it must only set flags and put events.
+            wake: ends a wait for work, and is told why; returns False if there is no step to
+                finish. It is called at any moment, so it must only set flags and put events.
         """
         if self._wake is not None:
             return
@@ -112,7 +114,7 @@ class Termination:
         """
         self.why, self.wanted = why, True
         if self._wake is not None:
-            self._wake()
+            self._wake(why)
 
     def remove(self) -> None:
         """Restores the handler from before, unless another one was set meanwhile."""
@@ -132,8 +134,9 @@ class Termination:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             return
-        again, self.wanted = self.wanted, True
+        # After an `ask` the first signal is no second one: the step may still be finished.
+        again, self._signalled, self.wanted = self._signalled, True, True
         if callable(self._previous):
             self._previous(number, frame)
-        if again or self._wake is None or not self._wake():
+        if again or self._wake is None or not self._wake(self.why):
             raise Terminated

@@ -16,6 +16,7 @@ __all__ = [
     "BLOCK_NORMS",
     "COORDINATOR_CAPABILITIES",
     "COPIED_BUFFERS",
+    "EXPLAINS",
     "HASHED_BASE",
     "INT2",
     "INT4",
@@ -25,6 +26,7 @@ __all__ = [
     "LISTENING",
     "MEAN_BUFFERS",
     "NORMS",
+    "NOTICE",
     "OVERFLOW",
     "PROBE",
     "REDUCER_CAPABILITIES",
@@ -64,6 +66,10 @@ LEARNING = "learning.v1"
 """The worker can learn the line's state while the line trains; the coordinator lets it."""
 PROBE = "probe.v1"
 """The worker answers `Probe` at once, whatever its script does."""
+EXPLAINS = "explains.v1"
+"""The worker answers `Explain`: what it does, and how its process is."""
+NOTICE = "notice.v1"
+"""The coordinator takes `Notice`, and sends the worker away once it has nothing left to give."""
 LISTENING = "listening.v1"
 """The reducer takes streams that only listen."""
 SAME_BITS = "same-bits.v1"
@@ -73,7 +79,7 @@ VERIFIES = "verifies.v1"
 
 WORKER_CAPABILITIES = (NORMS, MEAN_BUFFERS, OVERFLOW, INT8, INT4, INT2, TOPK, COPIED_BUFFERS)
 """What each PyTorch worker of this version can do; its Join may add others."""
-COORDINATOR_CAPABILITIES = (BLOCK_NORMS, HASHED_BASE, OVERFLOW, STANDING)
+COORDINATOR_CAPABILITIES = (BLOCK_NORMS, HASHED_BASE, OVERFLOW, STANDING, NOTICE)
 """What a coordinator of this version can do."""
 REDUCER_CAPABILITIES = (INT8, INT4, INT2, TOPK, LISTENING, SAME_BITS)
 """What a reducer of this version can do on every machine; RoundOpened may name others."""

@@ -164,6 +164,8 @@ class Chronicle:
 
     def _noted(self, effect: effects.Effect) -> None:
         match effect:
+            case effects.SaveSlowness(slow):
+                self._tell(RunEventKind.SLOW, slow.worker, slow.text, slow.step)
             case effects.NoteCaughtUp():
                 self._tell(RunEventKind.CAUGHT_UP, effect.worker, effect.in_words)
             case effects.NoteSlow():
@@ -172,6 +174,8 @@ class Chronicle:
                 self._tell(kind, effect.worker, effect.in_words)
             case effects.NoteArithmetic():
                 self._tell(RunEventKind.ARITHMETIC, effect.worker, effect.in_words)
+            case effects.NoteNotice():
+                self._tell(RunEventKind.NOTICE, effect.worker, effect.why)
             case effects.NoteWentBack():
                 self._tell(RunEventKind.WENT_BACK, None, effect.in_words, effect.step)
             case effects.NoteCheckpoint():

@@ -58,6 +58,7 @@ __all__ = [
     "not_gone",
     "reducer_lost",
     "release",
+    "release_noticed",
     "remove_reducer",
     "restart",
     "restart_learners",
@@ -165,6 +166,18 @@ def left(core: CoreState, member: LineMember, event: WorkerLeft) -> None:
     core.note_departure(member.worker, in_order=event.reason.in_order)
     if event.reason is LeaveReason.FAILED:
         _count_loss(core, member)
+
+
+def release_noticed(core: CoreState, member: LineMember) -> None:
+    """Sends a worker away that gave notice; it has no part in anything that is open."""
+    assert member.stream is not None
+    why = f"notice: {member.notice}"
+    core.emit(SendShutdown(member.stream, f"the line goes on without this worker ({why})"))
+    _leave_stream(core, member, f"worker {member.worker} left: {why}")
+    member.left = LeaveReason.INTERRUPTED
+    member.knows_the_end = True
+    core.emit(SaveDeparture(member.worker, LeaveReason.INTERRUPTED, why, member.step, b""))
+    core.note_departure(member.worker, in_order=False)
 
 
 def detach(

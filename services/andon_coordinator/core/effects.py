@@ -19,6 +19,7 @@ from andon.protocol.rounds import RankTerms
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
+from andon.protocol.slowness import Slowness
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.eviction import SlowStep
 from andon_coordinator.core.run_events import RunEvent
@@ -43,11 +44,13 @@ __all__ = [
     "NoteCheckpoint",
     "NoteDifference",
     "NoteFewGrains",
+    "NoteNotice",
     "NoteOverdue",
     "NoteScalarsRefused",
     "NoteSchedule",
     "NoteSetback",
     "NoteSlow",
+    "NoteSlowness",
     "NoteStopRefused",
     "NoteSuspected",
     "NoteUnverified",
@@ -63,11 +66,13 @@ __all__ = [
     "SaveRun",
     "SaveRunEvent",
     "SaveScalars",
+    "SaveSlowness",
     "SaveSpike",
     "SaveSteered",
     "SaveTerm",
     "SaveVerdict",
     "SendCommitted",
+    "SendExplain",
     "SendHalt",
     "SendHeartbeatAnswer",
     "SendLate",
@@ -595,6 +600,28 @@ class SendProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class SendExplain:
+    """Ask a worker what it does."""
+
+    stream: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSlowness:
+    """Tell people why a worker was slow."""
+
+    slowness: Slowness
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSlowness:
+    """Keep it in the journal as well."""
+
+    slowness: Slowness
+
+
+@dataclass(frozen=True, slots=True)
 class NoteSuspected:
     """Tell people that the line goes on without a worker that does not answer."""
 
@@ -602,6 +629,14 @@ class NoteSuspected:
     silent_s: float
     usual_s: float
     """How long its answers took."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteNotice:
+    """Tell people that a worker's machine is about to go."""
+
+    worker: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -710,6 +745,7 @@ Effect = (
     | SaveArithmetic
     | SaveVerdict
     | SaveSpike
+    | SaveSlowness
     | SaveScalars
     | SaveSteered
     | SaveRunEvent
@@ -735,15 +771,18 @@ Effect = (
     | NoteSetback
     | NoteSlow
     | NoteStopRefused
+    | NoteNotice
     | NoteSchedule
     | NoteFewGrains
     | NoteArithmetic
     | NoteDifference
     | NoteUnverified
     | NoteSuspected
+    | NoteSlowness
     | NoteWentBack
     | NoteWriter
     | SendScalarAllReduceResult
     | SendHeartbeatAnswer
     | SendProbe
+    | SendExplain
 )

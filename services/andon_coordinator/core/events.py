@@ -17,6 +17,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key, Record
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import Scalar
+from andon.protocol.slowness import Explanation
 
 __all__ = [
     "Activity",
@@ -25,6 +26,7 @@ __all__ = [
     "Device",
     "DrainRequested",
     "Event",
+    "ExplanationArrived",
     "Fault",
     "FaultKind",
     "FaultReported",
@@ -35,6 +37,7 @@ __all__ = [
     "JournalFailed",
     "LeaveReason",
     "ListeningReported",
+    "NoticeGiven",
     "ProbeAnswered",
     "ProcessUse",
     "Ready",
@@ -336,6 +339,22 @@ class ProbeAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplanationArrived:
+    """A worker says what it does, because it was asked."""
+
+    stream: int
+    explanation: Explanation
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeGiven:
+    """A worker's machine is about to go; `message` says what the worker knows of it."""
+
+    stream: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLeft:
     """A worker leaves on purpose; `digest` is that of its final weights, at head `digest_head`."""
 
@@ -540,6 +559,8 @@ Event = (
     | FaultReported
     | HeartbeatArrived
     | ProbeAnswered
+    | ExplanationArrived
+    | NoticeGiven
     | WorkerLeft
     | StateReported
     | ListeningReported

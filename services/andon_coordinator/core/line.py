@@ -81,8 +81,8 @@ What is computed while the window before is exchanged: `overlap`. Windows that d
 everybody: `quorum`, which decides, and `late`. How late is too late: `suspicion`. Checks without
 side effects: `agreement`, `arithmetics`, `defects`, `detectors`, `join_checks`, `verification`,
 `verdicts`. Rules: `arrivals`, `departures`, `steps`, `verifying`, `standing`, `syncing`,
-`learning`, `spares`, `suspects`, `lost_state`, `operators`, `progress`. `status` is what people
-see.
+`learning`, `spares`, `suspects`, `notices`, `lost_state`, `operators`, `progress`. `status` is what
+people see.
 """
 
 from __future__ import annotations
@@ -98,8 +98,10 @@ from andon_coordinator.core import (
     late,
     learning,
     lost_state,
+    notices,
     operators,
     progress,
+    slowness,
     spiking,
     steps,
     suspects,
@@ -115,12 +117,14 @@ from andon_coordinator.core.events import (
     CordPulled,
     DrainRequested,
     Event,
+    ExplanationArrived,
     FaultReported,
     FolderSearched,
     HaltCleared,
     HeartbeatArrived,
     JournalFailed,
     ListeningReported,
+    NoticeGiven,
     ProbeAnswered,
     RecordSaved,
     ReducerLost,
@@ -156,6 +160,8 @@ _OF_WORKERS: dict[type[Event], Callable[[CoreState, LineMember, Any], None]] = {
     FaultReported: steps.fault,
     HeartbeatArrived: arrivals.heartbeat,
     ProbeAnswered: suspects.answered,
+    ExplanationArrived: slowness.explained,
+    NoticeGiven: notices.given,
     WorkerLeft: departures.left,
     StateReported: learning.state_reported,
     ListeningReported: learning.listening_reported,
@@ -338,6 +344,10 @@ class LineCore:
         if isinstance(event, TimePassed):
             core.lag_s += event.late_s
             suspects.look(core)
+            slowness.look(core)
+        # Before the next round may open, which is without them.
+        if core.noticed:
+            notices.release(core)
         progress.go_on(core)
         # A standing request is good for this event alone.
         core.standing = frozenset()
@@ -350,6 +360,8 @@ class LineCore:
     def _of_worker(self, event: Any) -> None:
         member = self._core.members.on_stream(event.stream)
         if member is None:
+            if isinstance(event, WorkerLeft | WorkerStreamEnded):
+                notices.after_release(self._core, event)
             return  # Not a worker's current stream: a late message from before a reconnect.
         # Any message is a sign of life, not just a heartbeat. The other two are none.
         # Before the rule: it may ask how long the member has been silent.

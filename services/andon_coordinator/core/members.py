@@ -93,6 +93,8 @@ class LineMember:
     """Its report of the weights that its loop ended with."""
     voided_attempt: int | None = None
     """The attempt that ended because its stream broke or its script raised."""
+    notice: str = ""
+    """Why its machine is about to go, by its own notice; empty if it gave none."""
     slow_since: float | None = None
     """Since when the others wait for it; None: they don't, or there is no straggler time-out."""
     raised: str = ""

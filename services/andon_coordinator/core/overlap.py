@@ -56,10 +56,13 @@ def deal_ahead(core: CoreState, batch: PositionRange, roster: Sequence[LineMembe
             attempts.ahead_batch = next_batch(after, window.size, core.plan.epoch_size)
     if attempts.ahead_batch is None or attempts.ahead_window is None:
         return
-    workers = [member.worker for member in roster]
+    # One that gave notice leaves once this round is over. If all did, their part is dealt again.
+    workers = [member.worker for member in roster if not member.notice]
+    workers = workers or [member.worker for member in roster]
     kept = [attempts.ahead.get(worker, ()) for worker in workers]
     shares = reassign(attempts.ahead_batch, kept, attempts.ahead_window.split(workers))
-    attempts.ahead = dict(zip(workers, shares, strict=True))
+    dealt = dict(zip(workers, shares, strict=True))
+    attempts.ahead = {member.worker: dealt.get(member.worker, ()) for member in roster}
 
 
 def micro_batches_ahead(core: CoreState) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ from andon_coordinator.core.effects import (
     Skip,
     StepResult,
 )
+from andon_coordinator.core.lateness import SlownessWatch
 from andon_coordinator.core.members import LineMember, Members
 from andon_coordinator.core.pacing import Pacing
 from andon_coordinator.core.reducers import Reducers
@@ -125,6 +126,7 @@ class CoreState:
     scalar_all_reduces: ScalarAllReduces = field(default_factory=ScalarAllReduces)
     rounds: Delays = field(default_factory=durations_of_rounds)
     """For how long the rounds of committed first attempts were open, of late."""
+    slowness: SlownessWatch = field(default_factory=SlownessWatch)
     lag_s: float = 0.0
     """For how long this process has not listened, in total, since it began."""
     attempts: AttemptCounts = field(default_factory=AttemptCounts)
@@ -171,6 +173,10 @@ class CoreState:
     """Whether a person wants lost state at step 0 replaced by new initial weights."""
     dropped: set[int] = field(default_factory=set)
     """Slots of workers that a person dropped, unless another process took the slot since."""
+    noticed: dict[int, int] = field(default_factory=dict)
+    """By stream, the workers that gave notice and were not released yet."""
+    released: dict[int, int] = field(default_factory=dict)
+    """By stream, those that were released, and may still say good-bye."""
     barred: set[int | str] = field(default_factory=set)
     """Who may not join again: incarnations of dropped workers, and names of their own tokens."""
     unattested: set[int] = field(default_factory=set)

@@ -72,6 +72,11 @@ class StateTransfers:
         """Whether a worker takes part in one."""
         return worker in self._of_worker
 
+    def donates(self, worker: int) -> bool:
+        """Whether a worker sends its state in one."""
+        transfer = self._of_worker.get(worker)
+        return transfer is not None and transfer.donor == worker
+
     def may_begin(self, worker: int, host: str, step: int, now: float, *, trains: bool) -> bool:
         """Whether a transfer to a worker on `host` may begin now.
 

@@ -14,6 +14,7 @@ from andon.host.telemetry import time_histogram
 from andon_coordinator.core.effects import (
     AcceptJoin,
     NoteCaughtUp,
+    NoteNotice,
     NoteSlow,
     NoteSuspected,
     SaveDeparture,
@@ -199,6 +200,11 @@ class DepartureMetrics:
             "Suspected workers that came back within a lease: it would have been enough to wait.",
             registry=registry,
         )
+        self._notices = Counter(
+            "andon_notices_total",
+            "Workers that said that their machine was about to go.",
+            registry=registry,
+        )
         self._evicted = Counter(
             "andon_evictions_total",
             "Workers that the line does without because they were slow for long: they follow it "
@@ -216,12 +222,15 @@ class DepartureMetrics:
         if stopped:
             self._stopped.inc()
 
-    def noted(self, effect: NoteSuspected | NoteSlow) -> None:
-        """Counts one that did not answer, or that follows from now on because it is slow."""
-        if isinstance(effect, NoteSuspected):
-            self._suspected.inc()
-        else:
-            self._evicted.inc(effect.what is SlowStep.FOLLOWS)
+    def noted(self, effect: NoteSuspected | NoteNotice | NoteSlow) -> None:
+        """Counts one that does not answer, gave notice, or follows because it is slow."""
+        match effect:
+            case NoteSuspected():
+                self._suspected.inc()
+            case NoteNotice():
+                self._notices.inc()
+            case NoteSlow():
+                self._evicted.inc(effect.what is SlowStep.FOLLOWS)
 
     def joined(self, effect: AcceptJoin) -> None:
         """Counts one that was suspected by mistake."""

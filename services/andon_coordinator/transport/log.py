@@ -113,7 +113,9 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
             effects.SaveVerdict()
             | effects.NoteDifference()
             | effects.NoteUnverified()
+            | effects.NoteNotice()
             | effects.SaveSpike()
+            | effects.NoteSlowness()
         ):
             _log_finding(effect)
         case effects.SaveAnswer():
@@ -209,9 +211,25 @@ def _log_finding(
     effect: effects.SaveVerdict
     | effects.NoteDifference
     | effects.NoteUnverified
-    | effects.SaveSpike,
+    | effects.NoteNotice
+    | effects.SaveSpike
+    | effects.NoteSlowness,
 ) -> None:
     match effect:
+        case effects.NoteSlowness(slow):
+            log.warning(
+                LogEvent(
+                    "worker_slow",
+                    slow.text,
+                    worker=slow.worker,
+                    step=slow.step,
+                    phase=slow.phase.label,
+                    late_s=round(slow.late_s, 3),
+                )
+            )
+        case effects.NoteNotice(worker, why):
+            text = f"the machine of worker {worker} is about to go: {why}"
+            log.warning(LogEvent("notice", text, worker=worker, why=why))
         case effects.SaveSpike(made):
             what = f"{made.action.value}: {made.what}"
             log.warning(LogEvent("spike", what, step=made.step, action=made.action.value))

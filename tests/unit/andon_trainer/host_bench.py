@@ -137,6 +137,7 @@ class LeaderSeat(ScriptedSeat):
     """The leader's place on a line whose rounds end as the test says."""
 
     behind = False
+    leaves = False
 
     def __init__(self, blocks: Sequence[int]) -> None:
         super().__init__(blocks)

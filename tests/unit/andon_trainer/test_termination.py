@@ -19,7 +19,7 @@ def restored() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def installed(wake: Callable[[], bool] = lambda: True) -> Termination:
+def installed(wake: Callable[[str], bool] = lambda _why: True) -> Termination:
     termination = Termination()
     termination.install(wake)
     return termination
@@ -28,7 +28,7 @@ def installed(wake: Callable[[], bool] = lambda: True) -> Termination:
 def test_the_first_sigterm_wakes_the_worker_and_raises_nothing() -> None:
     woken: list[bool] = []
 
-    def wake() -> bool:
+    def wake(_why: str) -> bool:
         woken.append(True)
         return True
 
@@ -50,7 +50,7 @@ def test_the_second_sigterm_ends_the_process_where_it_is() -> None:
 
 
 def test_a_worker_without_a_step_to_finish_ends_at_the_first_sigterm() -> None:
-    installed(lambda: False)
+    installed(lambda _why: False)
 
     with pytest.raises(Terminated):
         signal.raise_signal(signal.SIGTERM)

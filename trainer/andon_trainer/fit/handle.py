@@ -128,7 +128,7 @@ class TrainingRun:
             self._thread = threading.Thread(target=self._run, name="andon-run")
             # A SIGTERM ends the program, whose end makes the worker leave after its step.
             self._termination = Termination()
-            self._termination.install(lambda: False)
+            self._termination.install(lambda _why: False)
             # An error of the run's that `join` raises gives the program its exit code.
             self._exit: ProcessExit | None = watch_exit()
             _newest = self

@@ -54,6 +54,10 @@ class _Told:
 class Led(RunMember, Protocol):
     """A membership that a leader can have."""
 
+    @property
+    def leaves(self) -> bool:
+        """Whether its worker was asked to leave."""
+
     def left_behind(self) -> bool:
         """Whether the line has gone on without this worker."""
 
@@ -88,7 +92,7 @@ class LeaderMember:
     def next_round(self) -> Assigned:
         """Asks the line for the host's work."""
         called = meet(self._group, _NEXT, None)
-        if any(each.terminated for each in called):
+        if any(each.terminated for each in called) and not self._member.leaves:
             # A launcher signals all processes of a host. If one alone was signalled, all leave by
             # the signal's own way.
             os.kill(os.getpid(), signal.SIGTERM)
@@ -162,7 +166,7 @@ class FollowerMember:
         self.terminated = False
         """Whether this process was asked to terminate: the leader is told with the next call."""
 
-    def ask_to_leave(self) -> bool:
+    def ask_to_leave(self, why: str = "") -> bool:
         """Has the whole host leave, once its step is over; a signal handler calls it."""
         self.terminated = True
         return True

@@ -40,6 +40,7 @@ from andon_trainer.process.arithmetic import ProcessArithmetic
 from andon_trainer.process.device import counters_of, describe, gpu_of
 from andon_trainer.process.exits import is_interactive, watch_exit
 from andon_trainer.process.launch import WorkerLaunch
+from andon_trainer.process.preemption import PreemptionWatch
 from andon_trainer.process.stating import write_stated
 from andon_trainer.state.checkpoints import WorkerCheckpoints
 from andon_trainer.state.footprint import Footprint
@@ -87,6 +88,7 @@ class Worker:
         self._telemetry: Telemetry | None = None
         self._timeline: Timeline | None = None
         self._termination = Termination()
+        self._notice: PreemptionWatch | None = None
         self._exit = watch_exit()
         self._left = False
         self._gone = False
@@ -214,6 +216,8 @@ class Worker:
         # Before joining: a SIGTERM that comes while this worker waits for its weights must end the
         # wait, and `ask_to_leave` is what does that.
         self._termination.install(membership.ask_to_leave)
+        if config.preemption_notice:
+            self._notice = PreemptionWatch(config.preemption_notice, self._termination.ask)
         with _no_success():
             membership.join()
         refuse_other_plan(run, membership.plan)
@@ -347,6 +351,8 @@ class Worker:
         if self._timeline is not None:
             self._timeline.close()
         self._launch.leaving(done=self._ends_well)
+        if self._notice is not None:
+            self._notice.stop()
         self._termination.remove()
         self.checkpoints.close()
         if not self._gone:

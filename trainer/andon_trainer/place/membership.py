@@ -17,7 +17,7 @@ from dataclasses import replace
 from andon.host.logs import LogEvent
 from andon.host.tls import TlsError
 from andon.host.trace import Track
-from andon.protocol.capabilities import STANDING
+from andon.protocol.capabilities import NOTICE, STANDING
 from andon.protocol.grains import Grains
 from andon.protocol.run_settings import Policy, RunPlan
 from andon_trainer.config import LineConfig
@@ -76,7 +76,7 @@ from andon_trainer.place.learner import Learner, doing
 from andon_trainer.place.position import Position
 from andon_trainer.place.talk import LineTalk
 from andon_trainer.telemetry import Telemetry
-from andon_trainer.termination import Leaving
+from andon_trainer.termination import Leaving, Terminated
 from andon_trainer.timeline import record_effect
 
 __all__ = ["Membership"]
@@ -116,6 +116,8 @@ class Membership:
         self._learner = Learner(self._link, self._route, self._inbox)
         self._link.hear = self._learner.hear
         self._leaving = Leaving()
+        self._released_by: float | None = None
+        """Until when it waits for the line to let it go; None: it gave no notice."""
         origin = candidate.origin
         self._habit = Habit()
         self.talk = LineTalk(
@@ -205,16 +207,28 @@ class Membership:
         if self.timeline is not None:
             self.timeline.span("join", began)
 
-    def ask_to_leave(self) -> bool:
-        """Makes this worker leave once its step is over; a wait for work ends now.
+    @property
+    def leaves(self) -> bool:
+        """Whether this worker was asked to leave."""
+        return self._leaving.wanted
 
-        A signal handler calls this at any moment, so it only puts an event and sets a flag.
+    def ask_to_leave(self, why: str = "SIGTERM") -> bool:
+        """Makes this worker leave once the line has all that it has to give.
+
+        A line that takes no notice is left once the present step is over. A signal handler calls
+        this at any moment, so it only puts an event and a message, and sets flags.
+
+        Args:
+            why: what the line is told.
 
         Returns:
             Whether it will leave by itself; False: there is no step to finish.
         """
         # The flag first: the event wakes the thread that waits, and that looks at the flag then.
-        finishes = self._leaving.want()
+        again, finishes = self._leaving.wanted, self._leaving.want()
+        if finishes and not again and NOTICE in self._link.coordinator_can:
+            self._released_by = time.monotonic() + self._config.notice_grace_s
+            self._link.control.give_notice(why)
         self._inbox.put(LeaveWanted())
         return finishes
 
@@ -570,7 +584,7 @@ class Membership:
         try:
             while not conversation.over:
                 self._hear()
-                if conversation.may_leave:
+                if conversation.may_leave and not self._release_in_s:
                     # The signal's handler sets a flag, and the exception comes from here: between
                     # two steps nothing is left half done.
                     self._leaving.refuse_to_wait()
@@ -583,11 +597,23 @@ class Membership:
         finally:
             conversation.wait = None  # The script runs, even if it was an exception that ended it.
 
+    @property
+    def _release_in_s(self) -> float | None:
+        """How long it waits to be let go, at most; 0: no longer; None: it gave no notice."""
+        if self._released_by is None:
+            return None
+        return max(0.0, self._released_by - time.monotonic())
+
     def _next(self) -> list[Effect]:
         """Waits for the next event, and for what a learner lacks no longer than it may take."""
         conversation = self._conversation
         lacks = conversation.lacks_averages
-        event = self._inbox.take(self._learner.patience_s(lacks=lacks, now=time.monotonic()))
+        patience_s = self._learner.patience_s(lacks=lacks, now=time.monotonic())
+        release_in_s = self._release_in_s if conversation.may_leave else None
+        if release_in_s is not None and (patience_s is None or release_in_s < patience_s):
+            event = self._inbox.take(release_in_s)
+            return [] if event is None else conversation.receive(event)
+        event = self._inbox.take(patience_s)
         if event is not None:
             return conversation.receive(event)
         # Something older may have come meanwhile.
@@ -674,12 +700,14 @@ class Membership:
 
     def _exception_of(
         self, effect: RaiseHalted | RaiseDropped | RaiseRefused | EndRun
-    ) -> Exception:
+    ) -> BaseException:
         """The exception that the script gets."""
         match effect:
             case RaiseHalted(evidence):
                 self._raised = effect
                 return LineHalted(evidence)
+            case RaiseDropped() if self._leaving.wanted:
+                return Terminated()  # The line has let it go, and has all that it had.
             case RaiseDropped(message):
                 self._raised = effect
                 text = f"dropped after step {self._state.step}: {message}"

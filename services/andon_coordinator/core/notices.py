@@ -1,0 +1,72 @@
+"""Notices: a worker whose machine is about to go gives what it has, and leaves.
+
+Theory of operation. Once a worker has given notice it gets no new positions. It goes on with what
+it has, and that counts: the open round, and what is computed beyond the head. After every event,
+before anything else becomes possible, those that have nothing left to give are *released*: they are
+told so, and to the line they have left. So nobody waits for one whose script evaluates, and the
+next round opens without it, also if that round opens in the very event that announces a record.
+
+What a worker has beyond the head depends on the schedule. With overlapped windows it is the window
+that was computed ahead: the worker takes part in one more round, which deals it nothing ahead. With
+a quorum it is what a late worker owes. In a void round it is what the worker has computed for the
+next attempt, and that is dealt to the others: to keep the worker for it could take as long as the
+line needs to get rid of whatever voids its rounds.
+
+The worker decides how long it waits. If its time is short it leaves as any other does.
+"""
+
+from __future__ import annotations
+
+from andon_coordinator.core import departures
+from andon_coordinator.core.effects import NoteNotice
+from andon_coordinator.core.events import NoticeGiven, WorkerLeft, WorkerStreamEnded
+from andon_coordinator.core.members import LineMember
+from andon_coordinator.core.state import CoreState
+
+__all__ = ["after_release", "given", "release"]
+
+
+def given(core: CoreState, member: LineMember, event: NoticeGiven) -> None:
+    """A worker's machine is about to go; a second notice on the stream changes nothing."""
+    if member.notice:
+        return
+    member.notice = event.message or "it did not say why"
+    core.noticed[event.stream] = member.worker
+    core.emit(NoteNotice(member.worker, member.notice))
+
+
+def release(core: CoreState) -> None:
+    """Sends the workers away that gave notice and have nothing left to give."""
+    for stream in tuple(core.noticed):
+        member = core.members.on_stream(stream)
+        if member is None:
+            del core.noticed[stream]  # It left by itself, or was lost.
+        elif not _has_part(core, member):
+            del core.noticed[stream]
+            core.released[stream] = member.worker
+            departures.release_noticed(core, member)
+
+
+def after_release(core: CoreState, event: WorkerLeft | WorkerStreamEnded) -> None:
+    """A released worker says good-bye, or is gone: the checkpoint that it wrote last counts."""
+    worker = core.released.pop(event.stream, None)
+    if worker is not None and isinstance(event, WorkerLeft):
+        core.emit(*core.checkpoints.note_written(worker, event.checkpoint, core.chain.step))
+
+
+def _has_part(core: CoreState, member: LineMember) -> bool:
+    """Whether anything is open that needs this worker."""
+    # A pending record may be of its round: it has to be announced first.
+    if core.pending_record is not None:
+        return True
+    round_, stream = core.round, member.stream
+    assert stream is not None
+    if round_ is not None and round_.has(member.worker, stream):
+        return True
+    if core.transfers.donates(member.worker):
+        return True  # The line stands still until the other end has its state.
+    if member.learning is not None:
+        return member.learning.late
+    policy = core.settings.policy
+    keeps = policy.overlap or policy.quorum is not None
+    return keeps and not member.spare and bool(core.attempts.assigned.get(member.worker))
