@@ -68,7 +68,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
         *("andon_workers", "andon_worker_", "andon_heartbeat_", "andon_departures"),
         "andon_notices",
         "andon_evictions",
-        *("andon_reducers", "andon_learning_"),
+        *("andon_reducers", "andon_learning_", "andon_slowness_"),
     ),
     "keeping": ("andon_journal_", "andon_checkpoint", "andon_state_transfer_failures"),
     "exchange": (

@@ -21,10 +21,12 @@ from andon.host.tls_diagnosis import diagnose_tls
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.reasons import Reason
 from andon.protocol.records import accuracy_of
+from andon.protocol.slowness import Slowness
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import session_pb2
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion, sessions
+from andon.wire.slowness import slowness_from_proto
 from andon.wire.statuses import details_of
 
 __all__ = [
@@ -98,6 +100,8 @@ class WorkerStatus:
     """None before its first step, or its coordinator is older than this."""
     step_s: float = 0.0
     """How long its last step took, from the assignment to the commit."""
+    slowness: Slowness | None = None
+    """Why it was slow the last time that others waited for it; None: they never did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +226,8 @@ class LineStatus:
     """None if no step is drawn."""
     session: SessionStatus | None = None
     """The run's sessions; None if its workers train on a line."""
+    slowness: tuple[Slowness, ...] = ()
+    """Who was slow last and why, the oldest first, without stacks."""
     tcp_port: int = 0
     """The port of the TCP lanes of the coordinator's own reducer; 0: it offers none."""
 
@@ -447,6 +453,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         if message.HasField("verification")
         else None,
         session=_session(message.session) if message.HasField("session") else None,
+        slowness=tuple(map(slowness_from_proto, message.slowness)),
         tcp_port=message.tcp_port,
     )
 
@@ -537,6 +544,7 @@ def _worker(message: pb.WorkerStatus) -> WorkerStatus:
         hardware=_hardware(message.hardware) if message.HasField("hardware") else None,
         timings=_times(message.timings) if message.HasField("timings") else None,
         step_s=message.step_s,
+        slowness=slowness_from_proto(message.slowness) if message.HasField("slowness") else None,
     )
 
 

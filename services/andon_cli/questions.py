@@ -54,12 +54,15 @@ __all__ = [
     "TopConfig",
     "TraceConfig",
     "TraceSettings",
+    "WhyConfig",
+    "WhySettings",
     "certs_config",
     "export_config",
     "report_config",
     "show_config",
     "token_config",
     "trace_config",
+    "why_config",
 ]
 
 Form = Literal["table", "json"]
@@ -100,6 +103,28 @@ class TopConfig(LineCommand):
 
     once: Annotated[bool, FLAG_ONLY] = False
     """Show the last step and end, as without a terminal. Default: follow it until Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhySettings(LineCommand):
+    """Which run `andon why` looks at, and how it shows it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyConfig:
+    """What `andon why` shows."""
+
+    settings: WhySettings
+    """Of which run, and how."""
+    worker: int | None = None
+    """Of this worker; None: of all."""
+
+
+def why_config(given: GivenSettings[WhySettings], words: Sequence[str]) -> WhyConfig:
+    """What `andon why` is to show."""
+    if len(words) > 1 or not all(each.isdecimal() for each in words):
+        raise UsageError("one worker's number at most, such as 1: andon why [WORKER]")
+    return WhyConfig(settings=given.settings, worker=int(words[0]) if words else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

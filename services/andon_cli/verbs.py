@@ -89,6 +89,17 @@ waits     it waits for other workers;  other: the optimizer, the commit, the scr
 
 {_EXITS}"""
 
+_WHY = f"""\
+example:
+  andon why                           who held the others up, when, in what, and what to do
+  andon why 1                         worker 1 alone
+  andon why --run 7f3a --format json  also of a run that is over, from its journal
+
+A worker that the others wait for much longer than usual is asked what it does. The lines with > are
+your own code. The numbers are of its process and host in the moment that it was asked.
+
+{_EXITS}"""
+
 _HALT = f"""\
 example:
   andon halt --reason "loss looks odd"
@@ -268,6 +279,15 @@ VERBS = {
         epilog=_TOP,
         schema="andon_cli.questions:TopConfig",
         run="andon_cli.commands.top:show_top",
+    ),
+    "why": Verb(
+        summary="show who was slow and why",
+        epilog=_WHY,
+        schema="andon_cli.questions:WhySettings",
+        read="andon_cli.questions:why_config",
+        run="andon_cli.commands.why:show_why",
+        words="[WORKER]",
+        interleaved=True,
     ),
     "halt": Verb(
         summary="stop the line before its next commit",

@@ -114,11 +114,12 @@ class LineOptions:
     """Halt if the norm of the averaged gradient is FACTOR deviations above. Default: off."""
 
     worker_grad_norm: Factor | None = None
-    """Halt if a worker's own gradient is FACTOR times the others' median. Default: off."""
+    """Halt if a worker's own gradient is FACTOR times the others' median, or a block of it FACTOR
+    times its usual, or if a worker drifts. Default: off."""
     on_spike: SpikeAction = SpikeAction.HALT
     """About a spike: halt; or go on by itself, and scale the averaged gradient down (limit), leave
-    the step's samples out (skip), or send a worker away that stands out again and again (drop).
-    Each includes those before it. Without a FACTOR of the three above, each is 10."""
+    the step's samples out (skip), or send a worker away that stands out again and again, or drifts
+    (drop). Each includes those before it. Without a FACTOR of the three above, each is 10."""
     evict_slower_than: Annotated[
         float | None, Parameter(validator=Within(above=1.0, most=1000.0), metavar="FACTOR")
     ] = None

@@ -54,6 +54,7 @@ _FOR_PEOPLE = (
     do.NoteCaughtUp,
     do.NoteSetback,
     do.NoteSlow,
+    do.NoteSlowness,
     do.NoteWriter,
     do.NoteNotice,
     do.NoteSchedule,

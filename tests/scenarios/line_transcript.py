@@ -524,6 +524,10 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return effect.in_words
         case do.NoteSlow(worker):
             return f"worker {worker} {effect.in_words}"
+        case do.NoteSlowness(slow) | do.SaveSlowness(slow):
+            return slow.text
+        case do.SendExplain(_, number):
+            return f"{number}"
         case do.NoteCaughtUp(worker):
             return f"worker {worker} {effect.in_words}"
         case do.SaveHalt(evidence) | do.SendHalt(_, evidence):

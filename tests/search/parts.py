@@ -64,6 +64,7 @@ _IGNORED = {
     ("LineMember", "process"),
     ("LineMember", "answers"),  # The clock stands still, so nobody is ever late.
     ("CoreState", "rounds"),
+    ("CoreState", "slowness"),
     ("CoreState", "late_answers_s"),
     ("Pace", "took_s"),
     ("Pace", "_begun_at"),

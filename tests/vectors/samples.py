@@ -259,6 +259,9 @@ def _control_up() -> list[Message]:
         pb.Computed(key=KEY),
         pb.Notice(message="SIGTERM"),
         pb.ProbeAnswer(number=3),
+        pb.Explanation(
+            number=4, phase=pb.SLOW_PHASE_DATA, detail="loads", stacks=[_stack()], facts=_facts()
+        ),
     ]
 
 
@@ -384,7 +387,55 @@ def _control_down() -> list[Message]:
         pb.Learn(reducers=_shares()),
         pb.Probe(number=3),
         pb.Late(key=KEY),
+        pb.Explain(number=4),
     ]
+
+
+def _stack() -> pb.ThreadStack:
+    line = pb.CodeLine(file="/home/ada/dataset.py", line=42, function="__getitem__", own=True)
+    return pb.ThreadStack(thread="the script", lines=[line])
+
+
+def _facts() -> pb.ProcessFacts:
+    """Each number once, so that none can be taken for another."""
+    return pb.ProcessFacts(
+        apart_s=0.15625,
+        script_cores=0.0625,
+        process_cores=0.125,
+        child_cores=1.5,
+        children=2,
+        waited_for_core=0.25,
+        host_busy_cores=3.5,
+        host_cores=4,
+        major_faults=12.0,
+        swapped_in=4096.0,
+        swap_bytes=2**20,
+        memory_bytes=2**30,
+        free_bytes=2**31,
+        waited_for_disk=0.5,
+        disk_bytes=65536.0,
+        retransmitted=7,
+        unsent_bytes=131072,
+        delivered=1e6,
+        gpu_mhz=900.0,
+        gpu_most_mhz=1980.0,
+        gpu_throttled="thermal",
+        held_s=1.25,
+    )
+
+
+def _slowness() -> pb.Slowness:
+    return pb.Slowness(
+        worker=1,
+        step=118,
+        phase=pb.SLOW_PHASE_DATA,
+        late_s=0.75,
+        text="worker 1 waits for data",
+        guilty=_stack().lines[0],
+        at_unix_s=1.7e9,
+        stacks=[_stack()],
+        facts=_facts(),
+    )
 
 
 def _people() -> list[Message]:
@@ -441,6 +492,7 @@ def _people() -> list[Message]:
                 step_s=0.75,
                 late_records=2,
                 owed_positions=21,
+                slowness=_slowness(),
                 slow="eased: 3.4 times as slow as the others for 20 steps",
                 notice="SIGTERM",
             )
@@ -457,6 +509,7 @@ def _people() -> list[Message]:
         reducers=[pb.ReducerStatus(address="10.0.0.2:7071", elements=418)],
         expect_reducers=2,
         correct=21,
+        slowness=[_slowness()],
     )
     return [
         status,

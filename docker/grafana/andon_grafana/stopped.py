@@ -120,7 +120,7 @@ _EVENTS = (
                 color=ORANGE,
             ),
         ),
-        width=6,
+        width=5,
         empty="none",
         may_be_empty="no worker went",
     ),
@@ -130,7 +130,7 @@ _EVENTS = (
         "a bad network or an overloaded host.",
         see="docs/fault-tolerance.md#what-a-loss-costs",
         queries=(Query(expr=f"{grown('andon_joins_total', 'status')} > 0", legend="{{status}}"),),
-        width=6,
+        width=5,
         empty="none",
         may_be_empty="no worker came",
     ),
@@ -144,7 +144,7 @@ _EVENTS = (
                 expr=f"{grown('andon_faults_total', 'kind')} > 0", legend="{{kind}}", color=ORANGE
             ),
         ),
-        width=6,
+        width=5,
         empty="none",
         may_be_empty="no worker reported a fault",
     ),
@@ -160,9 +160,19 @@ _EVENTS = (
                 color=ORANGE,
             ),
         ),
-        width=6,
+        width=5,
         empty="none",
         may_be_empty="no call was refused",
+    ),
+    Amounts(
+        title="Notices, in the time shown",
+        tells="Workers that said that their machine was about to go. Each leaves in order, "
+        "after what it computes now, and no sample is computed again.",
+        see="docs/places/spot.md",
+        queries=(Query(expr=f"{grown('andon_notices_total')} > 0", legend="workers", color=BLUE),),
+        width=4,
+        empty="none",
+        may_be_empty="no machine was about to go",
     ),
 )
 

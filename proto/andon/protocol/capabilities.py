@@ -16,6 +16,7 @@ __all__ = [
     "BLOCK_NORMS",
     "COORDINATOR_CAPABILITIES",
     "COPIED_BUFFERS",
+    "EXPLAINS",
     "HASHED_BASE",
     "INT2",
     "INT4",
@@ -65,6 +66,8 @@ LEARNING = "learning.v1"
 """The worker can learn the line's state while the line trains; the coordinator lets it."""
 PROBE = "probe.v1"
 """The worker answers `Probe` at once, whatever its script does."""
+EXPLAINS = "explains.v1"
+"""The worker answers `Explain`: what it does, and how its process is."""
 NOTICE = "notice.v1"
 """The coordinator takes `Notice`, and sends the worker away once it has nothing left to give."""
 LISTENING = "listening.v1"

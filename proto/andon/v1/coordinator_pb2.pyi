@@ -77,6 +77,17 @@ class Activity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTIVITY_SYNCING: _ClassVar[Activity]
     ACTIVITY_HALTED: _ClassVar[Activity]
 
+class SlowPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SLOW_PHASE_UNSPECIFIED: _ClassVar[SlowPhase]
+    SLOW_PHASE_DATA: _ClassVar[SlowPhase]
+    SLOW_PHASE_FORWARD: _ClassVar[SlowPhase]
+    SLOW_PHASE_BACKWARD: _ClassVar[SlowPhase]
+    SLOW_PHASE_OPTIMIZER: _ClassVar[SlowPhase]
+    SLOW_PHASE_EXCHANGE: _ClassVar[SlowPhase]
+    SLOW_PHASE_DISK: _ClassVar[SlowPhase]
+    SLOW_PHASE_SCRIPT: _ClassVar[SlowPhase]
+
 class LeaveReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LEAVE_REASON_UNSPECIFIED: _ClassVar[LeaveReason]
@@ -162,6 +173,14 @@ ACTIVITY_EVALUATING: Activity
 ACTIVITY_BUSY: Activity
 ACTIVITY_SYNCING: Activity
 ACTIVITY_HALTED: Activity
+SLOW_PHASE_UNSPECIFIED: SlowPhase
+SLOW_PHASE_DATA: SlowPhase
+SLOW_PHASE_FORWARD: SlowPhase
+SLOW_PHASE_BACKWARD: SlowPhase
+SLOW_PHASE_OPTIMIZER: SlowPhase
+SLOW_PHASE_EXCHANGE: SlowPhase
+SLOW_PHASE_DISK: SlowPhase
+SLOW_PHASE_SCRIPT: SlowPhase
 LEAVE_REASON_UNSPECIFIED: LeaveReason
 LEAVE_REASON_COMPLETE: LeaveReason
 LEAVE_REASON_FAILED: LeaveReason
@@ -184,7 +203,7 @@ LINE_STATE_DRAINING: LineState
 LINE_STATE_COMPLETE: LineState
 
 class TrainRequest(_message.Message):
-    __slots__ = ("join", "request_work", "step_ready", "fault", "heartbeat", "leave", "state_report", "scalar_all_reduce", "listening", "probe_answer", "computed", "notice")
+    __slots__ = ("join", "request_work", "step_ready", "fault", "heartbeat", "leave", "state_report", "scalar_all_reduce", "listening", "probe_answer", "computed", "explanation", "notice")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_WORK_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +215,7 @@ class TrainRequest(_message.Message):
     LISTENING_FIELD_NUMBER: _ClassVar[int]
     PROBE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     join: Join
     request_work: RequestWork
@@ -208,11 +228,12 @@ class TrainRequest(_message.Message):
     listening: Listening
     probe_answer: ProbeAnswer
     computed: Computed
+    explanation: Explanation
     notice: Notice
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., request_work: _Optional[_Union[RequestWork, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., state_report: _Optional[_Union[StateReport, _Mapping]] = ..., scalar_all_reduce: _Optional[_Union[ScalarAllReduce, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., probe_answer: _Optional[_Union[ProbeAnswer, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., request_work: _Optional[_Union[RequestWork, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., state_report: _Optional[_Union[StateReport, _Mapping]] = ..., scalar_all_reduce: _Optional[_Union[ScalarAllReduce, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., probe_answer: _Optional[_Union[ProbeAnswer, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., explanation: _Optional[_Union[Explanation, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class TrainResponse(_message.Message):
-    __slots__ = ("join_accepted", "shard_assignment", "step_committed", "halt", "resume", "shutdown", "state_transfer", "heartbeat_answer", "scalar_all_reduce_result", "round_voided", "learn", "probe", "late")
+    __slots__ = ("join_accepted", "shard_assignment", "step_committed", "halt", "resume", "shutdown", "state_transfer", "heartbeat_answer", "scalar_all_reduce_result", "round_voided", "learn", "probe", "late", "explain")
     JOIN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     SHARD_ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +247,7 @@ class TrainResponse(_message.Message):
     LEARN_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     join_accepted: JoinAccepted
     shard_assignment: ShardAssignment
     step_committed: StepCommitted
@@ -239,7 +261,8 @@ class TrainResponse(_message.Message):
     learn: Learn
     probe: Probe
     late: Late
-    def __init__(self, join_accepted: _Optional[_Union[JoinAccepted, _Mapping]] = ..., shard_assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., state_transfer: _Optional[_Union[StateTransfer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., scalar_all_reduce_result: _Optional[_Union[ScalarAllReduceResult, _Mapping]] = ..., round_voided: _Optional[_Union[RoundVoided, _Mapping]] = ..., learn: _Optional[_Union[Learn, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., late: _Optional[_Union[Late, _Mapping]] = ...) -> None: ...
+    explain: Explain
+    def __init__(self, join_accepted: _Optional[_Union[JoinAccepted, _Mapping]] = ..., shard_assignment: _Optional[_Union[ShardAssignment, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., state_transfer: _Optional[_Union[StateTransfer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., scalar_all_reduce_result: _Optional[_Union[ScalarAllReduceResult, _Mapping]] = ..., round_voided: _Optional[_Union[RoundVoided, _Mapping]] = ..., learn: _Optional[_Union[Learn, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., late: _Optional[_Union[Late, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("kind", "name", "memory_bytes", "cores")
@@ -795,6 +818,116 @@ class ProbeAnswer(_message.Message):
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
+class Explain(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class CodeLine(_message.Message):
+    __slots__ = ("file", "line", "function", "own")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    line: int
+    function: str
+    own: bool
+    def __init__(self, file: _Optional[str] = ..., line: _Optional[int] = ..., function: _Optional[str] = ..., own: bool = ...) -> None: ...
+
+class ThreadStack(_message.Message):
+    __slots__ = ("thread", "lines")
+    THREAD_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    thread: str
+    lines: _containers.RepeatedCompositeFieldContainer[CodeLine]
+    def __init__(self, thread: _Optional[str] = ..., lines: _Optional[_Iterable[_Union[CodeLine, _Mapping]]] = ...) -> None: ...
+
+class ProcessFacts(_message.Message):
+    __slots__ = ("apart_s", "script_cores", "process_cores", "child_cores", "children", "waited_for_core", "host_busy_cores", "host_cores", "major_faults", "swapped_in", "swap_bytes", "memory_bytes", "free_bytes", "waited_for_disk", "disk_bytes", "retransmitted", "unsent_bytes", "delivered", "gpu_mhz", "gpu_most_mhz", "gpu_throttled", "held_s")
+    APART_S_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_CORES_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_CORES_FIELD_NUMBER: _ClassVar[int]
+    CHILD_CORES_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    WAITED_FOR_CORE_FIELD_NUMBER: _ClassVar[int]
+    HOST_BUSY_CORES_FIELD_NUMBER: _ClassVar[int]
+    HOST_CORES_FIELD_NUMBER: _ClassVar[int]
+    MAJOR_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_IN_FIELD_NUMBER: _ClassVar[int]
+    SWAP_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAITED_FOR_DISK_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETRANSMITTED_FIELD_NUMBER: _ClassVar[int]
+    UNSENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    GPU_MHZ_FIELD_NUMBER: _ClassVar[int]
+    GPU_MOST_MHZ_FIELD_NUMBER: _ClassVar[int]
+    GPU_THROTTLED_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
+    apart_s: float
+    script_cores: float
+    process_cores: float
+    child_cores: float
+    children: int
+    waited_for_core: float
+    host_busy_cores: float
+    host_cores: int
+    major_faults: float
+    swapped_in: float
+    swap_bytes: int
+    memory_bytes: int
+    free_bytes: int
+    waited_for_disk: float
+    disk_bytes: float
+    retransmitted: int
+    unsent_bytes: int
+    delivered: float
+    gpu_mhz: float
+    gpu_most_mhz: float
+    gpu_throttled: str
+    held_s: float
+    def __init__(self, apart_s: _Optional[float] = ..., script_cores: _Optional[float] = ..., process_cores: _Optional[float] = ..., child_cores: _Optional[float] = ..., children: _Optional[int] = ..., waited_for_core: _Optional[float] = ..., host_busy_cores: _Optional[float] = ..., host_cores: _Optional[int] = ..., major_faults: _Optional[float] = ..., swapped_in: _Optional[float] = ..., swap_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., waited_for_disk: _Optional[float] = ..., disk_bytes: _Optional[float] = ..., retransmitted: _Optional[int] = ..., unsent_bytes: _Optional[int] = ..., delivered: _Optional[float] = ..., gpu_mhz: _Optional[float] = ..., gpu_most_mhz: _Optional[float] = ..., gpu_throttled: _Optional[str] = ..., held_s: _Optional[float] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("number", "phase", "detail", "stacks", "facts")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    phase: SlowPhase
+    detail: str
+    stacks: _containers.RepeatedCompositeFieldContainer[ThreadStack]
+    facts: ProcessFacts
+    def __init__(self, number: _Optional[int] = ..., phase: _Optional[_Union[SlowPhase, str]] = ..., detail: _Optional[str] = ..., stacks: _Optional[_Iterable[_Union[ThreadStack, _Mapping]]] = ..., facts: _Optional[_Union[ProcessFacts, _Mapping]] = ...) -> None: ...
+
+class Slowness(_message.Message):
+    __slots__ = ("worker", "step", "phase", "late_s", "text", "guilty", "at_unix_s", "stacks", "facts")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    LATE_S_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    GUILTY_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    step: int
+    phase: SlowPhase
+    late_s: float
+    text: str
+    guilty: CodeLine
+    at_unix_s: float
+    stacks: _containers.RepeatedCompositeFieldContainer[ThreadStack]
+    facts: ProcessFacts
+    def __init__(self, worker: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[SlowPhase, str]] = ..., late_s: _Optional[float] = ..., text: _Optional[str] = ..., guilty: _Optional[_Union[CodeLine, _Mapping]] = ..., at_unix_s: _Optional[float] = ..., stacks: _Optional[_Iterable[_Union[ThreadStack, _Mapping]]] = ..., facts: _Optional[_Union[ProcessFacts, _Mapping]] = ...) -> None: ...
+
 class Notice(_message.Message):
     __slots__ = ("message",)
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -1008,7 +1141,7 @@ class ReducerDismissed(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s", "late_records", "owed_positions", "slow", "notice")
+    __slots__ = ("worker", "rank", "node_id", "device", "activity", "detail", "step", "samples_per_second", "waiting_ratio", "heartbeat_age_s", "live", "metrics_address", "final_digest", "share", "micro_batches", "hardware", "timings", "step_s", "late_records", "owed_positions", "slowness", "slow", "notice")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -1029,6 +1162,7 @@ class WorkerStatus(_message.Message):
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     LATE_RECORDS_FIELD_NUMBER: _ClassVar[int]
     OWED_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     worker: int
@@ -1051,12 +1185,13 @@ class WorkerStatus(_message.Message):
     step_s: float
     late_records: int
     owed_positions: int
+    slowness: Slowness
     slow: str
     notice: str
-    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ..., late_records: _Optional[int] = ..., owed_positions: _Optional[int] = ..., slow: _Optional[str] = ..., notice: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., rank: _Optional[int] = ..., node_id: _Optional[str] = ..., device: _Optional[str] = ..., activity: _Optional[_Union[Activity, str]] = ..., detail: _Optional[str] = ..., step: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., waiting_ratio: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., live: bool = ..., metrics_address: _Optional[str] = ..., final_digest: _Optional[bytes] = ..., share: _Optional[float] = ..., micro_batches: _Optional[int] = ..., hardware: _Optional[_Union[Device, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., step_s: _Optional[float] = ..., late_records: _Optional[int] = ..., owed_positions: _Optional[int] = ..., slowness: _Optional[_Union[Slowness, _Mapping]] = ..., slow: _Optional[str] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class LineStatus(_message.Message):
-    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain", "verification", "one_arithmetic", "quorum", "fragments", "noise_scale")
+    __slots__ = ("run_id", "state", "step", "attempt", "cursor", "loss", "total_steps", "live", "participating", "workers", "halt", "samples_per_second", "exchange_s", "hidden_ratio", "metrics_url", "expect_workers", "waiting_for", "samples", "stop_reason", "reducers", "expect_reducers", "correct", "checkpoints", "schedule", "schedule_note", "tcp_port", "session", "grain", "verification", "one_arithmetic", "quorum", "fragments", "slowness", "noise_scale")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -1089,6 +1224,7 @@ class LineStatus(_message.Message):
     ONE_ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     QUORUM_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     NOISE_SCALE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: LineState
@@ -1122,8 +1258,9 @@ class LineStatus(_message.Message):
     one_arithmetic: bool
     quorum: float
     fragments: int
+    slowness: _containers.RepeatedCompositeFieldContainer[Slowness]
     noise_scale: float
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ..., verification: _Optional[_Union[VerificationStatus, _Mapping]] = ..., one_arithmetic: bool = ..., quorum: _Optional[float] = ..., fragments: _Optional[int] = ..., noise_scale: _Optional[float] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ..., verification: _Optional[_Union[VerificationStatus, _Mapping]] = ..., one_arithmetic: bool = ..., quorum: _Optional[float] = ..., fragments: _Optional[int] = ..., slowness: _Optional[_Iterable[_Union[Slowness, _Mapping]]] = ..., noise_scale: _Optional[float] = ...) -> None: ...
 
 class VerificationStatus(_message.Message):
     __slots__ = ("fraction", "steps", "grains", "differences", "convicted")

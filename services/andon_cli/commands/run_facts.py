@@ -14,7 +14,9 @@ from andon.host.errors import UsageError
 from andon.protocol.arithmetic import is_one
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.slowness import Slowness
 from andon_cli.commands.epochs import EpochTotals, epochs_of
+from andon_cli.drawing.slow_texts import slow_fields
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.verification import VerifiedTotals
 from andon_coordinator.transport.damage import JournalError, journal_errors
@@ -165,6 +167,8 @@ class RunFacts:
     arithmetics: list[RecordedArithmetic]
     """With which its workers joined, if it has the same bits; the first one's is the line's."""
     verified: VerifiedTotals
+    slowness: list[Slowness]
+    """Why workers were slow, in order."""
 
     @classmethod
     def read(cls, folder: Path) -> RunFacts:
@@ -194,6 +198,7 @@ class RunFacts:
                 ],
                 arithmetics=reader.arithmetics(),
                 verified=reader.verified(),
+                slowness=reader.slownesses(),
             )
 
     @property
@@ -234,6 +239,7 @@ class RunFacts:
             ],
             "one_arithmetic": self.one_arithmetic,
             "verified": asdict(self.verified),
+            "slowness": [slow_fields(each) for each in self.slowness],
             "gaps": past.gaps,
             "last_gap_step": past.last_gap_step,
         }  # fmt: skip

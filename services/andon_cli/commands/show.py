@@ -16,6 +16,7 @@ from andon.protocol.records import PositionRange, accuracy_of
 from andon_cli.commands.epochs import epoch_lines
 from andon_cli.commands.history import halt_line
 from andon_cli.commands.run_facts import RunFacts, ScalarSummary, StepFacts, find_folder
+from andon_cli.drawing.slow_texts import slow_brief
 from andon_cli.drawing.texts import (
     accuracy_text,
     aligned,
@@ -36,6 +37,7 @@ __all__ = ["event_rows", "run_lines", "show_run", "step_lines"]
 
 _EVENTS_SHOWN = 20
 _SPARK_CELLS = 40
+_SLOW_SHOWN = 5
 _RANGES_SHOWN = 4
 _OF_ARITHMETIC = ("processor", "gpu", "torch", "threads")
 """What is shown of an arithmetic; JSON has all of it."""
@@ -98,6 +100,8 @@ def run_lines(facts: RunFacts) -> list[str]:
         lines += ["", *epochs]
     if facts.scalars:
         lines += ["", *aligned([_SCALARS, *map(_scalar_row, facts.scalars)])]
+    if facts.slowness:
+        lines += ["", *(f"slow      {slow_brief(each)}" for each in facts.slowness[-_SLOW_SHOWN:])]
     if facts.halts:
         lines += ["", *(halt_line(halt) for halt in facts.halts)]
     if facts.events:

@@ -14,6 +14,7 @@ from andon.protocol.limits import on_one_line
 from andon_cli.client import CheckpointStatus, LineClient, LineStatus, WorkerStatus
 from andon_cli.drawing.picture import LinePicture, Lost
 from andon_cli.drawing.session_table import session_lines
+from andon_cli.drawing.slow_texts import slow_brief, slow_fields
 from andon_cli.drawing.texts import (
     accuracy_text,
     aligned,
@@ -70,6 +71,8 @@ def status_lines(status: LineStatus, *, flags: str = "") -> list[str]:
         lines += aligned([_HEADINGS, *(_row(worker) for worker in status.workers)])
     if late := late_line(status):
         lines.append(late)
+    if status.slowness:
+        lines.append(f"slow      {slow_brief(status.slowness[-1])} (andon why)")
     if schedule := schedule_line(status):
         lines.append(schedule)
     if status.shared:
@@ -85,6 +88,9 @@ def status_json(status: LineStatus) -> str:
     fields = asdict(status)
     if status.halt is not None:
         fields["halt"] = evidence_fields(status.halt)
+    fields["slowness"] = [slow_fields(each) for each in status.slowness]
+    for worker, shown in zip(status.workers, fields["workers"], strict=True):
+        shown["slowness"] = None if worker.slowness is None else slow_fields(worker.slowness)
     return strict_json(fields)
 
 

@@ -11,6 +11,7 @@ from andon_cli.commands.history import halt_line
 from andon_cli.drawing.texts import duration, grouped, short_time
 from andon_cli.reporting.facts import ReportFacts, points_of
 from andon_cli.reporting.page import Curve, Page, Section, Table
+from andon_cli.reporting.slow_section import slow_section
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_server.halt_words import answers_to, help_page
 from andon_server.runs import RUNS
@@ -31,6 +32,7 @@ _TOLD_ELSEWHERE = (
     RunEventKind.HALTED,
     RunEventKind.ANSWERED,
     RunEventKind.ATTEMPT,
+    RunEventKind.SLOW,
 )
 _ROWS = 200
 """A table shows so many rows; `andon show` and the JSON have the rest."""
@@ -64,6 +66,7 @@ def page_of(facts: ReportFacts, price: float | None) -> Page:
         _samples(facts),
         _workers(facts),
         _crashes(facts),
+        slow_section(facts.run.slowness),
         _slow(facts),
         _checkpoints(facts),
         _spent(facts, price),

@@ -164,6 +164,8 @@ class Chronicle:
 
     def _noted(self, effect: effects.Effect) -> None:
         match effect:
+            case effects.SaveSlowness(slow):
+                self._tell(RunEventKind.SLOW, slow.worker, slow.text, slow.step)
             case effects.NoteCaughtUp():
                 self._tell(RunEventKind.CAUGHT_UP, effect.worker, effect.in_words)
             case effects.NoteSlow():

@@ -19,6 +19,7 @@ from andon.protocol.rounds import RankTerms
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
+from andon.protocol.slowness import Slowness
 from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.eviction import SlowStep
 from andon_coordinator.core.run_events import RunEvent
@@ -49,6 +50,7 @@ __all__ = [
     "NoteSchedule",
     "NoteSetback",
     "NoteSlow",
+    "NoteSlowness",
     "NoteStopRefused",
     "NoteSuspected",
     "NoteUnverified",
@@ -64,11 +66,13 @@ __all__ = [
     "SaveRun",
     "SaveRunEvent",
     "SaveScalars",
+    "SaveSlowness",
     "SaveSpike",
     "SaveSteered",
     "SaveTerm",
     "SaveVerdict",
     "SendCommitted",
+    "SendExplain",
     "SendHalt",
     "SendHeartbeatAnswer",
     "SendLate",
@@ -596,6 +600,28 @@ class SendProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class SendExplain:
+    """Ask a worker what it does."""
+
+    stream: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSlowness:
+    """Tell people why a worker was slow."""
+
+    slowness: Slowness
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSlowness:
+    """Keep it in the journal as well."""
+
+    slowness: Slowness
+
+
+@dataclass(frozen=True, slots=True)
 class NoteSuspected:
     """Tell people that the line goes on without a worker that does not answer."""
 
@@ -719,6 +745,7 @@ Effect = (
     | SaveArithmetic
     | SaveVerdict
     | SaveSpike
+    | SaveSlowness
     | SaveScalars
     | SaveSteered
     | SaveRunEvent
@@ -751,9 +778,11 @@ Effect = (
     | NoteDifference
     | NoteUnverified
     | NoteSuspected
+    | NoteSlowness
     | NoteWentBack
     | NoteWriter
     | SendScalarAllReduceResult
     | SendHeartbeatAnswer
     | SendProbe
+    | SendExplain
 )

@@ -17,6 +17,7 @@ from andon.protocol.layout import Layout
 from andon.protocol.records import Cursor, Key, Record
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.scalars import Scalar
+from andon.protocol.slowness import Explanation
 
 __all__ = [
     "Activity",
@@ -25,6 +26,7 @@ __all__ = [
     "Device",
     "DrainRequested",
     "Event",
+    "ExplanationArrived",
     "Fault",
     "FaultKind",
     "FaultReported",
@@ -337,6 +339,14 @@ class ProbeAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplanationArrived:
+    """A worker says what it does, because it was asked."""
+
+    stream: int
+    explanation: Explanation
+
+
+@dataclass(frozen=True, slots=True)
 class NoticeGiven:
     """A worker's machine is about to go; `message` says what the worker knows of it."""
 
@@ -549,6 +559,7 @@ Event = (
     | FaultReported
     | HeartbeatArrived
     | ProbeAnswered
+    | ExplanationArrived
     | NoticeGiven
     | WorkerLeft
     | StateReported

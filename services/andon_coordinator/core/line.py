@@ -101,6 +101,7 @@ from andon_coordinator.core import (
     notices,
     operators,
     progress,
+    slowness,
     spiking,
     steps,
     suspects,
@@ -116,6 +117,7 @@ from andon_coordinator.core.events import (
     CordPulled,
     DrainRequested,
     Event,
+    ExplanationArrived,
     FaultReported,
     FolderSearched,
     HaltCleared,
@@ -158,6 +160,7 @@ _OF_WORKERS: dict[type[Event], Callable[[CoreState, LineMember, Any], None]] = {
     FaultReported: steps.fault,
     HeartbeatArrived: arrivals.heartbeat,
     ProbeAnswered: suspects.answered,
+    ExplanationArrived: slowness.explained,
     NoticeGiven: notices.given,
     WorkerLeft: departures.left,
     StateReported: learning.state_reported,
@@ -341,6 +344,7 @@ class LineCore:
         if isinstance(event, TimePassed):
             core.lag_s += event.late_s
             suspects.look(core)
+            slowness.look(core)
         # Before the next round may open, which is without them.
         if core.noticed:
             notices.release(core)

@@ -33,6 +33,8 @@ class RunEventKind(enum.Enum):
     """A worker computed wrong, as two others say; the text says what."""
     SPIKE = "spike"
     """The line did something about a spike by itself; the text says what, and about which."""
+    SLOW = "slow"
+    """The others waited for a worker; the text says why."""
     EASED = "eased"
     """A slow worker is dealt less, or as the others again; the text says how slow it is."""
     EVICTED = "evicted"

@@ -41,6 +41,7 @@ from andon_coordinator.core.effects import (
     Skip,
     StepResult,
 )
+from andon_coordinator.core.lateness import SlownessWatch
 from andon_coordinator.core.members import LineMember, Members
 from andon_coordinator.core.pacing import Pacing
 from andon_coordinator.core.reducers import Reducers
@@ -125,6 +126,7 @@ class CoreState:
     scalar_all_reduces: ScalarAllReduces = field(default_factory=ScalarAllReduces)
     rounds: Delays = field(default_factory=durations_of_rounds)
     """For how long the rounds of committed first attempts were open, of late."""
+    slowness: SlownessWatch = field(default_factory=SlownessWatch)
     lag_s: float = 0.0
     """For how long this process has not listened, in total, since it began."""
     attempts: AttemptCounts = field(default_factory=AttemptCounts)

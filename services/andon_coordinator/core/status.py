@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from andon.protocol.arithmetic import is_one
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key
+from andon.protocol.slowness import Slowness
 from andon_coordinator.core import lost_state
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
@@ -69,6 +70,8 @@ class WorkerSnapshot:
     """How many records in a row were made without it while it computes; None: it is not late."""
     owed_positions: int = 0
     """How many positions it owes: it has them, and they are in no record yet."""
+    slowness: Slowness | None = None
+    """Why it was slow the last time that others waited for it."""
     notice: str = ""
     """Why its machine is about to go, or has gone, by its own notice; empty if it gave none."""
     slow: str = ""
@@ -128,6 +131,8 @@ class LineSnapshot:
     """The part of all steps that is computed twice."""
     verified: VerifiedTotals = field(default_factory=VerifiedTotals)
     """How much was; a copy."""
+    slowness: tuple[Slowness, ...] = ()
+    """Who was slow last and why, the oldest first."""
     session: SessionSnapshot | None = None
     """The run's sessions, if it is one of sessions."""
 
@@ -182,6 +187,7 @@ def take_snapshot(core: CoreState, now: float) -> LineSnapshot:
         quorum=core.settings.policy.quorum,
         verify=core.settings.verify.fraction,
         verified=replace(core.verified, convicted=list(core.verified.convicted)),
+        slowness=tuple(core.slowness.recent),
     )
 
 
@@ -235,9 +241,19 @@ def _worker(
         use=member.use,
         late_records=member.left_out if learning is not None and learning.late else None,
         owed_positions=_owed(core, member),
+        slowness=_slowness(core, member.worker),
         notice=member.notice,
         slow=_slow(core, member),
     )
+
+
+def _slowness(core: CoreState, worker: int) -> Slowness | None:
+    """Why it was slow the last time; with its stacks if it is one of the last ones."""
+    slow = core.slowness.latest.get(worker)
+    # A status has room for the stacks of a few workers.
+    if slow is None or any(each is slow for each in core.slowness.recent):
+        return slow
+    return replace(slow, stacks=(), facts=None)
 
 
 def _detail(core: CoreState, member: LineMember, now: float) -> str:

@@ -21,6 +21,7 @@ from andon_coordinator.core import (
     learning,
     lost_state,
     overlap,
+    slowness,
     spiking,
     standing,
     syncing,
@@ -324,6 +325,7 @@ def _prepare(core: CoreState, round_: StepRound) -> None:
     stop = overlap.stops_after(core, round_, stop, owes=bool(cursor.owed))
     # After all checks: nothing is learnt from a step that halts the line.
     pacing = _learn(core, round_, seconds)
+    slowness.committed(core, round_, seconds)
     record = Record(
         key=round_.key,
         parent=round_.terms.parent,

@@ -24,6 +24,7 @@ from andon_coordinator.telemetry.run import (
     RunMetrics,
     ScheduleMetrics,
     ServedRun,
+    SlownessMetrics,
     Totals,
 )
 from andon_coordinator.telemetry.steps import KeepingMetrics, StepMetrics
@@ -80,6 +81,7 @@ class LineMetrics:
         """The time since the Unix epoch."""
         self._run = RunMetrics(registry, run)
         self._halts = HaltMetrics(registry, totals)
+        self._slowness = SlownessMetrics(registry)
         self._steps = StepMetrics(registry, totals)
         self._verification = VerificationMetrics(registry, totals.verified)
         self._attempts = AttemptMetrics(registry)
@@ -156,6 +158,13 @@ class LineMetrics:
                 self._keeping.noted(effect, self.wall())
             case effects.NoteCaughtUp():
                 self._learning.caught_up(effect)
+            case _:
+                self._rest(effect, now)
+
+    def _rest(self, effect: effects.Effect, now: float) -> None:
+        match effect:
+            case effects.NoteSlowness():
+                self._slowness.told(effect.slowness.phase)
             case effects.SendTransfer(beside_training=False):
                 self._attempts.transfer_began(now)
             case effects.Assign():

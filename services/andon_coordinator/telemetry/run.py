@@ -11,12 +11,20 @@ from andon.host.telemetry import OptionalGauge
 from andon.protocol.encoding import Encoding
 from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.run_settings import Topology
+from andon.protocol.slowness import SlowPhase
 from andon_coordinator.core.effects import Assignment, LineState
 from andon_coordinator.core.spikes import SpikeAction
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.core.verification import VerifiedTotals
 
-__all__ = ["HaltMetrics", "RunMetrics", "ScheduleMetrics", "ServedRun", "Totals"]
+__all__ = [
+    "HaltMetrics",
+    "RunMetrics",
+    "ScheduleMetrics",
+    "ServedRun",
+    "SlownessMetrics",
+    "Totals",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +167,25 @@ class HaltMetrics:
     def _show(self, present: HaltReason | None) -> None:
         for reason, gauge in self._halted.items():
             gauge.set(reason is present)
+
+
+class SlownessMetrics:
+    """In which part of their work workers were slow."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Registers the metric; every label exists from the start."""
+        slow = Counter(
+            "andon_slowness_total",
+            "Times that the others waited for a worker long enough to ask it why, by the part of "
+            "its work that it was in.",
+            ["phase"],
+            registry=registry,
+        )
+        self._slow = {each: slow.labels(each.label) for each in SlowPhase}
+
+    def told(self, phase: SlowPhase) -> None:
+        """Counts one."""
+        self._slow[phase].inc()
 
 
 class ScheduleMetrics:

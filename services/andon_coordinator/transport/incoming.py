@@ -38,6 +38,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion, layouts
 from andon.wire.layouts import count_layout_parts
+from andon.wire.slowness import explanation_from_proto
 from andon_coordinator.core import events
 from andon_coordinator.transport.errors import LineError
 
@@ -296,6 +297,10 @@ def _probe_answered(stream: int, message: pb.TrainRequest) -> events.Event:
     return events.ProbeAnswered(stream, message.probe_answer.number)
 
 
+def _explanation_arrived(stream: int, message: pb.TrainRequest) -> events.Event:
+    return events.ExplanationArrived(stream, explanation_from_proto(message.explanation))
+
+
 def _worker_left(stream: int, message: pb.TrainRequest) -> events.Event:
     leave = message.leave
     try:
@@ -356,6 +361,7 @@ _EVENTS = {
     "fault": _fault_reported,
     "heartbeat": _heartbeat_arrived,
     "probe_answer": _probe_answered,
+    "explanation": _explanation_arrived,
     "notice": _notice_given,
     "leave": _worker_left,
     "state_report": _state_reported,

@@ -67,6 +67,7 @@ JournalEffect = (
     | effects.SaveArithmetic
     | effects.SaveVerdict
     | effects.SaveSpike
+    | effects.SaveSlowness
     | effects.SaveScalars
     | effects.SaveRunEvent
     | effects.SaveSteered
@@ -371,6 +372,7 @@ _SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
     effects.SaveArithmetic: JournalStore.save_arithmetic,
     effects.SaveVerdict: JournalStore.save_verdict,
     effects.SaveSpike: JournalStore.save_spike,
+    effects.SaveSlowness: JournalStore.save_slowness,
     effects.SaveRunEvent: JournalStore.save_run_event,
     effects.SaveSteered: JournalStore.save_steered,
     SaveSessionEnd: JournalStore.save_session_end,

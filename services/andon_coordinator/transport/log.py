@@ -115,6 +115,7 @@ def log_effect(effect: effects.Effect | CommitAndAssign) -> None:
             | effects.NoteUnverified()
             | effects.NoteNotice()
             | effects.SaveSpike()
+            | effects.NoteSlowness()
         ):
             _log_finding(effect)
         case effects.SaveAnswer():
@@ -211,9 +212,21 @@ def _log_finding(
     | effects.NoteDifference
     | effects.NoteUnverified
     | effects.NoteNotice
-    | effects.SaveSpike,
+    | effects.SaveSpike
+    | effects.NoteSlowness,
 ) -> None:
     match effect:
+        case effects.NoteSlowness(slow):
+            log.warning(
+                LogEvent(
+                    "worker_slow",
+                    slow.text,
+                    worker=slow.worker,
+                    step=slow.step,
+                    phase=slow.phase.label,
+                    late_s=round(slow.late_s, 3),
+                )
+            )
         case effects.NoteNotice(worker, why):
             text = f"the machine of worker {worker} is about to go: {why}"
             log.warning(LogEvent("notice", text, worker=worker, why=why))

@@ -7,13 +7,15 @@ are no scalars, and run events are those that halts, answers and departures tell
 from __future__ import annotations
 
 import base64
+import json
 import math
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from andon.protocol.halts import HaltAnswer
+from andon.protocol.slowness import CodeLine, ProcessFacts, Slowness, SlowPhase, ThreadStack
 from andon_coordinator.core.effects import SaveScalars, SaveSteered
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST, has_table
@@ -26,10 +28,12 @@ __all__ = [
     "run_events",
     "save_run_event",
     "save_scalars",
+    "save_slowness",
     "save_steered",
     "scalar_curve",
     "scalar_names",
     "scalars",
+    "slownesses",
 ]
 
 _NAMES = """
@@ -98,6 +102,27 @@ def save_run_event(database: sqlite3.Connection, event: RunEvent) -> None:
     database.execute(
         f"INSERT INTO run_events VALUES (?, ?, ?, ?, ?, {LAST_RECORD}, ?)",
         (event.id, event.kind.value, event.worker, event.step, event.text, event.at_unix_s),
+    )
+
+
+def save_slowness(database: sqlite3.Connection, slow: Slowness) -> None:
+    """Saves why a worker was slow."""
+    facts = {
+        "guilty": None if slow.guilty is None else asdict(slow.guilty),
+        "stacks": [asdict(each) for each in slow.stacks],
+        "process": None if slow.facts is None else asdict(slow.facts),
+    }
+    database.execute(
+        f"INSERT INTO slowness VALUES (?, ?, ?, ?, ?, ?, {LAST_RECORD}, ?)",
+        (
+            slow.worker,
+            slow.step,
+            slow.phase.name,
+            slow.late_s,
+            slow.text,
+            compact_json(facts),
+            slow.at_unix_s,
+        ),
     )
 
 
@@ -186,6 +211,33 @@ def run_events(database: sqlite3.Connection) -> list[RunEvent]:
         for row in rows
     ]
     return _numbered(list(_older(database, first))) + noted
+
+
+def slownesses(database: sqlite3.Connection) -> list[Slowness]:
+    """Why workers were slow, in order."""
+    if not has_table(database, "slowness"):
+        return []
+    found = []
+    for row in database.execute("SELECT * FROM slowness ORDER BY rowid"):
+        facts = json.loads(row["facts"])
+        guilty, process = facts["guilty"], facts["process"]
+        found.append(
+            Slowness(
+                worker=row["worker"],
+                step=row["step"],
+                phase=SlowPhase[row["phase"]],
+                late_s=row["late_s"],
+                text=row["text"],
+                guilty=None if guilty is None else CodeLine(**guilty),
+                at_unix_s=row["at"],
+                stacks=tuple(
+                    ThreadStack(each["thread"], tuple(CodeLine(**line) for line in each["lines"]))
+                    for each in facts["stacks"]
+                ),
+                facts=None if process is None else ProcessFacts(**process),
+            )
+        )
+    return found
 
 
 def _older(database: sqlite3.Connection, before: tuple[int, float] | None) -> Iterator[RunEvent]:

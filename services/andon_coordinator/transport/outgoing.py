@@ -16,6 +16,7 @@ from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
 from andon.wire import conversion
 from andon.wire.round_terms import own_terms_to_proto, terms_to_proto
+from andon.wire.slowness import slowness_to_proto
 from andon_coordinator.core import effects
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.events import StepTimings
@@ -66,6 +67,7 @@ MessageEffect = (
     | effects.SendLearn
     | effects.SendScalarAllReduceResult
     | effects.SendProbe
+    | effects.SendExplain
 )
 """Effects that are one message on one stream."""
 
@@ -188,7 +190,11 @@ def message_to(effect: MessageEffect) -> pb.TrainResponse:
             shutdown = pb.Shutdown(message=effect.message, stop_reason=effect.stop_reason)
             return pb.TrainResponse(shutdown=shutdown)
         case (
-            effects.SendLearn() | effects.SendLate() | effects.SendTransfer() | effects.SendProbe()
+            effects.SendLearn()
+            | effects.SendLate()
+            | effects.SendTransfer()
+            | effects.SendProbe()
+            | effects.SendExplain()
         ):
             return _rare(effect)
         case effects.SendScalarAllReduceResult():
@@ -230,13 +236,19 @@ def _committed(effect: effects.SendCommitted) -> pb.StepCommitted:
 
 
 def _rare(
-    effect: effects.SendLearn | effects.SendLate | effects.SendTransfer | effects.SendProbe,
+    effect: effects.SendLearn
+    | effects.SendLate
+    | effects.SendTransfer
+    | effects.SendProbe
+    | effects.SendExplain,
 ) -> pb.TrainResponse:
     """What concerns one worker: how it gets the line's state, and whether it is there."""
     if isinstance(effect, effects.SendLate):
         return pb.TrainResponse(late=pb.Late(key=conversion.key_to_proto(effect.key)))
     if isinstance(effect, effects.SendProbe):
         return pb.TrainResponse(probe=pb.Probe(number=effect.number))
+    if isinstance(effect, effects.SendExplain):
+        return pb.TrainResponse(explain=pb.Explain(number=effect.number))
     if isinstance(effect, effects.SendLearn):
         reducers = conversion.shares_to_proto(effect.reducers)
         return pb.TrainResponse(learn=pb.Learn(reducers=reducers))
@@ -295,6 +307,7 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         grain=status.grain,
         one_arithmetic=status.one_arithmetic,
         fragments=status.fragments if status.fragments > 1 else 0,
+        slowness=[slowness_to_proto(each, stacks=False) for each in status.slowness],
         tcp_port=places.tcp_port,
     )
     if status.loss is not None:
@@ -379,6 +392,8 @@ def worker_status_to(status: WorkerSnapshot) -> pb.WorkerStatus:
         notice=status.notice,
         slow=status.slow,
     )
+    if status.slowness is not None:
+        message.slowness.CopyFrom(slowness_to_proto(status.slowness))
     if status.step_s:
         message.timings.CopyFrom(_timings(status.timings))
     if status.rank is not None:

@@ -25,6 +25,7 @@ from typing import NamedTuple, Self
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
 from andon.protocol.run_settings import RunPlan
+from andon.protocol.slowness import Slowness
 from andon_coordinator.core.effects import Skip, StepContribution, StepResult
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.verification import VerifiedTotals
@@ -366,6 +367,10 @@ class JournalReader:
     def run_events(self) -> list[RunEvent]:
         """Everything that happened, in order; ids rise, and stay the same."""
         return logbook.run_events(self._database)
+
+    def slownesses(self) -> list[Slowness]:
+        """Why workers were slow, in order; the journal has a few an hour."""
+        return logbook.slownesses(self._database)
 
     def digests(self) -> dict[int, str]:
         """The digest of the line's last weights, hexadecimal, by each worker that left with it.

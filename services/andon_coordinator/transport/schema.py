@@ -36,6 +36,7 @@ __all__ = [
     "SCALARS",
     "SCHEMA",
     "SESSIONS",
+    "SLOWNESS",
     "SPIKES",
     "SPIKE_STATE",
     "STEERED",
@@ -157,6 +158,19 @@ CREATE TABLE IF NOT EXISTS spikes (
 """
 """What the line did about spikes; likewise a later table."""
 
+SLOWNESS = """
+CREATE TABLE IF NOT EXISTS slowness (
+    worker INTEGER NOT NULL,
+    step INTEGER NOT NULL,              -- the step that the others waited in
+    phase TEXT NOT NULL,
+    late_s REAL NOT NULL,
+    text TEXT NOT NULL,                 -- for people
+    facts TEXT NOT NULL,                -- JSON: the guilty line, the stacks, the process
+    record INTEGER NOT NULL,
+    at REAL NOT NULL
+) STRICT
+"""
+"""Why workers were slow, a few an hour; likewise a later table."""
 SPIKE_STATE = """
 CREATE TABLE IF NOT EXISTS spike_state (   -- one row at most
     id INTEGER PRIMARY KEY CHECK (id = 0),

@@ -32,6 +32,7 @@ from andon_coordinator.core.effects import (
     SaveRun,
     SaveRunEvent,
     SaveScalars,
+    SaveSlowness,
     SaveSpike,
     SaveSteered,
     SaveVerdict,
@@ -52,6 +53,7 @@ from andon_coordinator.transport.schema import (
     SCALARS,
     SCHEMA,
     SESSIONS,
+    SLOWNESS,
     SPIKE_STATE,
     SPIKES,
     STEERED,
@@ -171,8 +173,19 @@ class JournalStore:
             )
         # Before anything else is read: what is no plain table might compute something.
         check_tables(self._database, self._path)
-        later = PACING, SCALARS, RUN_EVENTS, BARRED, ARITHMETICS, SESSIONS, STEERED, SPIKES
-        for table in (*later, SPIKE_STATE):
+        later = (
+            PACING,
+            SCALARS,
+            RUN_EVENTS,
+            BARRED,
+            ARITHMETICS,
+            SESSIONS,
+            STEERED,
+            SPIKES,
+            SLOWNESS,
+            SPIKE_STATE,
+        )
+        for table in later:
             self._database.execute(table)
         missing = (
             adds
@@ -508,6 +521,11 @@ class JournalStore:
         """Saves what the line did by itself about a spike."""
         with self._own_transaction():
             rows.save_spike(self._database, effect.decision, self._clock())
+
+    def save_slowness(self, effect: SaveSlowness) -> None:
+        """Saves why a worker was slow."""
+        with self._own_transaction():
+            logbook.save_slowness(self._database, effect.slowness)
 
     def verify_key(self, new: bytes) -> bytes:
         """The key that says which steps are verified; `new` if there is none yet."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import accuracy_of
+from andon.protocol.slowness import Slowness
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.run_events import RunEvent
@@ -207,6 +208,18 @@ def _worker(worker: WorkerSnapshot, *, holds_up: bool) -> dict[str, Any]:
         "share": worker.share,
         "micro_batches": worker.micro_batches,
         "holds_up": holds_up,
+        "slowness": None if worker.slowness is None else _slowness(worker.slowness),
+    }
+
+
+def _slowness(slow: Slowness) -> dict[str, Any]:
+    """Why a worker was slow the last time, in short; `andon why` has the rest."""
+    return {
+        "step": slow.step,
+        "phase": slow.phase.label,
+        "late_s": slow.late_s,
+        "text": slow.text,
+        "at_unix_s": slow.at_unix_s,
     }
 
 

@@ -17,6 +17,7 @@ const KINDS = {
   arithmetic: ["amber", "Other arithmetic"],
   convicted: ["red", "Convicted"],
   spike: ["amber", "Spike"],
+  slow: ["amber", "Slow"],
   eased: ["amber", "Dealt less"],
   evicted: ["amber", "Slow"],
   overflow: ["amber", "Overflow"],

@@ -49,7 +49,7 @@ function row() {
   return rowOf(COLUMNS, NUMERIC, (key) => {
     if (key === "worker") return [lamp(), make("span"), make("span", { class: "tag" }), outputButton()];
     if (key === "share" || key === "waits") return meter();
-    return key === "place" || key === "uses" ? twoLines() : [cut()];
+    return key === "place" || key === "uses" || key === "doing" ? twoLines() : [cut()];
   });
 }
 
@@ -69,7 +69,8 @@ function refresh(element, worker, state) {
   mark(name.children[3], "aria-label", `output of worker ${worker.worker}`);
   text(place.children[0], worker.host || NONE);
   text(place.children[1], deviceOf(worker));
-  text(doing.firstElementChild, worker.detail ? `${said} (${worker.detail})` : said);
+  text(doing.children[0], worker.detail ? `${said} (${worker.detail})` : said);
+  text(doing.children[1], worker.slowness ? `was slow in step ${count(worker.slowness.step)}: ${worker.slowness.text}` : "");
   measure(share, worker.live ? worker.share : null);
   say(speed.firstElementChild, worker.live ? rate(worker.samples_per_second) : NONE);
   measure(waits, worker.live ? worker.waiting_ratio : null);

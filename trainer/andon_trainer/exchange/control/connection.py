@@ -24,6 +24,7 @@ from andon_trainer.core.reports import Joined, Joining
 from andon_trainer.errors import JoinRefused, LineLost
 from andon_trainer.exchange.channels import tls_trouble
 from andon_trainer.exchange.control.control import ControlStream
+from andon_trainer.exchange.control.explaining import Explainer
 from andon_trainer.exchange.control.heartbeats import ScalarOutbox
 from andon_trainer.exchange.path import Inbox
 from andon_trainer.timeline import Timeline
@@ -54,6 +55,7 @@ class Connection:
         """Opens listening streams, on the thread that reads the control stream."""
         self.outbox = ScalarOutbox()
         """What the script logged, for whichever stream there is."""
+        self._explainer = Explainer()
         self.incarnation = secrets.randbits(64)
         """Distinguishes this process from another one that wants its slot."""
         self._started_at = _process_began_at()
@@ -245,6 +247,7 @@ class Connection:
             timeline=self._timeline,
         )
         stream.hear = self.hear
+        stream.explainer = self._explainer
         try:
             joined = stream.join(joining)
         except BaseException:

@@ -19,6 +19,7 @@ from andon.protocol.limits import clipped
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion
+from andon.wire.slowness import explanation_to_proto
 from andon_trainer.core.effects import RequestWork
 from andon_trainer.core.events import (
     Assigned,
@@ -33,6 +34,7 @@ from andon_trainer.core.events import (
 from andon_trainer.core.reports import Joined, Joining, LeaveReport, StepReport
 from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange.channels import open_channel
+from andon_trainer.exchange.control.explaining import Explainer
 from andon_trainer.exchange.control.heartbeats import Heartbeats, ScalarOutbox
 from andon_trainer.exchange.control.translation import (
     Report,
@@ -86,6 +88,8 @@ class ControlStream:
         self._threads: list[threading.Thread] = []
         self.hear: Callable[[Assigned, int], bool] = lambda _assigned, _stream: False
         """Opens listening streams: a round goes on without this worker. False: it can't."""
+        self.explainer: Explainer | None = None
+        """Answers questions why this worker is late; None: nobody does."""
         self._assigned: Assigned | None = None
         """The last round that this worker was to take part in."""
         self._transfer: int | None = None
@@ -145,6 +149,9 @@ class ControlStream:
         # Not before JoinAccepted, ahead of which a worker sends nothing but its Join.
         self._heartbeats.begin()
         self._start("andon-heartbeat", lambda: self._heartbeats.run(joined.liveness.heartbeat_s))
+        if self.explainer is not None:
+            watch = self.explainer.watch
+            self._start("andon-watch", lambda: watch.run(self._stop))
         return joined
 
     def request_work(
@@ -224,6 +231,9 @@ class ControlStream:
                     answer = pb.ProbeAnswer(number=response.probe.number)
                     self._outgoing.put(pb.TrainRequest(probe_answer=answer))
                     continue
+                if response.HasField("explain"):
+                    self._explain(response.explain.number)
+                    continue
                 if response.HasField("heartbeat_answer"):
                     self._heartbeats.answered(response.heartbeat_answer)
                 event = event_from(response, fragments=fragments)
@@ -247,6 +257,17 @@ class ControlStream:
             for act in list(self._sending.values()):
                 if act is not None:
                     act()
+
+    def _explain(self, number: int) -> None:
+        """Has a question answered, from another thread than this one and the script's."""
+        if self.explainer is not None:
+            self.explainer.asked(
+                number,
+                lambda: self._heartbeats.detail,
+                lambda answer: self._outgoing.put(
+                    pb.TrainRequest(explanation=explanation_to_proto(answer))
+                ),
+            )
 
     def _deliver(self, event: Event | None) -> None:
         """Puts an event into the inbox, if it means anything to this worker."""

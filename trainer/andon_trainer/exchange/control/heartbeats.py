@@ -123,6 +123,11 @@ class Heartbeats:
         """Sets what the next ones say."""
         self._activity, self._detail = f"ACTIVITY_{activity}", clipped(detail)
 
+    @property
+    def detail(self) -> str:
+        """The script's own words for what it does."""
+        return self._detail
+
     def stop(self) -> None:
         """Ends `run`."""
         self._stop.set()

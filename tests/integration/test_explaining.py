@@ -1,0 +1,56 @@
+"""A worker says what its script does, from another thread, also after a call kept the lock."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from queue import SimpleQueue
+
+import pytest
+
+from andon.protocol.slowness import Explanation, SlowPhase
+from andon.v1 import coordinator_pb2 as pb
+from andon_trainer.exchange.control.control import ControlStream
+from andon_trainer.exchange.control.explaining import Explainer
+from andon_trainer.exchange.control.heartbeats import ScalarOutbox
+from andon_trainer.exchange.path import Inbox
+
+
+def test_a_question_is_answered_while_the_script_stands_still() -> None:
+    stream = ControlStream("127.0.0.1:1", Inbox(), 1, outbox=ScalarOutbox())
+    stream.explainer = Explainer(gpu=lambda: None)
+    stream.show("BUSY", "upload")
+    vars(stream)["_call"] = [pb.TrainResponse(explain=pb.Explain(number=3))]
+
+    stream._read()
+    said = stream._outgoing.get(timeout=10)  # The script's thread stands in this very line.
+    stream.close()
+
+    assert said is not None
+    answer = said.explanation
+    assert (answer.number, answer.phase, answer.detail) == (3, pb.SLOW_PHASE_SCRIPT, "upload")
+    own = [line for line in answer.stacks[0].lines if line.own]
+    assert own[0].function == "test_a_question_is_answered_while_the_script_stands_still"
+    assert answer.facts.apart_s > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: timers for one thread")
+def test_the_line_of_a_call_that_kept_the_interpreters_lock_is_known_after_it() -> None:
+    explainer, stop = Explainer(gpu=lambda: None), threading.Event()
+    watching = threading.Thread(target=lambda: explainer.watch.run(stop))
+    watching.start()
+    assert explainer.watch.watches.wait(10)
+    answers: SimpleQueue[Explanation] = SimpleQueue()
+
+    ctypes.PyDLL(None).usleep(900_000)
+    called = sys._getframe().f_lineno - 1
+    explainer.asked(1, str, answers.put)
+    answer = answers.get(timeout=10)
+    stop.set()
+    watching.join()
+
+    assert answer.phase is SlowPhase.SCRIPT
+    assert answer.facts.held_s > 0.5
+    assert answer.guilty is not None
+    assert answer.guilty.line == called

@@ -1,0 +1,133 @@
+"""Explaining: what this worker says when it is asked why it is late.
+
+Theory of operation. The question comes on the thread that reads the control stream, which must not
+wait, so a thread is begun for the answer. It takes the stacks at once, looks at the counters of the
+process twice, a sixth of a second apart, and answers.
+
+That thread needs the interpreter's lock. If a call keeps it, the answer comes late, and tells what
+`lock_watch` has seen meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from andon import protocol
+from andon.protocol.slowness import (
+    MAX_STACKS,
+    Explanation,
+    ProcessFacts,
+    SlowPhase,
+    ThreadStack,
+)
+from andon_trainer.core.stacks import CodePlaces, phase_of, stack_of
+from andon_trainer.exchange.control.gpu_clock import GpuClock, read_gpu
+from andon_trainer.exchange.control.lock_watch import LockWatch, frames_of
+from andon_trainer.exchange.control.process_looks import (
+    facts_between,
+    look,
+    thread_waits_for_disk,
+)
+
+__all__ = ["Explainer"]
+
+log = logging.getLogger(__name__)
+
+_APART_S = 0.16
+_LOOKS = 8
+"""So often between the two looks it is asked whether the script's thread waits for a disk."""
+_REMEMBERED_S = 2.0
+
+
+class Explainer:
+    """Answers for one worker. Made by the script's thread."""
+
+    def __init__(self, gpu: Callable[[], GpuClock | None] = read_gpu) -> None:
+        """Answers nobody yet; `gpu` reads the clock of the process's GPU."""
+        self._script = threading.get_ident()
+        self._native = threading.get_native_id()
+        self._gpu = gpu
+        self._busy = threading.Lock()
+        self._places = _places()
+        self.watch = LockWatch(self._script)
+
+    def asked(
+        self, number: int, detail: Callable[[], str], send: Callable[[Explanation], None]
+    ) -> None:
+        """Answers soon, from another thread; not if it is still at an earlier answer.
+
+        Args:
+            number: of the question.
+            detail: the script's own words for what it does.
+            send: takes the answer.
+        """
+        if not self._busy.acquire(blocking=False):
+            return
+
+        def answer() -> None:
+            try:
+                send(self.explain(number, detail()))
+            except Exception:  # An answer for people is worth no run.
+                log.warning("this worker can't say why it is late", exc_info=True)
+            finally:
+                self._busy.release()
+
+        threading.Thread(target=answer, name="andon-explain", daemon=True).start()
+
+    def explain(self, number: int, detail: str) -> Explanation:
+        """What this worker does now. Takes a sixth of a second."""
+        phase, stacks = self._taken()
+        first = look(self._native)
+        looks = [self._waits_for_disk() for _ in range(_LOOKS)]
+        known = [each for each in looks if each is not None]
+        disk = sum(known) / len(known) if known else None
+        facts = facts_between(first, look(self._native), disk)
+        if phase is SlowPhase.EXCHANGE:
+            # It may have been there for a moment only.
+            phase, stacks = self._taken()
+        held, now = self.watch.last, time.monotonic()
+        if held is not None and now - held.ended_at < _REMEMBERED_S:
+            self.watch.last = None
+            phase = phase_of(held.frames, self._places)
+            stacks = (stack_of("the script", held.frames, self._places), *stacks[1:])
+            facts = replace(facts, held_s=held.seconds)
+        return Explanation(number, phase, detail, stacks, self._with_gpu(facts))
+
+    def _waits_for_disk(self) -> bool | None:
+        time.sleep(_APART_S / _LOOKS)
+        return thread_waits_for_disk(self._native)
+
+    def _taken(self) -> tuple[SlowPhase, tuple[ThreadStack, ...]]:
+        """The phase, and the stacks: the script's first, then others in code of the user."""
+        frames = sys._current_frames()
+        names = {each.ident: each.name for each in threading.enumerate()}
+        script = frames_of(frames.pop(self._script, None))
+        stacks = [stack_of("the script", script, self._places)]
+        for ident, frame in frames.items():
+            stack = stack_of(names.get(ident, "a thread"), frames_of(frame), self._places)
+            if any(each.own for each in stack.lines):
+                stacks.append(stack)
+        return phase_of(script, self._places), tuple(stacks[:MAX_STACKS])
+
+    def _with_gpu(self, facts: ProcessFacts) -> ProcessFacts:
+        clock = self._gpu()
+        if clock is None:
+            return facts
+        return replace(
+            facts, gpu_mhz=clock.mhz, gpu_most_mhz=clock.most_mhz, gpu_throttled=clock.throttled
+        )
+
+
+def _places() -> CodePlaces:
+    library = {sysconfig.get_path(each) for each in ("stdlib", "platstdlib")}
+    trainer = Path(__file__).parents[2]
+    # In a source tree they lie beside the user's code; installed, among the packages.
+    ours = trainer, trainer.parent / "andon_torch", Path(protocol.__path__[0]).parent
+    return CodePlaces(tuple(sorted(filter(None, library))), tuple(map(str, ours)))

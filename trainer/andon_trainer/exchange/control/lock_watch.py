@@ -1,0 +1,193 @@
+"""Lock watch: notices that one call kept the interpreter's lock, and in which line it was.
+
+Theory of operation. A call into C that keeps the lock holds up every other thread, also the one
+that answers why this worker is late; by the time that one may run, the script is elsewhere. So a
+thread of this module wakes up ten times a second and sets a timer of the kernel that expires half a
+second after its next waking. As long as it wakes up, the timer never expires. If it does, the
+kernel interrupts this very thread, which waits for the lock, with a signal whose handler is
+`faulthandler`'s: that writes down all stacks in C, without the lock. The script's own thread is not
+interrupted.
+
+`faulthandler.dump_traceback_later` would do the same with less code, but there is one of it in a
+process, and it may be the script's. Where there are no such timers (macOS) the stack is taken when
+this thread wakes up at last, which is a line or two too late.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType
+
+from andon_trainer.core.stacks import RawFrame
+
+__all__ = ["Held", "LockWatch", "frames_in", "frames_of"]
+
+_WAKES_S = 0.1
+_HELD_S = 0.5
+"""A thread that wakes up so much too late could not run."""
+_DEEPEST = 200
+"""Calls of a stack that are looked at."""
+_MOST_BYTES = 2**20
+_SIGNALS_BELOW_LAST = 5
+"""The signal is so many below the last real-time one: languages and libraries use the ends."""
+_TO_THREAD = 4
+"""SIGEV_THREAD_ID."""
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
+_CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A time in which no thread of this process but one could run."""
+
+    seconds: float
+    ended_at: float
+    """By the monotonic clock."""
+    frames: tuple[RawFrame, ...]
+    """The calls of the script's thread, the innermost first."""
+
+
+class LockWatch:
+    """Notices that this process stood still."""
+
+    def __init__(self, script: int) -> None:
+        """Watches nothing yet; `script` identifies the script's thread."""
+        self._script = script
+        self.last: Held | None = None
+        self.watches = threading.Event()
+        """Set once it does."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Watches until `stop` is set; a thread of its own runs it."""
+        alarm = _Alarm.of_this_thread()
+        before = time.monotonic()
+        while True:
+            if alarm is not None:
+                alarm.set(_WAKES_S + _HELD_S)
+            self.watches.set()
+            if stop.wait(_WAKES_S):
+                break
+            # First: each line more gives the script's thread time to go on.
+            frame = sys._current_frames().get(self._script)
+            now = time.monotonic()
+            late_s, before = now - before - _WAKES_S, now
+            if late_s >= _HELD_S:
+                written = alarm.taken() if alarm is not None else ""
+                frames = frames_in(written, self._script) or frames_of(frame)
+                self.last = Held(late_s, now, frames)
+        if alarm is not None:
+            alarm.close()
+
+
+def frames_of(frame: FrameType | None) -> tuple[RawFrame, ...]:
+    """The calls of a thread, the innermost first."""
+    found: list[RawFrame] = []
+    while frame is not None and len(found) < _DEEPEST:
+        code = frame.f_code
+        found.append((code.co_filename, frame.f_lineno or 0, code.co_qualname))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def frames_in(written: str, thread: int) -> tuple[RawFrame, ...]:
+    """The calls of one thread in what `faulthandler` wrote; none if it is not there."""
+    found: list[RawFrame] = []
+    here = False
+    for line in written.splitlines():
+        if (begins := _THREAD.match(line)) is not None:
+            if found:
+                break
+            here = int(begins[1], 16) == thread
+        elif here and (call := _CALL.match(line)) is not None:
+            found.append((call[1], int(call[2]), call[3]))
+    return tuple(found)
+
+
+class _Event(ctypes.Structure):
+    """Linux's struct sigevent, as far as it is used."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("thread", ctypes.c_int),
+        ("rest", ctypes.c_byte * 44),
+    )
+
+
+class _Times(ctypes.Structure):
+    """struct itimerspec."""
+
+    _fields_ = (
+        ("again_s", ctypes.c_long),
+        ("again_ns", ctypes.c_long),
+        ("after_s", ctypes.c_long),
+        ("after_ns", ctypes.c_long),
+    )
+
+
+class _Alarm:
+    """A timer that has all stacks written down when it expires."""
+
+    def __init__(self, timer: ctypes.c_void_p, file: int, c: ctypes.CDLL) -> None:
+        """Holds what `of_this_thread` made."""
+        self._timer = timer
+        self._file = file
+        self._c = c
+
+    @classmethod
+    def of_this_thread(cls) -> _Alarm | None:
+        """An alarm that interrupts the calling thread alone; None: this system has none."""
+        if not sys.platform.startswith("linux"):
+            return None
+        number = signal.SIGRTMAX - _SIGNALS_BELOW_LAST
+        file = _file_of(number)
+        if file is None:
+            return None
+        c, timer = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p()
+        event = _Event(signal=number, notify=_TO_THREAD, thread=threading.get_native_id())
+        try:
+            made = c.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer))
+        except AttributeError:  # A C library that has its timers elsewhere.
+            return None
+        return None if made else cls(timer, file, c)
+
+    def set(self, after_s: float) -> None:
+        """Expires after so long, unless it is set again before."""
+        whole = int(after_s)
+        times = _Times(0, 0, whole, int((after_s - whole) * 1e9))
+        self._c.timer_settime(self._timer, 0, ctypes.byref(times), None)
+
+    def taken(self) -> str:
+        """What was written since the last call."""
+        data = os.pread(self._file, _MOST_BYTES, 0)
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        return data.decode(errors="replace")
+
+    def close(self) -> None:
+        """Never expires any more. The handler stays: without one the signal ends a process."""
+        self._c.timer_delete(self._timer)
+
+
+_files: dict[int, int] = {}
+"""Where the handler of a signal writes; a process has one handler for each."""
+
+
+def _file_of(number: int) -> int | None:
+    """A file in memory into which the signal has stacks written; None: somebody else has it."""
+    if number not in _files:
+        if signal.getsignal(number) is not signal.SIG_DFL:
+            return None
+        _files[number] = os.memfd_create("andon-stacks")
+        faulthandler.register(number, file=_files[number], all_threads=True, chain=False)
+    return _files[number]

@@ -1,0 +1,247 @@
+"""Process looks: counters of this process and its host, read twice, and what lies between.
+
+Everything comes from /proc, or from nowhere: on another system a field is None. Reading all of it
+takes a millisecond or two, and happens only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import struct
+import termios
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from andon.protocol.slowness import ProcessFacts
+
+__all__ = ["ProcessLook", "facts_between", "look", "thread_waits_for_disk"]
+
+_SELF = Path("/proc/self")
+_TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_MOST_DESCRIPTORS = 2000
+
+# Of Linux's struct tcp_info; both are older than any kernel that runs this.
+_TOTAL_RETRANS, _DELIVERY_RATE = 100, 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLook:
+    """Counters at one moment; None: this machine does not say."""
+
+    at: float
+    process_s: float
+    script_run_s: float | None = None
+    script_wait_s: float | None = None
+    blocked_s: float | None = None
+    child_s: float | None = None
+    children: int = 0
+    host_busy_s: float | None = None
+    major_faults: int | None = None
+    swapped_in: int | None = None
+    disk_bytes: int | None = None
+    retransmitted: int | None = None
+    unsent_bytes: int | None = None
+    delivered: float | None = None
+
+
+def look(script: int) -> ProcessLook:
+    """Reads the counters now. `script` is the kernel's number of the script's thread."""
+    run_s, wait_s = _schedule(script)
+    child_s, children = _children()
+    retransmitted, unsent, delivered = _connections()
+    return ProcessLook(
+        at=time.monotonic(),
+        process_s=time.process_time(),
+        script_run_s=run_s,
+        script_wait_s=wait_s,
+        blocked_s=_blocked(script),
+        child_s=child_s,
+        children=children,
+        host_busy_s=_host_busy(),
+        major_faults=_of_stat(_SELF / "stat", 9),
+        swapped_in=_word("/proc/vmstat", "pswpin"),
+        disk_bytes=_disk_bytes(),
+        retransmitted=retransmitted,
+        unsent_bytes=unsent,
+        delivered=delivered,
+    )
+
+
+def facts_between(first: ProcessLook, second: ProcessLook, disk: float | None) -> ProcessFacts:
+    """What the process and its host did between two looks.
+
+    Args:
+        first: the earlier look.
+        second: the later one.
+        disk: the part of the looks in between that met the script's thread waiting for a disk.
+    """
+    apart_s = max(second.at - first.at, 1e-6)
+
+    def rate(name: str, scale: float = 1.0) -> float | None:
+        before, after = getattr(first, name), getattr(second, name)
+        if before is None or after is None:
+            return None
+        return max(0.0, float(after - before) * scale / apart_s)
+
+    blocked = rate("blocked_s")
+    waits = [each for each in (blocked, disk) if each is not None]
+    sent_again = None
+    if first.retransmitted is not None and second.retransmitted is not None:
+        # A connection that was closed in between takes its count away.
+        sent_again = max(0, second.retransmitted - first.retransmitted)
+    return ProcessFacts(
+        apart_s=apart_s,
+        script_cores=rate("script_run_s"),
+        process_cores=rate("process_s"),
+        child_cores=rate("child_s") if second.children else None,
+        children=second.children,
+        waited_for_core=rate("script_wait_s"),
+        host_busy_cores=rate("host_busy_s"),
+        host_cores=os.cpu_count() or 0,
+        major_faults=rate("major_faults"),
+        swapped_in=rate("swapped_in", _PAGE),
+        swap_bytes=_kibibytes(_SELF / "status", "VmSwap:"),
+        memory_bytes=_kibibytes(_SELF / "status", "VmRSS:"),
+        free_bytes=_kibibytes("/proc/meminfo", "MemAvailable:"),
+        waited_for_disk=min(1.0, max(waits)) if waits else None,
+        disk_bytes=rate("disk_bytes"),
+        retransmitted=sent_again,
+        unsent_bytes=second.unsent_bytes,
+        delivered=second.delivered,
+    )
+
+
+def thread_waits_for_disk(script: int) -> bool | None:
+    """Whether a thread sleeps in the kernel so that nothing wakes it but a disk, or memory."""
+    with suppress(OSError, IndexError):
+        fields = (_SELF / "task" / str(script) / "stat").read_text().rpartition(")")[2].split()
+        return fields[0] == "D"
+    return None
+
+
+# -------------------------------------------------------------------------------------- parts
+
+
+def _schedule(script: int) -> tuple[float | None, float | None]:
+    """For how long a thread ran, and for how long it waited for a core, in seconds."""
+    with suppress(OSError, ValueError, IndexError):
+        run, wait, *_ = (_SELF / "task" / str(script) / "schedstat").read_text().split()
+        return int(run) / 1e9, int(wait) / 1e9
+    return None, None
+
+
+def _blocked(script: int) -> float | None:
+    ticks = _of_stat(_SELF / "task" / str(script) / "stat", 39)
+    return None if ticks is None else ticks / _TICK
+
+
+def _of_stat(path: Path, field: int) -> int | None:
+    """A field of a `stat` file, counted behind the name, which may hold anything."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(path.read_text().rpartition(")")[2].split()[field])
+    return None
+
+
+def _children() -> tuple[float | None, int]:
+    """Processor time of this process's children, and how many there are."""
+    with suppress(OSError):
+        found = [
+            int(child)
+            for thread in os.listdir(_SELF / "task")
+            for child in _read(_SELF / "task" / thread / "children").split()
+        ]
+        used = 0
+        for child in found:
+            path = Path("/proc") / str(child) / "stat"
+            used += sum(_of_stat(path, field) or 0 for field in (11, 12))
+        return used / _TICK, len(found)
+    return None, 0
+
+
+def _read(path: Path) -> str:
+    with suppress(OSError):  # A thread may be gone by now.
+        return path.read_text()
+    return ""
+
+
+def _host_busy() -> float | None:
+    """Processor time that the whole host used, waits for disks apart."""
+    with suppress(OSError, ValueError, IndexError):
+        with Path("/proc/stat").open() as file:
+            user, nice, system, _idle, _disk, interrupts, soft = map(
+                int, file.readline().split()[1:8]
+            )
+        return float(user + nice + system + interrupts + soft) / _TICK
+    return None
+
+
+def _word(path: str, name: str) -> int | None:
+    with suppress(OSError, ValueError):
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    return None
+
+
+def _kibibytes(path: Path | str, name: str) -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _disk_bytes() -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        lines = dict(
+            line.split(": ", 1) for line in (_SELF / "io").read_text().splitlines() if ": " in line
+        )
+        return int(lines["read_bytes"]) + int(lines["write_bytes"])
+    return None
+
+
+def _connections() -> tuple[int | None, int | None, float | None]:
+    """Segments sent again, bytes not yet acknowledged, and the slowest used one's rate."""
+    again, unsent, rates = 0, 0, []
+    try:
+        descriptors = os.listdir(_SELF / "fd")[:_MOST_DESCRIPTORS]
+    except OSError:
+        return None, None, None
+    for descriptor in descriptors:
+        with suppress(OSError, ValueError, struct.error):
+            number = int(descriptor)
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            found = _connection(number)
+            if found is not None:
+                again, unsent = again + found[0], unsent + found[1]
+                if found[1] and found[2]:
+                    rates.append(found[2])
+    return again, unsent, min(rates, default=None)
+
+
+def _connection(descriptor: int) -> tuple[int, int, float] | None:
+    # Of a copy: the end of the block closes what it was given.
+    with socket.socket(fileno=os.dup(descriptor)) as copy:
+        if copy.family not in (socket.AF_INET, socket.AF_INET6) or not _has_peer(copy):
+            return None
+        info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        (again,) = struct.unpack_from("=I", info, _TOTAL_RETRANS)
+        rate = 0.0
+        if len(info) >= _DELIVERY_RATE + 8:
+            (rate,) = struct.unpack_from("=Q", info, _DELIVERY_RATE)
+        waiting = struct.unpack("=i", fcntl.ioctl(copy, termios.TIOCOUTQ, b"\0" * 4))[0]
+        return again, max(0, waiting), float(rate)
+
+
+def _has_peer(copy: socket.socket) -> bool:
+    with suppress(OSError):
+        copy.getpeername()
+        return copy.type == socket.SOCK_STREAM
+    return False
