@@ -95,6 +95,8 @@ class WorkerStatus:
     """How many positions it owes."""
     slow: str = ""
     """What the line does about it because it is slow; empty: nothing."""
+    notice: str = ""
+    """Why its machine is about to go, or has gone, by its own notice; empty if it gave none."""
     """How many micro-batches it was told to make of them; 0: it was left to it."""
     timings: StepTimes | None = None
     """None before its first step, or its coordinator is older than this."""
@@ -536,6 +538,7 @@ def _worker(message: pb.WorkerStatus) -> WorkerStatus:
         late_records=message.late_records if message.HasField("late_records") else None,
         owed_positions=message.owed_positions,
         slow=message.slow,
+        notice=message.notice,
         waiting_ratio=message.waiting_ratio,
         heartbeat_age_s=message.heartbeat_age_s,
         live=message.live,
