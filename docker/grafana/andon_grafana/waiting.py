@@ -185,7 +185,7 @@ _AGAIN = (
                 expr=f"{grown('andon_worker_rounds_voided_total', 'worker')} > 0", legend=_WORKER
             ),
         ),
-        width=8,
+        width=6,
         empty="none",
         may_be_empty="no round was void",
     ),
@@ -197,7 +197,7 @@ _AGAIN = (
         queries=(
             Query(expr=f"{grown('andon_worker_rejoins_total', 'worker')} > 0", legend=_WORKER),
         ),
-        width=8,
+        width=6,
         empty="none",
         may_be_empty="no worker joined again",
     ),
@@ -210,9 +210,26 @@ _AGAIN = (
         queries=(
             Query(expr=f"{grown('andon_evictions_total')} > 0", legend="workers", color=ORANGE),
         ),
-        width=8,
+        width=6,
         empty="none",
         may_be_empty="no worker was slow for long",
+    ),
+    Amounts(
+        title="Why others waited, in the time shown",
+        tells="How often the others waited for a worker long enough to ask it why, by the part of "
+        "its work that it was in. `andon why` has the worker, the sentence, and the line of the "
+        "script.",
+        see="docs/guide/watching.md#why-it-is-slow",
+        queries=(
+            Query(
+                expr=f"{grown('andon_slowness_total', 'phase')} > 0",
+                legend="{{phase}}",
+                color=ORANGE,
+            ),
+        ),
+        width=6,
+        empty="none",
+        may_be_empty="no worker was late for so long",
     ),
 )
 

@@ -39,8 +39,8 @@ class Question:
     others_wait: bool
     """Whether it is known of somebody who was not asked that they wait."""
     answers: dict[int, Explanation] = field(default_factory=dict)
-    settled: bool = False
-    """Whether people were told; a missing answer may still come."""
+    over_at: float | None = None
+    """When the round was complete; None: it is not, as far as is known."""
 
 
 @dataclass(slots=True, eq=False)

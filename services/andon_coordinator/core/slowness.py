@@ -44,7 +44,7 @@ _PATIENCE_S = 1.5
 """So long for an answer; then those that came are looked at."""
 _LONGEST_S = 60.0
 """An answer that comes so late is of a process that stood still; after it nobody waits for it."""
-_TRIES = 6
+_TRIES = 8
 
 _LAST_IN, _WAITED = 12, 0.3
 """Slow in every step: last in so many of the last steps, and the others wait 30 % of each."""
@@ -75,7 +75,13 @@ def explained(core: CoreState, member: LineMember, event: ExplanationArrived) ->
     answer = event.explanation
     if question is None or question.numbers.get(member.worker) != answer.number:
         return
-    question.answers[member.worker] = answer
+    over_at = _over_at(core, question)
+    facts = answer.facts
+    # Taken after the lateness was over it would tell of the step that followed.
+    if over_at is not None and facts.held_s < LEAST_S and core.now - facts.apart_s > over_at:
+        del question.numbers[member.worker]
+    else:
+        question.answers[member.worker] = answer
     _settle_if_due(core, question)
 
 
@@ -116,7 +122,7 @@ def _may_ask(core: CoreState, key: Key | None, open_s: float) -> bool:
         tries, at = 0, 0.0
     if tries >= _TRIES or core.now < at:
         return False
-    watch.tries = mine, tries + 1, core.now + open_s
+    watch.tries = mine, tries + 1, core.now + max(LEAST_S, open_s / 2)
     return True
 
 
@@ -195,6 +201,14 @@ def _settle_if_due(core: CoreState, question: Question) -> None:
             watch.told[worker] = core.now
     elif watch.tries[1] >= _TRIES:
         watch.due_s = None
+
+
+def _over_at(core: CoreState, question: Question) -> float | None:
+    """Since when nobody waits any more for what was asked about; None: somebody does."""
+    round_ = core.round
+    if question.over_at is not None or round_ is None or round_.key == question.key:
+        return question.over_at
+    return round_.opened_at
 
 
 def _guilty(core: CoreState, question: Question) -> list[int]:
@@ -292,6 +306,8 @@ def _note(core: CoreState, slow: Slowness) -> None:
 def committed(core: CoreState, round_: StepRound, seconds: float) -> None:
     """A round is complete: who was last in it, and for how long the others waited."""
     watch = core.slowness
+    if watch.question is not None and watch.question.key == round_.key:
+        watch.question.over_at = core.now
     timings = {worker: ready.timings for worker, ready in round_.in_rank_order if ready.samples}
     if len(timings) < 2 or seconds <= 0:
         watch.waits.clear()

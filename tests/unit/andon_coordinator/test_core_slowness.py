@@ -173,6 +173,17 @@ def test_a_worker_whose_answer_comes_late_is_told_of_when_it_comes() -> None:
     assert "kept Python's interpreter lock" in slow.text
 
 
+def test_an_answer_that_was_taken_after_the_round_tells_of_the_next_one_and_is_left_out() -> None:
+    training = Training()
+    asked = training.asked(0.5)
+    training.step()
+    training.pass_time(0.3)
+
+    stale = [*training.answer(0, asked[0], EXCHANGE), *training.answer(1, asked[1], SCRIPT)]
+
+    assert told_in(stale) == []
+
+
 def test_an_answer_that_nobody_asked_for_says_nothing() -> None:
     training = Training()
     asked = training.asked(0.5)
