@@ -33,7 +33,7 @@ from andon_trainer.core.events import (
     Voided,
 )
 from scenarios.line_bench import LAYOUT
-from search.messages import Accepted, Refused
+from search.messages import Accepted, Refused, Released
 from search.state import Bounds
 from search.weights import Wrong
 
@@ -289,6 +289,8 @@ def heard(  # noqa: C901 (one case an effect)
             return LearningAsked()
         case do.SendLate(_, key):
             return LeftOut(key)
+        case do.SendShutdown(_, message) if "(notice: " in message:
+            return Released()
         case _:
             return None
 

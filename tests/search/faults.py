@@ -10,9 +10,9 @@ from andon.protocol.records import Key
 from andon_coordinator.core import events as on
 from search import coordinator, reducer
 from search.messages import Lost, Out
-from search.moves import end_transfer
+from search.moves import end_transfer, lose_transfer
 from search.numbers import Serial, Stream
-from search.state import WRONG_ARITHMETIC, Draft, Label, State
+from search.state import NOTICE, WRONG_ARITHMETIC, Draft, Label, State
 from search.verifying import computes_wrong
 from search.worker import Place
 from search.world import World
@@ -50,7 +50,7 @@ def _crash(world: World, state: State, slot: int) -> Iterator[tuple[Label, State
             draft = Draft.of(state)
             world.end_control(draft, slot, arrived, gone=True)
             world.end_data(draft, slot, data)
-            _lose_transfer(world, draft, slot)
+            lose_transfer(world, draft, slot)
             world.spawn(draft, slot, Serial(worker.numbers))
             yield ("crash", slot, arrived, data), draft.state()
     checkpoint = world.checkpoint(state)
@@ -58,7 +58,7 @@ def _crash(world: World, state: State, slot: int) -> Iterator[tuple[Label, State
         draft = Draft.of(state)
         world.end_control(draft, slot, 0, gone=True)
         world.end_data(draft, slot, 0)
-        _lose_transfer(world, draft, slot)
+        lose_transfer(world, draft, slot)
         world.spawn(draft, slot, Serial(worker.numbers), checkpoint)
         yield ("crash", slot, "with a checkpoint"), draft.state()
 
@@ -118,7 +118,7 @@ def _transfer(world: World, state: State, slot: int) -> Iterator[tuple[Label, St
     if world.worker(state, slot).transfer is None:
         return
     draft = Draft.of(state)
-    _lose_transfer(world, draft, slot)
+    lose_transfer(world, draft, slot)
     end_transfer(world, draft, slot, None)
     yield ("transfer breaks", slot), draft.state()
 
@@ -167,6 +167,16 @@ def _anew(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]
     out = world.turn(draft, slot, ("anew",), lambda w, o: w.begins_anew(o))
     world.act_out(draft, slot, out)
     yield ("begins anew", slot), draft.state()
+
+
+def _notice(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
+    """A worker says that its machine is about to go, at any moment."""
+    worker = world.worker(state, slot)
+    if worker.stream is None or worker.joining or worker.place is Place.GONE:
+        return
+    draft = Draft.of(state)
+    world.act_out(draft, slot, (on.NoticeGiven(worker.stream, "a test"),))
+    yield ("notice", slot), draft.state()
 
 
 def _number(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:
@@ -259,7 +269,7 @@ def _power(world: World, state: State) -> Iterator[tuple[Label, State]]:
                 if fate != "lives":
                     worker = world.worker(draft, slot)
                     world.end_data(draft, slot, 0)
-                    _lose_transfer(world, draft, slot)
+                    lose_transfer(world, draft, slot)
                     loaded = checkpoint if fate == "loads" else None
                     world.spawn(draft, slot, Serial(worker.numbers), loaded)
             yield ("power", number, *each), draft.state()
@@ -282,18 +292,6 @@ def _restarted(world: World, state: State, journal: coordinator.Journal) -> Stat
     return draft.state()
 
 
-def _lose_transfer(world: World, draft: Draft, slot: int) -> None:
-    """The other end of a worker's transfer, if it is there, learns that this one is gone."""
-    worker = world.worker(draft, slot)
-    mine = {each.asked.transfer_id for each in worker.giving}
-    if worker.transfer is not None:
-        mine.add(worker.transfer.transfer_id)
-    for other in range(world.bounds.workers):
-        theirs = world.worker(draft, other).transfer
-        if theirs is not None and other != slot and theirs.transfer_id in mine:
-            end_transfer(world, draft, other, None)
-
-
 _OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, State]]]] = {
     "crash": _crash,
     "break": _break,
@@ -306,6 +304,7 @@ _OF_A_WORKER: dict[str, Callable[[World, State, int], Iterator[tuple[Label, Stat
     "anew": _anew,
     "number": _number,
     "leaves": _leaves,
+    NOTICE: _notice,
     WRONG_ARITHMETIC: computes_wrong,
 }
 

@@ -35,6 +35,7 @@ __all__ = [
     "OpenData",
     "Out",
     "Refused",
+    "Released",
 ]
 
 
@@ -70,6 +71,11 @@ class Refused:
 @dataclass(frozen=True, slots=True)
 class Lost:
     """The data stream ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A worker that gave notice is sent away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,7 @@ Said = (
     | on.StateReported
     | on.ListeningReported
     | on.WorkerComputed
+    | on.NoticeGiven
     | on.ScalarAllReduceArrived
 )
 Out = Open | OpenData | CloseData | CloseStream | Chunk | Said

@@ -9,14 +9,14 @@ from andon.protocol.halts import HaltAnswer
 from andon_coordinator.core import events as on
 from andon_trainer.core.events import ControlLost, TransferAsked
 from search import coordinator
-from search.messages import Accepted, CloseStream, Out, Refused
-from search.numbers import Stream
+from search.messages import Accepted, CloseStream, Out, Refused, Released
+from search.numbers import Serial, Stream
 from search.state import Draft, Label, State
 from search.weights import Wrong
 from search.worker import Given, Place, Worker
 from search.world import World
 
-__all__ = ["end_transfer", "moves"]
+__all__ = ["end_transfer", "lose_transfer", "moves"]
 
 _SHORT = frozenset({"grace", "back-off", "window"})
 _LONG = frozenset({"transfer", "listens", "recalled"})
@@ -109,10 +109,35 @@ def _worker(world: World, state: State, slot: int) -> Iterator[tuple[Label, Stat
     elif worker.transfer is not None:
         yield from _transfer(world, state, slot, worker.transfer)
     elif worker.looks:
-        if state.downs[slot]:
+        if state.downs[slot] and isinstance(world.parts.objects[state.downs[slot][0]], Released):
+            yield ("goes", slot), _gone(world, state, slot)
+        elif state.downs[slot]:
             yield from _take(world, state, slot, "downs")
         if state.data_downs[slot]:
             yield from _take(world, state, slot, "data_downs")
+
+
+def _gone(world: World, state: State, slot: int) -> State:
+    """A worker that was sent away ends, and another machine takes its slot."""
+    draft, worker = Draft.of(state), world.worker(state, slot)
+    assert worker.stream is not None
+    world.end_control(draft, slot, len(dict(state.ups).get(worker.stream, ())), gone=True)
+    world.end_data(draft, slot, None)
+    lose_transfer(world, draft, slot)
+    world.spawn(draft, slot, Serial(worker.numbers))
+    return draft.state()
+
+
+def lose_transfer(world: World, draft: Draft, slot: int) -> None:
+    """The other end of a worker's transfer, if it is there, learns that this one is gone."""
+    worker = world.worker(draft, slot)
+    mine = {each.asked.transfer_id for each in worker.giving}
+    if worker.transfer is not None:
+        mine.add(worker.transfer.transfer_id)
+    for other in range(world.bounds.workers):
+        theirs = world.worker(draft, other).transfer
+        if theirs is not None and other != slot and theirs.transfer_id in mine:
+            end_transfer(world, draft, other, None)
 
 
 def _computes(world: World, state: State, slot: int) -> Iterator[tuple[Label, State]]:

@@ -19,6 +19,7 @@ from andon_coordinator.core import (
     events,
     line,
     lost_state,
+    notices,
     standing,
     steps,
     syncing,
@@ -30,7 +31,7 @@ from andon_trainer.core.effects import JoinAgain
 from andon_trainer.core.events import Assigned, Committed
 from andon_trainer.core.worker_state import RoundPhase, WorkerState
 from search.messages import Accepted
-from search.state import Bounds
+from search.state import NOTICE, Bounds
 from search.worker import Worker
 
 __all__ = ["MUTANTS", "Mutant", "Patch", "Right", "mutants_of", "shrinking_roster", "wrap"]
@@ -331,3 +332,17 @@ def _assigned_before_durable(
         steps.record_saved(core, events.RecordSaved(saving.record.key))
         sent = [each for each in core.effects if isinstance(each, effects.SendCommitted)]
         core.effects = [each for each in core.effects if each not in sent]
+
+
+_NOTICED = Bounds(faults=1, standing=True, kinds=frozenset({NOTICE}))
+
+
+@_mutant(_NOTICED, "is dealt", notices, "release")
+def _a_worker_that_gave_notice_stays(right: Right, core: CoreState) -> None:
+    """A worker that gave notice is on the next roster like any other."""
+
+
+@_mutant(_NOTICED, "is sent away from its round", notices, "_has_part")
+def _a_worker_that_gave_notice_is_sent_away_at_once(right: Right, *_: Any) -> bool:
+    """A worker that gave notice is sent away in the middle of its round."""
+    return False

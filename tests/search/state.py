@@ -10,6 +10,7 @@ from search.numbers import Stream
 __all__ = [
     "ALL_FAULTS",
     "LEARNING_FAULTS",
+    "NOTICE",
     "OVERLAP_FAULTS",
     "RAISED",
     "WRONG_ARITHMETIC",
@@ -49,6 +50,9 @@ LEARNING_FAULTS = (ALL_FAULTS - {"power"}) | {
 
 RAISED = "anew"  # a script raises in the middle of a step, catches that, and loops again
 """A fault that no other world has: with it the largest ones would be larger still."""
+
+NOTICE = "notice"  # a worker's machine is about to go: a fresh one comes once it was sent away
+"""Likewise."""
 
 WRONG_ARITHMETIC = "wrong"  # a worker computes a grain wrong, its own or one that it verifies
 """Likewise; where steps are verified."""

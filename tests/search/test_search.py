@@ -15,6 +15,7 @@ from search.search import Report, search
 from search.state import (
     ALL_FAULTS,
     LEARNING_FAULTS,
+    NOTICE,
     OVERLAP_FAULTS,
     RAISED,
     WRONG_ARITHMETIC,
@@ -230,6 +231,13 @@ def test_c_learn_001_a_learner_arrives_with_the_others_weights_from_every_state_
 
 def test_c_learn_001_with_overlap_a_learner_arrives_and_its_donor_drops_nothing() -> None:
     _whole(replace(NEWCOMER, overlap=True, kinds=frozenset({"lease"})))
+
+
+@pytest.mark.parametrize("schedule", [{"standing": True}, {"overlap": True}], ids=str)
+def test_a_worker_that_gives_notice_at_any_moment_voids_no_round_and_is_dealt_nothing_more(
+    schedule: dict[str, bool],
+) -> None:
+    _whole(Bounds(faults=1, kinds=frozenset({NOTICE}), **schedule))
 
 
 def test_fragments_leave_nothing_over_where_state_is_needed_in_one_piece() -> None:

@@ -7,7 +7,7 @@ What a core does depends only on the core and the event, so it is computed once 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from andon.protocol.grains import Node
@@ -320,6 +320,7 @@ class World:
             effects = coordinator.fire(line, (str(what[1]), int(str(what[2]))))
         after = coordinator.core_of(line)
         after.effects = []
+        _check_notices(after, effects)
         routed: list[tuple[object, ...]] = []
         for effect in together(effects):
             match effect:
@@ -484,3 +485,18 @@ class World:
         if isinstance(found, Wrong):
             raise found
         return found
+
+
+def _check_notices(core: CoreState, effects: Sequence[do.Effect]) -> None:
+    """A worker that gave notice gets no new positions, and no round loses its contribution."""
+    for effect in effects:
+        if isinstance(effect, do.SendShutdown) and "(notice: " in effect.message:
+            if any(isinstance(each, do.SendVoided) for each in effects):
+                raise Wrong("a worker that gave notice is sent away from its round")
+        elif isinstance(effect, do.Assign):
+            member, work = core.members.on_stream(effect.stream), effect.assignment
+            policy = core.settings.policy
+            # It may bring what it has computed ahead, or what it has for a window with a quorum.
+            brings = (policy.overlap and not work.ahead) or policy.quorum is not None
+            if member is not None and member.notice and not brings:
+                raise Wrong(f"worker {member.worker} gave notice, and is dealt {work.key}")

@@ -47,7 +47,10 @@ def deal_ahead(core: CoreState, batch: PositionRange, roster: Sequence[LineMembe
     if not attempts.tried:
         # Decided once a step: a later attempt must deal the same window, or what was computed is
         # lost.
-        attempts.tried, after = True, _cursor_ahead(core, batch)
+        attempts.tried = True
+        # If all of them gave notice nobody is left to bring it.
+        leaves = all(member.notice for member in roster)
+        after = None if leaves else _cursor_ahead(core, batch)
         if after is not None and policy.in_fragments:
             attempts.fragment = (core.chain.step + 1) % policy.fragments
         if after is not None and policy.overlap:
@@ -56,7 +59,8 @@ def deal_ahead(core: CoreState, batch: PositionRange, roster: Sequence[LineMembe
             attempts.ahead_batch = next_batch(after, window.size, core.plan.epoch_size)
     if attempts.ahead_batch is None or attempts.ahead_window is None:
         return
-    # One that gave notice leaves once this round is over. If all did, their part is dealt again.
+    # One that gave notice leaves once this round is over. If all did since the first attempt at the
+    # step, the window stays as it is: it takes them one more round.
     workers = [member.worker for member in roster if not member.notice]
     workers = workers or [member.worker for member in roster]
     kept = [attempts.ahead.get(worker, ()) for worker in workers]
