@@ -86,9 +86,9 @@ class Fault:
     def gradients(self) -> Iterator[None]:
         """Makes gradients too large, as a wrong scale in a kernel does."""
         largest = max(self._model.parameters(), key=Tensor.numel)
-        # Modules without modules are the blocks of a plain model.
-        leaves = [list(each.parameters(recurse=False)) for each in self._model.modules()]
-        smallest = min(filter(None, leaves), key=lambda each: sum(map(Tensor.numel, each)))
+        # A GPT's own modules are blocks of the layout; here that is the last norm.
+        parts = [list(each.parameters()) for each in self._model.children()]
+        smallest = min(filter(None, parts), key=lambda each: sum(map(Tensor.numel, each)))
         scaled = {
             SpikeKind.BLOCK: ([largest], 10 * LOUD),
             SpikeKind.SMALL_BLOCK: (smallest, 3.0),
