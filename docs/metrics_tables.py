@@ -51,6 +51,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
         "andon_halt",
         "andon_jidoka_",
         "andon_spikes_",
+        *("andon_machine_seconds", "andon_cost"),
     ),
     "steps": (
         *("andon_step", "andon_samples_committed", "andon_recovery_", "andon_join"),

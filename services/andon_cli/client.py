@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +28,7 @@ from andon.v1.coordinator_pb2_grpc import CoordinatorStub
 from andon.wire import conversion, sessions
 from andon.wire.slowness import slowness_from_proto
 from andon.wire.statuses import details_of
+from andon_coordinator.core.machine_time import RunCost
 
 __all__ = [
     "Hardware",
@@ -218,6 +219,8 @@ class LineStatus:
     """Why the schedule is that one, if the line chose it."""
     fragments: int = 0
     """In how many parts workers exchange the model; 0: always as a whole."""
+    cost: RunCost = field(default_factory=RunCost)
+    """What the run has taken so far; 0 s and no price of a service that does not count it."""
     noise_scale: float | None = None
     """Of the gradients, in samples; None if it is not known."""
     grain: int = 0
@@ -450,6 +453,7 @@ def _line(message: pb.LineStatus) -> LineStatus:
         grain=message.grain,
         one_arithmetic=message.one_arithmetic,
         fragments=message.fragments,
+        cost=_cost(message.cost),
         noise_scale=message.noise_scale if message.HasField("noise_scale") else None,
         verification=_verification(message.verification)
         if message.HasField("verification")
@@ -467,6 +471,16 @@ def _verification(message: pb.VerificationStatus) -> VerificationStatus:
         grains=message.grains,
         differences=message.differences,
         convicted=tuple(message.convicted),
+    )
+
+
+def _cost(message: pb.RunCost) -> RunCost:
+    return RunCost(
+        machine_seconds=message.machine_seconds,
+        price_per_hour=message.price_per_hour if message.HasField("price_per_hour") else None,
+        currency=message.currency,
+        cost=message.cost if message.HasField("cost") else None,
+        samples_per_unit=message.samples_per_unit if message.HasField("samples_per_unit") else None,
     )
 
 

@@ -252,7 +252,8 @@ class ReportSettings(CommandSettings):
     output: Annotated[File | None, FLAG_ONLY, Parameter(name=("--output", "-o"))] = None
     """Write to this file. Default: standard output."""
     price: Annotated[float | None, Parameter(validator=Within(0), metavar="PRICE")] = None
-    """What an hour of one worker costs, in any currency. Default: no cost is shown."""
+    """What an hour of one worker's machine costs. Default: what the run was told
+    (`--price-per-hour`); without it no cost is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

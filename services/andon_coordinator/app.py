@@ -225,6 +225,8 @@ def build_coordinator(
         if settings.verify.fraction:
             key = journal.verify_key(secrets.token_bytes(32))
             settings = replace(settings, verify=replace(settings.verify, key=key))
+        if config.line.price is not None:
+            journal.price(config.line.price)
         counted = journal.counts()
         metrics = LineMetrics(
             registry,

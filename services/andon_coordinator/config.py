@@ -35,6 +35,7 @@ from andon.protocol.schedules import AVERAGING, NESTEROV, Schedule
 from andon.protocol.sparse import KEPT, MOST_KEPT
 from andon_coordinator.core.cadence import CadenceRules
 from andon_coordinator.core.eviction import EvictionRules
+from andon_coordinator.core.machine_time import Price
 from andon_coordinator.core.pacing import capabilities_for
 from andon_coordinator.core.same_bits import obstacle_in
 from andon_coordinator.core.settings import (
@@ -55,6 +56,8 @@ _SPIKE_FACTOR = 10.0
 _ONE_WORKER = 2.0**-20
 """A quorum of one worker, of as many as a line may have."""
 
+_LONGEST_CURRENCY = 8
+
 _SCHEDULES = {"auto": None, "async": Schedule.LOCAL} | {each.value: each for each in Schedule}
 
 
@@ -65,6 +68,11 @@ def _check_grace(type_: Any, text: str) -> None:
         grace_s = math.nan
     if not 0.0 <= grace_s < math.inf:
         raise ValueError(f"must be auto, or seconds from 0 on, not {text!r}")
+
+
+def _check_currency(type_: Any, text: str) -> None:
+    if len(text) > _LONGEST_CURRENCY or not text.isprintable():
+        raise ValueError(f"must be at most {_LONGEST_CURRENCY} printable characters, not {text!r}")
 
 
 @Parameter(name="*", group=Group("The line", sort_key=2))
@@ -186,6 +194,12 @@ class LineOptions:
     on_wrong_arithmetic: Literal["halt", "drop"] = "halt"
     """Halt if a worker computes wrong, or drop it if two others prove it and enough remain."""
 
+    price_per_hour: Annotated[float | None, Parameter(validator=Within(0), metavar="PRICE")] = None
+    """What an hour of one worker's machine costs: status, board and report then say what the run
+    does. The journal keeps it. Default: what the journal has."""
+    currency: Annotated[str, Parameter(validator=_check_currency, metavar="NAME")] = ""
+    """Of the price: up to 8 characters for people."""
+
     def __post_init__(self) -> None:
         """Refuses values beyond their limits."""
         check(self)
@@ -222,6 +236,8 @@ class LineOptions:
             return no_fragments or no_quorum
         if self._beside_topk:
             return self._beside_topk
+        if self.currency and self.price_per_hour is None:
+            return "--currency is that of a price: pass --price-per-hour too, or leave it out"
         refused = self._beside_noise_scale or self._obstacle_to_eviction or self._beside_max_anchor
         if refused:
             return refused
@@ -232,6 +248,11 @@ class LineOptions:
                 f"{obstacle.remedy}"
             )
         return ""
+
+    @property
+    def price(self) -> Price | None:
+        """What an hour of a machine costs; None: as the journal says."""
+        return None if self.price_per_hour is None else Price(self.price_per_hour, self.currency)
 
     @property
     def policy(self) -> Policy:

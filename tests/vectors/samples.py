@@ -460,6 +460,13 @@ def _people() -> list[Message]:
         one_arithmetic=True,
         quorum=0.75,
         fragments=4,
+        cost=pb.RunCost(
+            machine_seconds=5400.0,
+            price_per_hour=0.75,
+            currency="EUR",
+            cost=1.125,
+            samples_per_unit=6656.0,
+        ),
         noise_scale=1500.5,
         run_id="7f3a",
         state=pb.LINE_STATE_HALTED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from andon_grafana.panels import GREEN, ORANGE, Amounts, Curve, Facts, Number, Query, Row
-from andon_grafana.promql import by_process, grown, latest, mean, of, rate_of
+from andon_grafana.promql import by_process, grown, latest, mean, of, rate_of, total
 from andon_grafana.quantiles import quantiles
 
 __all__ = ["ROW"]
@@ -148,6 +148,19 @@ _MACHINES = (
 
 _KEPT = (
     Number(
+        title="Machine hours and cost",
+        tells="The time that the workers' machines were on the line, all together, and what it "
+        "cost at the price of --price-per-hour.",
+        see="docs/places/spot.md#what-it-costs",
+        queries=(
+            Query(expr=f"{total('andon_machine_seconds_total')} / 3600", legend="hours"),
+            Query(expr=total("andon_cost_total"), legend="cost"),
+        ),
+        width=6,
+        decimals=2,
+        may_be_empty="the run has no price",
+    ),
+    Number(
         title="Last checkpoint",
         tells="Its step, how many steps are not in it, how often one is due, and its age. "
         "If all workers end at once, the steps that are not in it are lost.",
@@ -165,7 +178,7 @@ _KEPT = (
                 unit="s",
             ),
         ),
-        width=12,
+        width=10,
         decimals=0,
         may_be_empty="there is no checkpoint yet",
     ),
@@ -177,7 +190,7 @@ _KEPT = (
         queries=(
             Query(expr=f"count by (version) ({of('andon_build_info')})", legend="{{version}}"),
         ),
-        width=12,
+        width=8,
         hidden=("Time",),
     ),
 )

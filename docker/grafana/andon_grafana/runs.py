@@ -113,6 +113,8 @@ _ALL = Table(
         Column(expr=total("andon_jidoka_halts_total", "run"), legend="halts"),
         Column(expr=_LAST_HALT, legend="last halt, in the time shown", unit="dateTimeFromNow"),
         Column(expr=total("andon_spikes_total", "run"), legend="spikes"),
+        Column(expr=total("andon_machine_seconds_total", "run"), legend="machine time", unit="s"),
+        Column(expr=total("andon_cost_total", "run"), legend="cost", decimals=2),
     ),
     width=24,
     may_be_empty="a run has no loss before its first step, and perhaps neither end nor halt",

@@ -111,11 +111,14 @@ class FollowedCounter(Collector):
     def __init__(self, registry: CollectorRegistry, name: str, documentation: str) -> None:
         """Registers the metric, at 0 until there is somebody to ask."""
         self._name, self._documentation = name, documentation
-        self._total: Callable[[], float] = lambda: 0.0
+        self._total: Callable[[], float | None] = lambda: 0.0
         registry.register(self)
 
-    def follow(self, total: Callable[[], float]) -> None:
-        """From now on `total` says how much it is; it is called on the scraping thread."""
+    def follow(self, total: Callable[[], float | None]) -> None:
+        """From now on `total` says how much it is; it is called on the scraping thread.
+
+        While it returns None the counter has no sample.
+        """
         self._total = total
 
     def collect(self) -> Iterable[Metric]:

@@ -61,14 +61,11 @@ def _told(folders: list[Path], settings: ReportSettings) -> str:
     runs = []
     for folder in folders:
         with journal_errors(folder / JOURNAL):
-            runs.append(ReportFacts.read(folder))
+            runs.append(ReportFacts.read(folder).at_price(settings.price))
     if settings.format == "json":
-        fields = [each.fields(settings.price) for each in runs]
+        fields = [each.fields() for each in runs]
         return strict_json(fields[0] if len(fields) == 1 else fields)
     # What was read is put into words here: only there some damage shows.
     with journal_errors(folders[-1] / JOURNAL):
-        if len(runs) == 1:
-            page = page_of(runs[0], settings.price)
-        else:
-            page = beside(runs[0], runs[1], settings.price)
+        page = page_of(runs[0]) if len(runs) == 1 else beside(runs[0], runs[1])
         return html_page(page) if settings.format == "html" else markdown(page)

@@ -19,6 +19,7 @@ from andon_cli.drawing.texts import (
     accuracy_text,
     aligned,
     answer_lines,
+    cost_line,
     evidence_fields,
     grouped,
     halted_line,
@@ -73,8 +74,7 @@ def status_lines(status: LineStatus, *, flags: str = "") -> list[str]:
         lines.append(late)
     if status.slowness:
         lines.append(f"slow      {slow_brief(status.slowness[-1])} (andon why)")
-    if schedule := schedule_line(status):
-        lines.append(schedule)
+    lines += filter(None, (schedule_line(status), cost_line(status.cost)))
     if status.shared:
         lines.append(_reducers(status))
     if status.checkpoints is not None:

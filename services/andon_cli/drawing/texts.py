@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from andon.protocol.halts import HaltEvidence
 from andon_cli.client import Hardware, LineStatus, VerificationStatus, WorkerStatus
+from andon_coordinator.core.machine_time import RunCost
 from andon_coordinator.core.status import holds_up
 from andon_coordinator.core.verification import VerifiedTotals
 from andon_server.halt_words import answers_to, evidence_fields, halted_line
@@ -16,6 +17,7 @@ __all__ = [
     "aligned",
     "answer_lines",
     "bar",
+    "cost_line",
     "device_summary",
     "duration",
     "evidence_fields",
@@ -229,6 +231,21 @@ def schedule_line(status: LineStatus) -> str:
     if status.noise_scale is not None:
         parts.append(f"noise scale {grouped(round(status.noise_scale))} samples")
     return "  ".join(parts)
+
+
+def cost_line(known: RunCost) -> str:
+    """What a run cost so far; empty without a price.
+
+    For example `cost      1.13 EUR for 1.5 machine hours: 6 656 samples for 1 EUR`.
+    """
+    if known.cost is None:
+        return ""
+    unit = f" {known.currency}" if known.currency else ""
+    hours = known.machine_seconds / 3600
+    text = f"cost      {known.cost:.2f}{unit} for {hours:.2f} machine hours"
+    if known.samples_per_unit is not None:
+        text += f": {grouped(known.samples_per_unit)} samples for 1{unit}"
+    return text
 
 
 def verified_text(done: VerificationStatus | VerifiedTotals) -> str:

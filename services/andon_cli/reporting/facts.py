@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from andon_cli.commands.run_facts import RunFacts, reading
 from andon_cli.kept_command import KeptCommand
 from andon_cli.reporting.spent import Presence, Spent, presences
 from andon_coordinator.core.effects import Skip
+from andon_coordinator.core.machine_time import Price
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.transport.curves import CurvePoint
 from andon_coordinator.transport.reader import LedgerFault
@@ -45,6 +46,8 @@ class ReportFacts:
     """None: the run is too long to be counted here."""
     spent: Spent
     presences: list[Presence]
+    price: Price | None
+    """What an hour of one worker's machine costs, as the journal says; None: nobody said."""
     command: KeptCommand | None
     crashes: list[Crash]
     """How processes of this host failed."""
@@ -67,6 +70,7 @@ class ReportFacts:
             logged = {name: reader.reduced_scalar_curve(name, _POINTS) for name in names}
             skips, rolled_back = reader.skips(), reader.rolled_back()
             ledger = reader.ledger_faults() if run.totals.steps <= _COUNTED_STEPS else None
+            time, price = reader.machine_time(), reader.price()
         times = [event.at_unix_s for event in run.events]
         began = min([run.past.started_unix_s, *times[:1]])
         ended = max([began, *times[-1:], *run.totals.at_unix_s[-1:]])
@@ -80,7 +84,8 @@ class ReportFacts:
             rolled_back=rolled_back,
             ledger=ledger,
             spent=Spent.of(run.events, steps_s, run.totals.at_unix_s, began, ended),
-            presences=presences(run.events, ended),
+            presences=presences(run.events, time.seconds(ended)),
+            price=price,
             command=KeptCommand.read(folder),
             crashes=read_crashes(folder),
             checkpoint_step=checkpoint,
@@ -111,8 +116,20 @@ class ReportFacts:
         ends = self.events(RunEventKind.COMPLETE, RunEventKind.SESSION_OVER)
         return ends[-1].text if ends else ""
 
-    def fields(self, price: float | None) -> dict[str, Any]:
-        """For JSON. `price`: what an hour of one worker costs; None: not known."""
+    @property
+    def cost(self) -> float | None:
+        """What the workers' machines cost, all together; None: nobody said a price."""
+        return None if self.price is None else self.price.of(self.worker_hours * 3600)
+
+    def at_price(self, per_hour: float | None) -> ReportFacts:
+        """The same with another price; None: as the journal says."""
+        if per_hour is None:
+            return self
+        currency = "" if self.price is None else self.price.currency
+        return replace(self, price=Price(per_hour, currency))
+
+    def fields(self) -> dict[str, Any]:
+        """For JSON."""
         count, samples, seconds = self.rolled_back
         return self.run.fields() | {
             "steps_curve": [asdict(each) for each in self.steps],
@@ -128,7 +145,9 @@ class ReportFacts:
             "attempts_by_cause": dict(self.attempts_by_cause),
             "presences": [asdict(each) for each in self.presences],
             "worker_hours": self.worker_hours,
-            "cost": None if price is None else price * self.worker_hours,
+            "cost": self.cost,
+            "price_per_hour": None if self.price is None else self.price.per_hour,
+            "currency": "" if self.price is None else self.price.currency,
             "command": list(self.command.command) if self.command else [],
             "crashes": [each.to_json() for each in self.crashes],
             "checkpoint_step": self.checkpoint_step,

@@ -47,19 +47,14 @@ _CURVES = (
 )
 
 
-def page_of(facts: ReportFacts, price: float | None) -> Page:
-    """The report of one run.
-
-    Args:
-        facts: the run's.
-        price: what an hour of one worker costs; None: not known.
-    """
+def page_of(facts: ReportFacts) -> Page:
+    """The report of one run."""
     past = facts.run.past
     title = f"Run {past.run_id}: {past.state}"
     if facts.run.totals.steps:
         title += f" after {facts.run.totals.steps} steps"
     sections = [
-        Section(title="What was trained", tables=(_overview([facts], price),)),
+        Section(title="What was trained", tables=(_overview([facts]),)),
         _next(facts),
         Section(title="How it went", curves=_curves([facts])),
         _halts(facts),
@@ -69,20 +64,20 @@ def page_of(facts: ReportFacts, price: float | None) -> Page:
         slow_section(facts.run.slowness),
         _slow(facts),
         _checkpoints(facts),
-        _spent(facts, price),
+        _spent(facts),
         _logged(facts),
         _events("What else happened", _others(facts)),
     ]
     return Page(title=title, sections=tuple(each for each in sections if _says_something(each)))
 
 
-def beside(first: ReportFacts, second: ReportFacts, price: float | None) -> Page:
+def beside(first: ReportFacts, second: ReportFacts) -> Page:
     """Two runs beside each other."""
     both = [first, second]
     return Page(
         title=f"Run {first.run.past.run_id} beside run {second.run.past.run_id}",
         sections=(
-            Section(title="What was trained", tables=(_overview(both, price),)),
+            Section(title="What was trained", tables=(_overview(both),)),
             Section(title="How they went", curves=_curves(both)),
         ),
     )
@@ -91,14 +86,14 @@ def beside(first: ReportFacts, second: ReportFacts, price: float | None) -> Page
 # ------------------------------------------------------------------------------ the parts
 
 
-def _overview(runs: Sequence[ReportFacts], price: float | None) -> Table:
+def _overview(runs: Sequence[ReportFacts]) -> Table:
     rows: list[tuple[str, ...]] = []
     for name, value in _OVERVIEW:
         values = [on_one_line(value(facts)) for facts in runs]
         if any(values):
             rows.append((name, *(each or "-" for each in values)))
-    if price is not None:
-        rows.append(("cost", *(_cost(facts.worker_hours, price) for facts in runs)))
+    if any(facts.price is not None for facts in runs):
+        rows.append(("cost", *(_cost(facts) or "-" for facts in runs)))
     return Table(headings=("", *(facts.run.past.run_id for facts in runs)), rows=tuple(rows))
 
 
@@ -349,8 +344,8 @@ def _checkpoints(facts: ReportFacts) -> Section:
     return Section(title="Checkpoints", says=(*says, *_earlier(len(events))), tables=tables)
 
 
-def _spent(facts: ReportFacts, price: float | None) -> Section:
-    spent, hours = facts.spent, facts.worker_hours
+def _spent(facts: ReportFacts) -> Section:
+    spent, hours, price = facts.spent, facts.worker_hours, facts.price
     if not spent.total_s:
         return Section(title="Time and cost")
     parts = (
@@ -365,13 +360,14 @@ def _spent(facts: ReportFacts, price: float | None) -> Section:
     for name, seconds in parts:
         share = seconds / spent.total_s
         row = [name, f"{seconds:.1f}", f"{share * 100:.1f} %"]
-        rows.append(tuple(row if price is None else [*row, _cost(hours * share, price)]))
+        rows.append(tuple(row if price is None else [*row, _cost(facts, share)]))
     says = [f"{hours:.2f} worker hours."]
     samples = facts.run.totals.samples
-    if price is not None and hours > 0:
+    if price is not None and (worth := price.samples_per_unit(samples, hours * 3600)):
+        unit = f" {price.currency}" if price.currency else ""
         says.append(
-            f"{_cost(hours, price)} at {price:g} an hour and worker: "
-            f"{grouped(samples / (price * hours))} samples for 1."
+            f"{_cost(facts)} at {price.per_hour:g}{unit} an hour and worker: "
+            f"{grouped(worth)} samples for 1{unit}."
         )
     return Section(
         title="Time and cost",
@@ -437,8 +433,11 @@ def _count(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
-def _cost(hours: float, price: float) -> str:
-    return f"{hours * price:.2f}"
+def _cost(facts: ReportFacts, share: float = 1.0) -> str:
+    """A part of what the run cost, with the currency; empty without a price."""
+    if facts.price is None or facts.cost is None:
+        return ""
+    return f"{facts.cost * share:.2f} {facts.price.currency}".rstrip()
 
 
 def _date(at_unix_s: float) -> str:

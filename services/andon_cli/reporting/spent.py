@@ -8,15 +8,13 @@ service. The rest went into joining, attempts that came to nothing, and waiting 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 
 __all__ = ["Presence", "Spent", "presences"]
-
-_GONE = (RunEventKind.LEFT, RunEventKind.LOST, RunEventKind.DROPPED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +80,13 @@ class Spent:
         return self.total_s - self.training_s - self.halted_s - self.away_s
 
 
-def presences(events: Iterable[RunEvent], ended: float) -> list[Presence]:
+def presences(events: Iterable[RunEvent], seconds: Mapping[int, float]) -> list[Presence]:
     """How long each worker was on the line, by worker.
 
     Args:
         events: everything that happened, in order.
-        ended: when the last thing happened; who is there then, stays until then.
+        seconds: each worker's machine time; see `MachineTime`.
     """
-    since: dict[int, float] = {}
-    seconds: dict[int, float] = {}
     joins: dict[int, int] = {}
     losses: dict[int, int] = {}
     for event in events:
@@ -99,21 +95,16 @@ def presences(events: Iterable[RunEvent], ended: float) -> list[Presence]:
             continue
         if event.kind is RunEventKind.JOINED:
             joins[worker] = joins.get(worker, 0) + 1
-            since.setdefault(worker, event.at_unix_s)
-        elif event.kind in _GONE:
-            losses[worker] = losses.get(worker, 0) + (event.kind is RunEventKind.LOST)
-            stay = event.at_unix_s - since.pop(worker, event.at_unix_s)
-            seconds[worker] = seconds.get(worker, 0.0) + max(0.0, stay)
-    for worker, at in since.items():
-        seconds[worker] = seconds.get(worker, 0.0) + max(0.0, ended - at)
+        elif event.kind is RunEventKind.LOST:
+            losses[worker] = losses.get(worker, 0) + 1
     return [
         Presence(
             worker=worker,
-            seconds=seconds.get(worker, 0.0),
+            seconds=stayed,
             joins=joins.get(worker, 0),
             losses=losses.get(worker, 0),
         )
-        for worker in sorted(seconds)
+        for worker, stayed in seconds.items()
     ]
 
 

@@ -13,7 +13,7 @@ from andon.protocol.records import Key, RecordKind
 from andon_coordinator.core import effects, events
 from andon_coordinator.core.effects import LineState, SaveRunEvent
 from andon_coordinator.core.eviction import SlowStep
-from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.core.run_events import AGAIN, RunEvent, RunEventKind
 from andon_coordinator.core.session_events import (
     AttendRequest,
     RankAttended,
@@ -185,11 +185,14 @@ class Chronicle:
                 self._tell(RunEventKind.CHECKPOINT_MISSED, effect.writer, text, effect.step)
 
     def _joined(self, accepted: effects.AcceptJoin, request: events.JoinRequest) -> None:
-        again = self._incarnations.get(accepted.worker) == request.incarnation
+        last = self._incarnations.get(accepted.worker)
+        # A process that knows a term was here before this service began.
+        known = request.greatest_term > 0
+        again = known if last is None else last == request.incarnation
         self._incarnations[accepted.worker] = request.incarnation
         device = next((each.name for each in request.devices if each.name), request.backend)
         where = f"{request.node_id} ({device})" if request.node_id else device
-        text = f"again, on {where}" if again else f"on {where}"
+        text = f"{AGAIN}on {where}" if again else f"on {where}"
         if accepted.mistaken_s is not None:
             text += f"; it was suspected wrongly, and is back after {accepted.mistaken_s:.2f} s"
         if accepted.credential:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["RunEvent", "RunEventKind"]
+__all__ = ["AGAIN", "RunEvent", "RunEventKind"]
+
+AGAIN = "again, "
+"""How the text of `joined` begins if the process was on the line before."""
 
 
 class RunEventKind(enum.Enum):
@@ -69,3 +72,8 @@ class RunEvent:
     text: str
     """The rest, for people; a worker's own words may be in it."""
     at_unix_s: float
+
+    @property
+    def again(self) -> bool:
+        """Whether a process joined that was on the line before."""
+        return self.kind is RunEventKind.JOINED and self.text.startswith(AGAIN)

@@ -13,6 +13,7 @@ from andon_coordinator.core import lost_state
 from andon_coordinator.core.checkpoints import RunCheckpoints
 from andon_coordinator.core.effects import LineState
 from andon_coordinator.core.events import Activity, Device, ProcessUse, StepTimings
+from andon_coordinator.core.machine_time import RunCost
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.session_status import SessionSnapshot
 from andon_coordinator.core.spikes import SpikeAction
@@ -135,6 +136,8 @@ class LineSnapshot:
     """Who was slow last and why, the oldest first."""
     session: SessionSnapshot | None = None
     """The run's sessions, if it is one of sessions."""
+    cost: RunCost = field(default_factory=RunCost)
+    """What the run has taken; the core does not know, its task fills it in."""
 
 
 def take_snapshot(core: CoreState, now: float) -> LineSnapshot:

@@ -20,6 +20,7 @@ from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.telemetry.attempts import AttemptMetrics
 from andon_coordinator.telemetry.logged import LoggedMetrics
 from andon_coordinator.telemetry.run import (
+    CostMetrics,
     HaltMetrics,
     RunMetrics,
     ScheduleMetrics,
@@ -80,6 +81,7 @@ class LineMetrics:
         self.wall: Callable[[], float] = time.time
         """The time since the Unix epoch."""
         self._run = RunMetrics(registry, run)
+        self._cost = CostMetrics(registry)
         self._halts = HaltMetrics(registry, totals)
         self._slowness = SlownessMetrics(registry)
         self._steps = StepMetrics(registry, totals)
@@ -124,6 +126,7 @@ class LineMetrics:
         """Sets the gauges to a status."""
         for part in (
             self._run,
+            self._cost,
             self._halts,
             self._schedule,
             self._steps,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
-from andon.host.telemetry import OptionalGauge
+from andon.host.telemetry import FollowedCounter, OptionalGauge
 from andon.protocol.encoding import Encoding
 from andon.protocol.halts import HaltAnswer, HaltReason
 from andon.protocol.run_settings import Topology
@@ -18,6 +18,7 @@ from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.core.verification import VerifiedTotals
 
 __all__ = [
+    "CostMetrics",
     "HaltMetrics",
     "RunMetrics",
     "ScheduleMetrics",
@@ -100,6 +101,34 @@ class RunMetrics:
                 "answers": (self._run.answer_encoding or self._run.encoding).label,
             }
         )
+
+
+class CostMetrics:
+    """What the run has taken."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Registers the metrics; they show what the last status had."""
+        self._machine_s = 0.0
+        self._cost: float | None = None
+        FollowedCounter(
+            registry,
+            "andon_machine_seconds_total",
+            "Time that the machines of all workers were on the line together, each from its join "
+            "to its end; a restart of the service keeps it.",
+        ).follow(lambda: self._machine_s)
+        FollowedCounter(
+            registry,
+            "andon_cost_total",
+            "What these machine seconds cost, in the currency of --price-per-hour; absent without "
+            "a price.",
+        ).follow(lambda: self._cost)
+
+    def tick(self, status: LineSnapshot) -> None:
+        """Shows what a status has."""
+        # A clock that is set back must not look like a restarted process.
+        self._machine_s = max(self._machine_s, status.cost.machine_seconds)
+        if status.cost.cost is not None:
+            self._cost = max(self._cost or 0.0, status.cost.cost)
 
 
 class HaltMetrics:

@@ -36,6 +36,7 @@ from andon.host.private_files import make_folder, open_private
 from andon.protocol.halts import HaltReason
 from andon.protocol.records import Key
 from andon_coordinator.core import effects, events
+from andon_coordinator.core.machine_time import CostMeter, Price
 from andon_coordinator.core.session_events import SaveSession, SaveSessionEnd
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport.store import (
@@ -121,6 +122,8 @@ class Journal:
         self.history: History = store.history()
         self.next_event_id: int = store.next_event_id()
         """The id of the next run event; read before `start`."""
+        self.meter: CostMeter = store.meter()
+        """What the run has taken; whoever owns the core keeps it up to date."""
         gaps, step = store.gaps()
         if gaps:
             log.warning(LogEvent("journal_has_gaps", gaps=gaps, last_at_step=step))
@@ -184,6 +187,13 @@ class Journal:
         """
         assert self._thread is None, "once the thread runs, it owns the store"
         return self._store.verify_key(new)
+
+    def price(self, price: Price) -> None:
+        """Keeps what people say of the price of machines; before `start`, after `begin_term`."""
+        assert self._thread is None, "once the thread runs, it owns the store"
+        if price != self.meter.price:
+            self._store.save_price(price)
+            self.meter.price = price
 
     def start(self, report: Report, deposed: Callable[[str], None]) -> None:
         """Starts the writer's thread, which calls both functions.

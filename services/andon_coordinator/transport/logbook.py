@@ -17,6 +17,7 @@ from typing import Any
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.slowness import CodeLine, ProcessFacts, Slowness, SlowPhase, ThreadStack
 from andon_coordinator.core.effects import SaveScalars, SaveSteered
+from andon_coordinator.core.machine_time import MachineTime, Price
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
 from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST, has_table
 from andon_coordinator.transport.schema import compact_json, evidence_of
@@ -24,8 +25,11 @@ from andon_coordinator.transport.schema import compact_json, evidence_of
 __all__ = [
     "LoggedScalar",
     "forget_scalars_after",
+    "machine_time",
     "next_event_id",
+    "price",
     "run_events",
+    "save_price",
     "save_run_event",
     "save_scalars",
     "save_slowness",
@@ -211,6 +215,41 @@ def run_events(database: sqlite3.Connection) -> list[RunEvent]:
         for row in rows
     ]
     return _numbered(list(_older(database, first))) + noted
+
+
+def machine_time(database: sqlite3.Connection) -> MachineTime:
+    """How long workers' machines were on the line, by everything that happened."""
+    time = MachineTime()
+    before: dict[int, float] = {}
+    if has_table(database, "run_events"):
+        rows = database.execute(
+            "SELECT run_events.id, records.at FROM run_events JOIN records"
+            " ON records.id = run_events.record WHERE run_events.kind = 'started'"
+        )
+        before = dict(map(tuple, rows))
+    for event in run_events(database):
+        # The service before wrote its last record then.
+        time.saw(before.get(event.id, 0.0))
+        time.happened(event)
+    last = database.execute("SELECT at FROM records ORDER BY id DESC LIMIT 1").fetchone()
+    time.saw(last[0] if last else 0.0)
+    return time
+
+
+def save_price(database: sqlite3.Connection, price: Price, at_unix_s: float) -> None:
+    """Saves what people say of the price of machines."""
+    row = (price.per_hour, price.currency, at_unix_s)
+    database.execute("INSERT INTO costs VALUES (?, ?, ?)", row)
+
+
+def price(database: sqlite3.Connection) -> Price | None:
+    """What people last said of the price of machines; None: nothing."""
+    if not has_table(database, "costs"):
+        return None
+    row = database.execute(
+        "SELECT price_per_hour, currency FROM costs ORDER BY rowid DESC LIMIT 1"
+    ).fetchone()
+    return None if row is None else Price(*row)
 
 
 def slownesses(database: sqlite3.Connection) -> list[Slowness]:

@@ -6,7 +6,8 @@ Nothing is decided here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from andon.protocol import tokens
 from andon.protocol.capabilities import COORDINATOR_CAPABILITIES
@@ -309,6 +310,7 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         fragments=status.fragments if status.fragments > 1 else 0,
         slowness=[slowness_to_proto(each, stacks=False) for each in status.slowness],
         tcp_port=places.tcp_port,
+        cost=pb.RunCost(**_known(asdict(status.cost))),
     )
     if status.loss is not None:
         message.loss = status.loss
@@ -337,6 +339,11 @@ def status_to(status: LineSnapshot, places: ServicePlaces) -> pb.LineStatus:
         message.checkpoints.CopyFrom(_checkpoint_status(status.checkpoints))
         message.checkpoints.elsewhere = status.checkpoints_elsewhere
     return message
+
+
+def _known(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _checkpoint_status(known: RunCheckpoints) -> pb.CheckpointStatus:

@@ -27,6 +27,7 @@ from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKin
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.slowness import Slowness
 from andon_coordinator.core.effects import Skip, StepContribution, StepResult
+from andon_coordinator.core.machine_time import MachineTime, Price
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.verification import VerifiedTotals
 from andon_coordinator.transport import logbook, proofs, rows
@@ -367,6 +368,14 @@ class JournalReader:
     def run_events(self) -> list[RunEvent]:
         """Everything that happened, in order; ids rise, and stay the same."""
         return logbook.run_events(self._database)
+
+    def machine_time(self) -> MachineTime:
+        """How long workers' machines were on the line."""
+        return logbook.machine_time(self._database)
+
+    def price(self) -> Price | None:
+        """What an hour of a machine costs, as people last said; None: nobody did."""
+        return logbook.price(self._database)
 
     def slownesses(self) -> list[Slowness]:
         """Why workers were slow, in order; the journal has a few an hour."""

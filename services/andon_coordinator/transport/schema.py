@@ -29,6 +29,7 @@ from andon.protocol.shards import Ranges
 __all__ = [
     "ARITHMETICS",
     "BARRED",
+    "COSTS",
     "LATER_COLUMNS",
     "PACING",
     "RESUMED",
@@ -179,6 +180,15 @@ CREATE TABLE IF NOT EXISTS spike_state (   -- one row at most
 ) STRICT
 """
 """What is remembered of how workers compare; likewise a later table."""
+
+COSTS = """
+CREATE TABLE IF NOT EXISTS costs (
+    price_per_hour REAL NOT NULL,       -- of one worker's machine
+    currency TEXT NOT NULL,
+    at REAL NOT NULL
+) STRICT
+"""
+"""What people said of prices, the last row holds; likewise a later table."""
 
 GRADIENT_SCALE = "ALTER TABLE records ADD COLUMN gradient_scale REAL"
 """Adds a column that journals of this version got later, to one that lacks it."""

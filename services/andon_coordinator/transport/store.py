@@ -38,6 +38,7 @@ from andon_coordinator.core.effects import (
     SaveVerdict,
     StepResult,
 )
+from andon_coordinator.core.machine_time import CostMeter, Price
 from andon_coordinator.core.session_events import SaveSession, SaveSessionEnd
 from andon_coordinator.core.settings import History
 from andon_coordinator.transport import logbook, proofs, rows
@@ -46,6 +47,7 @@ from andon_coordinator.transport.files import FilesChanged, JournalFiles
 from andon_coordinator.transport.schema import (
     ARITHMETICS,
     BARRED,
+    COSTS,
     LATER_COLUMNS,
     PACING,
     RESUMED,
@@ -184,6 +186,7 @@ class JournalStore:
             SPIKES,
             SLOWNESS,
             SPIKE_STATE,
+            COSTS,
         )
         for table in later:
             self._database.execute(table)
@@ -215,6 +218,16 @@ class JournalStore:
     def next_event_id(self) -> int:
         """One above the ids of all run events."""
         return logbook.next_event_id(self._database)
+
+    def meter(self) -> CostMeter:
+        """What the run has taken so far, as a coordinator goes on from it."""
+        time = logbook.machine_time(self._database)
+        return CostMeter(time, self.counts().samples, logbook.price(self._database))
+
+    def save_price(self, price: Price) -> None:
+        """Saves what people say of the price of machines."""
+        with self._own_transaction():
+            logbook.save_price(self._database, price, self._clock())
 
     def save_scalars(self, effect: SaveScalars) -> None:
         """Saves what a worker logged."""

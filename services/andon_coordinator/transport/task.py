@@ -21,7 +21,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, get_args
 
 from andon.host.logs import LogEvent
@@ -155,6 +155,7 @@ class LineTask:
         )
         self._line = line
         self._journal = journal
+        self._meter = journal.meter
         self._answers = answers
         self._encoder = Encoder(answers)
         self._announcer = Announcer(
@@ -224,7 +225,8 @@ class LineTask:
     def status(self) -> LineSnapshot:
         """What the line is doing now."""
         now = self._clock.now()
-        return with_session(self._line.status(now), self._sessions.status(now))
+        line = with_session(self._line.status(now), self._sessions.status(now))
+        return replace(line, cost=self._meter.at(self._wall()))
 
     @property
     def session_tokens(self) -> SessionTokens:
@@ -437,6 +439,7 @@ class LineTask:
         )
         for effect in told:
             self._do(effect)
+        self._meter.receive(event, [*done, *told])
         # Once what was sent above is on its way: workers wait for it, and nobody for this.
         asyncio.get_running_loop().call_soon(self._show, event, [*done, *told], now)
         if isinstance(event, events.WorkerStreamEnded | events.WorkerLeft):
@@ -455,6 +458,7 @@ class LineTask:
         told = self._chronicle.session(event, done, wall=wall)
         for effect in told:
             self._do(effect)
+        self._meter.receive(events.SessionHappened(), told)
         objections = [each.message for each in done if isinstance(each, effects.RefuseOperator)]
         known = [each for each in done if isinstance(each, _SHARED)]
         asyncio.get_running_loop().call_soon(self._show_session, event, done, [*known, *told], now)

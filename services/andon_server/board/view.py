@@ -103,6 +103,7 @@ def state_view(
         "schedule": line.schedule,
         "schedule_note": line.schedule_note,
         "noise_scale": line.noise_scale,
+        "cost": asdict(line.cost),
         "fragments": _fragments(line),
         "spikes": _spikes(line),
         "grain": line.grain,

@@ -168,6 +168,8 @@ EVERYTHING = ServeConfig(
         overlap=True,
         arithmetic=ArithmeticRule.TELL,
         on_wrong_arithmetic="drop",
+        price_per_hour=0.75,
+        currency="EUR",
     ),
     resume_from=Key(3, 4),
     until_complete=True,
@@ -264,6 +266,7 @@ _BESIDE: dict[str, tuple[str, ...]] = {
     "mix": (*_LOCAL, "--fragments", "4"),
     "topk_kept": ("--encoding", "topk"),
     "max_anchor": ("--lr-scaling", "sqrt"),
+    "currency": ("--price-per-hour", "2"),
     **dict.fromkeys(("grace", "max_late"), (*_LOCAL, "--quorum", "0.5")),
 }
 """Flags without which nothing would obey a setting."""

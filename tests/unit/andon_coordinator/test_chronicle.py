@@ -82,6 +82,15 @@ def test_a_join_names_host_and_device_and_a_process_that_came_back() -> None:
     ]
 
 
+def test_a_process_that_was_here_before_the_service_came_again() -> None:
+    event, accepted = joined(1)
+    knows = replace(event, request=replace(event.request, greatest_term=9))
+
+    told = Telling(resumed=True).told(knows, accepted)
+
+    assert told == [("joined", 1, 3, "again, on alpha (NVIDIA L4)")]
+
+
 def test_a_worker_that_was_suspected_by_mistake_is_told_of_as_it_comes_back() -> None:
     telling = Telling()
     telling.told(*joined(1))

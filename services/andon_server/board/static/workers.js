@@ -120,7 +120,15 @@ function showPlace(state) {
   const differ = state.one_arithmetic || state.live < 2 ? "" : ", but the workers' arithmetics differ";
   const bits = state.grain ? `Same bits in grains of ${state.grain}${differ}.` : "";
   const noise = state.noise_scale === null ? "" : `Noise scale of the gradients: ${several(Math.round(state.noise_scale), "sample")}.`;
-  say(byId("schedule"), [schedule, bits, verified(state.verification), parted(state.fragments), spiking(state.spikes), noise].filter(Boolean).join(" "));
+  say(byId("schedule"), [schedule, bits, verified(state.verification), parted(state.fragments), spiking(state.spikes), noise, costing(state.cost)].filter(Boolean).join(" "));
+}
+
+/** What the run cost so far; empty without a price. */
+export function costing(known) {
+  if (!known || known.cost === null) return "";
+  const unit = known.currency ? ` ${known.currency}` : "";
+  const worth = known.samples_per_unit === null ? "" : `: ${several(Math.round(known.samples_per_unit), "sample")} for 1${unit}`;
+  return `Cost: ${known.cost.toFixed(2)}${unit} for ${(known.machine_seconds / 3600).toFixed(2)} machine hours${worth}.`;
 }
 
 /** Which part of the model is exchanged; empty if it always is the whole. */

@@ -8,6 +8,7 @@ from andon.protocol.halts import HaltEvidence, HaltReason
 from andon_cli.client import Hardware, LineStatus, VerificationStatus, WorkerStatus
 from andon_cli.commands.status import status_lines
 from andon_cli.drawing.texts import schedule_line
+from andon_coordinator.core.machine_time import RunCost
 
 STATUS = LineStatus(
     run_id="7f3a",
@@ -83,6 +84,14 @@ def test_a_worker_that_is_gone_has_no_share_any_more() -> None:
     assert (
         noisy == "schedule  every-step  samples 100 %  micro-batches 4  noise scale 1 480 samples"
     )
+
+
+def test_a_run_with_a_price_says_what_it_cost_and_one_without_says_nothing() -> None:
+    priced = replace(STATUS, cost=RunCost(5400.0, 0.75, "EUR", 1.125, 6656.0))
+
+    said = "cost      1.12 EUR for 1.50 machine hours: 6 656 samples for 1 EUR"
+    assert status_lines(priced)[-1] == said
+    assert not any("machine hours" in line for line in status_lines(STATUS))
 
 
 def test_equal_shares_of_a_batch_that_does_not_divide_are_not_called_uneven() -> None:
