@@ -116,6 +116,19 @@ def test_f_dp_001_c_ring_001_all_workers_hold_the_same_bits_from_different_initi
         assert all(weights(tmp_path, slot)[name].equal(ours[name]) for name in ours)
 
 
+def test_f_dp_001_who_has_no_sample_in_the_last_window_ends_with_the_lines_weights(
+    tmp_path: Path,
+) -> None:
+    # 17 samples in windows of 4: of the last window of an epoch one worker has nothing, and what
+    # it did not send of the window before is its own.
+    spec = {**SPEC, "samples": 17, "batch": 4, "steps": 10}
+    flags = ("--schedule", "local", "--local-steps", "2", "--fragments", "2")
+
+    seen = train(tmp_path, spec, 2, *flags)
+
+    assert seen[0]["digest"] == seen[1]["digest"]
+
+
 def test_c_ddp_001_every_worker_steps_with_the_same_gradient_and_no_other(tmp_path: Path) -> None:
     seen = train(tmp_path, {**SPEC, "micro": 3, "clip": 1.0}, 2)
 

@@ -317,7 +317,10 @@ def _control_down() -> list[Message]:
             verifies=[1, 6],
             anew=True,
             itemised=True,
-            sums=[pb.NodeOwner(first=0, grains=4, rank=1, relayed=True)],
+            sums=[
+                pb.NodeOwner(first=0, grains=4, rank=0, relayed=True),
+                pb.NodeOwner(first=4, grains=4, rank=1, relayed=True),
+            ],
             fragment=2,
             learning_rate_scale=1.5,
             copies_buffers=True,

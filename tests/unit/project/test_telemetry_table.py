@@ -81,7 +81,7 @@ def test_labels_are_of_a_closed_set(metric: Described) -> None:
     free = {"version", "run", "schedule", "topology", "encoding", "answers"}
     closed = {
         *("state", "reason", "answer", "cause", "kind", "status", "worker", "rank"),
-        *("direction", "path", "outcome", "service", "name", "action"),
+        *("direction", "path", "outcome", "service", "name", "action", "phase"),
     }
 
     assert metric.labels <= (free if metric.kind == "info" else closed)

@@ -69,7 +69,7 @@ class TrainingLoop:
             if here.stop_reason or here.cursor.epoch >= count:
                 # The checkpoint first: comparing waits for workers that may still train.
                 session.worker.between_steps(over=True)
-                session.worker.compare_ends()
+                self._compare_ends()
                 session.complete = True
                 self._warn_of_left_over()
                 return
@@ -271,7 +271,13 @@ class TrainingLoop:
             warn_of_wrappers(optimizers)
         yield from session.loop_steps.batches(session.worker.between_steps)
         if session.member.position.stop_reason:
-            session.worker.compare_ends()
+            self._compare_ends()
+
+    def _compare_ends(self) -> None:
+        """Ends with the line's weights, whatever this worker has beyond them, and compares them."""
+        if self._session.stepper is not None:
+            self._session.stepper.pause()
+        self._session.worker.compare_ends()
 
     def _warn_of_left_over(self) -> None:
         left = self._session.stepper.left_over if self._session.stepper is not None else 0
