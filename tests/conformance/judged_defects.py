@@ -126,24 +126,26 @@ def is_silent(_: _Right, self: Heartbeats, every_s: float) -> None: ...
 def insists(_: _Right, error: Any) -> None: ...
 
 
-def _heard(right: _Right, message: Any, ignored: str) -> Any:
-    return None if message.WhichOneof("message") == ignored else right(message)
+def _heard(right: _Right, message: Any, fragments: int, ignored: str) -> Any:
+    if message.WhichOneof("message") == ignored:
+        return None
+    return right(message, fragments=fragments)
 
 
 @_wrong(control, "event_from", "halt.silence", "malformed.train")
-def ignores_halts(right: _Right, message: Any) -> Any:
-    return _heard(right, message, "halt")
+def ignores_halts(right: _Right, message: Any, *, fragments: int) -> Any:
+    return _heard(right, message, fragments, "halt")
 
 
 @_wrong(control, "event_from", "shutdown.final")
-def ignores_shutdown(right: _Right, message: Any) -> Any:
-    return _heard(right, message, "shutdown")
+def ignores_shutdown(right: _Right, message: Any, *, fragments: int) -> Any:
+    return _heard(right, message, fragments, "shutdown")
 
 
 @_wrong(control, "event_from", "malformed.train", patience_s=_NEVER_S)
-def passes_over_what_cannot_be(right: _Right, message: pb.TrainResponse) -> Any:
+def passes_over_what_cannot_be(right: _Right, message: pb.TrainResponse, *, fragments: int) -> Any:
     with suppress(WireError):
-        return right(message)
+        return right(message, fragments=fragments)
     return None
 
 

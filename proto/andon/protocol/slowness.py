@@ -32,7 +32,8 @@ _MAX_FILE_BYTES, _MAX_FUNCTION_BYTES = 200, 100
 class SlowPhase(enum.Enum):
     """In which part of its work a worker is; values are those of `andon.v1.SlowPhase`."""
 
-    UNKNOWN = 0
+    UNSPECIFIED = 0
+    """Not known."""
     DATA = 1
     FORWARD = 2
     BACKWARD = 3
@@ -44,7 +45,7 @@ class SlowPhase(enum.Enum):
     @property
     def label(self) -> str:
         """As in metrics, the journal and JSON."""
-        return self.name.lower()
+        return self.name.lower() if self.value else "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def _phase(number: int) -> SlowPhase:
     try:
         return SlowPhase(number)
     except ValueError:
-        return SlowPhase.UNKNOWN  # For people only; later versions may add values.
+        return SlowPhase.UNSPECIFIED  # For people only; later versions may add values.
 
 
 def _stacks_to(stacks: tuple[ThreadStack, ...]) -> list[pb.ThreadStack]:

@@ -42,7 +42,7 @@ _PLACES = {
     SlowPhase.EXCHANGE: "the exchange",
     SlowPhase.DISK: "files",
     SlowPhase.SCRIPT: "its script's own code",
-    SlowPhase.UNKNOWN: "its script",
+    SlowPhase.UNSPECIFIED: "its script",
 }
 
 
@@ -91,7 +91,7 @@ def sentence(worker: int, answer: Explanation) -> str:
     """Whose fault it is that the others wait, the fact, and the remedy."""
     who, at = f"worker {worker}", _at(answer.guilty)
     facts, place = answer.facts, _PLACES[answer.phase]
-    if answer.detail and answer.phase in (SlowPhase.SCRIPT, SlowPhase.UNKNOWN):
+    if answer.detail and answer.phase in (SlowPhase.SCRIPT, SlowPhase.UNSPECIFIED):
         place = f'"{answer.detail}"'
     return clipped(_SAID[cause_of(answer)](_Told(who, at, place, answer.phase, facts)))
 
@@ -251,7 +251,7 @@ def by_heartbeat(
     worker: int, activity: Activity, detail: str, use: ProcessUse
 ) -> tuple[SlowPhase, str]:
     """What a worker's last heartbeat says, of one that can't be asked."""
-    phase = {Activity.LOADING: SlowPhase.DATA, Activity.COMPUTING: SlowPhase.UNKNOWN}.get(
+    phase = {Activity.LOADING: SlowPhase.DATA, Activity.COMPUTING: SlowPhase.UNSPECIFIED}.get(
         activity, SlowPhase.SCRIPT
     )
     what = activity.name.lower() + (f' ("{detail}")' if detail else "")

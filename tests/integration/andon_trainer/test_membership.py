@@ -259,9 +259,9 @@ def test_a_step_of_a_worker_that_goes_straight_on_is_one_control_message_each_wa
     def asked(stream: ControlStream, *_: object) -> None:
         sent["request_work"] += 1
 
-    def listened(message: pb.TrainResponse) -> Event | None:
+    def listened(message: pb.TrainResponse, *, fragments: int) -> Event | None:
         heard[message.WhichOneof("message") or ""] += message.HasField("heartbeat_answer") ^ 1
-        return event_from(message)
+        return event_from(message, fragments=fragments)
 
     _steps(pair, 3)  # Their habit is known from the second one on.
     monkeypatch.setattr(ControlStream, "report_step", counted)
@@ -319,8 +319,8 @@ def test_a_worker_that_was_away_is_where_the_line_is_before_its_script_begins_an
 def test_an_assignment_that_cuts_a_grain_halts_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut(message: pb.TrainResponse) -> Event | None:
-        event = event_from(message)
+    def cut(message: pb.TrainResponse, *, fragments: int) -> Event | None:
+        event = event_from(message, fragments=fragments)
         if isinstance(event, Assigned):
             return replace(event, positions=(PositionRange(0, 3),))
         return event

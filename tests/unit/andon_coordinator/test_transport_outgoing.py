@@ -166,6 +166,7 @@ EFFECTS: list[tuple[MessageEffect, Message]] = [
         pb.Learn(reducers=[pb.ReducerShare(address="beta:7071", start_element=0, stop_element=8)]),
     ),
     (effects.SendProbe(5, 3), pb.Probe(number=3)),
+    (effects.SendExplain(5, 4), pb.Explain(number=4)),
     (effects.SendLate(5, HEAD), pb.Late(key=HEAD_PB)),
     (
         effects.SendScalarAllReduceResult(5, HEAD, 1, 0.5, 3.0, 2, (b"", b"given")),

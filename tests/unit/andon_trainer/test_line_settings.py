@@ -53,6 +53,8 @@ def test_every_argument_becomes_the_setting_of_its_name(tmp_path: Path) -> None:
         "local_rank": 3,
         "speed_hint": 1.5,
         "spare": True,
+        "preemption_notice": str(tmp_path / "notice"),
+        "notice_grace_s": 5.0,
         "metrics_bind": "off",
         "metrics_hosts": "alpha",
         "metrics_token_file": str(tmp_path / "metrics-token"),

@@ -47,7 +47,7 @@ AVERAGING = ("/opt/andon_trainer/averaging/line_averaging.py", 1, "run")
         ([INBOX, AVERAGING, BACKWARD, TRAIN], SlowPhase.EXCHANGE),
         ([("/opt/andon_trainer/state/checkpoint_files.py", 1, "write"), TRAIN], SlowPhase.DISK),
         ([WAITS, TRAIN], SlowPhase.SCRIPT),
-        ([], SlowPhase.UNKNOWN),
+        ([], SlowPhase.UNSPECIFIED),
     ],
 )
 def test_the_innermost_code_that_is_known_tells_the_phase(

@@ -91,7 +91,7 @@ def phase_of(frames: Sequence[RawFrame], places: CodePlaces) -> SlowPhase:
         return SlowPhase.DATA
     # Andon's own frames lie around backward and the optimizer: they only count innermost.
     phases = (phase for _, phase in found if phase not in (None, SlowPhase.EXCHANGE))
-    return next(phases, None) or (SlowPhase.SCRIPT if found else SlowPhase.UNKNOWN)
+    return next(phases, None) or (SlowPhase.SCRIPT if found else SlowPhase.UNSPECIFIED)
 
 
 def _named(file: str, places: CodePlaces) -> SlowPhase | None:

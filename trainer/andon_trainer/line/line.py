@@ -82,6 +82,8 @@ class Line:
         device: str | None = None,
         speed_hint: float | None = None,
         spare: bool | None = None,
+        preemption_notice: str | None = None,
+        notice_grace_s: float | None = None,
         tcp: bool | None = None,
         connections: int | None = None,
         shared_dir: str | Path | None = None,
@@ -125,6 +127,9 @@ class Line:
             device: `cpu`, `cuda` or `cuda:1`; default: CUDA if there is a GPU, else the CPU.
             speed_hint: how fast this worker is, compared with the others, until it is measured.
             spare: whether this worker computes nothing until it takes a lost worker's place.
+            preemption_notice: a file that appears, or a URL that answers, when this machine is
+                about to go; default: nothing is watched.
+            notice_grace_s: seconds in which a worker that is to leave may bring what it computed.
             tcp: whether gradients may take TCP lanes beside gRPC, where the other end has them.
             connections: connections of a TCP lane to a reducer each way, 1 to 16; default: the
                 line decides.

@@ -19,6 +19,7 @@ from andon.protocol.messages import BlockFaultKind, Operation
 from andon.protocol.records import Cursor, RecordKind
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.run_settings import Liveness, Policy, RunPlan
+from andon.protocol.slowness import SlowPhase
 from andon.v1 import coordinator_pb2, halt_pb2, layout_pb2, record_pb2, reducer_pb2
 from andon.wire import conversion, layouts
 from andon_coordinator.core import effects, events
@@ -76,6 +77,7 @@ ENUMS: list[tuple[type[enum.Enum], Any, str]] = [
     (effects.LineState, coordinator_pb2.LineState, "LINE_STATE"),
     (effects.JoinStatus, coordinator_pb2.JoinStatus, "JOIN_STATUS"),
     (effects.TransferRole, coordinator_pb2.TransferRole, "TRANSFER_ROLE"),
+    (SlowPhase, coordinator_pb2.SlowPhase, "SLOW_PHASE"),
 ]
 
 
