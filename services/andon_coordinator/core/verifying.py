@@ -67,14 +67,15 @@ def checks_of(
     attempts, settings = core.attempts, core.settings.verify
     if grains is None:
         return None
-    parts = [grains.of(share) for share in shares]
     if attempts.inquest is not None:
-        return _with_sums(core, _of_inquest(roster, attempts.inquest), parts, grains.count)
+        inquest = _of_inquest(roster, attempts.inquest)
+        return _with_sums(core, inquest, list(map(grains.of, shares)), grains.count)
     step = core.chain.step + 1
     attempts.verified = attempts.verified or is_drawn(settings.key, step, settings.fraction)
     newcomers = {rank for rank, each in enumerate(roster) if each.worker in core.unattested}
     if not attempts.verified and (attempts.attempt or not newcomers or len(roster) < 2):
         return None
+    parts = list(map(grains.of, shares))
     owned = [[at for part in each for at in range(part.start, part.stop)] for each in parts]
     # What a worker can't verify equals nobody's.
     arithmetics = [each.arithmetic if _can_verify(each) else () for each in roster]
