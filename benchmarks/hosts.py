@@ -16,7 +16,7 @@ It needs root and iproute2.
     sudo python benchmarks/hosts.py --json benchmarks/results/hosts.json
     sudo python benchmarks/hosts.py --mbit 300 --json benchmarks/results/hosts-300.json
     sudo python benchmarks/hosts.py --cases c10d-float32 --json benchmarks/results/c10d-hosts.json
-    sudo python benchmarks/hosts.py --cases c10d-float32 --keep-windows --json kept.json
+    sudo python benchmarks/hosts.py --cases c10d-float32 --keep-windows --pairs 9
     sudo python benchmarks/hosts.py --transport grpc --congestion bbr    # another kernel's TCP
 """
 
