@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from andon.protocol.capabilities import STANDING
@@ -11,7 +12,14 @@ from andon.protocol.shards import Split, cursor_after, next_batch, reassign
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import record_pb2
 from andon.wire import conversion
-from andon_conformance.runner.checks import Checks, NotApplicable, require, require_above, same
+from andon_conformance.runner.checks import (
+    Checks,
+    NotApplicable,
+    Violation,
+    require,
+    require_above,
+    same,
+)
 from andon_conformance.runner.gradients import PLAN, AssignedRound
 from andon_conformance.runner.line import LineUnderTest
 from andon_conformance.runner.player import Player, key_of
@@ -262,6 +270,9 @@ async def _not_ready(line: LineUnderTest, **fields: Any) -> None:
     *others, last = round_.players
     await line.all_ready(round_, others)
     await line.ready(round_, last, **fields)
+    # The server has read the report: a Join must not come before it. It may end the stream for it.
+    with suppress(Violation):
+        await line.fence([last])
     head = key_of(round_.works[round_.players[0]].parent)
     # Whoever received a record nevertheless would join from it.
     await line.gather()
