@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from andon.protocol.records import Key, PositionRange
 
-__all__ = ["HaltAnswer", "HaltEvidence", "HaltReason", "describe_value"]
+__all__ = ["HaltAnswer", "HaltEvidence", "HaltReason", "describe_value", "indexed"]
 
 
 class HaltReason(enum.Enum):
@@ -81,8 +81,8 @@ class HaltEvidence:
         """The place as people write it: `blocks.3.attn.weight[17, 204] (block 3)`; may be empty."""
         if not self.parameter:
             return "" if self.block is None else f"block {self.block}"
-        index = f"[{', '.join(map(str, self.element))}]" if self.element else ""
-        return f"{self.parameter}{index}" + ("" if self.block is None else f" (block {self.block})")
+        place = indexed(self.parameter, self.element)
+        return place + ("" if self.block is None else f" (block {self.block})")
 
     @property
     def when(self) -> str:
@@ -104,6 +104,11 @@ class HaltEvidence:
     def __str__(self) -> str:
         """The halt as one sentence, without a full stop."""
         return f"halted at {self.when}: {self.message or self.reason.label.replace('_', ' ')}"
+
+
+def indexed(parameter: str, element: tuple[int, ...]) -> str:
+    """An element of a parameter as people write it: `blocks.3.attn.weight[17, 204]`."""
+    return parameter + (f"[{', '.join(map(str, element))}]" if element else "")
 
 
 def describe_value(value: float) -> str:

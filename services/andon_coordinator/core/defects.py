@@ -24,6 +24,7 @@ __all__ = [
     "in_fault",
     "in_ready",
     "in_reducer",
+    "place_of",
 ]
 
 _REASONS = {
@@ -122,7 +123,7 @@ def _defect(
     reason: HaltReason, fault: Fault, worker: int | None, layout: Layout | None
 ) -> LineDefect:
     """What a fault says, with the worker at fault."""
-    parameter, element = _place_of(fault, layout)
+    parameter, element = place_of(layout, fault.block, fault.element)
     evidence = HaltEvidence(
         id=0,
         reason=reason,
@@ -158,7 +159,7 @@ def corruption(
     `fault` is the last report, of the worker `reporter`; it names the rank at one end of the link.
     """
     worker = _worker_of(fault, roster)
-    parameter, element = _place_of(fault, layout)
+    parameter, element = place_of(layout, fault.block, fault.element)
     who = "a worker" if worker is None else f"worker {worker}"
     if worker != reporter:
         who += f", as worker {reporter} says"
@@ -218,12 +219,12 @@ def _worker_of(fault: Fault, roster: tuple[int, ...]) -> int | None:
     return roster[fault.rank] if fault.rank is not None and fault.rank < len(roster) else None
 
 
-def _place_of(fault: Fault, layout: Layout | None) -> tuple[str, tuple[int, ...]]:
-    """The parameter that a fault names, and the element in it."""
-    if fault.block is None or layout is None:
+def place_of(layout: Layout | None, block: int | None, element: int) -> tuple[str, tuple[int, ...]]:
+    """The parameter in which an element of a block is, and its index there; empty: not known."""
+    if block is None or layout is None:
         return "", ()
     try:
-        place = layout.place(fault.block, fault.element)
+        place = layout.place(block, element)
     except IndexError:
         return "", ()  # A peer's mistake. Only the number of the block is known then.
     return place.parameter, place.element

@@ -7,20 +7,27 @@ element. Where the right averages came, a worker may still have changed them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from andon.protocol.attestations import ElementApart, NodeOwner
 from andon.protocol.grains import Node
-from andon.protocol.halts import HaltReason
+from andon.protocol.halts import HaltReason, indexed
 from andon.protocol.limits import clipped
 from andon_coordinator.core import verdicts
-from andon_coordinator.core.defects import LineDefect
+from andon_coordinator.core.defects import LineDefect, place_of
 from andon_coordinator.core.mean_verdicts import judge_means
 from andon_coordinator.core.round import StepRound
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.verdicts import Given, Judgement
 
-__all__ = ["in_averages", "in_means", "in_writing", "names_of", "told_of_writing"]
+__all__ = [
+    "Holders",
+    "holders_of",
+    "in_averages",
+    "in_means",
+    "in_writing",
+    "names_of",
+    "told_of_writing",
+]
 
 
 def in_means(core: CoreState, round_: StepRound) -> LineDefect | None:
@@ -37,17 +44,21 @@ def in_means(core: CoreState, round_: StepRound) -> LineDefect | None:
     found = judge_means(checks, sums, _sent(round_, sums))
     if found is None:
         return None
-    place = _element(core, found.apart)
+    block, parameter, element = _place(core, found.apart)
     step, who = round_.terms.step, names_of(found.witnesses)
     if found.apart is None:
         message = f"{who} can't verify the averages of step {step}: {found.why}"
     else:
-        first = f"first in {place.name}" if place.name else "first in an unknown element"
+        first = (
+            f"first in {indexed(parameter, element)}"
+            if parameter
+            else "first in an unknown element"
+        )
         what = (
             f"the averages of step {step} are not the mean of the sums that workers sent, {first}: "
             f"{found.apart.came:g} came, and {who} made {found.apart.expected:g}"
         )
-        at = _reducer(core, found.apart)
+        at = _reducer(core, round_, found.apart)
         message = (
             f"{at} added wrong: {what}"
             if found.convicts
@@ -56,14 +67,25 @@ def in_means(core: CoreState, round_: StepRound) -> LineDefect | None:
     return LineDefect(
         reason=HaltReason.WRONG_ARITHMETIC,
         message=clipped(message),
-        block=place.block,
-        parameter=place.parameter,
-        element=place.element,
+        block=block,
+        parameter=parameter,
+        element=element,
         value="" if found.apart is None else f"{found.apart.came:g}",
     )
 
 
-def in_writing(round_: StepRound, given: Mapping[int, Given]) -> Judgement | None:
+Holders = tuple[tuple[int, ...], ...]
+"""The workers of each digest of the averages."""
+
+
+def holders_of(round_: StepRound) -> Holders:
+    """Who holds which averages; empty if all hold the same."""
+    return verdicts.different_averages(
+        {worker: report.averages_digest for worker, report in round_.in_rank_order}
+    )
+
+
+def in_writing(round_: StepRound, given: Mapping[int, Given], holders: Holders) -> Judgement | None:
     """Who did not write the averages as they came; None: nobody, or nobody can say who.
 
     All have said that the right ones came. Whoever holds others than two that agree has changed
@@ -71,7 +93,6 @@ def in_writing(round_: StepRound, given: Mapping[int, Given]) -> Judgement | Non
     """
     assert round_.checks is not None
     assert round_.grains is not None
-    holders = _holders(round_)
     if not round_.checks.sums or not holders or len(holders[0]) < 2:
         return None
     if any(len(each) > 1 for each in holders[1:]):
@@ -93,16 +114,8 @@ def told_of_writing(round_: StepRound, found: Judgement) -> str:
     )
 
 
-def _holders(round_: StepRound) -> tuple[tuple[int, ...], ...]:
-    """The workers of each digest of the averages; empty if all are one."""
-    return verdicts.different_averages(
-        {worker: report.averages_digest for worker, report in round_.in_rank_order}
-    )
-
-
-def in_averages(round_: StepRound) -> LineDefect | None:
+def in_averages(round_: StepRound, holders: Holders) -> LineDefect | None:
     """Averages of which workers hold different ones, and nobody can say why."""
-    holders = _holders(round_)
     if not holders:
         return None
     others = " and ".join(map(names_of, holders[1:]))
@@ -124,37 +137,20 @@ def _sent(round_: StepRound, sums: Sequence[NodeOwner]) -> dict[Node, bytes]:
     }
 
 
-def _reducer(core: CoreState, apart: ElementApart) -> str:
-    """The reducer that averages an element, as people know it."""
+def _place(core: CoreState, apart: ElementApart | None) -> tuple[int | None, str, tuple[int, ...]]:
+    """The block, the parameter and the index of an element; nothing of it if it is no element."""
+    if apart is None:
+        return None, "", ()
+    parameter, element = place_of(core.layout, apart.block, apart.element)
+    return (apart.block if parameter else None), parameter, element
+
+
+def _reducer(core: CoreState, round_: StepRound, apart: ElementApart) -> str:
+    """The reducer that averaged an element in a round, as people know it."""
     blocks = core.layout.blocks[: apart.block] if core.layout else ()
     at = sum(block.elements for block in blocks) + apart.element
-    address = next((it.address for it in core.reducer_map if it.start <= at < it.stop), "")
+    address = next((it.address for it in round_.terms.reducers if it.start <= at < it.stop), "")
     return f"the reducer at {address}" if address else "the service's own reducer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Element:
-    """Where two values differ, as far as the layout says."""
-
-    block: int | None = None
-    parameter: str = ""
-    element: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """As people read it: `blocks.3.weight[17, 204]`."""
-        index = f"[{', '.join(map(str, self.element))}]" if self.element else ""
-        return f"{self.parameter}{index}"
-
-
-def _element(core: CoreState, apart: ElementApart | None) -> _Element:
-    if apart is None or core.layout is None:
-        return _Element()
-    try:
-        place = core.layout.place(apart.block, apart.element)
-    except IndexError:  # A worker's mistake.
-        return _Element()
-    return _Element(block=apart.block, parameter=place.parameter, element=place.element)
 
 
 def names_of(workers: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from andon.protocol.halts import HaltReason
+from andon.protocol.halts import HaltReason, indexed
 from andon.protocol.limits import clipped
 from andon.protocol.sessions import RankFault, SessionEnd
 
@@ -55,7 +55,7 @@ def message_of(
 
 def _fact(fault: RankFault) -> str:
     where = f" in {fault.call}" if fault.call is not None else ""
-    index = f"[{', '.join(map(str, fault.element))}]" if fault.element else ""
+    index = indexed("", fault.element)
     match fault.end:
         case SessionEnd.NON_FINITE if fault.value:
             place = f"{fault.parameter}{index}" if fault.parameter else f"element {index} of it"

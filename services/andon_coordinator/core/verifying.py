@@ -163,13 +163,13 @@ def settles(core: CoreState, round_: StepRound) -> bool:
     # says whose it is.
     defect = _of_samples(round_, given)
     if defect is None and not disputed:
-        defect = mean_checking.in_means(core, round_)
-        wrong = None if defect is not None else mean_checking.in_writing(round_, given)
+        defect, holders = mean_checking.in_means(core, round_), mean_checking.holders_of(round_)
+        wrong = None if defect is not None else mean_checking.in_writing(round_, given, holders)
         if wrong is not None:
             core.attempts.inquest = None
             _convict(core, round_, wrong, mean_checking.told_of_writing(round_, wrong), given)
             return True
-        defect = defect or mean_checking.in_averages(round_)
+        defect = defect or mean_checking.in_averages(round_, holders)
     if defect is not None:
         core.attempts.inquest = None
         core.emit(_verdict(round_, None, defect.message, given))
