@@ -96,14 +96,12 @@ class Termination:
         """
         if self._wake is not None:
             return
+        self._wake = wake
         previous = signal.getsignal(signal.SIGTERM)
-        if threading.current_thread() is not threading.main_thread():
-            self._wake = wake
-            return
-        if previous is None or previous == signal.SIG_IGN:
-            return
-        self._wake, self._previous, self._process = wake, previous, os.getpid()
-        self._handles = True
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or previous is None or previous == signal.SIG_IGN:
+            return  # `ask` is heard all the same.
+        self._previous, self._process, self._handles = previous, os.getpid(), True
         signal.signal(signal.SIGTERM, self._take)
 
     def ask(self, why: str) -> None:

@@ -88,6 +88,22 @@ def test_a_process_that_ignores_sigterm_goes_on_ignoring_it() -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 
 
+def test_a_process_that_ignores_sigterm_hears_of_a_notice_all_the_same() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    told: list[str] = []
+
+    def wake(why: str) -> bool:
+        told.append(why)
+        return True
+
+    termination = installed(wake)
+
+    termination.ask("a notice")
+    termination.remove()
+
+    assert (told, termination.why) == (["a notice"], "a notice")
+
+
 def test_whoever_closes_the_line_has_the_old_handler_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     termination = installed()
