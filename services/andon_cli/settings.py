@@ -26,7 +26,7 @@ from cyclopts.exceptions import (
 )
 
 from andon.host.errors import UsageError
-from andon.host.settings import FieldPath, GivenSettings, flag_of, text_of
+from andon.host.settings import FieldPath, GivenSettings, flag_of, flag_with, text_of
 from andon_cli.verbs import VERBS, imported
 
 __all__ = [
@@ -238,9 +238,7 @@ def split_words(
 
 def as_flags(settings: object) -> list[str]:
     """Flags that yield the same settings again, except those that may only be variables."""
-    return [
-        name if value is True else f"{name}={text_of(value)}" for name, value in _chosen(settings)
-    ]
+    return [flag_with(name, value) for name, value in _chosen(settings)]
 
 
 def as_table(settings: object) -> dict[str, str]:

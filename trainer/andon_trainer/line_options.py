@@ -35,12 +35,9 @@ def flags_of(options: LineSchema | None) -> list[str]:
     if options is None:
         return []
     # Here: it loads Cyclopts, which a script without options does not need.
-    from andon.host.settings import flag_of, text_of
+    from andon.host.settings import flag_of, flag_with
 
-    return [
-        flag_of(name) if value is True else f"{flag_of(name)}={text_of(value)}"
-        for name, value in given_in(options).items()
-    ]
+    return [flag_with(flag_of(name), value) for name, value in given_in(options).items()]
 
 
 def unseen(options: LineSchema) -> list[str]:

@@ -56,6 +56,7 @@ __all__ = [
     "at_port",
     "check",
     "flag_of",
+    "flag_with",
     "seconds",
     "text_of",
     "whole",
@@ -172,6 +173,11 @@ def text_of(value: Any) -> str:
             return " ".join(value)
         case _:
             return str(value)
+
+
+def flag_with(flag: str, value: Any) -> str:
+    """A flag that yields a value: `--steps=9`, or `--overlap` alone for True."""
+    return flag if value is True else f"{flag}={text_of(value)}"
 
 
 def whole(least: int = 0, most: int | None = None, *, metavar: str = "N") -> Parameter:

@@ -59,6 +59,8 @@ class RoundTerms:
     """Which group of blocks is exchanged, of a line that has fragments; None: the whole model."""
     attended: bool = False
     """Whether a worker attends it that is not on the roster; see `RankTerms.attends`."""
+    sums: tuple[NodeOwner, ...] = ()
+    """All nodes of all shares, in rising order: each worker makes their mean by itself, as well."""
 
     @property
     def world_size(self) -> int:
@@ -102,8 +104,6 @@ class RankTerms(RoundTerms):
     """Whether it keeps nothing of earlier attempts: it computes all of its grains again."""
     itemised: bool = False
     """Whether each attestation of a grain in `verifies` has the hashes of its components."""
-    sums: tuple[NodeOwner, ...] = ()
-    """All nodes of all shares, in rising order: this worker makes their mean by itself, as well."""
 
     @classmethod
     def of(cls, terms: RoundTerms, **own: Any) -> Self:

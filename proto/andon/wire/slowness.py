@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from andon.protocol.slowness import (
+    MAX_STACK_LINES,
+    MAX_STACKS,
     CodeLine,
     Explanation,
     ProcessFacts,
@@ -44,7 +46,7 @@ def explanation_from_proto(message: pb.Explanation) -> Explanation:
             number=message.number,
             phase=_phase(message.phase),
             detail=message.detail,
-            stacks=_stacks_from(message.stacks[:8]),
+            stacks=_stacks_from(message.stacks[:MAX_STACKS]),
             facts=_FACTS.from_generated(message.facts),
         )
     )
@@ -105,7 +107,7 @@ def _stacks_from(messages: object) -> tuple[ThreadStack, ...]:
         ThreadStack(
             each.thread,
             # Not all of a hostile answer is converted: most would be cut off after it.
-            tuple(_LINE.from_generated(line) for line in each.lines[:64]),
+            tuple(_LINE.from_generated(line) for line in each.lines[:MAX_STACK_LINES]),
         )
         for each in messages  # type: ignore[attr-defined]  # a repeated field, or a slice of it
     )

@@ -28,14 +28,14 @@ is taken for, and the values are normal, less than one in 10^15. Both are Lundbe
 from __future__ import annotations
 
 import math
-import statistics
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from andon.protocol.layout import Layout
+from andon_coordinator.core.readings import medians_of_others
 
 __all__ = ["MOST_GROUPS", "SEEDED", "SUM_LIMIT", "Comparison", "Finding", "Reading", "describe"]
 
@@ -217,10 +217,9 @@ class Comparison:
             norm: that of the averaged gradient; None: unknown.
             loss: the line's.
         """
+        assert self.factor is not None
         made = Comparison(self.factor, step)
         made._tracked = {worker: each.copy() for worker, each in self._tracked.items()}
-        if self.factor is None:
-            return made, None
         found = made._note_workers(readings) if len(readings) >= LEAST_COMPARED else None
         of_all = made._note_line(norm, loss)
         if found is None:
@@ -339,13 +338,8 @@ def _beside_others(numbers: Sequence[float]) -> list[float | None]:
     known = [each for each in logs if each is not None]
     if len(known) < LEAST_COMPARED:
         return [None] * len(logs)
-    return [None if each is None else each - _median_without(known, each) for each in logs]
-
-
-def _median_without(known: Iterable[float], one: float) -> float:
-    others = list(known)
-    others.remove(one)
-    return statistics.median(others)
+    others = iter(medians_of_others(known))
+    return [None if each is None else each - next(others) for each in logs]
 
 
 def _keeps_share(tracked: _Tracked, share: float) -> bool:

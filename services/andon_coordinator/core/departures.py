@@ -33,7 +33,6 @@ from andon_coordinator.core.effects import (
     SendShutdown,
 )
 from andon_coordinator.core.events import (
-    Activity,
     LeaveReason,
     ReducerLost,
     WorkerLeft,
@@ -68,8 +67,6 @@ __all__ = [
 
 _BETWEEN_TRIES_S = 4.0
 """A process whose connection broke, and that lives, has tried to join again by then."""
-
-_STILL_WORKS = (Activity.LOADING, Activity.COMPUTING, Activity.BUSY, Activity.EVALUATING)
 
 
 # -------------------------------------------------------------------------- a worker goes away
@@ -454,7 +451,7 @@ def _slow(core: CoreState) -> list[LineMember]:
     elif round_.ready:
         slow = [each for each in members if each.worker not in round_.ready]
     elif any(each.exchanges for each in members):
-        slow = [each for each in members if each.activity in _STILL_WORKS]
+        slow = [each for each in members if each.works]
     else:
         return []
     # If all are slow, nobody waits.

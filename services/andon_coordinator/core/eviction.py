@@ -32,7 +32,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from andon_coordinator.core.balance import FLOOR
-from andon_coordinator.core.readings import PacedProcess, Reading, seconds_per_sample
+from andon_coordinator.core.readings import (
+    PacedProcess,
+    Reading,
+    medians_of_others,
+    seconds_per_sample,
+)
 
 __all__ = ["EvictionRules", "SlowStep", "SlowWorkers"]
 
@@ -148,11 +153,13 @@ class SlowWorkers:
         self._forget_replaced(readings)
         if len(rates) < 3:
             return
-        took = {each.process: rates.get(each.process, 0.0) * each.computed for each in readings}
-        for process, rate in rates.items():
-            others = [each for each in rates if each != process]
-            ratio = rate / statistics.median(rates[each] for each in others)
-            longer = took[process] > _HOLDS * statistics.median(took[each] for each in others)
+        samples = {each.process: each.computed for each in readings}
+        took = [rate * samples[process] for process, rate in rates.items()]
+        others = medians_of_others(list(rates.values())), medians_of_others(took)
+        for (process, rate), its, other_rate, other_took in zip(
+            rates.items(), took, *others, strict=True
+        ):
+            ratio, longer = rate / other_rate, its > _HOLDS * other_took
             watched = self._watched.setdefault(process, _Watched())
             watched.slow.take(now, so=ratio > self._rules.slower_than and longer)
             if watched.slow.steps == 1 and not watched.slow.others:

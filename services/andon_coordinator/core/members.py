@@ -37,6 +37,8 @@ from andon_coordinator.core.suspicion import ProcessAnswers
 
 __all__ = ["LastStep", "LineMember", "Members", "devices_of"]
 
+_WORKS = (Activity.LOADING, Activity.COMPUTING, Activity.BUSY, Activity.EVALUATING)
+
 
 @dataclass(slots=True)
 class LastStep:
@@ -130,6 +132,11 @@ class LineMember:
     def arithmetic(self) -> Arithmetic:
         """What decides the bits of its results; an empty one equals nobody's."""
         return self.request.arithmetic
+
+    @property
+    def works(self) -> bool:
+        """Whether it says that its script has something to do yet."""
+        return self.activity in _WORKS
 
     @property
     def exchanges(self) -> bool:

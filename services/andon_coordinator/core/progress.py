@@ -252,6 +252,7 @@ def _open_round(core: CoreState) -> None:
         ),
         attended=bool(attending),
         change_scale=dealt.change_scale or 1.0,
+        sums=() if checks is None else checks.sums,
     )
     core.round = StepRound(
         terms=terms,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -27,6 +28,7 @@ __all__ = [
     "PacedProcess",
     "Reading",
     "estimated_speeds",
+    "medians_of_others",
     "round_half_away",
     "seconds_per_sample",
     "without_replaced",
@@ -76,6 +78,20 @@ def seconds_per_sample(readings: Iterable[Reading]) -> dict[PacedProcess, float]
         <= _MOST_S
         and each.busy_s > 0
     }
+
+
+def medians_of_others(values: Sequence[float]) -> list[float]:
+    """For each of at least two numbers, the median of the others; sorts them once."""
+    ranked = sorted(values)
+    low, odd = divmod(len(ranked) - 1, 2)
+    found = []
+    for value in values:
+        gone = bisect_left(ranked, value)
+        # Those from the number's own place on move down by one.
+        above = ranked[low + (low >= gone)]
+        below = above if odd else ranked[low - 1 + (low - 1 >= gone)]
+        found.append(above if odd else (below + above) / 2)
+    return found
 
 
 def estimated_speeds(

@@ -109,9 +109,7 @@ class StepRound:
         """The assignment of each member, in rank order, and of those that attend."""
         members = [self._assignment(rank, stream) for rank, stream in enumerate(self.streams)]
         size = len(self.roster)
-        # Whoever attends makes the round's exchanges, also those of sums.
-        sums = () if self.checks is None else self.checks.sums
-        attends = Assignment.of(self.terms, rank=size, positions=(), attends=True, sums=sums)
+        attends = Assignment.of(self.terms, rank=size, positions=(), attends=True)
         for stream in self.attending:
             owed, steps = self.owing.get(stream, ((), 0))
             own = replace(attends, positions=owed, micro_batches=steps) if owed else attends

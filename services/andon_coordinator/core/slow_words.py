@@ -16,7 +16,7 @@ from andon.protocol.limits import clipped
 from andon.protocol.slowness import CodeLine, Explanation, ProcessFacts, SlowPhase
 from andon_coordinator.core.events import Activity, ProcessUse, StepTimings
 
-__all__ = ["SlowCause", "by_heartbeat", "by_timings", "cause_of", "sentence"]
+__all__ = ["UNSENT_BYTES", "SlowCause", "by_heartbeat", "by_timings", "cause_of", "sentence"]
 
 _HELD_S = 0.7
 """So long a thread does not wait for a switch of threads alone."""
@@ -32,7 +32,8 @@ _THROTTLED = 0.8
 """A GPU below this part of its greatest clock is slow, if it says that something holds it back."""
 _SLEEPS, _COMPUTES = 0.15, 0.6
 """Cores that a thread uses which sleeps, or computes."""
-_UNSENT_BYTES = 2**16
+UNSENT_BYTES = 2**16
+"""What waits to be sent on a connection that is too slow; less is on its way on any one."""
 
 _PLACES = {
     SlowPhase.DATA: "its data loading",
@@ -81,7 +82,7 @@ def cause_of(answer: Explanation) -> SlowCause:
     if (facts.waited_for_disk or 0.0) >= _WAITS_FOR_DISK:
         return SlowCause.DISK
     if answer.phase is SlowPhase.EXCHANGE and (
-        (facts.unsent_bytes or 0) >= _UNSENT_BYTES or facts.retransmitted
+        (facts.unsent_bytes or 0) >= UNSENT_BYTES or facts.retransmitted
     ):
         return SlowCause.NETWORK
     return SlowCause.DISK if answer.phase is SlowPhase.DISK else SlowCause.SCRIPT

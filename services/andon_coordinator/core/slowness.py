@@ -28,13 +28,14 @@ from andon.protocol.capabilities import EXPLAINS
 from andon.protocol.records import Key
 from andon.protocol.slowness import Explanation, Slowness, SlowPhase
 from andon_coordinator.core.effects import LineState, NoteSlowness, SaveSlowness, SendExplain
-from andon_coordinator.core.events import Activity, ExplanationArrived
+from andon_coordinator.core.events import ExplanationArrived
 from andon_coordinator.core.lateness import LEAST_S, STEPS, Question, late_after_s
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.round import StepRound
-from andon_coordinator.core.slow_words import by_heartbeat, by_timings, sentence
+from andon_coordinator.core.slow_words import UNSENT_BYTES, by_heartbeat, by_timings, sentence
 from andon_coordinator.core.state import CoreState
 from andon_coordinator.core.status import holds_up
+from andon_coordinator.core.suspects import members_of
 
 __all__ = ["committed", "explained", "look"]
 
@@ -51,7 +52,6 @@ _LAST_IN, _WAITED = 12, 0.3
 
 _HOUR_S = 3600.0
 _KEPT_AN_HOUR, _KEPT_OF_A_WORKER = 12, 4
-_WORKS = (Activity.LOADING, Activity.COMPUTING, Activity.BUSY, Activity.EVALUATING)
 
 
 # ----------------------------------------------------------------------------- on each tick
@@ -128,14 +128,8 @@ def _may_ask(core: CoreState, key: Key | None, open_s: float) -> bool:
 
 def _suspects(core: CoreState, round_: StepRound) -> list[LineMember]:
     """Members whose averages are missing, those first that say that they still work."""
-    members = [
-        member
-        for worker, stream in zip(round_.roster, round_.streams, strict=True)
-        if worker not in round_.ready
-        and (member := core.members.get(worker)) is not None
-        and member.stream == stream
-    ]
-    return sorted(members, key=lambda each: each.activity not in _WORKS)
+    members = [each for each in members_of(core, round_) if each.worker not in round_.ready]
+    return sorted(members, key=lambda each: not each.works)
 
 
 def _idle(core: CoreState) -> list[LineMember]:
@@ -236,9 +230,7 @@ def _silent_ones(core: CoreState, question: Question) -> list[int]:
     if round_ is not None and question.key != round_.key:
         return []
     found = [
-        each.worker
-        for each in members
-        if EXPLAINS not in each.request.capabilities and each.activity in _WORKS
+        each.worker for each in members if EXPLAINS not in each.request.capabilities and each.works
     ]
     return found[:3] if len(found) < len(members) or question.others_wait else []
 
@@ -251,7 +243,7 @@ def _unsent(answer: Explanation) -> tuple[int, int]:
     facts = answer.facts
     # Less than a window's worth is on its way on any connection that is used.
     unsent = facts.unsent_bytes or 0
-    return (unsent if unsent >= 2**16 else 0), facts.retransmitted or 0
+    return (unsent if unsent >= UNSENT_BYTES else 0), facts.retransmitted or 0
 
 
 def _tell(core: CoreState, question: Question, worker: int) -> None:

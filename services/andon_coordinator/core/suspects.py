@@ -75,7 +75,7 @@ def look(core: CoreState) -> None:
     open_s = core.now - round_.opened_at
     if open_s < core.rounds.until_late_s() or not _may_suspect(core):
         return
-    members = [each for each in _members_of(core, round_) if PROBE in each.request.capabilities]
+    members = [each for each in members_of(core, round_) if PROBE in each.request.capabilities]
     if not any(map(_answers_and_learns, members)):
         return
     silent = [each for each in members if _is_silent(core, each)]
@@ -96,7 +96,8 @@ def _answers_and_learns(member: LineMember) -> bool:
     return {PROBE, LEARNING} <= member.request.capabilities
 
 
-def _members_of(core: CoreState, round_: StepRound) -> list[LineMember]:
+def members_of(core: CoreState, round_: StepRound) -> list[LineMember]:
+    """The members of a round that are still on its streams, in rank order."""
     members = []
     for worker, stream in zip(round_.roster, round_.streams, strict=True):
         member = core.members.get(worker)

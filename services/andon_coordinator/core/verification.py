@@ -61,7 +61,7 @@ class RoundChecks:
     def terms_of(self, rank: int) -> dict[str, Any]:
         """The terms of one rank's assignment."""
         told = self.attests[rank]
-        terms = {"attests": told, "verifies": self.verifies[rank], "sums": self.sums}
+        terms = {"attests": told, "verifies": self.verifies[rank]}
         return terms | {"anew": self.inquest, "itemised": self.itemised} if told else {}
 
 

@@ -222,7 +222,8 @@ class JournalStore:
     def meter(self) -> CostMeter:
         """What the run has taken so far, as a coordinator goes on from it."""
         time = logbook.machine_time(self._database)
-        return CostMeter(time, self.counts().samples, logbook.price(self._database))
+        (samples,) = self._database.execute("SELECT samples FROM totals").fetchone()
+        return CostMeter(time, samples, logbook.price(self._database))
 
     def save_price(self, price: Price) -> None:
         """Saves what people say of the price of machines."""

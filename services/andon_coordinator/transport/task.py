@@ -439,9 +439,10 @@ class LineTask:
         )
         for effect in told:
             self._do(effect)
-        self._meter.receive(event, [*done, *told])
+        all_done = [*done, *told]
+        self._meter.receive(event, all_done)
         # Once what was sent above is on its way: workers wait for it, and nobody for this.
-        asyncio.get_running_loop().call_soon(self._show, event, [*done, *told], now)
+        asyncio.get_running_loop().call_soon(self._show, event, all_done, now)
         if isinstance(event, events.WorkerStreamEnded | events.WorkerLeft):
             # After the effects: the last ones may be for this very stream.
             self._streams.forget_worker(event.stream)

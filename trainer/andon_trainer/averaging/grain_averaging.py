@@ -197,6 +197,7 @@ class LineGrains(LineAverager):
 
     def _drop_buffers(self) -> None:
         self._grain_buffers.drop()
+        self._mean_checks.drop()  # Of a round that became void behind its averages.
 
     @property
     def _unscale(self) -> torch.Tensor | None:

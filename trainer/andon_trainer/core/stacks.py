@@ -79,7 +79,7 @@ def phase_of(frames: Sequence[RawFrame], places: CodePlaces) -> SlowPhase:
         frames: its calls, the innermost first.
         places: whose code is whose.
     """
-    found = [(places.is_own(file := _slashed(name)), _named(file, places)) for name, _, _ in frames]
+    found = [_looked_at(_slashed(name), places) for name, _, _ in frames]
     for own, phase in found:
         if own:
             break
@@ -94,10 +94,11 @@ def phase_of(frames: Sequence[RawFrame], places: CodePlaces) -> SlowPhase:
     return next(phases, None) or (SlowPhase.SCRIPT if found else SlowPhase.UNSPECIFIED)
 
 
-def _named(file: str, places: CodePlaces) -> SlowPhase | None:
+def _looked_at(file: str, places: CodePlaces) -> tuple[bool, SlowPhase | None]:
+    """Whether a file is the user's own, and else the phase that its code is of."""
     if places.is_own(file):
-        return None
-    return next((phase for part, phase in _PHASES if part in file), None)
+        return True, None
+    return False, next((phase for part, phase in _PHASES if part in file), None)
 
 
 def _slashed(file: str) -> str:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from andon.host.logs import LogFormat
 from andon.host.shared_dir import DEFAULT_SHARED_DIR
 from andon_trainer.config import LineConfig
+from andon_trainer.core.events import Committed
 from andon_trainer.data.loader import LineLoader
 from andon_trainer.line.joining import join_by_hand
 from andon_trainer.line.life import Life, close_forgotten
@@ -831,14 +832,18 @@ class Line:
         return steps is not None and steps.committed and steps.overflowed
 
     @property
+    def _last_commit(self) -> Committed | None:
+        """The last commit that the stepper has seen."""
+        steps = self._session.stepper
+        return steps.last_commit if steps else None
+
+    @property
     def loss(self) -> float | None:
         """Mean loss of the last committed step over all workers, each counted by its weight.
 
         None before the first commit, and in a script with manual steps.
         """
-        steps = self._session.stepper
-        commit = steps.last_commit if steps else None
-        return commit.loss if commit else None
+        return commit.loss if (commit := self._last_commit) else None
 
     @property
     def step_samples(self) -> int:
@@ -846,9 +851,7 @@ class Line:
 
         0 before the first commit, and in a script with manual steps.
         """
-        steps = self._session.stepper
-        commit = steps.last_commit if steps else None
-        return commit.samples if commit else 0
+        return commit.samples if (commit := self._last_commit) else 0
 
     @property
     def step_epoch(self) -> int:
@@ -856,9 +859,7 @@ class Line:
 
         0 before the first commit, and in a script with manual steps.
         """
-        steps = self._session.stepper
-        commit = steps.last_commit if steps else None
-        return commit.epoch if commit else 0
+        return commit.epoch if (commit := self._last_commit) else 0
 
     @property
     def accuracy(self) -> float | None:
@@ -867,9 +868,7 @@ class Line:
         None before the first commit, in a script with manual steps, and unless every worker
         passes `correct` to `line.backward` for every batch.
         """
-        steps = self._session.stepper
-        commit = steps.last_commit if steps else None
-        return commit.accuracy if commit else None
+        return commit.accuracy if (commit := self._last_commit) else None
 
     @property
     def seed(self) -> int:

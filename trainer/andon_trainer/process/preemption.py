@@ -12,6 +12,7 @@ import http.client
 import ssl
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -53,7 +54,7 @@ def _answer(url: str) -> bytes:
             place.hostname,
             place.port,
             timeout=_PATIENCE_S,
-            context=ssl.create_default_context(),
+            context=_tls(),
         )
     else:
         connection = http.client.HTTPConnection(place.hostname, place.port, timeout=_PATIENCE_S)
@@ -66,6 +67,12 @@ def _answer(url: str) -> bytes:
         return response.read1(_MOST_BYTES) if response.status == http.client.OK else b""
     finally:
         connection.close()
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Made once: it loads a file of certificates."""
+    return ssl.create_default_context()
 
 
 class PreemptionWatch:

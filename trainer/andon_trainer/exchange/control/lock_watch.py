@@ -76,14 +76,13 @@ class LockWatch:
             self.watches.set()
             if stop.wait(_WAKES_S):
                 break
-            # First: each line more gives the script's thread time to go on.
-            frame = sys._current_frames().get(self._script)
             now = time.monotonic()
             late_s, before = now - before - _WAKES_S, now
             if late_s >= _HELD_S:
+                # First: each line more gives the script's thread time to go on.
+                calls = frames_of(sys._current_frames().get(self._script))
                 written = alarm.taken() if alarm is not None else ""
-                frames = frames_in(written, self._script) or frames_of(frame)
-                self.last = Held(late_s, now, frames)
+                self.last = Held(late_s, now, frames_in(written, self._script) or calls)
         if alarm is not None:
             alarm.close()
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from andon.host.memory import available_bytes
 from andon.protocol.slowness import ProcessFacts
 
 __all__ = ["ProcessLook", "facts_between", "look", "thread_waits_for_disk"]
@@ -108,7 +109,7 @@ def facts_between(first: ProcessLook, second: ProcessLook, disk: float | None) -
         swapped_in=rate("swapped_in", _PAGE),
         swap_bytes=_kibibytes(_SELF / "status", "VmSwap:"),
         memory_bytes=_kibibytes(_SELF / "status", "VmRSS:"),
-        free_bytes=_kibibytes("/proc/meminfo", "MemAvailable:"),
+        free_bytes=available_bytes(),
         waited_for_disk=min(1.0, max(waits)) if waits else None,
         disk_bytes=rate("disk_bytes"),
         retransmitted=sent_again,
@@ -120,8 +121,7 @@ def facts_between(first: ProcessLook, second: ProcessLook, disk: float | None) -
 def thread_waits_for_disk(script: int) -> bool | None:
     """Whether a thread sleeps in the kernel so that nothing wakes it but a disk, or memory."""
     with suppress(OSError, IndexError):
-        fields = (_SELF / "task" / str(script) / "stat").read_text().rpartition(")")[2].split()
-        return fields[0] == "D"
+        return _stat_fields(_SELF / "task" / str(script) / "stat")[0] == "D"
     return None
 
 
@@ -141,10 +141,14 @@ def _blocked(script: int) -> float | None:
     return None if ticks is None else ticks / _TICK
 
 
+def _stat_fields(path: Path) -> list[str]:
+    """What a `stat` file has behind the name, which may hold anything."""
+    return path.read_text().rpartition(")")[2].split()
+
+
 def _of_stat(path: Path, field: int) -> int | None:
-    """A field of a `stat` file, counted behind the name, which may hold anything."""
     with suppress(OSError, ValueError, IndexError):
-        return int(path.read_text().rpartition(")")[2].split()[field])
+        return int(_stat_fields(path)[field])
     return None
 
 
@@ -181,20 +185,18 @@ def _host_busy() -> float | None:
     return None
 
 
-def _word(path: str, name: str) -> int | None:
-    with suppress(OSError, ValueError):
+def _word(path: Path | str, name: str) -> int | None:
+    """The number behind a name in a file of such lines."""
+    with suppress(OSError, ValueError, IndexError):
         for line in Path(path).read_text().splitlines():
-            if line.startswith(f"{name} "):
+            if line.split(maxsplit=1)[:1] == [name]:
                 return int(line.split()[1])
     return None
 
 
-def _kibibytes(path: Path | str, name: str) -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path(path).read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    return None
+def _kibibytes(path: Path, name: str) -> int | None:
+    amount = _word(path, name)
+    return None if amount is None else amount * 1024
 
 
 def _disk_bytes() -> int | None:
