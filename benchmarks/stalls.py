@@ -183,7 +183,7 @@ def _slowness_of(said: dict[str, Any]) -> Slowness:
     return Slowness(
         worker=said["worker"],
         step=said["step"],
-        phase=SlowPhase[said["phase"].upper()],
+        phase=next(each for each in SlowPhase if each.label == said["phase"]),
         late_s=said["late_s"],
         text=said["text"],
         guilty=None if guilty is None else CodeLine(**guilty),

@@ -35,10 +35,18 @@ class Stalls:
         self.heavy = False
         """Whether the step has much to compute, for all workers alike."""
         self._lock = threading.Lock()
-        self._pages = _paged_file()
+        # Now, so that the disk is quiet when something is planted.
+        paged = any(kind == StallKind.FAULTS.value for kind, _ in spec.planted.values())
+        self._pages = _paged_file() if paged else None
 
-    def begin(self, step: int, worker: int) -> None:
+    def end(self) -> None:
+        """Leaves nothing behind."""
+        if self._pages is not None:
+            self._pages.unlink()
+
+    def begin(self, step: int) -> None:
         """A step begins."""
+        worker = self.spec.slot
         kind, slot = self.spec.planted.get(step, ("", -1))
         self.heavy = kind == StallKind.NEIGHBOUR.value
         self.now = StallKind(kind) if slot == worker else None
@@ -72,6 +80,7 @@ class Stalls:
     def fault(self) -> None:
         """Touches pages that are not in memory, again and again."""
         until = time.monotonic() + self.spec.stall_s
+        assert self._pages is not None, "such a stall is planned"
         with self._pages.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             while time.monotonic() < until:  # stall: faults
@@ -172,7 +181,7 @@ def work(spec: StallSpec) -> None:
         model, optimizer, DataLoader(corpus, batch_size=spec.batch)
     )
     step = 0
-    stalls.begin(1, spec.slot)
+    stalls.begin(1)
     for _ in line.epochs(1):
         for x, y in loader:
             step += 1
@@ -186,8 +195,9 @@ def work(spec: StallSpec) -> None:
             if stalls.is_now(StallKind.SCRIPT):
                 with line.busy("upload"):
                     time.sleep(spec.stall_s)  # stall: script
-            stalls.begin(step + 1, spec.slot)
+            stalls.begin(step + 1)
     line.close()
+    stalls.end()
 
 
 def keep_lock(seconds: float) -> None:

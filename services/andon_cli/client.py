@@ -90,6 +90,7 @@ class WorkerStatus:
     share: float = 0.0
     """Its part of the last step's positions, from 0 to 1."""
     micro_batches: int = 0
+    """How many micro-batches it was told to make of them; 0: it was left to it."""
     late_records: int | None = None
     """How many records in a row were made without it while it computes; None: it is not late."""
     owed_positions: int = 0
@@ -98,7 +99,6 @@ class WorkerStatus:
     """What the line does about it because it is slow; empty: nothing."""
     notice: str = ""
     """Why its machine is about to go, or has gone, by its own notice; empty if it gave none."""
-    """How many micro-batches it was told to make of them; 0: it was left to it."""
     timings: StepTimes | None = None
     """None before its first step, or its coordinator is older than this."""
     step_s: float = 0.0

@@ -18,7 +18,7 @@ from andon_grafana.panels import (
 )
 from andon_grafana.promql import code, latest, of, rate
 
-__all__ = ["ROW", "STATES"]
+__all__ = ["ROW", "SHOWN", "STATES"]
 
 STATES = {
     "forming": (1, "FORMING", BLUE),
@@ -31,7 +31,8 @@ STATES = {
 """The number, text and colour of each state of the line."""
 
 _STATE = code("andon_line_state", "state", {name: each[0] for name, each in STATES.items()})
-_SHOWN = {number: (text, color) for number, text, color in STATES.values()}
+SHOWN = {number: (text, color) for number, text, color in STATES.values()}
+"""How each number is shown."""
 _LIVE = latest("andon_workers", where=('state="live"',))
 _EXPECTED = latest("andon_workers_expected")
 _LEFT = f"{latest('andon_steps_planned')} - {latest('andon_step')}"
@@ -50,7 +51,7 @@ _NOW = (
         width=4,
         empty="NO ANSWER",
         base=ORANGE,
-        states=_SHOWN,
+        states=SHOWN,
     ),
     Number(
         title="Step",
@@ -118,7 +119,7 @@ _HISTORY = (
         see="docs/concepts/line.md",
         queries=(Query(expr=_STATE, legend="line"),),
         width=16,
-        states=_SHOWN,
+        states=SHOWN,
     ),
     Facts(
         title="How it trains",

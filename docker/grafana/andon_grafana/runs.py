@@ -17,13 +17,12 @@ from andon_grafana.panels import (
     Table,
 )
 from andon_grafana.promql import code, grown, latest, of, rate, total
-from andon_grafana.running import STATES
+from andon_grafana.running import SHOWN, STATES
 
 __all__ = ["HISTORY", "NOW"]
 
 _RUN = "{{run}}"
 _STATE = code("andon_line_state", "state", {name: each[0] for name, each in STATES.items()}, "run")
-_SHOWN = {number: (text, color) for number, text, color in STATES.values()}
 _LIVE = latest("andon_workers", "run", where=('state="live"',))
 _EXPECTED = latest("andon_workers_expected", "run")
 _SAMPLES = rate("andon_samples_committed_total", "run")
@@ -103,7 +102,7 @@ _ALL = Table(
     see="docs/metrics.md#the-run-and-its-line",
     key="run",
     queries=(
-        Column(expr=_STATE, legend="state", states=_SHOWN),
+        Column(expr=_STATE, legend="state", states=SHOWN),
         Column(expr=latest("andon_step", "run"), legend="step"),
         Column(expr=latest("andon_steps_planned", "run"), legend="planned"),
         Column(expr=latest("andon_step_loss", "run"), legend="loss", decimals=4),
@@ -168,7 +167,7 @@ _STATES = (
         see="docs/concepts/line.md",
         queries=(Query(expr=_STATE, legend=_RUN),),
         width=24,
-        states=_SHOWN,
+        states=SHOWN,
     ),
 )
 

@@ -8,14 +8,16 @@ samples that an operator left out.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from andon_cli.drawing.texts import aligned, grouped
+from andon_coordinator.transport.reader import JournalEntry
 from andon_coordinator.transport.step_reader import StepReader
 
-__all__ = ["EPOCH_COLUMNS", "EpochTotals", "epoch_lines", "epoch_rows", "epochs_of"]
+__all__ = ["EPOCH_COLUMNS", "EpochTotals", "add_step", "epoch_lines", "epoch_rows", "epochs_of"]
 
 EPOCH_COLUMNS = (
     "epoch", "steps", "first_step", "last_step", "samples", "loss", "seconds", "at_unix_s",
@@ -60,21 +62,25 @@ def epochs_of(reader: StepReader) -> list[EpochTotals]:
     """The epochs in which steps were committed, in order; the last one may not be over."""
     found: dict[int, EpochTotals] = {}
     for step in reader.steps_forward():
-        entry, result = step.entry, step.entry.result
-        assert result is not None
-        number = entry.record.step
-        if result.epoch not in found:
-            found[result.epoch] = EpochTotals(epoch=result.epoch, first_step=number)
-        epoch = found[result.epoch]
-        epoch.last_step = number
-        epoch.steps += 1
-        epoch.samples += result.samples
-        epoch.seconds += result.seconds
-        epoch.at_unix_s = entry.at_unix_s
-        if not math.isnan(result.loss):
-            epoch.loss_sum += result.loss * result.samples
-            epoch.loss_samples += result.samples
+        add_step(found, step.entry)
     return list(found.values())
+
+
+def add_step(found: dict[int, EpochTotals], entry: JournalEntry) -> None:
+    """Adds a committed step to its epoch, in the order of steps."""
+    result, number = entry.result, entry.record.step
+    assert result is not None
+    if result.epoch not in found:
+        found[result.epoch] = EpochTotals(epoch=result.epoch, first_step=number)
+    epoch = found[result.epoch]
+    epoch.last_step = number
+    epoch.steps += 1
+    epoch.samples += result.samples
+    epoch.seconds += result.seconds
+    epoch.at_unix_s = entry.at_unix_s
+    if not math.isnan(result.loss):
+        epoch.loss_sum += result.loss * result.samples
+        epoch.loss_samples += result.samples
 
 
 def epoch_rows(reader: StepReader) -> Iterator[Sequence[Any]]:
@@ -85,11 +91,15 @@ def epoch_rows(reader: StepReader) -> Iterator[Sequence[Any]]:
     """
     names = reader.scalar_names()
     yield (*EPOCH_COLUMNS, *(f"logged.{name}" if name in EPOCH_COLUMNS else name for name in names))
-    curves = [reader.scalar_curve(name) for name in names]
+    curves = [[*reader.scalar_curve(name)] for name in names]
     for epoch in epochs_of(reader):
-        within = range(epoch.first_step, epoch.last_step + 1)
-        last = ([value for step, value in curve if step in within] for curve in curves)
-        yield (*epoch.cells(), *(values[-1] if values else None for values in last))
+        yield (*epoch.cells(), *(_last_within(epoch, curve) for curve in curves))
+
+
+def _last_within(epoch: EpochTotals, curve: Sequence[tuple[int, float]]) -> float | None:
+    """The last value of a curve in an epoch; its points are in the order of steps."""
+    at = bisect_right(curve, epoch.last_step, key=lambda point: point[0]) - 1
+    return curve[at][1] if at >= 0 and curve[at][0] >= epoch.first_step else None
 
 
 def epoch_lines(epochs: Sequence[EpochTotals]) -> list[str]:

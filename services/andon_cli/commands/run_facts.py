@@ -15,7 +15,7 @@ from andon.protocol.arithmetic import is_one
 from andon.protocol.records import accuracy_of
 from andon.protocol.run_settings import RunPlan
 from andon.protocol.slowness import Slowness
-from andon_cli.commands.epochs import EpochTotals, epochs_of
+from andon_cli.commands.epochs import EpochTotals, add_step
 from andon_cli.drawing.slow_texts import slow_fields
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.verification import VerifiedTotals
@@ -63,24 +63,20 @@ class StepTotals:
     ended_unix_s: float | None = None
     """When the last one was."""
 
-    @classmethod
-    def of(cls, reader: StepReader) -> StepTotals:
-        """Reads all steps once."""
-        totals = cls()
-        for step in reader.steps_forward():
-            entry, result = step.entry, step.entry.result
-            assert result is not None
-            totals.steps = entry.record.step
-            totals.samples += result.samples
-            totals.attempts += result.attempt
-            totals.overflows += result.overflow
-            totals.losses.append(result.loss)
-            totals.times_s.append(result.seconds)
-            totals.at_unix_s.append(entry.at_unix_s)
-            totals.ended_unix_s = entry.at_unix_s
-            if totals.began_unix_s is None:
-                totals.began_unix_s = entry.at_unix_s - result.seconds
-        return totals
+    def add(self, entry: JournalEntry) -> None:
+        """Adds a committed step, in the order of steps."""
+        result = entry.result
+        assert result is not None
+        self.steps = entry.record.step
+        self.samples += result.samples
+        self.attempts += result.attempt
+        self.overflows += result.overflow
+        self.losses.append(result.loss)
+        self.times_s.append(result.seconds)
+        self.at_unix_s.append(entry.at_unix_s)
+        self.ended_unix_s = entry.at_unix_s
+        if self.began_unix_s is None:
+            self.began_unix_s = entry.at_unix_s - result.seconds
 
     @property
     def lowest(self) -> tuple[float, int] | None:
@@ -182,12 +178,16 @@ class RunFacts:
             raise JournalError(past.problem)
         with reading(folder) as reader:
             run = reader.run()
+            totals, epochs = StepTotals(), dict[int, EpochTotals]()
+            for step in reader.steps_forward():
+                totals.add(step.entry)
+                add_step(epochs, step.entry)
             return cls(
                 past=past,
                 plan=run.plan,
                 layout_digest=run.layout_digest,
-                totals=StepTotals.of(reader),
-                epochs=epochs_of(reader),
+                totals=totals,
+                epochs=list(epochs.values()),
                 workers=reader.worker_totals(),
                 departures=reader.departures(),
                 halts=reader.halts(),

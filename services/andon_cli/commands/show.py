@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -20,8 +19,10 @@ from andon_cli.drawing.slow_texts import slow_brief
 from andon_cli.drawing.texts import (
     accuracy_text,
     aligned,
+    date_text,
     duration,
     grouped,
+    moment_text,
     short_time,
     sparkline,
     verified_text,
@@ -73,7 +74,7 @@ def _step(folder: Path, step: int) -> tuple[dict[str, Any], list[str]]:
 def run_lines(facts: RunFacts) -> list[str]:
     """A run as text: what it is, how it went, who took part, and what happened."""
     past, totals = facts.past, facts.totals
-    lines = [f"run {past.run_id}  {past.state}  {_date(past.started_unix_s)}  {past.folder}"]
+    lines = [f"run {past.run_id}  {past.state}  {date_text(past.started_unix_s)}  {past.folder}"]
     lines += _plan_lines(facts)
     if totals.steps:
         lines += _step_summary(facts)
@@ -129,7 +130,7 @@ def event_rows(events: Sequence[RunEvent]) -> list[str]:
     """Run events as aligned lines: when, in which step, what, who, and how."""
     rows = [
         (
-            _moment(each.at_unix_s),
+            moment_text(each.at_unix_s),
             f"step {each.step}",
             each.kind.value.replace("_", " "),
             "" if each.worker is None else f"worker {each.worker}",
@@ -242,7 +243,7 @@ def _record_lines(entry: JournalEntry, *, kept: bool) -> list[str]:
     after = "" if record.parent is None else f" after {record.parent}"
     what = "" if kept else ", ROLLED BACK: not in the line's history any more"
     lines = [
-        f"record    {record.key}{after}, {_date(entry.at_unix_s)}{what}",
+        f"record    {record.key}{after}, {date_text(entry.at_unix_s)}{what}",
         f"batch     epoch {result.epoch}, {_ranges([result.batch])}: {result.samples} samples, "
         f"weight {result.weight:g}",
         f"time      {short_time(result.seconds)}, {_attempt(result.attempt)}",
@@ -303,11 +304,3 @@ def _ranges(ranges: Iterable[PositionRange]) -> str:
         return "none"
     more = len(texts) - _RANGES_SHOWN
     return ", ".join(texts[:_RANGES_SHOWN]) + (f" and {more} more ranges" if more > 0 else "")
-
-
-def _date(at_unix_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_unix_s))
-
-
-def _moment(at_unix_s: float) -> str:
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(at_unix_s))

@@ -29,12 +29,13 @@ async def show_why(config: WhyConfig) -> int:
     if config.settings.format == "json":
         print(strict_json([slow_fields(each) for each in found]))
         return ExitCode.COMPLETE
-    who = "nobody" if config.worker is None else f"worker {config.worker}"
-    never = f"{who} held the others up for long enough to be asked why" + (
-        "" if config.worker is None else ", so far not once"
-    )
-    lines = slow_lines(found) or [never if config.worker is None else f"not known: {never}"]
-    print("\n".join(map(on_one_line, lines)))
+    never = "nobody held the others up for long enough to be asked why"
+    if config.worker is not None:
+        never = (
+            f"not known: worker {config.worker} held the others up for long enough to be asked "
+            "why, so far not once"
+        )
+    print("\n".join(map(on_one_line, slow_lines(found) or [never])))
     return ExitCode.COMPLETE
 
 

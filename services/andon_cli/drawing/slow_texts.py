@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 from andon.protocol.slowness import ProcessFacts, Slowness
+from andon_cli.drawing.texts import moment_text
 
 __all__ = ["slow_brief", "slow_fields", "slow_lines"]
 
@@ -23,7 +23,7 @@ def slow_lines(found: Sequence[Slowness]) -> list[str]:
     """Each slowness as text: when, why, where its threads were, and how its process was."""
     lines: list[str] = []
     for slow in found:
-        at = time.strftime("%m-%d %H:%M:%S", time.localtime(slow.at_unix_s))
+        at = moment_text(slow.at_unix_s)
         lines += [""] if lines else []
         lines.append(f"{at}  step {slow.step}  {slow.late_s:.1f} s late  in {slow.phase.label}")
         lines.append(f"  {slow.text}")

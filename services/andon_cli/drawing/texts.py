@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 from andon.protocol.halts import HaltEvidence
@@ -18,6 +19,7 @@ __all__ = [
     "answer_lines",
     "bar",
     "cost_line",
+    "date_text",
     "device_summary",
     "duration",
     "evidence_fields",
@@ -28,6 +30,7 @@ __all__ = [
     "late_line",
     "late_worker",
     "measured_parts",
+    "moment_text",
     "schedule_line",
     "short_time",
     "sparkline",
@@ -121,6 +124,16 @@ def duration(seconds: float) -> str:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m"
+
+
+def date_text(at_unix_s: float) -> str:
+    """A moment for people, by this machine's clock."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_unix_s))
+
+
+def moment_text(at_unix_s: float) -> str:
+    """The same without the year, for lists of what happened."""
+    return date_text(at_unix_s)[5:]
 
 
 def short_time(seconds: float) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Sequence
 
 from andon.protocol.limits import on_one_line
 from andon_cli.commands.history import halt_line
-from andon_cli.drawing.texts import duration, grouped, short_time
+from andon_cli.drawing.texts import date_text, duration, grouped, short_time
 from andon_cli.reporting.facts import ReportFacts, points_of
 from andon_cli.reporting.page import Curve, Page, Section, Table
 from andon_cli.reporting.slow_section import slow_section
@@ -148,7 +147,7 @@ _OVERVIEW: tuple[tuple[str, Callable[[ReportFacts], str]], ...] = (
     ("model", lambda facts: (facts.run.layout_digest or "")[:12]),
     ("state", lambda facts: facts.run.past.state),
     ("ended", lambda facts: facts.ended_because),
-    ("began", lambda facts: _date(facts.run.past.started_unix_s)),
+    ("began", lambda facts: date_text(facts.run.past.started_unix_s)),
     ("took", lambda facts: duration(facts.spent.total_s)),
     ("steps", lambda facts: str(facts.run.totals.steps)),
     ("samples", _rate),
@@ -224,7 +223,7 @@ def _halts(facts: ReportFacts) -> Section:
         at = answered.get(halt.evidence.step)
         stood = duration(max(0.0, at - halt.at_unix_s)) if at is not None else "-"
         place = halt.evidence.place or "-"
-        rows.append((_date(halt.at_unix_s), halt_line(halt), on_one_line(place), stood))
+        rows.append((date_text(halt.at_unix_s), halt_line(halt), on_one_line(place), stood))
     if not rows:
         return Section(title="Halts", says=("The line never stopped.",))
     table = Table(headings=("when", "what", "where", "stood"), rows=tuple(rows))
@@ -289,7 +288,7 @@ def _workers(facts: ReportFacts) -> Section:
 def _crashes(facts: ReportFacts) -> Section:
     rows = tuple(
         (
-            _date(each.at_unix_s),
+            date_text(each.at_unix_s),
             each.name,
             str(each.step),
             each.kind.value.replace("_", " "),
@@ -405,7 +404,7 @@ def _events(title: str, events: Sequence[RunEvent]) -> Section:
 def _event_table(events: Sequence[RunEvent]) -> Table:
     rows = tuple(
         (
-            _date(each.at_unix_s),
+            date_text(each.at_unix_s),
             str(each.step),
             "line" if each.worker is None else f"worker {each.worker}",
             each.kind.value.replace("_", " "),
@@ -438,7 +437,3 @@ def _cost(facts: ReportFacts, share: float = 1.0) -> str:
     if facts.price is None or facts.cost is None:
         return ""
     return f"{facts.cost * share:.2f} {facts.price.currency}".rstrip()
-
-
-def _date(at_unix_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_unix_s))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 
 from andon.protocol.limits import on_one_line
 from andon.protocol.slowness import Slowness
+from andon_cli.drawing.texts import date_text
 from andon_cli.reporting.page import Section, Table
 
 __all__ = ["slow_section"]
@@ -26,7 +26,7 @@ def slow_section(found: Sequence[Slowness]) -> Section:
         says.append(f"The last {_ROWS} of {len(found)}; JSON has all.")
     rows = tuple(
         (
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.at_unix_s)),
+            date_text(each.at_unix_s),
             str(each.step),
             f"worker {each.worker}",
             each.phase.label,
