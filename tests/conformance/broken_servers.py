@@ -137,7 +137,7 @@ def trims_few() -> None:
 @broken("average.trimmed", sign="0x", passes=("average.untrimmed", "average.order"), workers=5)
 def trims_nothing() -> None:
     """Makes the weighted mean where a trimmed one is asked for."""
-    wrap(jobs, "trimmed_mean", lambda _right, *given: jobs.weighted_mean(*given))
+    wrap(jobs, "trimmed_mean", lambda _right, *given: mean.weighted_mean(*given))
 
 
 @broken("average.int8", sign="as byte 0 of block 0", passes=("average.int4", "average.int8_answer"))

@@ -83,7 +83,7 @@ class _Court:
     async def judge_all(self) -> Judged:
         killed = asyncio.create_task(self._judge_killed())
         flags = ("--shares", "balanced-interleaved")
-        start = partial(Service, self._folder / "uneven", 3, *flags)
+        start = partial(Service, self._folder / "uneven", 5, *flags)
         groups = ("average", "assign", "commit", "void")
         uneven = asyncio.create_task(self._judge(start, groups, _GREAT_PATIENCE_S))
         start = partial(Service, self._folder / "grains", 3)

@@ -10,6 +10,9 @@ It takes n * (n - 1) / 2 comparisons an element. Sorting would take fewer from s
 contributions on, and is slower below: here each comparison is of whole vectors in the cache.
 
 A contribution that is left out must be finite all the same, so all are looked at here.
+
+Where the C module `andon.protocol._fused` was built, it does all this to a tile in one go, to the
+same bits: `_trimmed.h` and this file must be changed together.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from andon.protocol.encoding import fused
 from andon.protocol.run_settings import cut_at_each_end
 
 __all__ = ["LEAST_SHARE", "adds_trimmed"]
@@ -56,11 +60,8 @@ def adds_trimmed(
             values = tiles.values[:, : part.size]
             for number in range(len(shares)):
                 read(number, start + at, values[number])
-            # A sum of finite numbers may overflow, so only the second look is certain.
-            if not math.isfinite(np.einsum("ij->", values)) and not np.isfinite(values).all():
+            if not tiles.mean_into(part):
                 part.fill(np.nan)
-            else:
-                tiles.mean_into(part)
 
     return add_up
 
@@ -70,7 +71,7 @@ class _Tiles:
 
     def __init__(self, shares: Sequence[float]) -> None:
         count = len(shares)
-        self._shares = shares
+        self._shares = tuple(shares)
         self._cut = cut_at_each_end(count)
         self._kept = count - 2 * self._cut
         self.values = np.empty((count, _TILE_ELEMENTS), np.float32)
@@ -79,9 +80,15 @@ class _Tiles:
         self._flags = np.empty((count, _TILE_ELEMENTS), np.bool_)
         self._floats = np.empty((3, _TILE_ELEMENTS), np.float64)
 
-    def mean_into(self, out: Floats) -> None:
-        """Makes as many elements of the mean as `out` has."""
+    def mean_into(self, out: Floats) -> bool:
+        """Makes as many elements of the mean as `out` has; False: not all numbers are finite."""
+        if fused is not None:
+            return bool(fused.trimmed_mean(out, self.values, self._shares, self._cut))
         size = out.size
+        values = self.values[:, :size]
+        # A sum of finite numbers may overflow, so only the second look is certain.
+        if not math.isfinite(np.einsum("ij->", values)) and not np.isfinite(values).all():
+            return False
         is_kept = self._look(size)
         total, term, weight = self._floats[:, :size]
         total.fill(_NOTHING)
@@ -97,6 +104,7 @@ class _Tiles:
                 np.add(weight, term, out=weight)
             np.divide(total, weight, out=total)
         out[:] = total
+        return True
 
     def _look(self, size: int) -> npt.NDArray[np.bool_]:
         """Which contributions to which elements are kept."""

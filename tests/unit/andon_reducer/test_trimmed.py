@@ -24,7 +24,10 @@ Floats = npt.NDArray[np.float32]
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs with the C module and without it."""
     if request.param == "numpy":
-        for module in ("andon.protocol.encoding", "andon_reducer.core.mean"):
+        for module in (
+            "andon.protocol.encoding",
+            *(f"andon_reducer.core.{name}" for name in ("mean", "trimmed")),
+        ):
             monkeypatch.setattr(f"{module}.fused", None)
     elif fused is None:
         pytest.skip("no C compiler was there when Andon was installed: apt-get install gcc")
