@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from andon.host.manifest import checkpoints_in, step_of
 from andon.protocol.records import RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalEntry, JournalReader, RecordedDeparture
@@ -96,10 +97,13 @@ def test_a_worker_that_is_not_on_the_line_yet_ends_at_once(tmp_path: Path) -> No
     assert code == 143, worker.output
 
 
-def test_run_passes_sigterm_on_and_every_worker_leaves_in_words(tmp_path: Path) -> None:
+def test_run_passes_sigterm_on_every_worker_leaves_in_words_and_the_last_one_keeps_the_state(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "steps": 10**6, "slot": 0}))
     script = (str(SCRIPTS / "train.py"), "spec.json", "out.json")
-    run = start_warm(tmp_path, "run", "--workers", "2", "--run-id", "7f3a", *script)
+    flags = ("--workers", "2", "--run-id", "7f3a", "--checkpoint-every", "1000000")
+    run = start_warm(tmp_path, "run", *flags, *script)
     try:
         lines_until(run, "step")
         run.send_signal(signal.SIGTERM)
@@ -112,6 +116,8 @@ def test_run_passes_sigterm_on_and_every_worker_leaves_in_words(tmp_path: Path) 
     with JournalReader(tmp_path / "runs/7f3a/journal.sqlite") as journal:
         assert {gone.reason for gone in journal.departures()} == {"INTERRUPTED"}
         assert {gone.worker for gone in journal.departures()} == {0, 1}
+        [kept] = checkpoints_in(tmp_path / "runs/7f3a")
+        assert step_of(kept) == journal.chain()[-1].record.step > 0
         assert journal.ledger_faults() == []
     assert processes_of(tmp_path) == []
 

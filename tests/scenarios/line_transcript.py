@@ -636,6 +636,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"worker {worker}: {name}"
         case do.SaveRunEvent(event):
             return f"{event.kind.value}: {event.text}"
+        case do.SendShutdown(message=message, keep_state=True):
+            return f"{message}, keep state"
         case (
             do.CloseStream(message=message)
             | do.CloseReducer(message=message)

@@ -420,11 +420,15 @@ class SendResume:
 
 @dataclass(frozen=True, slots=True)
 class SendShutdown:
-    """Tell a worker that the run is over for it; `stop_reason` is set if it is for everybody."""
+    """Tell a worker that the run is over for it; `stop_reason` is set if it is for everybody.
+
+    With `keep_state` it writes a checkpoint first: nobody else holds the line's state.
+    """
 
     stream: int
     message: str
     stop_reason: str = ""
+    keep_state: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -200,7 +200,7 @@ def _open_round(core: CoreState) -> None:
         return
     if core.members.idle_count(chain.head) and not standing.suffices(core):
         return
-    if learning.worth_waiting(core) or late.holds_up(core):
+    if learning.worth_waiting(core) or late.holds_up(core) or core.holds_alone is not None:
         return
     roster = core.members.in_sync(chain.head)
     assert plan is not None
