@@ -247,6 +247,8 @@ def worker_environment(
         # A line that is served elsewhere hands out its slots itself.
         variables["RANK"] = str(line_slot(config, slot))
         variables["WORLD_SIZE"] = str(config.service.workers)
+    if settings.preemption_notice:
+        variables["ANDON_PREEMPTION_NOTICE"] = settings.preemption_notice
     if config.seed is not None:
         variables["ANDON_SEED"] = str(config.seed)
     if settings.shared_dir != DEFAULT_SHARED_DIR or "ANDON_SHARED_DIR" in base:

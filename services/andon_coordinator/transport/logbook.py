@@ -18,7 +18,7 @@ from andon.protocol.halts import HaltAnswer
 from andon.protocol.slowness import CodeLine, ProcessFacts, Slowness, SlowPhase, ThreadStack
 from andon_coordinator.core.effects import SaveScalars, SaveSteered
 from andon_coordinator.core.machine_time import MachineTime, Price
-from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.core.run_events import AGAIN, RunEvent, RunEventKind
 from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST, has_table
 from andon_coordinator.transport.schema import compact_json, evidence_of
 
@@ -215,6 +215,22 @@ def run_events(database: sqlite3.Connection) -> list[RunEvent]:
         for row in rows
     ]
     return _numbered(list(_older(database, first))) + noted
+
+
+def notices(database: sqlite3.Connection) -> dict[int, str]:
+    """By worker, why its machine was about to go; only those whose last process gave notice."""
+    if not has_table(database, "run_events"):
+        return {}
+    found: dict[int, str] = {}
+    kinds = (RunEventKind.JOINED.value, RunEventKind.NOTICE.value)
+    for worker, kind, text in database.execute(
+        "SELECT worker, kind, text FROM run_events WHERE kind IN (?, ?) ORDER BY id", kinds
+    ):
+        if kind == RunEventKind.NOTICE.value:
+            found[worker] = text
+        elif not text.startswith(AGAIN):
+            found.pop(worker, None)  # A new process has the slot.
+    return found
 
 
 def machine_time(database: sqlite3.Connection) -> MachineTime:
