@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -39,6 +39,8 @@ from andon_reducer.transport.registration import ReducerOffer, stay_registered
 from andon_server.admission import Admission
 from andon_server.limits import Limits
 from integration.strangers import Refused
+
+Task = TypeVar("Task", bound=LineTask)
 
 RUN = "7f3a"
 
@@ -90,10 +92,8 @@ def config_in(folder: Path, **fields: Any) -> CoordinatorConfig:
 
 
 def task_of(
-    config: CoordinatorConfig,
-    kind: type[LineTask] = LineTask,
-    observers: Sequence[LineObserver] = (),
-) -> LineTask:
+    kind: type[Task], config: CoordinatorConfig, observers: Sequence[LineObserver] = ()
+) -> Task:
     """The task of a line that nobody serves: it takes one stream of a worker."""
     line = config.line_settings()
     journal = Journal.open(config.journal, RUN)

@@ -64,7 +64,7 @@ class Defective:
 
 def failing_task(config: CoordinatorConfig) -> LineTask:
     """A task with such an observer."""
-    return task_of(config, observers=(Defective(),))
+    return task_of(LineTask, config, (Defective(),))
 
 
 async def test_whoever_asks_hears_that_the_coordinator_failed(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Call:
 
 def test_a_reducer_whose_call_breaks_as_it_is_announced_to_leaves_the_map(tmp_path: Path) -> None:
     async def story() -> None:
-        line = task_of(config_in(tmp_path, registers=True), Line)
+        line = task_of(Line, config_in(tmp_path, registers=True))
         line.start()
         call = Call(ReducerRegistration(line, run_id=RUN, secret=SECRET, join_s=30.0))
         await call.registered.wait()
