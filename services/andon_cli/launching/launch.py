@@ -173,7 +173,8 @@ class Launch:
                 # The service of a complete line ends by itself once its streams are closed. Give it
                 # time for that: terminated earlier, it could not write its last record.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(service.process.wait(), _GRACE_S)
+                    async with asyncio.timeout(_GRACE_S):
+                        await service.process.wait()
             await service.end(grace_s=_KILL_AFTER_S)
         if self._follower is not None:
             await self._follower.close()
@@ -434,7 +435,8 @@ class Launch:
     ) -> None:
         assert self.line is not None
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._interrupts.first.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._interrupts.first.wait()
         if self._is_ending or self._is_over:
             # While we waited, the run ended some other way: the worker counts as done.
             events.put_nowait(_ProcessEvent(child, ExitCode.COMPLETE))
@@ -474,7 +476,8 @@ class Launch:
         self, service: OwnService, wait_s: float, events: asyncio.Queue[_ProcessEvent]
     ) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._interrupts.first.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._interrupts.first.wait()
             return
         try:
             child = await service.serve_again()

@@ -114,7 +114,8 @@ class Child:
         # The process first, and alone: a worker wants to leave the line before its loaders vanish.
         self.send(signal.SIGTERM)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.process.wait(), grace_s)
+            async with asyncio.timeout(grace_s):
+                await self.process.wait()
         self._signal_group(signal.SIGKILL)
         await self.wait()
 
