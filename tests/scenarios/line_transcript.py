@@ -503,6 +503,8 @@ class _Commands:
 
 def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
     match effect:
+        case do.SaveEviction(incarnation, why, stand):
+            return f"process {incarnation} {why or 'takes part again'}, {stand} stand"
         case do.SaveSpike(made):
             scale = f" by {made.scale:.3g}" if made.scale != 1 else ""
             return f"step {made.step} {made.action.value}{scale}: {made.what}"

@@ -61,6 +61,7 @@ __all__ = [
     "SaveAnswer",
     "SaveArithmetic",
     "SaveDeparture",
+    "SaveEviction",
     "SaveHalt",
     "SaveRecord",
     "SaveRun",
@@ -666,6 +667,17 @@ class SaveVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveEviction:
+    """Save that a process follows the line because it is slow; or no longer."""
+
+    incarnation: int
+    why: str
+    """For people; empty: it takes part again."""
+    stand: int
+    """How many are in sync without it; see `CoreState.stand`."""
+
+
+@dataclass(frozen=True, slots=True)
 class SaveSpike:
     """Save what the line does by itself about a spike, and tell people."""
 
@@ -748,6 +760,7 @@ Effect = (
     | SaveDeparture
     | SaveArithmetic
     | SaveVerdict
+    | SaveEviction
     | SaveSpike
     | SaveSlowness
     | SaveScalars
