@@ -80,6 +80,8 @@ class AuditRecord:
     """Whether the journal knows the weights after it, so that a digest of them is wanted."""
     attests: bool = False
     """Whether the journal knows the sums of its grains."""
+    checkpoint: str = ""
+    """The folder of a checkpoint of the run with the weights after it; empty: there is none."""
     answers: tuple[AuditAnswer, ...] = ()
     """Of scalar all-reduces between this step and the next; of a step's last record only."""
 
@@ -95,6 +97,7 @@ class AuditRecord:
             "gradient_scale": self.gradient_scale,
             "weights": self.weights,
             "attests": self.attests,
+            "checkpoint": self.checkpoint,
             "answers": [each.to_json() for each in self.answers],
         }
 
@@ -113,6 +116,7 @@ class AuditRecord:
             gradient_scale=fields["gradient_scale"],
             weights=fields["weights"],
             attests=fields["attests"],
+            checkpoint=fields["checkpoint"],
             answers=tuple(map(AuditAnswer.from_json, fields["answers"])),
         )
 

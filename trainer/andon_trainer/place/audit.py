@@ -19,11 +19,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from andon.host.audit_files import AuditAnswer, AuditOrder, AuditRecord, AuditReport, read_order
+from andon.host.manifest import CheckpointDamaged, Manifest
 from andon.protocol.layout import Layout
 from andon.protocol.records import Record, RecordKind
 from andon.protocol.run_settings import RunPlan
@@ -33,6 +34,7 @@ from andon_trainer.errors import JoinRefused
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.solo import SoloMember
+from andon_trainer.state.apart import first_weight_apart
 
 __all__ = ["AuditMember"]
 
@@ -79,6 +81,7 @@ class AuditMember(SoloMember):
         )
         self._last_step = order.last_step
         self._weights = weights
+        self._modules = candidate.replica.modules
         self._before_end = before_end
         self._can_attest = can_attest
         self._footprint = footprint
@@ -90,6 +93,8 @@ class AuditMember(SoloMember):
         """The next record, if it was read already."""
         self._wanted = start.weights
         """Whether the weights of the head are still to be digested."""
+        self._checkpoint = start.checkpoint
+        """The run's checkpoint with the weights of the head; empty: there is none."""
         self._answers: list[AuditAnswer] = list(start.answers)
         self._sequence = 0
         self._report_file.say("began", step=start.step, arithmetic=dict(candidate.arithmetic))
@@ -217,6 +222,7 @@ class AuditMember(SoloMember):
         if record.kind is RecordKind.STEP:
             self._answers, self._sequence = [], 0
             self._wanted = record.weights
+            self._checkpoint = record.checkpoint
         self._answers += record.answers
         self.position = replace(
             self.position, head=record.key, cursor=record.cursor, step=record.step
@@ -242,7 +248,22 @@ class AuditMember(SoloMember):
                 sha256=found.sha256.hex(),
                 base_hashed=found.base_hashed,
                 prefixes=found.prefixes.hex(),
+                apart=self._apart_of_checkpoint(found),
             )
+
+    def _apart_of_checkpoint(self, found: Digest) -> dict[str, Any] | None:
+        """The first element that the run's checkpoint has otherwise, if its digest is another."""
+        if not self._checkpoint:
+            return None
+        folder = Path(self._checkpoint)
+        try:
+            digest = Manifest.read(folder).facts.digest
+        except (FileNotFoundError, CheckpointDamaged):
+            return None  # It was removed meanwhile: the journal has a digest all the same.
+        element = (
+            None if digest == found.sha256.hex() else first_weight_apart(self._modules, folder)
+        )
+        return None if element is None else asdict(element)
 
     def _over(self) -> NoReturn:
         self._report_file.say("over", step=self.position.step)
