@@ -209,6 +209,7 @@ class Worker:
             return self.member
         self._telemetry = Telemetry(config, self._timeline, gpu_of(self.device))
         self.membership = membership = Membership(config, candidate, self._telemetry)
+        membership.on_last = self._keep_state
         leader = None
         if self.host is not None:
             leader = LeaderMember(self.host, membership, self.replica)
@@ -269,6 +270,12 @@ class Worker:
         assert self._run is not None
         assert self.member is not None
         self.checkpoints.between_steps(self.replica, self.member, self._run, over=over)
+
+    def _keep_state(self) -> None:
+        """Writes the line's state, which nobody else holds, before this worker leaves."""
+        assert self.member is not None
+        assert self._run is not None
+        self.checkpoints.keep(self.replica, self.member, self._run)
 
     def compare_ends(self) -> None:
         """Compares the final weights with all others', while the others are still there.
