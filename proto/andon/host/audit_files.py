@@ -24,7 +24,15 @@ from andon.host.private_files import open_private
 from andon.protocol.records import Cursor, Key, PositionRange, RecordKind
 from andon.protocol.run_settings import RunPlan
 
-__all__ = ["AuditAnswer", "AuditOrder", "AuditRecord", "AuditReport", "read_order", "write_order"]
+__all__ = [
+    "AuditAnswer",
+    "AuditOrder",
+    "AuditRecord",
+    "AuditReport",
+    "WeightApart",
+    "read_order",
+    "write_order",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +127,18 @@ class AuditRecord:
             checkpoint=fields["checkpoint"],
             answers=tuple(map(AuditAnswer.from_json, fields["answers"])),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightApart:
+    """An element of a parameter that is another one in the run's checkpoint."""
+
+    parameter: str
+    element: tuple[int, ...]
+    """Its index, one number a dimension."""
+    there: str
+    """In the checkpoint, as text."""
+    here: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

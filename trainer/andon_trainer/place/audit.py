@@ -34,7 +34,6 @@ from andon_trainer.errors import JoinRefused
 from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.solo import SoloMember
-from andon_trainer.state.apart import first_weight_apart
 
 __all__ = ["AuditMember"]
 

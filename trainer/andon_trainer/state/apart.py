@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
+from andon.host.audit_files import WeightApart
 from andon.host.manifest import CheckpointDamaged
 from andon.protocol.halts import describe_value, shown
 from andon_trainer.state.checkpoint_files import load_checkpoint
 from andon_trainer.state.weights import named_state
 
-__all__ = ["WeightApart", "first_weight_apart"]
-
-
-@dataclass(frozen=True, slots=True)
-class WeightApart:
-    """An element of a parameter that has two values."""
-
-    parameter: str
-    element: tuple[int, ...]
-    """Its index, one number a dimension."""
-    there: str
-    """In the checkpoint, as text."""
-    here: str
+__all__ = ["first_weight_apart"]
 
 
 def first_weight_apart(modules: Sequence[nn.Module], folder: Path) -> WeightApart | None:
@@ -50,9 +38,8 @@ def first_weight_apart(modules: Sequence[nn.Module], folder: Path) -> WeightApar
         if differ.size:
             at = int(differ[0]) // here.element_size()
             index = tuple(int(each) for each in np.unravel_index(at, here.shape))
-            return WeightApart(
-                name, index, _text(there.reshape(-1)[at]), _text(here.reshape(-1)[at])
-            )
+            values = (_text(each.reshape(-1)[at]) for each in (there, here))
+            return WeightApart(name, index, *values)
     return None
 
 
