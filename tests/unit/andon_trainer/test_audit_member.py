@@ -50,6 +50,13 @@ def mark(round_: int, step: int, cursor: Cursor) -> AuditRecord:
     return AuditRecord(key=Key(9, round_), kind=RecordKind.MARK, step=step, cursor=cursor)
 
 
+class Fixed(Replica):
+    """Weights with a short digest."""
+
+    def weights(self, *_: Any) -> Digest:
+        return Digest(b"\x01\x02")
+
+
 Joining = Callable[..., AuditMember]
 
 
@@ -77,7 +84,7 @@ def joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Joining:
         return AuditMember(
             tmp_path / "order",
             candidate,
-            lambda: Digest(b"\x01\x02"),
+            Fixed([model]),
             lambda member: None,
             footprint=lambda: lambda: "",
             can_attest=False,

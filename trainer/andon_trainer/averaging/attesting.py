@@ -87,6 +87,15 @@ class SumHashes:
         """The digest of a sum all of whose blocks were hashed."""
         return digest_of(self._hashes[node][block] for block in range(len(self._sizes)))
 
+    def take_over(self, other: SumHashes) -> None:
+        """Adds what another process of this worker has hashed of its own grains."""
+        self._hashes |= other._hashes
+        self.samples |= other.samples
+
+    def clear(self) -> None:
+        """Nothing was hashed."""
+        self._hashes, self.samples = {}, {}
+
     def attested(
         self, nodes: Sequence[Node], itemised: frozenset[int] = frozenset()
     ) -> Iterator[Attestation]:

@@ -21,9 +21,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
-from andon.host.audit_files import AuditAnswer, AuditOrder, AuditRecord, AuditReport, read_order
+from andon.host.audit_files import (
+    AuditAnswer,
+    AuditOrder,
+    AuditRecord,
+    AuditReport,
+    WeightApart,
+    read_order,
+)
 from andon.host.manifest import CheckpointDamaged, Manifest
 from andon.protocol.layout import Layout
 from andon.protocol.records import Record, RecordKind
@@ -35,10 +42,20 @@ from andon_trainer.place.candidate import Candidate
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.solo import SoloMember
 
-__all__ = ["AuditMember"]
+__all__ = ["AuditMember", "AuditedWeights"]
 
 _MAY_DIFFER = frozenset({"total_steps", "total_epochs"})
 """Fields of a plan that decide no step's bits."""
+
+
+class AuditedWeights(Protocol):
+    """The weights of the script that is audited, whatever they are now."""
+
+    def weights(self) -> Digest:
+        """Their digest."""
+
+    def apart_from(self, folder: Path) -> WeightApart | None:
+        """The first element in which they are not those of a checkpoint."""
 
 
 class AuditMember(SoloMember):
@@ -48,7 +65,7 @@ class AuditMember(SoloMember):
         self,
         path: Path,
         candidate: Candidate,
-        weights: Callable[[], Digest],
+        weights: AuditedWeights,
         before_end: Callable[[RunMember], None],
         *,
         footprint: Callable[[], Callable[[], str]],
@@ -59,7 +76,7 @@ class AuditMember(SoloMember):
         Args:
             path: the order.
             candidate: what the script would bring to a line.
-            weights: the digest of its weights now.
+            weights: its weights, whatever they are now.
             before_end: called with this member before the process ends.
             footprint: begins to look; its result says what loop bodies have left behind since.
             can_attest: whether this process can hash the sums of grains.
@@ -80,7 +97,6 @@ class AuditMember(SoloMember):
         )
         self._last_step = order.last_step
         self._weights = weights
-        self._modules = candidate.replica.modules
         self._before_end = before_end
         self._can_attest = can_attest
         self._footprint = footprint
@@ -240,7 +256,7 @@ class AuditMember(SoloMember):
         """Says the digest of the head's weights, if it is wanted and was not said."""
         wanted, self._wanted = self._wanted, False
         if wanted:
-            found = digest or self._weights()
+            found = digest or self._weights.weights()
             self._report_file.say(
                 "weights",
                 step=self.position.step,
@@ -259,9 +275,7 @@ class AuditMember(SoloMember):
             digest = Manifest.read(folder).facts.digest
         except (FileNotFoundError, CheckpointDamaged):
             return None  # It was removed meanwhile: the journal has a digest all the same.
-        element = (
-            None if digest == found.sha256.hex() else first_weight_apart(self._modules, folder)
-        )
+        element = None if digest == found.sha256.hex() else self._weights.apart_from(folder)
         return None if element is None else asdict(element)
 
     def _over(self) -> NoReturn:
