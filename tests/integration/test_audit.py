@@ -25,7 +25,7 @@ def trained(folder: Path, *, checkpoint_every: int = 0, **spec: int) -> list[str
     The audit's script writes no result: its folder has none afterwards.
     """
     folder.mkdir()
-    more = {"ANDON_RUN_DIR": f"{folder}/run", "ANDON_KEEP_CHECKPOINTS": "99"}
+    more: dict[str, Any] = {"ANDON_RUN_DIR": f"{folder}/run", "ANDON_KEEP_CHECKPOINTS": "99"}
     more = {**more, "ANDON_CHECKPOINT_EVERY": str(checkpoint_every)} if checkpoint_every else {}
     train(folder, {"steps": STEPS, **spec}, 1, *FLAGS, script="audited.py", **more)
     return words_of(folder, {"steps": STEPS})

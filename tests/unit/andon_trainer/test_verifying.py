@@ -235,7 +235,8 @@ def test_the_first_element_is_named_of_a_sum_that_came_changed_and_of_averages_t
         NodeOwner(node=Node(2, 4), rank=1, relayed=True),
     )
     bench.assign(OWN, end="commit", attests=True, verifies=(2, 3), sums=owners)
-    exchange, first = bench.member.exchange, bench.model[0].weight
+    exchange = bench.member.exchange
+    first: Any = bench.model[0].weight
     exchange.divisor, exchange.others, exchange.weight_of_others = 4.0, other.sent[0], 6.0
     before = float(sums[-1][2])
     sums[-1][2:4] *= 2
