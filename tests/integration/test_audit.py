@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from andon_cli.app import main
@@ -23,13 +24,15 @@ WRONG, DIES_AT = STEPS * 5 // 8, STEPS * 7 // 10
 FLAGS = ("--same-bits", "--digest-every", "1")
 
 
-def trained(folder: Path, **spec: int) -> list[str]:
+def trained(folder: Path, *, checkpoint_every: int = 0, **spec: int) -> list[str]:
     """Trains; returns the words that audit the run with the script as it should be.
 
     The audit's script writes no result: its folder has none afterwards.
     """
     folder.mkdir()
-    train(folder, {"steps": STEPS, **spec}, 1, *FLAGS, script="audited.py")
+    more: dict[str, Any] = {"ANDON_RUN_DIR": f"{folder}/run", "ANDON_KEEP_CHECKPOINTS": "99"}
+    more = {**more, "ANDON_CHECKPOINT_EVERY": str(checkpoint_every)} if checkpoint_every else {}
+    train(folder, {"steps": STEPS, **spec}, 1, *FLAGS, script="audited.py", **more)
     return words_of(folder, {"steps": STEPS})
 
 
@@ -47,14 +50,16 @@ def found(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_one_bit_that_is_wrong_after_one_step_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = trained(tmp_path / "bad", wrong=WRONG)
+    words = trained(tmp_path / "bad", wrong=WRONG, checkpoint_every=WRONG)
 
     assert main(words) == 1
 
     difference = found(capsys)["difference"]
     assert (difference["step"], difference["what"]) == (WRONG, "weights")
     assert difference["weights_equal_after"] == WRONG - 1
-    assert difference["parameter"] == "0.weight"
+    assert (difference["parameter"], difference["element"]) == ("0.weight", [0, 0])
+    there, here = map(np.float32, difference["values"])
+    assert there.view(np.int32) ^ here.view(np.int32) == 1
 
 
 def test_the_same_run_without_it_passes_also_if_the_audit_is_interrupted(

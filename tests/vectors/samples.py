@@ -202,6 +202,15 @@ def _control_up() -> list[Message]:
             relayed=[_DIGEST[:16]],
             apart=pb.ElementApart(block=1, element=17, expected=0.5, came=0.25),
         ),
+        apart=[
+            pb.NodeApart(
+                first=6,
+                grains=2,
+                own=_DIGEST[16:],
+                other=_DIGEST[:16],
+                element=pb.ElementApart(block=1, element=17, expected=0.5, came=0.25),
+            )
+        ],
     )
     fault = pb.Fault(
         key=KEY,
@@ -367,6 +376,7 @@ def _control_down() -> list[Message]:
         pb.Halt(evidence=evidence()),
         pb.Resume(halt_id=3, answer=pb.HALT_ANSWER_SKIP),
         pb.Shutdown(message="the run is over: drained", stop_reason="drained"),
+        pb.Shutdown(message="nobody else holds step 7 (notice: SIGTERM)", keep_state=True),
         pb.StateTransfer(
             transfer_id=7 * 2**32 + 1,
             head=PARENT,

@@ -613,7 +613,7 @@ class WeightsDigest(_message.Message):
     def __init__(self, head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., sha256: _Optional[bytes] = ..., prefixes: _Optional[bytes] = ..., base_hashed: bool = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses", "attested", "averages_digest", "block_norms", "mean_check")
+    __slots__ = ("key", "loss_sum", "weight", "samples", "correct", "timings", "digest", "end_of_data", "stop_reason", "total_weight", "world_size", "gradient_norm", "own_gradient_norm", "overflow", "next", "node_losses", "attested", "averages_digest", "block_norms", "mean_check", "apart")
     KEY_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -634,6 +634,7 @@ class StepReady(_message.Message):
     AVERAGES_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NORMS_FIELD_NUMBER: _ClassVar[int]
     MEAN_CHECK_FIELD_NUMBER: _ClassVar[int]
+    APART_FIELD_NUMBER: _ClassVar[int]
     key: _record_pb2.Key
     loss_sum: float
     weight: float
@@ -654,7 +655,8 @@ class StepReady(_message.Message):
     averages_digest: bytes
     block_norms: _containers.RepeatedScalarFieldContainer[float]
     mean_check: MeanCheck
-    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., averages_digest: _Optional[bytes] = ..., block_norms: _Optional[_Iterable[float]] = ..., mean_check: _Optional[_Union[MeanCheck, _Mapping]] = ...) -> None: ...
+    apart: _containers.RepeatedCompositeFieldContainer[NodeApart]
+    def __init__(self, key: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., loss_sum: _Optional[float] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., correct: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., digest: _Optional[_Union[WeightsDigest, _Mapping]] = ..., end_of_data: bool = ..., stop_reason: _Optional[str] = ..., total_weight: _Optional[float] = ..., world_size: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., own_gradient_norm: _Optional[float] = ..., overflow: bool = ..., next: _Optional[_Union[RequestWork, _Mapping]] = ..., node_losses: _Optional[_Iterable[_Union[NodeLoss, _Mapping]]] = ..., attested: _Optional[_Iterable[_Union[Attestation, _Mapping]]] = ..., averages_digest: _Optional[bytes] = ..., block_norms: _Optional[_Iterable[float]] = ..., mean_check: _Optional[_Union[MeanCheck, _Mapping]] = ..., apart: _Optional[_Iterable[_Union[NodeApart, _Mapping]]] = ...) -> None: ...
 
 class MeanCheck(_message.Message):
     __slots__ = ("expected", "came", "relayed", "apart")
@@ -667,6 +669,20 @@ class MeanCheck(_message.Message):
     relayed: _containers.RepeatedScalarFieldContainer[bytes]
     apart: ElementApart
     def __init__(self, expected: _Optional[bytes] = ..., came: _Optional[bytes] = ..., relayed: _Optional[_Iterable[bytes]] = ..., apart: _Optional[_Union[ElementApart, _Mapping]] = ...) -> None: ...
+
+class NodeApart(_message.Message):
+    __slots__ = ("first", "grains", "own", "other", "element")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    GRAINS_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    grains: int
+    own: bytes
+    other: bytes
+    element: ElementApart
+    def __init__(self, first: _Optional[int] = ..., grains: _Optional[int] = ..., own: _Optional[bytes] = ..., other: _Optional[bytes] = ..., element: _Optional[_Union[ElementApart, _Mapping]] = ...) -> None: ...
 
 class ElementApart(_message.Message):
     __slots__ = ("block", "element", "expected", "came")
@@ -1035,12 +1051,14 @@ class Resume(_message.Message):
     def __init__(self, halt_id: _Optional[int] = ..., answer: _Optional[_Union[HaltAnswer, str]] = ...) -> None: ...
 
 class Shutdown(_message.Message):
-    __slots__ = ("message", "stop_reason")
+    __slots__ = ("message", "stop_reason", "keep_state")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    KEEP_STATE_FIELD_NUMBER: _ClassVar[int]
     message: str
     stop_reason: str
-    def __init__(self, message: _Optional[str] = ..., stop_reason: _Optional[str] = ...) -> None: ...
+    keep_state: bool
+    def __init__(self, message: _Optional[str] = ..., stop_reason: _Optional[str] = ..., keep_state: bool = ...) -> None: ...
 
 class RegisterReducerRequest(_message.Message):
     __slots__ = ("offer", "proof")

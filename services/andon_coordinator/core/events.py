@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from andon.protocol.arithmetic import Arithmetic
-from andon.protocol.attestations import Attestation, MeanCheck
+from andon.protocol.attestations import Attestation, MeanCheck, NodeApart
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltAnswer, HaltEvidence
 from andon.protocol.layout import Layout
@@ -265,6 +265,8 @@ class Ready:
     """Likewise of the averages that it holds, `DIGEST_BYTES`; empty: it does not say."""
     mean_check: MeanCheck | None = None
     """The mean that it made of all nodes by itself, if the assignment has `sums`."""
+    apart: tuple[NodeApart, ...] = ()
+    """Where two results of one node differ, as far as it has seen both."""
 
 
 @dataclass(frozen=True, slots=True)
