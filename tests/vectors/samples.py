@@ -479,6 +479,7 @@ def _people() -> list[Message]:
             currency="EUR",
             cost=1.125,
             samples_per_unit=6656.0,
+            tokens_per_unit=3407872.0,
         ),
         noise_scale=1500.5,
         run_id="7f3a",

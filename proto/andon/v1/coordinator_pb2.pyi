@@ -1283,18 +1283,20 @@ class LineStatus(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[LineState, str]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., loss: _Optional[float] = ..., total_steps: _Optional[int] = ..., live: _Optional[int] = ..., participating: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., halt: _Optional[_Union[_halt_pb2.HaltEvidence, _Mapping]] = ..., samples_per_second: _Optional[float] = ..., exchange_s: _Optional[float] = ..., hidden_ratio: _Optional[float] = ..., metrics_url: _Optional[str] = ..., expect_workers: _Optional[int] = ..., waiting_for: _Optional[str] = ..., samples: _Optional[int] = ..., stop_reason: _Optional[str] = ..., reducers: _Optional[_Iterable[_Union[ReducerStatus, _Mapping]]] = ..., expect_reducers: _Optional[int] = ..., correct: _Optional[int] = ..., checkpoints: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., schedule: _Optional[str] = ..., schedule_note: _Optional[str] = ..., tcp_port: _Optional[int] = ..., session: _Optional[_Union[_session_pb2.SessionStatus, _Mapping]] = ..., grain: _Optional[int] = ..., verification: _Optional[_Union[VerificationStatus, _Mapping]] = ..., one_arithmetic: bool = ..., quorum: _Optional[float] = ..., fragments: _Optional[int] = ..., slowness: _Optional[_Iterable[_Union[Slowness, _Mapping]]] = ..., cost: _Optional[_Union[RunCost, _Mapping]] = ..., noise_scale: _Optional[float] = ...) -> None: ...
 
 class RunCost(_message.Message):
-    __slots__ = ("machine_seconds", "price_per_hour", "currency", "cost", "samples_per_unit")
+    __slots__ = ("machine_seconds", "price_per_hour", "currency", "cost", "samples_per_unit", "tokens_per_unit")
     MACHINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PRICE_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     CURRENCY_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_PER_UNIT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_UNIT_FIELD_NUMBER: _ClassVar[int]
     machine_seconds: float
     price_per_hour: float
     currency: str
     cost: float
     samples_per_unit: float
-    def __init__(self, machine_seconds: _Optional[float] = ..., price_per_hour: _Optional[float] = ..., currency: _Optional[str] = ..., cost: _Optional[float] = ..., samples_per_unit: _Optional[float] = ...) -> None: ...
+    tokens_per_unit: float
+    def __init__(self, machine_seconds: _Optional[float] = ..., price_per_hour: _Optional[float] = ..., currency: _Optional[str] = ..., cost: _Optional[float] = ..., samples_per_unit: _Optional[float] = ..., tokens_per_unit: _Optional[float] = ...) -> None: ...
 
 class VerificationStatus(_message.Message):
     __slots__ = ("fraction", "steps", "grains", "differences", "convicted")

@@ -52,6 +52,7 @@ __all__ = [
     "StepTimings",
     "TermSaved",
     "TimePassed",
+    "Undone",
     "WorkRequested",
     "WorkerJoined",
     "WorkerLeft",
@@ -479,10 +480,23 @@ class TermSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class Undone:
+    """What the steps had that a roll-back undoes."""
+
+    step: int
+    """The step that the line goes on from."""
+    samples: int
+    tokens: float
+    """As scripts logged them."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordSaved:
     """A record is durable in the journal: it may be announced."""
 
     key: Key
+    undone: Undone | None = None
+    """What does not count any more, if the record rolls the line back."""
 
 
 @dataclass(frozen=True, slots=True)
