@@ -73,7 +73,7 @@ def test_the_table_by_epoch_has_means_by_samples_and_the_last_that_was_logged(
     assert main(["export", "--by", "epoch", "--format", "json"]) == 0
     as_json = json.loads(capsys.readouterr().out)
     assert main(["export", "--by", "epoch", "--format", "tensorboard"]) == 0
-    assert capsys.readouterr().out.startswith("wrote 7 points")
+    assert capsys.readouterr().out.startswith("wrote 9 points")
     main(["show", "0001", "--format", "json"])
     shown = json.loads(capsys.readouterr().out)["epochs"]
     main(["show", "0001"])
