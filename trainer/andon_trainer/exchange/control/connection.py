@@ -39,6 +39,8 @@ _GROWTH = 1.5
 _LONGEST_WAIT_S = 2.0
 _READ_WAITS_S = (0.05, 0.5, 5.0, 15.0, 15.0)
 """After so many streams that could not be read, one more would not be either."""
+_STABLE_S = 60.0
+"""A stream that was read for so long begins a new row."""
 _SERVICE = "service.json"
 """The file in a run's folder in which its service says where it is, and that the run is over."""
 
@@ -53,14 +55,16 @@ class ReadFailures:
         """There was none yet."""
         self.in_a_row = 0
 
-    def wait_s(self, failure: Exception | None) -> float | None:
+    def wait_s(self, failure: Exception | None, lived_s: float = 0.0) -> float | None:
         """How long to wait before the next Join, in seconds; None: it would not help any more.
 
         Args:
             failure: of the last stream; None: it was read to its end.
+            lived_s: for how long it was read.
         """
-        if failure is None:
+        if failure is None or lived_s > _STABLE_S:
             self.in_a_row = 0
+        if failure is None:
             return 0.0
         if self.in_a_row == len(_READ_WAITS_S):
             return None
@@ -84,6 +88,8 @@ class Connection:
         """What the script logged, for whichever stream there is."""
         self._explainer = Explainer()
         self._failures = ReadFailures()
+        self._began = 0.0
+        """When the present stream was joined, as a monotonic time in seconds."""
         self.incarnation = secrets.randbits(64)
         """Distinguishes this process from another one that wants its slot."""
         self._started_at = _process_began_at()
@@ -206,7 +212,7 @@ class Connection:
         Raises:
             LineLost: it is not to be expected that the next one can.
         """
-        wait_s = self._failures.wait_s(failure)
+        wait_s = self._failures.wait_s(failure, time.monotonic() - self._began)
         if wait_s is None:
             text = (
                 f"what the coordinator at {self._config.address} sends could not be read "
@@ -301,7 +307,7 @@ class Connection:
             stream.close()
             raise
         self._joined = replace(joined, run_id=joined.run_id or joining.run_id)
-        self._control = stream
+        self._control, self._began = stream, time.monotonic()
 
 
 def _completed_since(folder: Path, run_id: str, started_at: float) -> bool:
