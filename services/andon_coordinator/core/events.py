@@ -130,6 +130,8 @@ class Checkpoint:
 
     step: int
     folder: str
+    head: Key | None = None
+    """The record that it was written at; None: an older worker does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,7 +188,8 @@ def _checkpoint(message: pb.RequestWork | pb.Leave) -> events.Checkpoint | None:
     if not message.HasField("checkpoint"):
         return None
     last = message.checkpoint
-    return events.Checkpoint(_count("checkpoint", last.step), clipped(last.folder))
+    head = conversion.optional_key_from_proto(last.head)
+    return events.Checkpoint(_count("checkpoint", last.step), clipped(last.folder), head)
 
 
 def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:

@@ -13,6 +13,7 @@ from andon_coordinator.core import events as on
 from andon_coordinator.core import lost_state
 from andon_coordinator.core.chain import Chain
 from andon_coordinator.core.checkpoints import RunCheckpoints
+from andon_coordinator.core.events import Checkpoint
 from andon_coordinator.core.settings import LineSettings
 from andon_coordinator.core.state import CoreState
 from scenarios.line_bench import Bench
@@ -98,13 +99,26 @@ def test_a_dropped_worker_stays_barred_when_the_line_goes_back_by_itself(bench: 
 
 def test_a_line_that_went_back_does_not_take_a_later_checkpoint_for_its_last() -> None:
     later = RunCheckpoints(step=6, folder="step-6", reported=9, overdue=9)
-    earlier = RunCheckpoints(step=2, folder="step-2")
+    both = RunCheckpoints()
+    for step in (2, 6):
+        both.note_written(0, Checkpoint(step, f"step-{step}", Key(1, step)), 6, process=7)
 
     later.went_back(3)
-    earlier.went_back(3)
+    both.went_back(3)
 
     assert (later.step, later.folder, later.reported, later.overdue) == (0, "", 3, 0)
-    assert (earlier.step, earlier.folder) == (2, "step-2")
+    assert (both.step, both.folder, [each.step for each in both.known]) == (2, "step-2", [2])
+
+
+def test_a_checkpoint_has_proved_good_once_the_step_after_it_was_made() -> None:
+    checkpoints = RunCheckpoints()
+    for step in (2, 4, 6):
+        written = Checkpoint(step, f"step-{step}", Key(1, step))
+        checkpoints.note_written(0, written, step, process=step)
+
+    found = [checkpoints.proved_before(step, lambda each: each.process != 4) for step in (8, 7, 3)]
+
+    assert [each and each.step for each in found] == [6, 2, None]
 
 
 def test_a_chain_that_went_back_keeps_requests_of_the_older_head_only() -> None:

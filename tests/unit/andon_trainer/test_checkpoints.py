@@ -31,6 +31,7 @@ from andon.protocol.records import Cursor, Key, PositionRange
 from andon.protocol.run_settings import RunPlan
 from andon_trainer import CheckpointRefused, Line, LineHalted
 from andon_trainer.config import LineConfig
+from andon_trainer.core.reports import WrittenCheckpoint
 from andon_trainer.place.solo import SoloMember
 from andon_trainer.place.talk import Silence
 from andon_trainer.state.checkpoints import WorkerCheckpoints
@@ -316,8 +317,8 @@ class Talk(Silence):
     def writes(self, step: int) -> None:
         self.told.append(f"writes {step}")
 
-    def wrote(self, step: int, folder: str) -> None:
-        self.told.append(f"wrote {step}")
+    def wrote(self, checkpoint: WrittenCheckpoint) -> None:
+        self.told.append(f"wrote {checkpoint.step}")
 
 
 class Writer:

@@ -23,6 +23,7 @@ __all__ = [
     "Standing",
     "StepReport",
     "Timings",
+    "WrittenCheckpoint",
 ]
 
 
@@ -123,12 +124,21 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenCheckpoint:
+    """A checkpoint that this worker wrote, or started from, and the record that it is of."""
+
+    step: int
+    folder: str
+    head: Key
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """A request for the step after this one: its assignment may come with the commit."""
 
     ring_address: str = ""
-    checkpoint: tuple[int, str] | None = None
-    """Step and folder of the last one that this worker wrote or started from."""
+    checkpoint: WrittenCheckpoint | None = None
+    """The last one that this worker wrote or started from."""
     checkpoint_begun: int = 0
     """The step of one that is being written beside training; 0: none is."""
 
@@ -186,5 +196,5 @@ class LeaveReport:
     final_step: int = 0
     head: Key | None = None
     digest: Digest = NO_DIGEST
-    checkpoint: tuple[int, str] | None = None
-    """Step and folder of the last checkpoint that it wrote or started from."""
+    checkpoint: WrittenCheckpoint | None = None
+    """The last checkpoint that it wrote or started from."""
