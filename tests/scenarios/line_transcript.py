@@ -186,7 +186,9 @@ class _Commands:
             arithmetic=_arithmetic(options["arithmetic"])
             if "arithmetic" in options
             else request.arithmetic,
-            checkpoints=on.CheckpointPlan(int(options["every"]), "/runs")
+            checkpoints=on.CheckpointPlan(
+                int(options["every"]), "/runs", int(options.get("keep", "3"))
+            )
             if "every" in options
             else None,
         )

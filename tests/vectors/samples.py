@@ -144,7 +144,7 @@ def _control_up() -> list[Message]:
         mid_script=True,
         speed_hint=2.5,
         pacing=b"{}",
-        checkpoints=pb.CheckpointPlan(every=100, folder="/runs/7f3a/checkpoints"),
+        checkpoints=pb.CheckpointPlan(every=100, folder="/runs/7f3a/checkpoints", keep=3),
         process=pb.ProcessPlace(host=_DIGEST[:16], id=4711),
         spare=True,
         arithmetic=[

@@ -301,12 +301,14 @@ class RunPlan(_message.Message):
     def __init__(self, dataset_size: _Optional[int] = ..., global_batch: _Optional[int] = ..., seed: _Optional[int] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ..., data_digest: _Optional[bytes] = ..., drop_last: bool = ..., sparse: bool = ..., grain: _Optional[int] = ..., tree: _Optional[int] = ...) -> None: ...
 
 class CheckpointPlan(_message.Message):
-    __slots__ = ("every", "folder")
+    __slots__ = ("every", "folder", "keep")
     EVERY_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     every: int
     folder: str
-    def __init__(self, every: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
+    keep: int
+    def __init__(self, every: _Optional[int] = ..., folder: _Optional[str] = ..., keep: _Optional[int] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
     __slots__ = ("step", "folder", "head")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from andon.protocol.records import Key
 from andon_coordinator.core.effects import Effect, NoteCheckpoint, NoteOverdue, NoteWriter
-from andon_coordinator.core.events import Checkpoint
+from andon_coordinator.core.events import Checkpoint, JoinRequest
 from andon_coordinator.core.members import LineMember
 
 __all__ = ["KnownCheckpoint", "RunCheckpoints"]
@@ -36,6 +36,8 @@ class KnownCheckpoint:
     head: Key
     process: int
     """The incarnation of the worker that wrote it, or started from it."""
+    keep: int
+    """How many of the newest that one keeps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +85,11 @@ class RunCheckpoints:
         return self.writer is not None and bool(self.every) and step - step % self.every > taken
 
     def note_written(
-        self, worker: int, checkpoint: Checkpoint | None, line_step: int, process: int | None = None
+        self,
+        worker: int,
+        checkpoint: Checkpoint | None,
+        line_step: int,
+        request: JoinRequest | None = None,
     ) -> list[Effect]:
         """Notes the last checkpoint that a worker wrote, or resumed from, by its own report.
 
@@ -91,7 +97,7 @@ class RunCheckpoints:
             worker: that worker.
             checkpoint: what it reports.
             line_step: the line's.
-            process: the worker's, if that may be asked to load it.
+            request: the worker's Join, if it may be asked to load the checkpoint.
         """
         # A step beyond the line's can only be made up. Taken over, it would hide every later
         # checkpoint.
@@ -99,9 +105,15 @@ class RunCheckpoints:
             return []
         # Rising steps only, so a report that comes late changes nothing.
         self.step, self.folder = checkpoint.step, checkpoint.folder
-        if checkpoint.head is not None and process is not None:
+        if checkpoint.head is not None and request is not None and request.checkpoints is not None:
             self.known.append(
-                KnownCheckpoint(checkpoint.step, checkpoint.folder, checkpoint.head, process)
+                KnownCheckpoint(
+                    checkpoint.step,
+                    checkpoint.folder,
+                    checkpoint.head,
+                    request.incarnation,
+                    request.checkpoints.keep,
+                )
             )
         return [NoteCheckpoint(worker, checkpoint.step, checkpoint.folder)]
 
@@ -128,7 +140,12 @@ class RunCheckpoints:
         self, step: int, can_load: Callable[[KnownCheckpoint], bool]
     ) -> KnownCheckpoint | None:
         """The last checkpoint that can be loaded, and after which a step before `step` was made."""
-        good = (each for each in reversed(self.known) if each.step + 1 < step and can_load(each))
+        good = (
+            each
+            for newer, each in enumerate(reversed(self.known))
+            # Those before the last few are removed.
+            if each.step + 1 < step and newer < each.keep and can_load(each)
+        )
         return next(good, None)
 
     def choose_writer(self, roster: Sequence[LineMember], line_step: int) -> list[Effect]:

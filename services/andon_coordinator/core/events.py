@@ -122,6 +122,8 @@ class CheckpointPlan:
 
     every: int
     folder: str
+    keep: int = 0
+    """How many of the newest it keeps at least; 0: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,8 +75,8 @@ def work_requested(core: CoreState, member: LineMember, event: WorkRequested) ->
     # Also if the request is ignored below: it says that the script waits, so that its state may be
     # replaced (rule 10).
     member.accepts_state = not event.leaves_epoch
-    process = member.request.incarnation
-    core.emit(*core.checkpoints.note_written(member.worker, event.checkpoint, chain.step, process))
+    written, request = event.checkpoint, member.request
+    core.emit(*core.checkpoints.note_written(member.worker, written, chain.step, request))
     core.checkpoints.note_begun(member.worker, event.checkpoint_begun, chain.step)
     if event.head is None:
         return

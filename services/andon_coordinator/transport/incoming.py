@@ -181,7 +181,7 @@ def _checkpoint_plan(join: pb.Join) -> events.CheckpointPlan | None:
     if not join.HasField("checkpoints"):
         return None
     plan = join.checkpoints
-    return events.CheckpointPlan(_count("every", plan.every), clipped(plan.folder))
+    return events.CheckpointPlan(_count("every", plan.every), clipped(plan.folder), plan.keep)
 
 
 def _checkpoint(message: pb.RequestWork | pb.Leave) -> events.Checkpoint | None:

@@ -52,8 +52,9 @@ class Joining:
     """The halt that it knows of and that was not answered yet."""
     mid_script: bool = False
     """True: the script is in the middle of a step, so state must not be replaced yet."""
-    checkpoints: tuple[int, str] | None = None
-    """It would write a checkpoint every so many steps to this folder; None: it can't."""
+    checkpoints: tuple[int, str, int] | None = None
+    """It would write a checkpoint every so many steps to this folder, and keep so many; None: it
+    can't."""
     speed_hint: float | None = None
     """How fast it is, compared with the others; None if it does not know."""
     spare: bool = False

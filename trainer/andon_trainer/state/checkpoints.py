@@ -141,7 +141,9 @@ class WorkerCheckpoints:
         self._alike = {name for name in began if states["began"].get(name) == began[name]}
 
     def restore(self, replica: Replica, folder: Path, head: Key) -> None:
-        """Loads a checkpoint that the line goes back to; random generators go on as they are.
+        """Loads a checkpoint that the line goes back to, and removes later ones.
+
+        Random generators go on as they are.
 
         Raises:
             CheckpointRefused: it is missing, damaged, or of another record, models or optimizers.
@@ -149,6 +151,11 @@ class WorkerCheckpoints:
         self._work.wait()  # What is being written would be torn.
         facts, _ = replica.load(folder, head)
         self._written = facts.step
+        run_dir = self._config.run_dir
+        # Later ones are of a history that is no more: `latest` must not find them.
+        for later in () if run_dir is None else checkpoints_in(run_dir):
+            if step_of(later) > facts.step and step_of(later) != self._best:
+                remove_checkpoint(later)
 
     def check(self, plan: RunPlan) -> None:
         """Refuses a script that describes another run than its checkpoint; its length may differ.

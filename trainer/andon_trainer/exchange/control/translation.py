@@ -97,8 +97,11 @@ def _process() -> pb.ProcessPlace | None:
     return pb.ProcessPlace(host=own.host, id=own.id) if own.host else None
 
 
-def _checkpoint_plan(plan: tuple[int, str] | None) -> pb.CheckpointPlan | None:
-    return None if plan is None else pb.CheckpointPlan(every=plan[0], folder=clipped(plan[1]))
+def _checkpoint_plan(plan: tuple[int, str, int] | None) -> pb.CheckpointPlan | None:
+    if plan is None:
+        return None
+    every, folder, keep = plan
+    return pb.CheckpointPlan(every=every, folder=clipped(folder), keep=keep)
 
 
 def accepted_from(message: pb.TrainResponse) -> Joined:
