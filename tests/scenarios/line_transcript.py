@@ -512,6 +512,8 @@ class _Commands:
 
 def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
     match effect:
+        case do.SaveEviction(incarnation, why, stand):
+            return f"process {incarnation} {why or 'takes part again'}, {stand} stand"
         case do.SaveSpike(made):
             scale = f" by {made.scale:.3g}" if made.scale != 1 else ""
             return f"step {made.step} {made.action.value}{scale}: {made.what}"
@@ -647,6 +649,8 @@ def _said(effect: do.Effect) -> str:  # noqa: C901 (one case an effect)
             return f"worker {worker}: {name}"
         case do.SaveRunEvent(event):
             return f"{event.kind.value}: {event.text}"
+        case do.SendShutdown(message=message, keep_state=True):
+            return f"{message}, keep state"
         case (
             do.CloseStream(message=message)
             | do.CloseReducer(message=message)

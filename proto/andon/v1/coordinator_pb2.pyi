@@ -1041,12 +1041,14 @@ class Resume(_message.Message):
     def __init__(self, halt_id: _Optional[int] = ..., answer: _Optional[_Union[HaltAnswer, str]] = ...) -> None: ...
 
 class Shutdown(_message.Message):
-    __slots__ = ("message", "stop_reason")
+    __slots__ = ("message", "stop_reason", "keep_state")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    KEEP_STATE_FIELD_NUMBER: _ClassVar[int]
     message: str
     stop_reason: str
-    def __init__(self, message: _Optional[str] = ..., stop_reason: _Optional[str] = ...) -> None: ...
+    keep_state: bool
+    def __init__(self, message: _Optional[str] = ..., stop_reason: _Optional[str] = ..., keep_state: bool = ...) -> None: ...
 
 class RegisterReducerRequest(_message.Message):
     __slots__ = ("offer", "proof")

@@ -14,6 +14,7 @@ from andon_cli.reporting.slow_section import slow_section
 from andon_coordinator.core.effects import Skip
 from andon_coordinator.core.operators import BY_ITSELF
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_server.crashes import Crash, CrashKind
 from andon_server.halt_words import answers_to, help_page
 from andon_server.runs import RUNS
 
@@ -22,6 +23,7 @@ __all__ = ["beside", "page_of"]
 _MEMBERSHIP = (
     RunEventKind.JOINED,
     RunEventKind.CAUGHT_UP,
+    RunEventKind.NOTICE,
     RunEventKind.LEFT,
     RunEventKind.LOST,
     RunEventKind.DROPPED,
@@ -61,7 +63,8 @@ def page_of(facts: ReportFacts) -> Page:
         _halts(facts),
         _samples(facts),
         _workers(facts),
-        _crashes(facts),
+        _ends("Crashes", [each for each in facts.crashes if each.kind is not CrashKind.NOTICE]),
+        _ends("Gone by notice", [each for each in facts.crashes if each.kind is CrashKind.NOTICE]),
         slow_section(facts.run.slowness),
         _slow(facts),
         _checkpoints(facts),
@@ -159,6 +162,7 @@ _OVERVIEW: tuple[tuple[str, Callable[[ReportFacts], str]], ...] = (
     ("worker hours", lambda facts: f"{facts.worker_hours:.2f}"),
     ("halts", lambda facts: str(len(facts.run.halts))),
     ("workers lost", lambda facts: str(sum(each.losses for each in facts.presences))),
+    ("gone by notice", lambda facts: str(sum(each.notices for each in facts.presences))),
     ("journal", lambda facts: str(facts.run.past.folder)),
 )
 
@@ -285,16 +289,18 @@ def _workers(facts: ReportFacts) -> Section:
                 duration(presence.seconds),
                 str(presence.joins),
                 str(presence.losses),
+                str(presence.notices),
             )
         )
-    headings = ("worker", "steps", "samples", "from", "on the line", "joins", "losses")
+    headings = ("worker", "steps", "samples", "from", "on the line", "joins", "losses", "notices")
     events = facts.events(*_MEMBERSHIP)
     tables = [Table(headings=headings, rows=tuple(rows))] if rows else []
     tables += [_event_table(events)] if events else []
     return Section(title="Workers", says=_earlier(len(events)), tables=tuple(tables))
 
 
-def _crashes(facts: ReportFacts) -> Section:
+def _ends(title: str, ends: Sequence[Crash]) -> Section:
+    """How processes of this host ended early."""
     rows = tuple(
         (
             date_text(each.at_unix_s),
@@ -306,11 +312,11 @@ def _crashes(facts: ReportFacts) -> Section:
             f"{each.memory_bytes / 2**30:.2f} GiB" if each.memory_bytes else "-",
             "yes" if each.starts_again else "no",
         )
-        for each in facts.crashes[-_ROWS:]
+        for each in ends[-_ROWS:]
     )
     headings = ("when", "who", "step", "kind", "why", "ran", "memory", "started again")
     tables = (Table(headings=headings, rows=rows),) if rows else ()
-    return Section(title="Crashes", says=_earlier(len(facts.crashes)), tables=tables)
+    return Section(title=title, says=_earlier(len(ends)), tables=tables)
 
 
 def _slow(facts: ReportFacts) -> Section:

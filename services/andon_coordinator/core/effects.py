@@ -61,6 +61,7 @@ __all__ = [
     "SaveAnswer",
     "SaveArithmetic",
     "SaveDeparture",
+    "SaveEviction",
     "SaveHalt",
     "SaveRecord",
     "SaveRun",
@@ -427,11 +428,15 @@ class SendResume:
 
 @dataclass(frozen=True, slots=True)
 class SendShutdown:
-    """Tell a worker that the run is over for it; `stop_reason` is set if it is for everybody."""
+    """Tell a worker that the run is over for it; `stop_reason` is set if it is for everybody.
+
+    With `keep_state` it writes a checkpoint first: nobody else holds the line's state.
+    """
 
     stream: int
     message: str
     stop_reason: str = ""
+    keep_state: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -678,6 +683,17 @@ class SaveVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveEviction:
+    """Save that a process follows the line because it is slow; or no longer."""
+
+    incarnation: int
+    why: str
+    """For people; empty: it takes part again."""
+    stand: int
+    """How many are in sync without it; see `CoreState.stand`."""
+
+
+@dataclass(frozen=True, slots=True)
 class SaveSpike:
     """Save what the line does by itself about a spike, and tell people."""
 
@@ -760,6 +776,7 @@ Effect = (
     | SaveDeparture
     | SaveArithmetic
     | SaveVerdict
+    | SaveEviction
     | SaveSpike
     | SaveSlowness
     | SaveScalars

@@ -255,6 +255,8 @@ class LineCore:
             pacing=Pacing(settings.pacing, settings.policy, history.pacing),
             dropped=set(history.dropped),
             barred=set(history.barred),
+            evicted=dict(history.evicted),
+            stand=history.stand,
             last_roster=history.last_roster,
             departed=dict(history.departed),
             abandoned=history.abandoned,
@@ -278,6 +280,7 @@ class LineCore:
         core.roll_back_pending = core.totals_reopened = True
         core.dropped.clear()
         core.barred.clear()
+        core.evicted.clear()
         core.halt = history.halt
 
     @property

@@ -22,6 +22,7 @@ from andon_coordinator.core import (
     learning,
     lost_state,
     overlap,
+    spares,
     standing,
     syncing,
     verifying,
@@ -110,7 +111,8 @@ def _workers_ready(core: CoreState) -> bool:
     if not core.workers_ready_once:
         # A spare may take the place of a worker that did not come back.
         recovered = _recovery_window_over(core) and members.live_count >= core.needed
-        core.workers_ready_once = members.worker_count >= core.expected or recovered
+        here = members.worker_count + spares.slow_here(core)
+        core.workers_ready_once = here >= core.expected or recovered
         # Numbers that were given before then waited for just that.
         syncing.answer_scalar_all_reduces(core)
     return core.workers_ready_once
@@ -204,7 +206,7 @@ def _open_round(core: CoreState) -> None:
         return
     if core.members.idle_count(chain.head) and not standing.suffices(core):
         return
-    if learning.worth_waiting(core) or late.holds_up(core):
+    if learning.worth_waiting(core) or late.holds_up(core) or core.holds_alone is not None:
         return
     roster = core.members.in_sync(chain.head)
     assert plan is not None

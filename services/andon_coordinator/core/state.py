@@ -190,6 +190,10 @@ class CoreState:
     """Slots of workers that a person dropped, unless another process took the slot since."""
     noticed: dict[int, int] = field(default_factory=dict)
     """By stream, the workers that gave notice and were not released yet."""
+    holds_alone: int | None = None
+    """The worker that gave notice and stays, since nobody else holds the line's state."""
+    keeping: set[int] = field(default_factory=set)
+    """Streams of those that were asked to write a checkpoint and leave."""
     released: dict[int, int] = field(default_factory=dict)
     """By stream, those that were released, and may still say good-bye."""
     barred: set[int | str] = field(default_factory=set)

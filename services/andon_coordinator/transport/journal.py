@@ -67,6 +67,7 @@ JournalEffect = (
     | effects.SaveDeparture
     | effects.SaveArithmetic
     | effects.SaveVerdict
+    | effects.SaveEviction
     | effects.SaveSpike
     | effects.SaveSlowness
     | effects.SaveScalars
@@ -381,6 +382,7 @@ _SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
     effects.SaveDeparture: JournalStore.save_departure,
     effects.SaveArithmetic: JournalStore.save_arithmetic,
     effects.SaveVerdict: JournalStore.save_verdict,
+    effects.SaveEviction: JournalStore.save_eviction,
     effects.SaveSpike: JournalStore.save_spike,
     effects.SaveSlowness: JournalStore.save_slowness,
     effects.SaveRunEvent: JournalStore.save_run_event,

@@ -188,7 +188,11 @@ def message_to(effect: MessageEffect) -> pb.TrainResponse:
             )
             return pb.TrainResponse(resume=resume)
         case effects.SendShutdown():
-            shutdown = pb.Shutdown(message=effect.message, stop_reason=effect.stop_reason)
+            shutdown = pb.Shutdown(
+                message=effect.message,
+                stop_reason=effect.stop_reason,
+                keep_state=effect.keep_state,
+            )
             return pb.TrainResponse(shutdown=shutdown)
         case (
             effects.SendLearn()

@@ -369,6 +369,10 @@ class JournalReader:
         """Everything that happened, in order; ids rise, and stay the same."""
         return logbook.run_events(self._database)
 
+    def notices(self) -> dict[int, str]:
+        """By worker, why its machine was about to go; only those whose last process gave notice."""
+        return logbook.notices(self._database)
+
     def machine_time(self) -> MachineTime:
         """How long workers' machines were on the line."""
         return logbook.machine_time(self._database)

@@ -30,6 +30,7 @@ __all__ = [
     "ARITHMETICS",
     "BARRED",
     "COSTS",
+    "EVICTIONS",
     "LATER_COLUMNS",
     "PACING",
     "RESUMED",
@@ -181,6 +182,17 @@ CREATE TABLE IF NOT EXISTS spike_state (   -- one row at most
 ) STRICT
 """
 """What is remembered of how workers compare; likewise a later table."""
+
+EVICTIONS = """
+CREATE TABLE IF NOT EXISTS evictions (
+    incarnation TEXT NOT NULL,          -- of a process that was slow for long
+    why TEXT NOT NULL,                  -- why it follows, empty: it takes part again
+    stand INTEGER NOT NULL,             -- how many are in sync without it
+    record INTEGER NOT NULL,
+    at REAL NOT NULL
+) STRICT
+"""
+"""Who follows the line and computes nothing; likewise a later table."""
 
 COSTS = """
 CREATE TABLE IF NOT EXISTS costs (

@@ -27,6 +27,7 @@ from andon_coordinator.core.effects import (
     SaveAnswer,
     SaveArithmetic,
     SaveDeparture,
+    SaveEviction,
     SaveHalt,
     SaveRecord,
     SaveRun,
@@ -48,6 +49,7 @@ from andon_coordinator.transport.schema import (
     ARITHMETICS,
     BARRED,
     COSTS,
+    EVICTIONS,
     LATER_COLUMNS,
     PACING,
     RESUMED,
@@ -187,6 +189,7 @@ class JournalStore:
             SLOWNESS,
             SPIKE_STATE,
             COSTS,
+            EVICTIONS,
         )
         for table in later:
             self._database.execute(table)
@@ -289,6 +292,7 @@ class JournalStore:
         plan, layout = one("SELECT plan, layout FROM run").fetchone()
         run_end = rows.run_end(self._database)
         arithmetics = rows.arithmetics(self._database)
+        evicted, stand = logbook.evicted(self._database, rows.resumed(self._database))
         pacing = one("SELECT state FROM pacing").fetchone()
         compared = one("SELECT state FROM spike_state").fetchone()
         retried = halt is not None and halt["answer"] == HaltAnswer.RETRY.name
@@ -303,6 +307,8 @@ class JournalStore:
             layout=None if layout is None else layout_of(layout),
             dropped=run_end.dropped,
             barred=rows.barred(self._database),
+            evicted=evicted,
+            stand=stand,
             revoked=rows.revoked(self._database),
             last_roster=run_end.roster,
             departed=run_end.departed,
@@ -535,6 +541,11 @@ class JournalStore:
         """Saves what the line did by itself about a spike."""
         with self._own_transaction():
             rows.save_spike(self._database, effect.decision, self._clock())
+
+    def save_eviction(self, effect: SaveEviction) -> None:
+        """Saves that a slow process follows, or no longer."""
+        with self._own_transaction():
+            logbook.save_eviction(self._database, effect, self._clock())
 
     def save_slowness(self, effect: SaveSlowness) -> None:
         """Saves why a worker was slow."""

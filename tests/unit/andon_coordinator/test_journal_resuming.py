@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from andon.protocol.records import Cursor, Key, PositionRange, Record, RecordKind
-from andon_coordinator.core.effects import SaveRecord
+from andon_coordinator.core.effects import SaveEviction, SaveRecord
 from andon_coordinator.transport.reader import JournalReader
 from andon_coordinator.transport.store import JournalError, JournalStore
 from scenarios import line_values
@@ -139,6 +139,19 @@ def test_f_dp_002_the_ledger_is_exact_after_a_line_went_back_twice(
         assert journal.ledger_faults() == []
         assert Key(2 * TERM, 2) not in set(journal.ancestry())
     assert store.history().abandoned == Key(2 * TERM, 2)
+
+
+def test_who_follows_for_being_slow_is_remembered_until_a_person_resumes_the_run(
+    store: JournalStore,
+) -> None:
+    for process, why in ((2**64 - 1, "slow"), (7, "slow"), (7, "")):
+        store.save_eviction(SaveEviction(process, why, 3))
+
+    remembered = store.history()
+    roll_back(store, 2 * TERM, Key(TERM, 3), 2)
+
+    assert (remembered.evicted, remembered.stand) == ({2**64 - 1: "slow"}, 3)
+    assert store.history().evicted == {}
 
 
 def test_what_was_rolled_back_is_remembered_by_the_next_coordinator(store: JournalStore) -> None:

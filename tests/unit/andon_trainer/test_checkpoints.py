@@ -401,7 +401,7 @@ def test_a_worker_that_goes_back_loads_a_checkpoint_of_that_record_and_removes_l
     head = Manifest.read(folder).facts.head
     now = writer.step(4)
 
-    with pytest.raises(CheckpointRefused, match="of record .* is wanted"):
+    with pytest.raises(CheckpointRefused, match=r"of record .* is wanted"):
         writer.checkpoints.restore(writer.replica, folder, Key(head.term, head.round + 1))
     refused = (writer.replica.digest(), writer.steps)
     writer.checkpoints.restore(writer.replica, folder, head)

@@ -85,6 +85,15 @@ class SumHashes:
         pieces = zip(torch.split(flat, self._sizes[block]), parts, strict=True)
         self.take(node, block, [None if part is None else piece for piece, part in pieces])
 
+    def take_over(self, other: SumHashes) -> None:
+        """Adds what another process of this worker has hashed of its own grains."""
+        self._hashes |= other._hashes
+        self.samples |= other.samples
+
+    def clear(self) -> None:
+        """Nothing was hashed."""
+        self._hashes, self.samples = {}, {}
+
     def attested(
         self, nodes: Sequence[Node], itemised: frozenset[int] = frozenset()
     ) -> Iterator[Attestation]:

@@ -6,6 +6,7 @@ See `grain_sums` for what is sent when, and `andon.protocol.grains` for the arit
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Protocol
@@ -33,7 +34,7 @@ from andon_trainer.model.layout import ModelPlan
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
 
-__all__ = ["GrainAverager", "LineGrains", "SoloGrains"]
+__all__ = ["GrainAverager", "LineGrains", "SoloGrains", "TakesGrains"]
 
 
 class GrainAverager(Averager, Protocol):
@@ -80,8 +81,40 @@ class GrainAverager(Averager, Protocol):
         """
 
 
-class LineGrains(LineAverager):
+class TakesGrains:
+    """Takes the grains of one process, each from the head's buffers."""
+
+    _sums: GrainSums
+    _grain_buffers: GrainBuffers
+
+    def put_away(self) -> None:
+        """Sets the buffers back to the line's, if the step is void, halted or was left."""
+        self._grain_buffers.put_away()
+
+    def next_grain(self) -> None:
+        """See `GrainAverager`."""
+        self._grain_buffers.next_grain()
+
+    def take_grain(self, grain: int, weight: float) -> None:
+        """See `GrainAverager`."""
+        self._sums.take(grain, weight, self._unscale)
+        self._grain_buffers.take(grain, weight)
+
+    def leave_out(self, grain: int) -> None:
+        """See `GrainAverager`."""
+        self._sums.leave_out(grain)
+        self._grain_buffers.take(grain, 0.0)
+
+    @property
+    @abstractmethod
+    def _unscale(self) -> torch.Tensor | None:
+        """The inverse of the loss scale that gradients have; None: they have none."""
+
+
+class LineGrains(TakesGrains, LineAverager):
     """Averages over the line, block by block while the last grain's backward runs."""
+
+    _grain_buffers: LineGrainBuffers
 
     def __init__(
         self,
@@ -134,24 +167,8 @@ class LineGrains(LineAverager):
             self._grain_buffers.begin(grains)
         if attests:
             self.verification.begin(grains)
-
-    def put_away(self) -> None:
-        """Sets the buffers back to the line's."""
-        self._grain_buffers.put_away()
-
-    def next_grain(self) -> None:
-        """See `GrainAverager`."""
-        self._grain_buffers.next_grain()
-
-    def take_grain(self, grain: int, weight: float) -> None:
-        """See `GrainAverager`."""
-        self._sums.take(grain, weight, self._unscale)
-        self._grain_buffers.take(grain, weight)
-
-    def leave_out(self, grain: int) -> None:
-        """See `GrainAverager`."""
-        self._sums.leave_out(grain)
-        self._grain_buffers.take(grain, 0.0)
+        else:
+            self.verification.end()  # Of an attempt that was void before anything was attested.
 
     def finish(
         self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
@@ -163,11 +180,8 @@ class LineGrains(LineAverager):
         self._nodes = nodes
         weight = sum(part.weight for part in nodes)
         averaged = self._average(weight, lambda: self._send_sums(loss, last), nodes)
-        if self._open is None and loss is not None and last is not None:
-            # The round was void before anything was sent. The grain is a part of the next one.
-            self.clock.resume()
-            self._go_back(loss)
-            self.take_grain(*last)
+        if self._open is None:
+            self._keep_unsent(loss, last)
         self.mean_check = None
         if averaged is not None:
             assert self._grains is not None
@@ -206,6 +220,13 @@ class LineGrains(LineAverager):
     def _go_back(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         self.clock.done()
+
+    def _keep_unsent(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
+        """The round was void before anything was sent. The grain is a part of the next one."""
+        if loss is not None and last is not None:
+            self.clock.resume()
+            self._go_back(loss)
+            self.take_grain(*last)
 
     def _send_sums(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
         if last is None or loss is None:
@@ -250,7 +271,7 @@ class LineGrains(LineAverager):
         self._open.submit_nodes(block, [flat.numpy() for flat in flats])
 
 
-class SoloGrains(SoloAverager):
+class SoloGrains(TakesGrains, SoloAverager):
     """The same tree for a script that runs alone: its mean has the bits of a line's."""
 
     def __init__(
@@ -265,7 +286,7 @@ class SoloGrains(SoloAverager):
         """Puts hooks on the parameters; see `SoloAverager`."""
         super().__init__(member, plan, device, reader, loss_scale, modules)
         self._sums = GrainSums(plan)
-        self._buffers = GrainBuffers(modules)
+        self._grain_buffers = GrainBuffers(modules)
         self._grains: Grains | None = None
         # Nobody else's grains are verified alone; an audit has its own ones attested.
         self.verification = Verification(plan, self._sums)
@@ -278,31 +299,13 @@ class SoloGrains(SoloAverager):
         self._sums.begin(grains, attests=attests)
         if attests:
             self.verification.begin(grains)
-        self._buffers.begin(grains)
-
-    def put_away(self) -> None:
-        """Sets the buffers back, if the step halted or was left."""
-        self._buffers.put_away()
-
-    def next_grain(self) -> None:
-        """See `GrainAverager`."""
-        self._buffers.next_grain()
-
-    def take_grain(self, grain: int, weight: float) -> None:
-        """See `GrainAverager`."""
-        self._sums.take(grain, weight, self._unscale)
-        self._buffers.take(grain, weight)
-
-    def leave_out(self, grain: int) -> None:
-        """See `GrainAverager`."""
-        self._sums.leave_out(grain)
-        self._buffers.take(grain, 0.0)
+        self._grain_buffers.begin(grains)
 
     def finish(
         self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
     ) -> Averaged | None:
         """See `GrainAverager`; this worker has all grains."""
-        self._buffers.check()
+        self._grain_buffers.check()
         if loss is not None:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         self.clock.done()
@@ -319,7 +322,7 @@ class SoloGrains(SoloAverager):
 
     def committed(self, *, overflow: bool = False) -> None:
         """Sets the statistics that the grains made."""
-        self._buffers.committed()
+        self._grain_buffers.committed()
         self._sums.clear()
 
     @property

@@ -51,6 +51,11 @@ class GrainSums:
         """The maximal nodes of the grains that are here, in rising order."""
         return self._blocks[0].nodes if self._blocks else []
 
+    @property
+    def blocks(self) -> Sequence[NodeSums]:
+        """The sums of each block; none between two steps."""
+        return self._blocks
+
     def __getitem__(self, block: int) -> NodeSums:
         """A block's sums."""
         return self._blocks[block]

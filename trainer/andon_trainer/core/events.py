@@ -108,10 +108,14 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Dismissed:
-    """The run is over for this worker. With a `stop_reason` it is over for everybody."""
+    """The run is over for this worker. With a `stop_reason` it is over for everybody.
+
+    With `keep_state` nobody else holds the line's state, so this worker writes a checkpoint first.
+    """
 
     message: str
     stop_reason: str = ""
+    keep_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,8 @@ class Membership:
         self._state = state
         self._conversation = Conversation(state, raises_halts=config.on_halt == "raise")
         self.on_drop: Callable[[], None] = lambda: None
+        self.on_last: Callable[[], None] = lambda: None
+        """Writes the line's state, which nobody else holds, before this worker leaves."""
         """Makes the weights the head's again, if this worker makes local steps."""
 
     @property
@@ -723,7 +725,9 @@ class Membership:
             case RaiseHalted(evidence):
                 self._raised = effect
                 return LineHalted(evidence)
-            case RaiseDropped() if self._leaving.wanted:
+            case RaiseDropped(keep_state=keeps) if self._leaving.wanted:
+                if keeps:
+                    self.on_last()
                 return Terminated()  # The line has let it go, and has all that it had.
             case RaiseDropped(message):
                 self._raised = effect

@@ -42,6 +42,7 @@ from andon_trainer.config import LineConfig
 from andon_trainer.core.reports import WrittenCheckpoint
 from andon_trainer.errors import CheckpointRefused
 from andon_trainer.place.member import RunMember
+from andon_trainer.place.position import Position
 from andon_trainer.state import rng
 from andon_trainer.state.checkpoint_files import remove_checkpoint
 from andon_trainer.state.file_work import FileWork, give_way
@@ -100,6 +101,8 @@ class WorkerCheckpoints:
         """The step of the last checkpoint that this worker wrote or resumed from."""
         self._unproven: int | None = None
         """The step of a checkpoint on top of which nothing was committed yet."""
+        self._at: Key | None = None
+        """The last commit after which a checkpoint could have been written."""
         self._work = work or FileWork()
         self._writing: _Writing | None = None
         self._arithmetic: Arithmetic = ()
@@ -242,9 +245,9 @@ class WorkerCheckpoints:
             member.talk.show("IDLE")
         self._collect(member)
         here, assigned = member.position, member.position.assigned
-        # This worker had no part in the last commit, or has computed more than that.
-        if assigned is None or assigned.key != here.head or assigned.ahead_batch is not None:
+        if assigned is None or not _is_at_commit(here):
             return
+        self._at = here.head
         if assigned.writes_checkpoint and self._is_due(member, ends=ends):
             self._wait_for_the_last(member)
             if ends or self._failed:
@@ -410,6 +413,35 @@ class WorkerCheckpoints:
         if self._failed:
             self.between_steps(replica, member, plan)
 
+    def keep(self, replica: Replica, member: RunMember, plan: RunPlan) -> None:
+        """Writes a checkpoint of the last commit, which nobody else on the line holds.
+
+        As one of the last acts of a worker whose machine goes: what fails is logged. A worker in
+        the middle of a step has no state that belongs to a commit, and writes nothing.
+        """
+        here = member.position
+        between = here.assigned is None and self._at == here.head
+        if self._config.run_dir is None or not (between or _is_at_commit(here)):
+            log.warning("step %d is in no checkpoint, and nobody else holds it", here.step)
+            return
+        if self._work.busy:
+            self._work.wait()
+        try:
+            self._collect(member)
+            if self._written == here.step:
+                return
+            folder = self._folder(here.step)
+            facts = self._facts(member, plan, replica.digest().hex())
+            generators = {"now": rng.capture(self._device), "began": self._began}
+            replica.save(folder, facts, generators)
+            self._note(member, here.step, folder)
+        except (OSError, TypeError, ValueError) as error:
+            log.error(  # noqa: TRY400  # the error says what a person needs
+                "step %d, which nobody else holds, could not be written: %s", here.step, error
+            )
+        else:
+            log.info("wrote step %d to %s, since nobody else holds it", here.step, folder)
+
     def end(self, member: RunMember) -> None:
         """Waits for what is being written, as one of the last acts of a worker that leaves.
 
@@ -545,3 +577,9 @@ class WorkerCheckpoints:
 
     def _request(self, _number: int, _frame: FrameType | None) -> None:
         self._requested = True
+
+
+def _is_at_commit(here: Position) -> bool:
+    """Whether a worker had part in the last commit, and has computed no more than that."""
+    assigned = here.assigned
+    return assigned is not None and assigned.key == here.head and assigned.ahead_batch is None

@@ -70,7 +70,7 @@ function refresh(element, worker, state) {
   text(place.children[0], worker.host || NONE);
   text(place.children[1], deviceOf(worker));
   text(doing.children[0], worker.detail ? `${said} (${worker.detail})` : said);
-  text(doing.children[1], worker.slowness ? `was slow in step ${count(worker.slowness.step)}: ${worker.slowness.text}` : "");
+  text(doing.children[1], worker.notice ? `its machine goes: ${worker.notice}` : worker.slowness ? `was slow in step ${count(worker.slowness.step)}: ${worker.slowness.text}` : "");
   measure(share, worker.live ? worker.share : null);
   say(speed.firstElementChild, worker.live ? rate(worker.samples_per_second) : NONE);
   measure(waits, worker.live ? worker.waiting_ratio : null);

@@ -211,7 +211,8 @@ def _halt_or_end(message: pb.TrainResponse) -> events.Event:
         return events.Halted(conversion.evidence_from_proto(message.halt.evidence))
     if message.HasField("resume"):
         return events.Resumed(message.resume.halt_id)
-    return events.Dismissed(message.shutdown.message, message.shutdown.stop_reason)
+    told = message.shutdown
+    return events.Dismissed(told.message, told.stop_reason, told.keep_state)
 
 
 def _committed(message: pb.StepCommitted) -> events.Committed:
