@@ -20,7 +20,7 @@ from itertools import count, takewhile
 from typing import Any
 
 from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, in_order
-from andon.protocol.attestations import Attestation, MeanCheck
+from andon.protocol.attestations import Attestation, MeanCheck, NodeApart
 from andon.protocol.capabilities import OVERFLOW
 from andon.protocol.encoding import Encoding
 from andon.protocol.grains import Node, NodeLoss
@@ -43,7 +43,7 @@ from andon_coordinator.core.settings import (
 )
 from andon_coordinator.core.spikes import SpikeAction
 from scenarios import transcript
-from scenarios.attesting import attested, mean_checked
+from scenarios.attesting import attested, mean_checked, nodes_apart
 from scenarios.line_bench import Bench, make_layout
 from scenarios.transcript import Options, options_of
 
@@ -257,6 +257,7 @@ class _Commands:
             digest_prefixes=bytes.fromhex(options.get("prefixes", "")),
             attested=self._attested(stream, options),
             mean_check=self._mean_check(stream, options),
+            apart=self._nodes_apart(stream, options),
             averages_digest=bytes.fromhex(options.get("averages", report.averages_digest.hex())),
             end_of_data="end_of_data" in options,
             stop_reason=options.get("stop", ""),
@@ -291,6 +292,13 @@ class _Commands:
         assert work is not None
         heard = filter(None, options.get("heard", "").split(","))
         return mean_checked(work, wrong=dict.fromkeys(heard, "wrong"), odd=options.get("odd", ""))
+
+    def _nodes_apart(self, stream: int, options: Options) -> tuple[NodeApart, ...]:
+        work = self.bench.peers[stream].assignment
+        assert work is not None
+        given, check = self._attested(stream, options), self._mean_check(stream, options)
+        written = bytes.fromhex(options.get("averages", ""))
+        return nodes_apart(work, given, check, written)
 
     def _timings(self, samples: int, options: Options) -> on.StepTimings:
         """`speed` is in samples a second; the others are seconds."""

@@ -202,6 +202,15 @@ def _control_up() -> list[Message]:
             relayed=[_DIGEST[:16]],
             apart=pb.ElementApart(block=1, element=17, expected=0.5, came=0.25),
         ),
+        apart=[
+            pb.NodeApart(
+                first=6,
+                grains=2,
+                own=_DIGEST[16:],
+                other=_DIGEST[:16],
+                element=pb.ElementApart(block=1, element=17, expected=0.5, came=0.25),
+            )
+        ],
     )
     fault = pb.Fault(
         key=KEY,
@@ -471,6 +480,7 @@ def _people() -> list[Message]:
             currency="EUR",
             cost=1.125,
             samples_per_unit=6656.0,
+            tokens_per_unit=3407872.0,
         ),
         noise_scale=1500.5,
         run_id="7f3a",

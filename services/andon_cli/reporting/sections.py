@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from andon.protocol.limits import on_one_line
 from andon_cli.commands.history import halt_line
-from andon_cli.drawing.texts import date_text, duration, grouped, short_time
+from andon_cli.drawing.texts import date_text, duration, grouped, short_time, worth_text
 from andon_cli.reporting.facts import ReportFacts, points_of
 from andon_cli.reporting.page import Curve, Page, Section, Table
 from andon_cli.reporting.slow_section import slow_section
@@ -376,12 +376,10 @@ def _spent(facts: ReportFacts) -> Section:
         row = [name, f"{seconds:.1f}", f"{share * 100:.1f} %"]
         rows.append(tuple(row if price is None else [*row, _cost(facts, share)]))
     says = [f"{hours:.2f} worker hours."]
-    samples = facts.run.totals.samples
-    if price is not None and (worth := price.samples_per_unit(samples, hours * 3600)):
+    if price is not None and (worth := worth_text(*facts.per_unit)):
         unit = f" {price.currency}" if price.currency else ""
         says.append(
-            f"{_cost(facts)} at {price.per_hour:g}{unit} an hour and worker: "
-            f"{grouped(worth)} samples for 1{unit}."
+            f"{_cost(facts)} at {price.per_hour:g}{unit} an hour and worker: {worth} for 1{unit}."
         )
     return Section(
         title="Time and cost",

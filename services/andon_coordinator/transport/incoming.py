@@ -21,6 +21,7 @@ from andon.protocol.limits import (
     MAX_COMPONENTS,
     MAX_DIMENSIONS,
     MAX_GIVEN_BYTES,
+    MAX_NODES_APART,
     MAX_NUMBERS,
     MAX_PACING_BYTES,
     MAX_SCALARS,
@@ -199,6 +200,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
     if len(ready.averages_digest) not in (0, DIGEST_BYTES):
         raise ValueError(f"{len(ready.averages_digest)} bytes are no digest of averages")
     require_at_most(len(ready.mean_check.relayed), MAX_NUMBERS, "relayed sums")
+    require_at_most(len(ready.apart), MAX_NODES_APART, "nodes with two results")
     timings = ready.timings
     digest, digest_head = _digest(ready.digest)
     return events.WorkerReady(
@@ -239,6 +241,7 @@ def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:
             mean_check=conversion.mean_check_from_proto(ready.mean_check)
             if ready.HasField("mean_check")
             else None,
+            apart=conversion.nodes_apart_from_proto(ready.apart),
         ),
     )
 

@@ -381,6 +381,10 @@ class JournalReader:
         """What an hour of a machine costs, as people last said; None: nobody did."""
         return logbook.price(self._database)
 
+    def tokens(self) -> float:
+        """How many tokens scripts logged, all workers together; 0: they log none."""
+        return logbook.tokens(self._database) if self.scalar_names() else 0.0
+
     def slownesses(self) -> list[Slowness]:
         """Why workers were slow, in order; the journal has a few an hour."""
         return logbook.slownesses(self._database)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from andon.protocol.arithmetic import Arithmetic
-from andon.protocol.attestations import Attestation, MeanCheck
+from andon.protocol.attestations import Attestation, MeanCheck, NodeApart
 from andon.protocol.grains import NodeLoss
 from andon.protocol.halts import HaltEvidence
 from andon.protocol.layout import Layout
@@ -184,6 +184,8 @@ class StepReport:
     """Of the averages as its optimizer will read them, if the round is verified."""
     mean_check: MeanCheck | None = None
     """The mean that it made of all nodes by itself, if the assignment has `sums`."""
+    apart: tuple[NodeApart, ...] = ()
+    """Where two results of one node differ, as far as this worker has seen both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,7 +199,7 @@ class Worker:
             self.member = AuditMember(
                 config.audit,
                 candidate,
-                self.replica.weights,
+                self.replica,
                 self.checkpoints.end,
                 footprint=lambda: Footprint(self.replica.modules, self.device).since,
                 can_attest=can_attest(),

@@ -12,12 +12,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from andon.host.audit_files import WeightApart
 from andon.host.manifest import CheckpointDamaged, CheckpointFacts
 from andon.protocol.capabilities import COORDINATOR_CAPABILITIES, HASHED_BASE
 from andon.protocol.records import Key
 from andon_trainer.core.reports import Digest
 from andon_trainer.errors import CheckpointRefused, StateCorrupt
 from andon_trainer.model.layout import ModelPlan
+from andon_trainer.state.apart import first_weight_apart
 from andon_trainer.state.base import Base
 from andon_trainer.state.checkpoint_files import (
     BaseFile,
@@ -192,6 +194,10 @@ class Replica:
         base = self.base if HASHED_BASE in coordinator_can else None
         digest = digest_and_prefixes(self.modules, self._marked, self.outer, base)
         return Digest(*digest, base_hashed=bool(base))
+
+    def apart_from(self, folder: Path) -> WeightApart | None:
+        """The first element in which the weights are not those of a checkpoint."""
+        return first_weight_apart(self.modules, folder)
 
     def use_outer(self, optimizer: Optimizer) -> None:
         """Makes an outer optimizer's state part of this state and of its digest.

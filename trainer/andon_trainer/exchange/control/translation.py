@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from andon.host.process import own_process
-from andon.protocol.limits import MAX_PACING_BYTES, clipped
+from andon.protocol.limits import MAX_NODES_APART, MAX_PACING_BYTES, clipped
 from andon.protocol.records import Key
 from andon.v1 import coordinator_pb2 as pb
 from andon.v1 import ring_pb2
@@ -349,6 +349,7 @@ def ready_to(report: StepReport) -> pb.StepReady:
         attested=conversion.attestations_to_proto(report.attested),
         averages_digest=report.averages_digest,
         mean_check=conversion.mean_check_to_proto(report.mean_check),
+        apart=conversion.nodes_apart_to_proto(report.apart[:MAX_NODES_APART]),
     )
     if report.digest.sha256:
         message.digest.CopyFrom(_digest(report.digest_head, report.digest))
