@@ -434,7 +434,7 @@ class WorkerCheckpoints:
             facts = self._facts(member, plan, replica.digest().hex())
             generators = {"now": rng.capture(self._device), "began": self._began}
             replica.save(folder, facts, generators)
-            self._note(member, here.step, folder)
+            self._note(member, here.step, folder, facts.head)
         except (OSError, TypeError, ValueError) as error:
             log.error(  # noqa: TRY400  # the error says what a person needs
                 "step %d, which nobody else holds, could not be written: %s", here.step, error
