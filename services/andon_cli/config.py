@@ -18,6 +18,7 @@ from andon.host.settings import (
     Count,
     File,
     GivenSettings,
+    NoticePlace,
     Whole,
     Workers,
     check,
@@ -57,6 +58,9 @@ class RunSettings(ServiceSettings):
     """What workers do at a halt: wait for an answer, or raise LineHalted (exit code 3)."""
     restarts: Annotated[Whole, Parameter(group=EVERYDAY)] = 3
     """Start workers that were killed or failed again, N times within any hour."""
+    preemption_notice: NoticePlace = ""
+    """Workers leave in order once this file is there, or this http or https URL answers 200 with a
+    text: their machine is about to go. Default: nothing is watched."""
     output: Annotated[OutputMode | None, Parameter(group=EVERYDAY)] = None
     """Show all output of the workers, the last line of each with warnings and tracebacks, or only
     that of failures. Default: `last` on a terminal, else `all`."""

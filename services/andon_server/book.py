@@ -27,7 +27,7 @@ from andon_coordinator.transport.reader import (
 from andon_coordinator.transport.rows import RunEnd
 from andon_server.halt_words import evidence_fields
 
-__all__ = ["RunBook", "dropped_workers", "halt_fields", "outcomes_of"]
+__all__ = ["RunBook", "dropped_workers", "halt_fields", "noticed_workers", "outcomes_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,8 @@ class RunBook:
     halts: list[RecordedHalt]
     departures: list[RecordedDeparture]
     digests: dict[int, str]
+    notices: dict[int, str] = field(default_factory=dict)
+    """By worker, why its machine was about to go; only those whose last process gave notice."""
     sessions: list[RecordedSession] = field(default_factory=list)
     """Of a run whose ranks attend sessions; empty: it is a line."""
 
@@ -81,6 +83,7 @@ class RunBook:
                 halts=reader.halts(),
                 departures=reader.departures(),
                 digests=reader.digests(),
+                notices=reader.notices(),
                 sessions=reader.sessions(),
             )
 
@@ -178,3 +181,12 @@ def dropped_workers(journal: Path) -> set[int]:
         return RunBook.read(journal).dropped
     except JournalError:
         return set()
+
+
+def noticed_workers(journal: Path) -> dict[int, str]:
+    """As `RunBook.notices`; none if the journal can't be read."""
+    try:
+        with _reading(journal) as reader:
+            return reader.notices()
+    except JournalError:
+        return {}

@@ -1,4 +1,4 @@
-"""Crashes: what is kept of each process of a run that failed, for people who come later.
+"""Crashes: what is kept of each process of a run that ended early, for people who come later.
 
 `andon run` writes a report for each into the run's folder, `crashes/0001-worker-1.json`; the board
 and `andon report` read them. A report may hold what a script printed, so it is its owner's alone.
@@ -32,6 +32,8 @@ class CrashKind(enum.Enum):
     KILLED_FOR_MEMORY = "killed_for_memory"
     """The kernel killed it because memory ran out."""
     KILLED = "killed"
+    NOTICE = "notice"
+    """Its machine was about to go: by SIGTERM, or by a file or a URL that told it."""
     FAULT = "fault"
     """Its own code made it end: an illegal access to memory, a failed assertion in C."""
     NON_FINITE = "non_finite"
@@ -44,7 +46,7 @@ class CrashKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """The report of one process that failed."""
+    """The report of one process that failed, or had to leave."""
 
     name: str
     """Which process, such as `worker 1`."""

@@ -63,7 +63,8 @@ class HealthService(pb_grpc.HealthServicer):  # type: ignore[misc]  # it has no 
         # where they should see NOT_SERVING.
         if self._watching:
             try:
-                await asyncio.wait_for(self._nobody_watches.wait(), _LAST_STATE_S)
+                async with asyncio.timeout(_LAST_STATE_S):
+                    await self._nobody_watches.wait()
             except TimeoutError:
                 return
 

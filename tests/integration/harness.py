@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import urllib.request
@@ -274,6 +275,37 @@ def start_worker(
         folder / f"output-{slot}.log",
     )
     return Worker(process, out)
+
+
+def start_host(
+    folder: Path,
+    service: Service,
+    spec: dict[str, Any],
+    *,
+    script: str = "train.py",
+    **more: str,
+) -> list[Worker]:
+    """Starts the two processes of a host, as a torchrun of its own does; their spec has `ddp`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder.mkdir()
+    return [
+        start_worker(
+            folder,
+            {**spec, "ddp": True},
+            slot=slot,
+            script=script,
+            ANDON_ADDRESS=service.address,
+            RANK=str(slot),
+            LOCAL_RANK=str(slot),
+            WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            **more,
+        )
+        for slot in range(2)
+    ]
 
 
 def on_line(service: Service, slot: int, workers: int) -> dict[str, str]:

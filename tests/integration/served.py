@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -26,12 +27,20 @@ from andon_coordinator.app import (
     server_options,
 )
 from andon_coordinator.config import CoordinatorConfig, LineOptions
+from andon_coordinator.core.chain import Keys
+from andon_coordinator.core.line import LineCore
+from andon_coordinator.core.sessions import SessionsCore
+from andon_coordinator.transport.journal import Journal
+from andon_coordinator.transport.outgoing import JoinAnswers
+from andon_coordinator.transport.task import LineClock, LineObserver, LineTask, TaskSettings
 from andon_reducer.app import ReducerApp, build_reducer
 from andon_reducer.config import ReducerConfig
 from andon_reducer.transport.registration import ReducerOffer, stay_registered
 from andon_server.admission import Admission
 from andon_server.limits import Limits
 from integration.strangers import Refused
+
+Task = TypeVar("Task", bound=LineTask)
 
 RUN = "7f3a"
 
@@ -79,6 +88,26 @@ def config_in(folder: Path, **fields: Any) -> CoordinatorConfig:
             "line": LineOptions(**line),
             **chosen,
         }
+    )
+
+
+def task_of(
+    kind: type[Task], config: CoordinatorConfig, observers: Sequence[LineObserver] = ()
+) -> Task:
+    """The task of a line that nobody serves: it takes one stream of a worker."""
+    line = config.line_settings()
+    journal = Journal.open(config.journal, RUN)
+    journal.begin_term(1)
+    return kind(
+        (
+            LineCore(line, term=1, history=journal.history, random_bits=lambda: 0),
+            SessionsCore(keys=Keys(1, lambda: 0)),
+        ),
+        journal,
+        JoinAnswers(run_id=RUN, secret=SECRET, policy=line.policy, liveness=line.liveness),
+        settings=TaskSettings(max_streams=1),
+        clocks=(LineClock(time.monotonic, 1.0), time.time),
+        observers=observers,
     )
 
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import struct
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,31 +24,27 @@ from andon_coordinator.app import (
     CoordinatorFailed,
 )
 from andon_coordinator.config import CoordinatorConfig
-from andon_coordinator.core.chain import Keys
 from andon_coordinator.core.effects import AcceptJoin, Effect
 from andon_coordinator.core.events import CordPulled, Event
-from andon_coordinator.core.line import LineCore
-from andon_coordinator.core.sessions import SessionsCore
 from andon_coordinator.core.status import LineSnapshot
 from andon_coordinator.transport.access_control import AccessControl
 from andon_coordinator.transport.errors import LineError
-from andon_coordinator.transport.journal import Journal
-from andon_coordinator.transport.outgoing import JoinAnswers, ServicePlaces
+from andon_coordinator.transport.outgoing import ServicePlaces
 from andon_coordinator.transport.registration import ReducerRegistration
 from andon_coordinator.transport.service import CoordinatorService
 from andon_coordinator.transport.streams import WorkerStream
-from andon_coordinator.transport.task import LineClock, LineTask, TaskSettings
+from andon_coordinator.transport.task import LineTask
 from hostile.http2 import DATA, HALF_CLOSE, PREFACE, SETTINGS, Connection, frame, grpc_message
 from integration.served import (
     PLAN,
     RUN,
-    SECRET,
     config_in,
     end_of,
     refused,
     run,
     served_by,
     serving,
+    task_of,
     until,
 )
 
@@ -67,26 +62,13 @@ class Defective:
         """Does nothing."""
 
 
-def failing_task(config: CoordinatorConfig, settings: TaskSettings) -> LineTask:
+def failing_task(config: CoordinatorConfig) -> LineTask:
     """A task with such an observer."""
-    line = config.line_settings()
-    journal = Journal.open(config.journal, RUN)
-    journal.begin_term(1)
-    return LineTask(
-        (
-            LineCore(line, term=1, history=journal.history, random_bits=lambda: 0),
-            SessionsCore(keys=Keys(1, lambda: 0)),
-        ),
-        journal,
-        JoinAnswers(run_id=RUN, secret=SECRET, policy=line.policy, liveness=line.liveness),
-        settings=settings,
-        clocks=(LineClock(time.monotonic, 1.0), time.time),
-        observers=(Defective(),),
-    )
+    return task_of(LineTask, config, (Defective(),))
 
 
 async def test_whoever_asks_hears_that_the_coordinator_failed(tmp_path: Path) -> None:
-    task = failing_task(config_in(tmp_path), TaskSettings(max_streams=1))
+    task = failing_task(config_in(tmp_path))
     reducer = task.open_registration()
     task.start()
 
@@ -104,7 +86,7 @@ async def test_internal_error_ends_every_stream_and_reveals_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config_in(tmp_path)
-    task = failing_task(config, TaskSettings(max_streams=1))
+    task = failing_task(config)
     registration = ReducerRegistration(task, run_id=RUN, secret=b"", join_s=30.0)
     access = AccessControl(run_id=RUN)
     coordinator = Coordinator(

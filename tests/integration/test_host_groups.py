@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from integration.harness import Service, Worker, start_worker
+from integration.harness import Service, Worker, start_host, start_worker
 
 pytestmark = pytest.mark.integration
 
@@ -18,28 +17,9 @@ pytestmark = pytest.mark.integration
 SPEC: dict[str, Any] = {"steps": 20, "samples": 43, "batch": 10, "micro": 2, "clip": 0.5}
 
 
-def start_host(folder: Path, service: Service, spec: dict[str, Any], name: str) -> list[Worker]:
-    """Starts the two processes of a host, as a torchrun of its own does."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    home = folder / name
-    home.mkdir()
-    return [
-        start_worker(
-            home,
-            {**spec, "ddp": True},
-            slot=slot,
-            ANDON_ADDRESS=service.address,
-            RANK=str(slot),
-            LOCAL_RANK=str(slot),
-            ANDON_ON_HALT="wait",
-            WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-        )
-        for slot in range(2)
-    ]
+def start_waiting(folder: Path, service: Service, spec: dict[str, Any], name: str) -> list[Worker]:
+    """A host of two processes, which wait if the line halts."""
+    return start_host(folder / name, service, spec, ANDON_ON_HALT="wait")
 
 
 def test_f_dp_005_f_dp_006_hosts_of_several_processes_match_one_though_a_process_is_killed(
@@ -58,8 +38,8 @@ def test_f_dp_005_f_dp_006_hosts_of_several_processes_match_one_though_a_process
         "bad_loss": {"slot": 1, "step": 3},
     }
     with Service(tmp_path / "run", 2) as service:
-        alpha = start_host(tmp_path, service, {**SPEC, **of_alpha}, "alpha")
-        beta = start_host(tmp_path, service, {**SPEC, "pauses": pauses}, "beta")
+        alpha = start_waiting(tmp_path, service, {**SPEC, **of_alpha}, "alpha")
+        beta = start_waiting(tmp_path, service, {**SPEC, "pauses": pauses}, "beta")
         started = [*alpha, *beta]
         try:
             halt = service.await_halt()
@@ -69,7 +49,7 @@ def test_f_dp_005_f_dp_006_hosts_of_several_processes_match_one_though_a_process
             beta[1].kill()  # in the middle of a step, while its leader waits for it
             codes = [beta[0].wait(), beta[1].process.wait()]
             service.await_status(lambda line: line.live == 1 and line.step >= 8)
-            restarted = start_host(tmp_path, service, SPEC, "beta again")
+            restarted = start_waiting(tmp_path, service, SPEC, "beta again")
             started += restarted
             service.await_status(lambda line: line.live == 2)
             again.touch()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from andon_coordinator.transport.reader import JournalReader
 from integration.harness import (
     SCRIPTS,
     Service,
+    Worker,
     finish,
     on_line,
+    start_host,
     start_line,
     start_worker,
     start_workers,
@@ -54,7 +58,7 @@ def answers(seen: dict[str, Any]) -> dict[str, Any]:
     return {name: seen[name] for name in ANSWER}
 
 
-@pytest.mark.parametrize(("workers", "path"), [(1, WIRE), (2, {}), (4, LANES)])
+@pytest.mark.parametrize(("workers", "path"), [(1, WIRE), (4, LANES)])
 def test_any_number_of_workers_trains_the_same_bits(
     tmp_path: Path, alone: tuple[str, dict[str, Any]], workers: int, path: dict[str, Any]
 ) -> None:
@@ -67,16 +71,43 @@ def test_any_number_of_workers_trains_the_same_bits(
     assert [answers(each) for each in seen] == [answers(expected)] * workers
 
 
-def test_a_worker_that_is_killed_changes_no_bit(
+@contextmanager
+def host_and_worker(
+    folder: Path, spec: dict[str, Any], *flags: str, **path: str
+) -> Iterator[list[Worker]]:
+    """A line of two workers: a host of two processes, in slots 0 and 1, and one in slot 2."""
+    shared_dir = path.get("ANDON_SHARED_DIR", "")
+    with (
+        Service(folder / "run", 2, *flags, shared_dir=shared_dir) as service,
+        start_workers(folder, service, spec, 0) as workers,
+    ):
+        workers += start_host(folder / "host", service, spec, script="grains.py", **path)
+        one = on_line(service, 1, 2)
+        workers.append(start_worker(folder, spec, slot=2, script="grains.py", **one, **path))
+        yield workers
+
+
+def test_a_host_of_two_processes_beside_a_worker_trains_the_same_bits(
+    tmp_path: Path, alone: tuple[str, dict[str, Any]]
+) -> None:
+    kind, expected = alone
+    spec = {"kind": kind, "steps": STEPS}
+
+    with host_and_worker(tmp_path, spec, *FLAGS, "--shares", "balanced", *VERIFY) as workers:
+        seen = finish(workers)
+
+    assert [answers(each) for each in seen] == [answers(expected)] * 3
+
+
+def test_a_host_whose_only_other_worker_is_killed_changes_no_bit(
     tmp_path: Path, alone: tuple[str, dict[str, Any]]
 ) -> None:
     kind, expected = alone
     path = WIRE if kind == "gpt" else {}  # Else over shared memory.
-    spec = {"kind": kind, "steps": STEPS, "kill": [1, KILLED_IN]}
+    spec = {"kind": kind, "steps": STEPS, "kill": [2, KILLED_IN]}
 
-    with start_line(tmp_path, spec, 3, *FLAGS, script="grains.py", **path) as (_, workers):
-        left = [workers[0], workers[2]]
-        seen = finish(left)
+    with host_and_worker(tmp_path, spec, *FLAGS, **path) as workers:
+        seen = finish(workers[:2])
 
     assert [answers(each) for each in seen] == [answers(expected)] * 2
     # What a survivor had summed when the worker died was not computed again. Two samples may be

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from andon.host.manifest import checkpoints_in, step_of
 from andon.protocol.records import RecordKind
 from andon.v1 import coordinator_pb2 as pb
 from andon_coordinator.transport.reader import JournalEntry, JournalReader, RecordedDeparture
+from andon_server.crashes import CrashKind, read_crashes
 from integration.fixtures.console import finish, lines_until, processes_of, start_warm, worker_of
 from integration.harness import SCRIPTS, Service, on_line, start_line, start_worker, wait_until
 
@@ -95,10 +97,13 @@ def test_a_worker_that_is_not_on_the_line_yet_ends_at_once(tmp_path: Path) -> No
     assert code == 143, worker.output
 
 
-def test_run_passes_sigterm_on_and_every_worker_leaves_in_words(tmp_path: Path) -> None:
+def test_run_passes_sigterm_on_every_worker_leaves_in_words_and_the_last_one_keeps_the_state(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "steps": 10**6, "slot": 0}))
     script = (str(SCRIPTS / "train.py"), "spec.json", "out.json")
-    run = start_warm(tmp_path, "run", "--workers", "2", "--run-id", "7f3a", *script)
+    flags = ("--workers", "2", "--run-id", "7f3a", "--checkpoint-every", "1000000")
+    run = start_warm(tmp_path, "run", *flags, *script)
     try:
         lines_until(run, "step")
         run.send_signal(signal.SIGTERM)
@@ -111,14 +116,16 @@ def test_run_passes_sigterm_on_and_every_worker_leaves_in_words(tmp_path: Path) 
     with JournalReader(tmp_path / "runs/7f3a/journal.sqlite") as journal:
         assert {gone.reason for gone in journal.departures()} == {"INTERRUPTED"}
         assert {gone.worker for gone in journal.departures()} == {0, 1}
+        [kept] = checkpoints_in(tmp_path / "runs/7f3a")
+        assert step_of(kept) == journal.chain()[-1].record.step > 0
         assert journal.ledger_faults() == []
     assert processes_of(tmp_path) == []
 
 
 def test_a_run_that_one_worker_was_told_to_leave_completes(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    pause = {"slot": 0, "step": 3, "until": str(gate)}
-    (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "slot": 0, "pauses": [pause]}))
+    gate, last = tmp_path / "gate", tmp_path / "last"
+    pauses = [{"slot": 0, "step": step, "until": str(at)} for step, at in ((3, gate), (9, last))]
+    (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "slot": 0, "pauses": pauses}))
     script = (str(SCRIPTS / "train.py"), "spec.json", "out.json")
     flags = ("--workers", "2", "--min-workers", "1", "--run-id", "7f3a")
     run = start_warm(tmp_path, "run", *flags, *script)
@@ -126,10 +133,14 @@ def test_a_run_that_one_worker_was_told_to_leave_completes(tmp_path: Path) -> No
         wait_until(gate.with_suffix(".here").exists)
         os.kill(worker_of(tmp_path, slot=1), signal.SIGTERM)
         gate.touch()
+        lines_until(run, "worker 1 was told to terminate: the others go on without it")
+        last.touch()
         code, output, errors = finish(run)
     finally:
         run.kill()
 
     assert (code, errors) == (0, ""), output
-    assert "worker 1 was told to terminate: the others go on without it" in output
     assert "complete: 12 steps" in output
+    [end] = read_crashes(tmp_path / "runs/7f3a")
+    assert (end.name, end.kind, end.starts_again) == ("worker 1", CrashKind.NOTICE, False)
+    assert end.text.startswith("its machine goes (SIGTERM)")

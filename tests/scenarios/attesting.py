@@ -15,12 +15,13 @@ from andon.protocol.attestations import (
     Attestation,
     ElementApart,
     MeanCheck,
+    NodeApart,
 )
 from andon.protocol.grains import Grains, Node, cover
 from andon.protocol.records import PositionRange
 from andon.protocol.rounds import RankTerms
 
-__all__ = ["attested", "mean_checked"]
+__all__ = ["attested", "mean_checked", "nodes_apart"]
 
 _WRONG_COMPONENT = 2
 
@@ -87,6 +88,29 @@ def mean_checked(
     expected, came = b"e" * DIGEST_BYTES, (b"x" if odd == "mean" else b"e") * DIGEST_BYTES
     apart = ElementApart(0, 1, 1.5, 1.25) if odd == "mean" else None
     return MeanCheck(expected=expected, came=came, relayed=relayed, apart=apart)
+
+
+def nodes_apart(
+    terms: RankTerms, given: Iterable[Attestation], check: MeanCheck | None, written: bytes = b""
+) -> tuple[NodeApart, ...]:
+    """The nodes of which a worker has heard something else than it has made.
+
+    `written`: the digest of its averages; empty: they are what came.
+    """
+    if check is None:
+        return ()
+    came = zip((each.node for each in terms.sums if each.relayed), check.relayed, strict=True)
+    own = {each.node: each.digest for each in given}
+    element = ElementApart(_WRONG_COMPONENT, 5, 0.5, 0.25)
+    heard = tuple(
+        NodeApart(node=node, own=own[node], other=other, element=element)
+        for node, other in came
+        if own.get(node, other) != other
+    )
+    if not written:
+        return heard
+    root = Node(0, terms.sums[-1].node.stop)
+    return *heard, NodeApart(node=root, own=written, other=bytes(DIGEST_BYTES), element=element)
 
 
 def _marks(node: Node, wrong: Mapping[str, str]) -> list[str]:

@@ -66,6 +66,8 @@ class Journal:
     arithmetics: list[do.SaveArithmetic] = field(default_factory=list)
     spikes: list[SpikeDecision] = field(default_factory=list)
     comparison: bytes = b""
+    evicted: dict[int, str] = field(default_factory=dict)
+    stand: int = 0
     rolled_back_to: Key | None = None
     rolled_back: int = 0
     """How many records came before the last one that rolled the line back; 0: none did."""
@@ -89,6 +91,8 @@ class Journal:
                 self.arithmetics.append(effect)
             case do.SaveSpike(made):
                 self.spikes.append(made)
+            case do.SaveEviction(incarnation, why, stand):
+                self.evicted[incarnation], self.stand = why, stand
             case do.SaveHalt(evidence):
                 self.open_halt = evidence
                 self.halted_after = len(self.records) + len(self.pending_records)
@@ -159,6 +163,8 @@ class Journal:
                 head, result = record, came_to
         return History(
             spikes=tuple(self.spikes),
+            evicted={each: why for each, why in self.evicted.items() if why},
+            stand=self.stand,
             comparison=self.comparison,
             roll_back=roll_back_to is not None,
             abandoned=last.key if last is not None and roll_back_to is not None else before,

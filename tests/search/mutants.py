@@ -346,3 +346,9 @@ def _a_worker_that_gave_notice_stays(right: Right, core: CoreState) -> None:
 def _a_worker_that_gave_notice_is_sent_away_at_once(right: Right, *_: Any) -> bool:
     """A worker that gave notice is sent away in the middle of its round."""
     return False
+
+
+@_mutant(replace(_NOTICED, faults=2), "the last worker that holds", notices, "_holds_alone")
+def _the_last_worker_that_holds_the_state_is_sent_away(right: Right, *_: Any) -> bool:
+    """A worker that gave notice is released though a newcomer waits for the state that it has."""
+    return False

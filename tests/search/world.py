@@ -487,12 +487,23 @@ class World:
         return found
 
 
+def _takes_state_along(core: CoreState, worker: int) -> bool:
+    """Whether a worker that left was the last that held the state, and somebody here lacks it."""
+    head, members = core.chain.head, core.members
+    gone = members.get(worker)
+    if gone is None or gone.head != head or not core.chain.step or core.stop_reason:
+        return False
+    return not members.in_sync_count(head) and bool(members.behind(head) or members.learners())
+
+
 def _check_notices(core: CoreState, effects: Sequence[do.Effect]) -> None:
     """A worker that gave notice gets no new positions, and no round loses its contribution."""
     for effect in effects:
         if isinstance(effect, do.SendShutdown) and "(notice: " in effect.message:
             if any(isinstance(each, do.SendVoided) for each in effects):
                 raise Wrong("a worker that gave notice is sent away from its round")
+            if _takes_state_along(core, core.released[effect.stream]):
+                raise Wrong("the last worker that holds the state is sent away")
         elif isinstance(effect, do.Assign):
             member, work = core.members.on_stream(effect.stream), effect.assignment
             policy = core.settings.policy

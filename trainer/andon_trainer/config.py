@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from andon.host.connections import connections_of
 from andon.host.logs import LogFormat
 from andon.host.manifest import checkpoint_folder, newest_whole
+from andon.host.notice_place import notice_place
 from andon.host.run_token import read_token
 from andon.host.shared_dir import DEFAULT_SHARED_DIR, shared_dir_of
 from andon.host.tls import host_of, is_loopback
@@ -82,28 +83,10 @@ def _shared_dir(_variable: str, text: str) -> Path | None:
 
 
 def _notice(setting: str, text: str) -> str:
-    """Checks where notices are looked for.
-
-    Raises:
-        ValueError: it is a URL that can't be asked without a credential; the message names
-            `setting`.
-    """
-    if "://" not in text:
-        return text
     try:
-        place = urlsplit(text)
-        _ = place.port
-        valid = place.scheme in ("http", "https") and bool(place.hostname)
-        valid = valid and place.username is None and not place.fragment and text.isprintable()
-        valid = valid and " " not in text
-    except ValueError:
-        valid = False
-    if not valid:
-        raise ValueError(
-            f"{setting} must be a file, or an http or https URL without user and password, "
-            f"not {text!r}"
-        )
-    return text
+        return notice_place(text)
+    except ValueError as error:
+        raise ValueError(f"{setting} {error}") from None
 
 
 def _from(variable: str, read: Callable[[str, str], Any] = _text) -> dict[str, Any]:
@@ -284,11 +267,12 @@ class LineConfig:
         return self.solo and self.run_dir is None and self.resume is None
 
     @property
-    def checkpoints(self) -> tuple[int, str] | None:
-        """Steps between checkpoints, and their folder; None if the run keeps no files."""
+    def checkpoints(self) -> tuple[int, str, int] | None:
+        """Steps between checkpoints, their folder, and how many are kept; None: there are none."""
         if self.run_dir is None:
             return None
-        return self.checkpoint_every or 0, str(checkpoint_folder(self.run_dir, 0).parent.absolute())
+        folder = checkpoint_folder(self.run_dir, 0).parent.absolute()
+        return self.checkpoint_every or 0, str(folder), self.keep_checkpoints
 
     @property
     def heard_by_others(self) -> str:

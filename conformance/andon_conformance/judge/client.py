@@ -71,7 +71,8 @@ class _Process:
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), _GRACE_S)
+                async with asyncio.timeout(_GRACE_S):
+                    await self._process.wait()
         # Whatever the client started is in its group, even after the client itself ended.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -45,7 +45,8 @@ class ServerProcess:
         if self._process is None:
             return ""
         try:  # a broken connection may be seen before the process that broke it is gone
-            code = await asyncio.wait_for(self._process.wait(), _ENDING_S)
+            async with asyncio.timeout(_ENDING_S):
+                code = await self._process.wait()
         except TimeoutError:
             return ""
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
@@ -96,7 +97,8 @@ class ServerProcess:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         try:
-            await asyncio.wait_for(process.wait(), _GRACE_S)
+            async with asyncio.timeout(_GRACE_S):
+                await process.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -107,9 +109,8 @@ async def listens(address: str) -> bool:
     """Whether any process accepts connections at host:port."""
     host, _, port = address.rpartition(":")
     try:
-        _, writer = await asyncio.wait_for(
-            asyncio.open_connection(host.strip("[]"), int(port)), _GRACE_S
-        )
+        async with asyncio.timeout(_GRACE_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except (OSError, TimeoutError):
         return False
     writer.close()

@@ -120,7 +120,8 @@ class Talk(Generic[_M]):
             self._stirred.clear()
             left = deadline - asyncio.get_running_loop().time()
             try:
-                await asyncio.wait_for(self._stirred.wait(), max(left, 0.0))
+                async with asyncio.timeout(left):
+                    await self._stirred.wait()
             except TimeoutError:
                 raise self._silence(f"{what} at {self.who}") from None
 
@@ -128,7 +129,8 @@ class Talk(Generic[_M]):
         """Waits until the server ends the call."""
         try:
             # The reader goes on if this wait ends: a later check may still need what comes.
-            await asyncio.wait_for(asyncio.shield(self._reader), self._patience_s)
+            async with asyncio.timeout(self._patience_s):
+                await asyncio.shield(self._reader)
         except TimeoutError:
             raise self._silence(f"the end of {self.who}'s stream") from None
         assert self.status is not None
@@ -152,7 +154,8 @@ class Talk(Generic[_M]):
         """Ends the sending half, then waits for the end of the call."""
         # An error here means that the call has ended already; `end` reports how.
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-            await asyncio.wait_for(self._call.done_writing(), self._patience_s)
+            async with asyncio.timeout(self._patience_s):
+                await self._call.done_writing()
         return await self.end()
 
     async def cancel(self) -> None:

@@ -26,6 +26,7 @@ from cyclopts import Group, Parameter, Token
 
 from andon.host.connections import connections_of
 from andon.host.errors import UsageError
+from andon.host.notice_place import notice_place
 from andon.host.shared_dir import shared_dir_of
 from andon.protocol.limits import MAX_WORKERS
 from andon.protocol.records import Key
@@ -44,6 +45,7 @@ __all__ = [
     "File",
     "Folder",
     "GivenSettings",
+    "NoticePlace",
     "Place",
     "Port",
     "Seconds",
@@ -240,6 +242,10 @@ def _connections(_type: Any, tokens: tuple[Token, ...]) -> int | None:
     return connections_of(tokens[0].value)
 
 
+def _check_notice_place(_type: Any, text: str) -> None:
+    notice_place(text)
+
+
 Whole = Annotated[int, whole()]
 Count = Annotated[int, whole(1)]
 Workers = Annotated[int, whole(1, MAX_WORKERS)]
@@ -249,6 +255,7 @@ Seconds = Annotated[float, Parameter(validator=Within(above=0, unit=" s"), metav
 Address = Annotated[str, Parameter(validator=_check_address, metavar="HOST:PORT")]
 Place = Annotated[str, Parameter(validator=_check_place, metavar="HOST[:PORT]")]
 File = Annotated[Path, Parameter(metavar="FILE")]
+NoticePlace = Annotated[str, Parameter(validator=_check_notice_place, metavar="FILE_OR_URL")]
 Folder = Annotated[Path, Parameter(metavar="DIR")]
 TcpPort = Annotated[int | None, Parameter(metavar="PORT", converter=_tcp_port, n_tokens=1)]
 Connections = Annotated[int | None, Parameter(metavar="COUNT", converter=_connections, n_tokens=1)]

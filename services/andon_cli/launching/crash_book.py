@@ -1,4 +1,4 @@
-"""Crash book: looks at a worker while it runs and after it failed, and keeps a report of it.
+"""Crash book: looks at a worker while it runs and after its early end, and keeps a report of it.
 
 What is known of a process is gone with it: so its memory is looked at while it runs. The rest (its
 last output, the machine's memory, the GPUs, the line's halt) is looked up at once after its end.
@@ -7,7 +7,6 @@ last output, the machine's memory, the GPUs, the line's halt) is looked up at on
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import subprocess
 import time
@@ -16,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from andon.host.memory import available_bytes
+from andon.host.memory import available_bytes, resident_bytes
 from andon.protocol.halts import HaltReason
 from andon.protocol.run_settings import RunPlan
 from andon_cli.launching.endings import (
@@ -33,7 +32,7 @@ from andon_server.book import RunBook
 from andon_server.crashes import Crash, write_crash
 from andon_server.runs import JOURNAL
 
-__all__ = ["CrashBook"]
+__all__ = ["CrashBook", "WorkerEnd"]
 
 _LOOK_EVERY_S = 2.0
 _SMI_S = 5.0
@@ -53,8 +52,23 @@ class _Seen:
     memory_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnd:
+    """A worker's process that ended early."""
+
+    child: Child
+    slot: int
+    code: int
+    """Its exit code; negative: the signal that killed it."""
+    step: int
+    """Steps that the line had committed."""
+    starts_again: bool
+    notice: str
+    """Why its machine was about to go, as it told the line; empty: it told nothing."""
+
+
 class CrashBook:
-    """Keeps reports of workers that failed."""
+    """Keeps reports of workers that failed, or had to leave."""
 
     def __init__(
         self,
@@ -87,49 +101,44 @@ class CrashBook:
         with suppress(asyncio.CancelledError):
             await self._task
 
-    def keep(self, slot: int, code: int, *, step: int, starts_again: bool) -> None:
-        """Begins to keep a report of the process in a slot, which ended with `code`.
+    def keep(self, end: WorkerEnd) -> None:
+        """Begins to keep a report of a worker's end.
 
         Nobody waits for it: nvidia-smi may take seconds. A report that can't be written is told all
         the same.
         """
-        child = self._workers[slot]
-        seen = self._of(slot, child)
+        name, seen = end.child.name, self._of(end.slot, end.child)
 
         async def tell() -> None:
-            crash = await asyncio.to_thread(
-                self._report, child, slot, code, seen, step=step, starts_again=starts_again
-            )
-            self._say(f"{child.name}: {crash.text}")
+            crash = await asyncio.to_thread(self._report, end, seen)
+            self._say(f"{name}: {crash.text}")
 
-        task = asyncio.create_task(tell(), name=f"report of {child.name}")
-        self._reports.append(task)
+        self._reports.append(asyncio.create_task(tell(), name=f"report of {name}"))
 
-    def _report(
-        self, child: Child, slot: int, code: int, seen: _Seen, *, step: int, starts_again: bool
-    ) -> Crash:
-        output = last_lines(self._run_dir, slot) or []
+    def _report(self, end: WorkerEnd, seen: _Seen) -> Crash:
+        output = last_lines(self._run_dir, end.slot) or []
         kills = _oom_kills()
         plan, workers, halt = self._of_journal()
         ending = Ending(
-            code=code,
+            code=end.code,
             output=output,
             killed_for_memory=(
                 kills is not None and seen.oom_kills is not None and kills > seen.oom_kills
             ),
             halt=halt,
+            notice=end.notice,
         )
         kind = kind_of(ending)
         crash = Crash(
-            name=child.name,
-            slot=slot,
+            name=end.child.name,
+            slot=end.slot,
             kind=kind,
             text=explained(kind, ending, plan, workers or len(self._workers)),
-            exit_code=code,
+            exit_code=end.code,
             at_unix_s=time.time(),
             ran_s=time.monotonic() - seen.began,
-            step=step,
-            starts_again=starts_again,
+            step=end.step,
+            starts_again=end.starts_again,
             memory_bytes=seen.memory_bytes,
             available_bytes=available_bytes(),
             gpus=_gpus(),
@@ -156,7 +165,7 @@ class CrashBook:
             for slot, child in enumerate(self._workers):
                 if not child.ended:
                     seen = self._of(slot, child)
-                    seen.memory_bytes = _memory_of(seen.pid) or seen.memory_bytes
+                    seen.memory_bytes = resident_bytes(seen.pid) or seen.memory_bytes
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _of(self, slot: int, child: Child) -> _Seen:
@@ -171,15 +180,6 @@ def _oom_kills() -> int | None:
         return oom_kills_in(_VMSTAT.read_text())
     except OSError:
         return None
-
-
-def _memory_of(pid: int) -> int | None:
-    """What a process holds in memory, in bytes; None: it is gone, or this is not Linux."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE") or None
 
 
 def _gpus() -> str:

@@ -17,6 +17,8 @@ from andon_server.crashes import CrashKind
 
 __all__ = ["Ending", "explained", "kind_of", "oom_kills_in", "traceback_in"]
 
+_GRACE_ENDED = (-signal.SIGKILL, -signal.SIGTERM)
+"""How a process ends that was still there when its machine's grace was over."""
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 _OF_GPU = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "CUDA out of memory",
            "CUDA error: out of memory")  # fmt: skip
@@ -32,6 +34,20 @@ _BY_CODE: dict[int, CrashKind] = {
     ExitCode.REFUSED: CrashKind.REFUSED,
     ExitCode.LOST: CrashKind.LINE_LOST,
 }
+_HALTED = "the line halted, and its script did not wait for an answer"
+_IN_WORDS: dict[CrashKind, str] = {
+    CrashKind.FAULT: (
+        "code in C made it end; PYTHONFAULTHANDLER=1 prints where. An extension, a driver or the "
+        "machine's memory may be broken"
+    ),
+    CrashKind.KILLED: "somebody or something killed it from outside",
+    CrashKind.NON_FINITE: _HALTED,
+    CrashKind.WRONG_ARITHMETIC: _HALTED,
+    CrashKind.HALTED: _HALTED,
+    CrashKind.REFUSED: "the line refused it; its output says why",
+    CrashKind.LINE_LOST: "it lost the line, and could not reach it again",
+}
+"""Of the kinds about which nothing else is known."""
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -47,11 +63,15 @@ class Ending:
     """Whether the kernel has killed a process for memory since this one started."""
     halt: HaltReason | None = None
     """Of the line's last halt, if it is not answered."""
+    notice: str = ""
+    """Why its machine was about to go, as it told the line; empty: it told nothing."""
 
 
 def kind_of(ending: Ending) -> CrashKind:
     """Why the process ended."""
     code = ending.code
+    if code == ExitCode.TERMINATED or (code in _GRACE_ENDED and ending.notice):
+        return CrashKind.NOTICE
     if code < 0:
         if -code in _FAULTS:
             return CrashKind.FAULT
@@ -93,22 +113,13 @@ def explained(kind: CrashKind, ending: Ending, plan: RunPlan | None, workers: in
                 "the kernel killed it, very likely because memory ran out (its count of such kills "
                 f"rose). {_smaller(plan, workers)} Or give the machine or the container more memory"
             )
-        case CrashKind.FAULT:
-            return (
-                "code in C made it end; PYTHONFAULTHANDLER=1 prints where. An extension, a driver "
-                "or the machine's memory may be broken"
-            )
-        case CrashKind.KILLED:
-            return "somebody or something killed it from outside"
-        case CrashKind.NON_FINITE | CrashKind.WRONG_ARITHMETIC | CrashKind.HALTED:
-            return "the line halted, and its script did not wait for an answer"
-        case CrashKind.REFUSED:
-            return "the line refused it; its output says why"
-        case CrashKind.LINE_LOST:
-            return "it lost the line, and could not reach it again"
+        case CrashKind.NOTICE:
+            return _after_notice(ending)
         case CrashKind.SCRIPT_ERROR:
             last = next((line for line in reversed(ending.output) if line.strip()), "")
             return f"its script failed: {last.strip()}" if last else "its script failed"
+        case _:
+            return _IN_WORDS[kind]
 
 
 def traceback_in(output: Sequence[str]) -> tuple[str, ...]:
@@ -124,6 +135,20 @@ def oom_kills_in(vmstat: str) -> int | None:
         if name == "oom_kill" and count.strip().isdecimal():
             return int(count)
     return None
+
+
+def _after_notice(ending: Ending) -> str:
+    """What became of a worker whose machine was about to go."""
+    if ending.code != ExitCode.TERMINATED:
+        return (
+            f"its machine goes ({ending.notice}), and it was killed before it had left: give the "
+            "machine a longer grace, or set ANDON_NOTICE_GRACE below it"
+        )
+    if not ending.notice:
+        return "it was told to terminate before it was on the line, or after it had left"
+    return (
+        f"its machine goes ({ending.notice}): it left in order, and another one may take its slot"
+    )
 
 
 def _smaller(plan: RunPlan | None, workers: int) -> str:

@@ -28,7 +28,7 @@ from andon_cli.client import LineClient
 from andon_cli.config import RunConfig
 from andon_cli.drawing.screen import Screen
 from andon_cli.kept_command import KeptCommand
-from andon_cli.launching.crash_book import CrashBook
+from andon_cli.launching.crash_book import CrashBook, WorkerEnd
 from andon_cli.launching.follower import Follower
 from andon_cli.launching.output import OutputLog
 from andon_cli.launching.own_service import STANDBY_AFTER_S, OwnService
@@ -44,7 +44,7 @@ from andon_cli.launching.processes import (
 from andon_cli.launching.restarts import Restarts, Returns
 from andon_cli.launching.template import TemplateGone
 from andon_cli.launching.warm import WarmStarts
-from andon_server.book import dropped_workers
+from andon_server.book import dropped_workers, noticed_workers
 from andon_server.process import Interrupts
 from andon_server.resuming import checkpoints_written
 from andon_server.runs import (
@@ -72,7 +72,7 @@ _NO_TORCH = (
     "a CPU build (--extra-index-url https://download.pytorch.org/whl/cpu) and gigabytes with CUDA"
 )
 _ENDED_WELL = (ExitCode.COMPLETE, ExitCode.TERMINATED)
-"""These ends of a worker need no explanation."""
+"""After these ends a worker's last words explain nothing."""
 
 
 class Launch:
@@ -173,7 +173,8 @@ class Launch:
                 # The service of a complete line ends by itself once its streams are closed. Give it
                 # time for that: terminated earlier, it could not write its last record.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(service.process.wait(), _GRACE_S)
+                    async with asyncio.timeout(_GRACE_S):
+                        await service.process.wait()
             await service.end(grace_s=_KILL_AFTER_S)
         if self._follower is not None:
             await self._follower.close()
@@ -298,16 +299,24 @@ class Launch:
         return show
 
     def _keep_crash(self, event: _ProcessEvent, *, starts_again: bool) -> None:
-        """Keeps a report of a worker that failed, and says why it did."""
+        """Keeps a report of a worker that failed or had to leave, and says why it did."""
         child, book, follower = event.child, self._crashes, self._follower
         if child is None or book is None or follower is None or child not in self._workers:
             return
-        if event.code in _ENDED_WELL or self._interrupts.first.is_set() or self._was_dropped(child):
+        if event.code == ExitCode.COMPLETE or self._interrupts.first.is_set():
             return
-        if child in self._late or self._is_over:
+        if child in self._late or self._is_over or self._was_dropped(child):
             return
-        slot = self._workers.index(child)
-        book.keep(slot, event.code, step=follower.step, starts_again=starts_again)
+        book.keep(
+            WorkerEnd(
+                child=child,
+                slot=self._workers.index(child),
+                code=event.code,
+                step=follower.step,
+                starts_again=starts_again,
+                notice=self._notice_of(child),
+            )
+        )
 
     def _show_end(self, child: Child | None, code: int) -> None:
         """Shows the last words of a worker that failed."""
@@ -364,7 +373,7 @@ class Launch:
         follower, returns = self._follower, self._returns
         assert follower is not None
         assert returns is not None
-        if self._is_ending or self._is_over:
+        if self._is_ending or self._is_over or self._notice_of(child):
             return None
         checkpoint = await returns.checkpoint_for(child, self._screen.say)
         if checkpoint is None and not returns.has_others(child):
@@ -426,7 +435,8 @@ class Launch:
     ) -> None:
         assert self.line is not None
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._interrupts.first.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._interrupts.first.wait()
         if self._is_ending or self._is_over:
             # While we waited, the run ended some other way: the worker counts as done.
             events.put_nowait(_ProcessEvent(child, ExitCode.COMPLETE))
@@ -466,7 +476,8 @@ class Launch:
         self, service: OwnService, wait_s: float, events: asyncio.Queue[_ProcessEvent]
     ) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._interrupts.first.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._interrupts.first.wait()
             return
         try:
             child = await service.serve_again()
@@ -568,6 +579,11 @@ class Launch:
             self._screen.say(f"{child.name} was dropped: the others go on without it")
         elif code == ExitCode.TERMINATED:
             self._screen.say(f"{child.name} was told to terminate: the others go on without it")
+        elif code < 0 and (notice := self._notice_of(child)):
+            self._screen.say(
+                f"{child.name} {ended_how(code)} after a notice ({notice}): the others go on "
+                "without it"
+            )
         elif code < 0 and self._is_over and self._restarts.left(time.monotonic()):
             # It would be back, had the run gone on.
             self._screen.say(f"{child.name} {ended_how(code)} as the others ended the run")
@@ -595,6 +611,15 @@ class Launch:
             return False
         slot = line_slot(self._config, self._workers.index(child))
         return slot in dropped_workers(service.folder / JOURNAL)
+
+    def _notice_of(self, child: Child) -> str:
+        """Why the machine of this worker is about to go; empty: it gave no notice, as far as the
+        journal says. Whoever gave one is not started again, however its process ended."""
+        service = self._config.service
+        if service is None or child not in self._workers:
+            return ""
+        slot = line_slot(self._config, self._workers.index(child))
+        return noticed_workers(service.folder / JOURNAL).get(slot, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,8 @@ class Child:
         # The process first, and alone: a worker wants to leave the line before its loaders vanish.
         self.send(signal.SIGTERM)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.process.wait(), grace_s)
+            async with asyncio.timeout(grace_s):
+                await self.process.wait()
         self._signal_group(signal.SIGKILL)
         await self.wait()
 
@@ -246,6 +247,8 @@ def worker_environment(
         # A line that is served elsewhere hands out its slots itself.
         variables["RANK"] = str(line_slot(config, slot))
         variables["WORLD_SIZE"] = str(config.service.workers)
+    if settings.preemption_notice:
+        variables["ANDON_PREEMPTION_NOTICE"] = settings.preemption_notice
     if config.seed is not None:
         variables["ANDON_SEED"] = str(config.seed)
     if settings.shared_dir != DEFAULT_SHARED_DIR or "ANDON_SHARED_DIR" in base:

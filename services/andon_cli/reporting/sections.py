@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 
 from andon.protocol.limits import on_one_line
 from andon_cli.commands.history import halt_line
-from andon_cli.drawing.texts import date_text, duration, grouped, short_time
+from andon_cli.drawing.texts import date_text, duration, grouped, short_time, worth_text
 from andon_cli.reporting.facts import ReportFacts, points_of
 from andon_cli.reporting.page import Curve, Page, Section, Table
 from andon_cli.reporting.slow_section import slow_section
+from andon_coordinator.core.effects import Skip
+from andon_coordinator.core.operators import BY_ITSELF
 from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_server.crashes import Crash, CrashKind
 from andon_server.halt_words import answers_to, help_page
 from andon_server.runs import RUNS
 
@@ -20,6 +23,7 @@ __all__ = ["beside", "page_of"]
 _MEMBERSHIP = (
     RunEventKind.JOINED,
     RunEventKind.CAUGHT_UP,
+    RunEventKind.NOTICE,
     RunEventKind.LEFT,
     RunEventKind.LOST,
     RunEventKind.DROPPED,
@@ -59,7 +63,8 @@ def page_of(facts: ReportFacts) -> Page:
         _halts(facts),
         _samples(facts),
         _workers(facts),
-        _crashes(facts),
+        _ends("Crashes", [each for each in facts.crashes if each.kind is not CrashKind.NOTICE]),
+        _ends("Gone by notice", [each for each in facts.crashes if each.kind is CrashKind.NOTICE]),
         slow_section(facts.run.slowness),
         _slow(facts),
         _checkpoints(facts),
@@ -157,6 +162,7 @@ _OVERVIEW: tuple[tuple[str, Callable[[ReportFacts], str]], ...] = (
     ("worker hours", lambda facts: f"{facts.worker_hours:.2f}"),
     ("halts", lambda facts: str(len(facts.run.halts))),
     ("workers lost", lambda facts: str(sum(each.losses for each in facts.presences))),
+    ("gone by notice", lambda facts: str(sum(each.notices for each in facts.presences))),
     ("journal", lambda facts: str(facts.run.past.folder)),
 )
 
@@ -238,7 +244,7 @@ def _samples(facts: ReportFacts) -> Section:
     if count:
         says.append(
             f"{count} steps of {_count(samples)} samples were rolled back: {duration(seconds)} of "
-            "work that was done again."
+            "work that does not count."
         )
     if facts.ledger is None:
         says.append("The ledger was not counted: the run is too long for a report.")
@@ -250,16 +256,23 @@ def _samples(facts: ReportFacts) -> Section:
         says.append("Every position is in exactly one committed step, or skipped.")
     rows = tuple(
         (
-            str(each.epoch),
-            f"{each.positions.start} to {each.positions.stop - 1}",
-            str(len(each.positions)),
-            f"the answer to halt {each.halt_id}" if each.halt_id else "the script left its epoch",
+            str(epoch),
+            f"{positions.start} to {positions.stop - 1}",
+            str(len(positions)),
+            _skipped_by(each),
             on_one_line(each.operator) or "-",
         )
         for each in facts.skips[-_ROWS:]
+        for epoch, positions in each.by_epoch
     )
     skipped = Table(headings=("epoch", "positions", "samples", "skipped by", "who"), rows=rows)
     return Section(title="Samples", says=tuple(says), tables=(skipped,) if rows else ())
+
+
+def _skipped_by(skip: Skip) -> str:
+    if skip.halt_id:
+        return f"the answer to halt {skip.halt_id}"
+    return "the line, for a spike" if skip.operator == BY_ITSELF else "the script left its epoch"
 
 
 def _workers(facts: ReportFacts) -> Section:
@@ -276,16 +289,18 @@ def _workers(facts: ReportFacts) -> Section:
                 duration(presence.seconds),
                 str(presence.joins),
                 str(presence.losses),
+                str(presence.notices),
             )
         )
-    headings = ("worker", "steps", "samples", "from", "on the line", "joins", "losses")
+    headings = ("worker", "steps", "samples", "from", "on the line", "joins", "losses", "notices")
     events = facts.events(*_MEMBERSHIP)
     tables = [Table(headings=headings, rows=tuple(rows))] if rows else []
     tables += [_event_table(events)] if events else []
     return Section(title="Workers", says=_earlier(len(events)), tables=tuple(tables))
 
 
-def _crashes(facts: ReportFacts) -> Section:
+def _ends(title: str, ends: Sequence[Crash]) -> Section:
+    """How processes of this host ended early."""
     rows = tuple(
         (
             date_text(each.at_unix_s),
@@ -297,11 +312,11 @@ def _crashes(facts: ReportFacts) -> Section:
             f"{each.memory_bytes / 2**30:.2f} GiB" if each.memory_bytes else "-",
             "yes" if each.starts_again else "no",
         )
-        for each in facts.crashes[-_ROWS:]
+        for each in ends[-_ROWS:]
     )
     headings = ("when", "who", "step", "kind", "why", "ran", "memory", "started again")
     tables = (Table(headings=headings, rows=rows),) if rows else ()
-    return Section(title="Crashes", says=_earlier(len(facts.crashes)), tables=tables)
+    return Section(title=title, says=_earlier(len(ends)), tables=tables)
 
 
 def _slow(facts: ReportFacts) -> Section:
@@ -361,12 +376,10 @@ def _spent(facts: ReportFacts) -> Section:
         row = [name, f"{seconds:.1f}", f"{share * 100:.1f} %"]
         rows.append(tuple(row if price is None else [*row, _cost(facts, share)]))
     says = [f"{hours:.2f} worker hours."]
-    samples = facts.run.totals.samples
-    if price is not None and (worth := price.samples_per_unit(samples, hours * 3600)):
+    if price is not None and (worth := worth_text(*facts.per_unit)):
         unit = f" {price.currency}" if price.currency else ""
         says.append(
-            f"{_cost(facts)} at {price.per_hour:g}{unit} an hour and worker: "
-            f"{grouped(worth)} samples for 1{unit}."
+            f"{_cost(facts)} at {price.per_hour:g}{unit} an hour and worker: {worth} for 1{unit}."
         )
     return Section(
         title="Time and cost",

@@ -8,6 +8,7 @@ service. The rest went into joining, attempts that came to nothing, and waiting 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +26,8 @@ class Presence:
     seconds: float
     joins: int
     losses: int
+    notices: int
+    """How often its machine was about to go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,22 +90,14 @@ def presences(events: Iterable[RunEvent], seconds: Mapping[int, float]) -> list[
         events: everything that happened, in order.
         seconds: each worker's machine time; see `MachineTime`.
     """
-    joins: dict[int, int] = {}
-    losses: dict[int, int] = {}
-    for event in events:
-        worker = event.worker
-        if worker is None:
-            continue
-        if event.kind is RunEventKind.JOINED:
-            joins[worker] = joins.get(worker, 0) + 1
-        elif event.kind is RunEventKind.LOST:
-            losses[worker] = losses.get(worker, 0) + 1
+    happened = Counter((event.worker, event.kind) for event in events)
     return [
         Presence(
             worker=worker,
             seconds=stayed,
-            joins=joins.get(worker, 0),
-            losses=losses.get(worker, 0),
+            joins=happened[worker, RunEventKind.JOINED],
+            losses=happened[worker, RunEventKind.LOST],
+            notices=happened[worker, RunEventKind.NOTICE],
         )
         for worker, stayed in seconds.items()
     ]

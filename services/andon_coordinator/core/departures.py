@@ -50,6 +50,7 @@ __all__ = [
     "drop",
     "go_on_without",
     "is_complete",
+    "keep_state",
     "left",
     "look_for_silence",
     "look_for_stragglers",
@@ -175,6 +176,17 @@ def release_noticed(core: CoreState, member: LineMember) -> None:
     member.knows_the_end = True
     core.emit(SaveDeparture(member.worker, LeaveReason.INTERRUPTED, why, member.step, b""))
     core.note_departure(member.worker, in_order=False)
+
+
+def keep_state(core: CoreState, member: LineMember) -> None:
+    """Asks a worker that gave notice for a checkpoint: it alone holds the line's state.
+
+    It is on the line until its Leave, which names the checkpoint.
+    """
+    assert member.stream is not None
+    message = f"nobody else holds step {core.chain.step} (notice: {member.notice})"
+    core.emit(SendShutdown(member.stream, message, keep_state=True))
+    member.knows_the_end = True
 
 
 def detach(

@@ -20,7 +20,7 @@ from andon.protocol.run_settings import LEAST_TRIMMED, RunPlan
 from andon.protocol.scalars import Scalar
 from andon.protocol.schedules import Schedule
 from andon.protocol.slowness import Slowness
-from andon_coordinator.core.events import LeaveReason
+from andon_coordinator.core.events import Checkpoint, LeaveReason
 from andon_coordinator.core.eviction import SlowStep
 from andon_coordinator.core.run_events import RunEvent
 from andon_coordinator.core.scalar_all_reduces import ScalarAllReduceMean
@@ -61,6 +61,7 @@ __all__ = [
     "SaveAnswer",
     "SaveArithmetic",
     "SaveDeparture",
+    "SaveEviction",
     "SaveHalt",
     "SaveRecord",
     "SaveRun",
@@ -210,6 +211,13 @@ class Skip:
     operator: str
     ranges: tuple[PositionRange, ...] | None = None
     """What of them, and of what was owed, it skips on a line with a quorum; None: `positions`."""
+    earlier: tuple[tuple[int, PositionRange], ...] = ()
+    """Epochs before that one and what it skips of them, if the line went back over their ends."""
+
+    @property
+    def by_epoch(self) -> tuple[tuple[int, PositionRange], ...]:
+        """Each epoch of which it skips something, and what."""
+        return (*self.earlier, (self.epoch, self.positions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,11 +444,15 @@ class SendResume:
 
 @dataclass(frozen=True, slots=True)
 class SendShutdown:
-    """Tell a worker that the run is over for it; `stop_reason` is set if it is for everybody."""
+    """Tell a worker that the run is over for it; `stop_reason` is set if it is for everybody.
+
+    With `keep_state` it writes a checkpoint first: nobody else holds the line's state.
+    """
 
     stream: int
     message: str
     stop_reason: str = ""
+    keep_state: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,6 +472,8 @@ class SendTransfer:
     """Whether rounds run meanwhile."""
     holds_up: bool = False
     """Whether workers wait for it that could train."""
+    checkpoint: Checkpoint | None = None
+    """Where the worker reads the state from, if no other worker sends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,18 +534,25 @@ class NoteSetback:
 
 @dataclass(frozen=True, slots=True)
 class NoteWentBack:
-    """Tell people that the line goes on from an older record: nobody held its head."""
+    """Tell people that the line goes on from an older record."""
 
     step: int
     """Steps committed at that record."""
     lost: int
-    """Steps committed at the head that nobody held."""
+    """Steps committed at the head that it gives up."""
     holders: tuple[int, ...]
     """The workers that hold the older record."""
+    why: str = ""
+    """The spike for which it gives that up; empty: nobody held it."""
 
     @property
     def in_words(self) -> str:
         """One sentence of it."""
+        if self.why:
+            return (
+                f"went back to the checkpoint of step {self.step}, and left out the samples from "
+                f"there to step {self.lost + 1}: {self.why}"
+            )
         who = " and ".join(map(str, self.holders)) or "none that is still here"
         several = "workers" if len(self.holders) > 1 else "worker"
         return (
@@ -678,6 +699,17 @@ class SaveVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveEviction:
+    """Save that a process follows the line because it is slow; or no longer."""
+
+    incarnation: int
+    why: str
+    """For people; empty: it takes part again."""
+    stand: int
+    """How many are in sync without it; see `CoreState.stand`."""
+
+
+@dataclass(frozen=True, slots=True)
 class SaveSpike:
     """Save what the line does by itself about a spike, and tell people."""
 
@@ -760,6 +792,7 @@ Effect = (
     | SaveDeparture
     | SaveArithmetic
     | SaveVerdict
+    | SaveEviction
     | SaveSpike
     | SaveSlowness
     | SaveScalars

@@ -11,14 +11,15 @@ The line keeps it
 - if it can't follow (`departures.can_be_followed`),
 - while it sends its state to somebody, or writes a checkpoint, and if nobody else could write one.
 
-A coordinator that starts again knows nothing of all this, and measures anew.
+The journal has who follows, so a coordinator that starts again leaves it at that. How slow the
+others are it measures anew.
 """
 
 from __future__ import annotations
 
 from andon.protocol.capabilities import LEARNING
 from andon_coordinator.core import departures
-from andon_coordinator.core.effects import NoteSlow
+from andon_coordinator.core.effects import NoteSlow, SaveEviction
 from andon_coordinator.core.eviction import SlowStep
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
@@ -45,6 +46,7 @@ def look(core: CoreState) -> None:
         slow.forget(process)
         core.evicted[process.incarnation] = why
         core.stand = core.members.in_sync_count(core.chain.head) - 1
+        core.emit(SaveEviction(process.incarnation, why, core.stand))
         core.emit(NoteSlow(member.worker, SlowStep.FOLLOWS, why))
         # Within its grace it is not lost: nobody's samples did this, and it is about to be back.
         departures.restart(core, member, f"it is {why}, and follows")
@@ -74,4 +76,5 @@ def came_back(core: CoreState, member: LineMember) -> None:
     """A worker takes part: if it followed, that is over."""
     why = core.evicted.pop(member.request.incarnation, None)
     if why is not None:
+        core.emit(SaveEviction(member.request.incarnation, "", core.stand))
         core.emit(NoteSlow(member.worker, SlowStep.BACK, f"a worker is missing; it was {why}"))

@@ -12,13 +12,18 @@ a quorum it is what a late worker owes. In a void round it is what the worker ha
 next attempt, and that is dealt to the others: to keep the worker for it could take as long as the
 line needs to get rid of whatever voids its rounds.
 
+If all workers that hold the line's state give notice, the last one is not released before its state
+is safe. If somebody is here that lacks the state, the worker stays until that one has it, and no
+round opens meanwhile. Else, if the run writes checkpoints, it is asked to write one and to leave;
+to the line it is there until it has left. If neither is possible, nothing is won by keeping it.
+
 The worker decides how long it waits. If its time is short it leaves as any other does.
 """
 
 from __future__ import annotations
 
 from andon_coordinator.core import departures
-from andon_coordinator.core.effects import NoteNotice
+from andon_coordinator.core.effects import LineState, NoteNotice
 from andon_coordinator.core.events import NoticeGiven, WorkerLeft, WorkerStreamEnded
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
@@ -37,14 +42,24 @@ def given(core: CoreState, member: LineMember, event: NoticeGiven) -> None:
 
 def release(core: CoreState) -> None:
     """Sends the workers away that gave notice and have nothing left to give."""
-    for stream in tuple(core.noticed):
+    core.holds_alone = None
+    for stream in sorted(core.noticed, key=lambda stream: _keeps_best(core, stream)):
         member = core.members.on_stream(stream)
         if member is None:
             del core.noticed[stream]  # It left by itself, or was lost.
-        elif not _has_part(core, member):
+            core.keeping.discard(stream)
+        elif stream in core.keeping or _has_part(core, member):
+            continue
+        elif not _holds_alone(core, member):
             del core.noticed[stream]
             core.released[stream] = member.worker
             departures.release_noticed(core, member)
+        elif _is_awaited(core):
+            core.holds_alone = member.worker
+        else:
+            core.keeping.add(stream)
+            member.wants_work = False  # It is about to leave: no round and no transfer has it.
+            departures.keep_state(core, member)
 
 
 def after_release(core: CoreState, event: WorkerLeft | WorkerStreamEnded) -> None:
@@ -52,6 +67,38 @@ def after_release(core: CoreState, event: WorkerLeft | WorkerStreamEnded) -> Non
     worker = core.released.pop(event.stream, None)
     if worker is not None and isinstance(event, WorkerLeft):
         core.emit(*core.checkpoints.note_written(worker, event.checkpoint, core.chain.step))
+
+
+def _keeps_best(core: CoreState, stream: int) -> tuple[bool, bool]:
+    """Who is released last: one that can write a checkpoint, the writer before all."""
+    member = core.members.on_stream(stream)
+    if member is None:
+        return False, False
+    return _can_write(member), member.worker == core.checkpoints.writer
+
+
+def _can_write(member: LineMember) -> bool:
+    plan = member.request.checkpoints
+    return plan is not None and plan.every > 0
+
+
+def _holds_alone(core: CoreState, member: LineMember) -> bool:
+    """Whether the line's state would be lost with a worker, though it can be kept."""
+    chain = core.chain
+    # Initial weights are no loss, and a run that is over has what it was for.
+    if member.head != chain.head or not chain.step or core.stop_reason or core.draining:
+        return False
+    if core.members.in_sync_count(chain.head) > 1 or core.checkpoints.step >= chain.step:
+        return False
+    return _is_awaited(core) or _can_write(member)
+
+
+def _is_awaited(core: CoreState) -> bool:
+    """Whether somebody is here that lacks the line's state and may get it."""
+    members = core.members
+    behind = [*members.behind(core.chain.head), *members.learners(), *members.spares()]
+    trains = core.line_state not in (LineState.HALTED, LineState.COMPLETE)
+    return trains and bool(core.reducers) and any(not each.notice for each in behind)
 
 
 def _has_part(core: CoreState, member: LineMember) -> bool:

@@ -17,10 +17,12 @@ from andon_coordinator.core import (
     dealing,
     departures,
     evicting,
+    going_back,
     late,
     learning,
     lost_state,
     overlap,
+    spares,
     standing,
     syncing,
     verifying,
@@ -63,7 +65,7 @@ def go_on(core: CoreState) -> None:
             _wait_or_halt(core)  # No worker has left with the run's weights yet.
     else:
         late.look(core)
-        if core.round is None and core.keys.saved:
+        if core.round is None and core.keys.saved and core.going_back is None:
             _go_on_training(core)
 
 
@@ -74,6 +76,9 @@ def _go_on_training(core: CoreState) -> None:
         _wait(core)
     elif core.chain.head is None or _may_bootstrap_again(core):
         _bootstrap(core)
+    elif going_back.restores(core):
+        core.forming_since = None
+        core.enter(Trigger.TRANSFER_BEGAN)
     elif lost_state.is_lost(core):
         lost_state.go_on_without_head(core)
     elif not core.members.any_in_grace:
@@ -106,7 +111,8 @@ def _workers_ready(core: CoreState) -> bool:
     if not core.workers_ready_once:
         # A spare may take the place of a worker that did not come back.
         recovered = _recovery_window_over(core) and members.live_count >= core.needed
-        core.workers_ready_once = members.worker_count >= core.expected or recovered
+        here = members.worker_count + spares.slow_here(core)
+        core.workers_ready_once = here >= core.expected or recovered
         # Numbers that were given before then waited for just that.
         syncing.answer_scalar_all_reduces(core)
     return core.workers_ready_once
@@ -200,7 +206,7 @@ def _open_round(core: CoreState) -> None:
         return
     if core.members.idle_count(chain.head) and not standing.suffices(core):
         return
-    if learning.worth_waiting(core) or late.holds_up(core):
+    if learning.worth_waiting(core) or late.holds_up(core) or core.holds_alone is not None:
         return
     roster = core.members.in_sync(chain.head)
     assert plan is not None

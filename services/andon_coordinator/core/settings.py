@@ -240,6 +240,10 @@ class History:
     """That of the first worker that was ever accepted; None: the plan has no grain."""
     arithmetics: Mapping[int, Arithmetic] = field(default_factory=dict)
     """What each worker stated when it joined last."""
+    evicted: Mapping[int, str] = field(default_factory=dict)
+    """Why processes follow that were slow for long, by incarnation."""
+    stand: int = 0
+    """How many were in sync after the last of them went."""
     sessions: int = 0
     """How many sessions of ranks the run had; above 0 it never is a line."""
     verified: VerifiedTotals = field(default_factory=VerifiedTotals)

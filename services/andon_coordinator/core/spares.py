@@ -23,7 +23,7 @@ from andon_coordinator.core.events import LeaveReason
 from andon_coordinator.core.members import LineMember
 from andon_coordinator.core.state import CoreState
 
-__all__ = ["awaiting_state", "call_in", "lacks_worker", "takes_place"]
+__all__ = ["awaiting_state", "call_in", "lacks_worker", "slow_here", "takes_place"]
 
 
 def takes_place(core: CoreState, member: LineMember, in_sync: int | None = None) -> bool:
@@ -50,8 +50,12 @@ def takes_place(core: CoreState, member: LineMember, in_sync: int | None = None)
 def lacks_worker(core: CoreState) -> bool:
     """Whether fewer workers are here than the line expects, in sync or not."""
     here = core.members.worker_count + core.members.grace_count
-    slow = sum(each.request.incarnation in core.evicted for each in core.members.spares())
-    return core.workers_ready_once and here + slow < core.expected
+    return core.workers_ready_once and here + slow_here(core) < core.expected
+
+
+def slow_here(core: CoreState) -> int:
+    """How many workers are here that follow because they were slow for long."""
+    return sum(each.request.incarnation in core.evicted for each in core.members.spares())
 
 
 def awaiting_state(core: CoreState) -> list[LineMember]:

@@ -67,6 +67,7 @@ JournalEffect = (
     | effects.SaveDeparture
     | effects.SaveArithmetic
     | effects.SaveVerdict
+    | effects.SaveEviction
     | effects.SaveSpike
     | effects.SaveSlowness
     | effects.SaveScalars
@@ -358,10 +359,13 @@ class Journal:
                 self._store.begin_term(effect.term)
                 return events.TermSaved(effect.term)
             case effects.SaveRecord():
+                record = effect.record
+                # Before it is saved, which forgets what scripts logged in the steps after it.
+                undone = self._store.undone_by(record) if effect.rolls_back else None
                 if self._store.save_record(effect):
-                    parent, step = effect.record.parent, effect.record.step
-                    log.error(LogEvent("journal_has_gap", step=step, missing=str(parent)))
-                return events.RecordSaved(effect.record.key)
+                    missing = str(record.parent)
+                    log.error(LogEvent("journal_has_gap", step=record.step, missing=missing))
+                return events.RecordSaved(record.key, undone)
             case effects.SaveScalars():
                 self._store.save_scalars(effect)
                 return events.ScalarsSaved(effect.stream, effect.sequence)
@@ -381,6 +385,7 @@ _SILENT: dict[type[JournalEffect], Callable[[JournalStore, Any], None]] = {
     effects.SaveDeparture: JournalStore.save_departure,
     effects.SaveArithmetic: JournalStore.save_arithmetic,
     effects.SaveVerdict: JournalStore.save_verdict,
+    effects.SaveEviction: JournalStore.save_eviction,
     effects.SaveSpike: JournalStore.save_spike,
     effects.SaveSlowness: JournalStore.save_slowness,
     effects.SaveRunEvent: JournalStore.save_run_event,

@@ -16,19 +16,23 @@ from typing import Any
 
 from andon.protocol.halts import HaltAnswer
 from andon.protocol.slowness import CodeLine, ProcessFacts, Slowness, SlowPhase, ThreadStack
-from andon_coordinator.core.effects import SaveScalars, SaveSteered
-from andon_coordinator.core.machine_time import MachineTime, Price
-from andon_coordinator.core.run_events import RunEvent, RunEventKind
+from andon_coordinator.core.effects import SaveEviction, SaveScalars, SaveSteered
+from andon_coordinator.core.machine_time import TOKENS, MachineTime, Price
+from andon_coordinator.core.run_events import AGAIN, RunEvent, RunEventKind
 from andon_coordinator.transport.rows import DROPPED, LAST_RECORD, LOST, has_table
-from andon_coordinator.transport.schema import compact_json, evidence_of
+from andon_coordinator.transport.schema import compact_json, evidence_of, u64_of, u64_text
 
 __all__ = [
     "LoggedScalar",
+    "evicted",
     "forget_scalars_after",
+    "logged",
     "machine_time",
     "next_event_id",
+    "notices",
     "price",
     "run_events",
+    "save_eviction",
     "save_price",
     "save_run_event",
     "save_scalars",
@@ -38,6 +42,7 @@ __all__ = [
     "scalar_names",
     "scalars",
     "slownesses",
+    "tokens",
 ]
 
 _NAMES = """
@@ -99,6 +104,24 @@ def save_scalars(database: sqlite3.Connection, effect: SaveScalars, at_unix_s: f
 def forget_scalars_after(database: sqlite3.Connection, step: int) -> None:
     """Removes the scalars of steps that were rolled back: a curve is of the line's own history."""
     database.execute("DELETE FROM scalars WHERE step > ?", (step,))
+
+
+def tokens(database: sqlite3.Connection, after: int = -1) -> float:
+    """How many tokens scripts logged in the steps after one, all workers together."""
+    found = database.execute(
+        "SELECT coalesce(sum(value), 0.0) FROM scalars WHERE name = ? AND step > ? AND value > 0 "
+        "AND value < 9e999",
+        (TOKENS, after),
+    ).fetchone()
+    return float(found[0])
+
+
+def logged(database: sqlite3.Connection) -> dict[int, tuple[int, float]]:
+    """By worker, the last step at which its script logged tokens, and how many."""
+    found = database.execute(
+        "SELECT worker, max(step), value FROM scalars WHERE name = ? GROUP BY worker", (TOKENS,)
+    )
+    return {worker: (step, value or 0.0) for worker, step, value in found}
 
 
 def save_run_event(database: sqlite3.Connection, event: RunEvent) -> None:
@@ -217,6 +240,22 @@ def run_events(database: sqlite3.Connection) -> list[RunEvent]:
     return _numbered(list(_older(database, first))) + noted
 
 
+def notices(database: sqlite3.Connection) -> dict[int, str]:
+    """By worker, why its machine was about to go; only those whose last process gave notice."""
+    if not has_table(database, "run_events"):
+        return {}
+    found: dict[int, str] = {}
+    kinds = (RunEventKind.JOINED.value, RunEventKind.NOTICE.value)
+    for worker, kind, text in database.execute(
+        "SELECT worker, kind, text FROM run_events WHERE kind IN (?, ?) ORDER BY id", kinds
+    ):
+        if kind == RunEventKind.NOTICE.value:
+            found[worker] = text
+        elif not text.startswith(AGAIN):
+            found.pop(worker, None)  # A new process has the slot.
+    return found
+
+
 def machine_time(database: sqlite3.Connection) -> MachineTime:
     """How long workers' machines were on the line, by everything that happened."""
     time = MachineTime()
@@ -234,6 +273,30 @@ def machine_time(database: sqlite3.Connection) -> MachineTime:
     last = database.execute("SELECT at FROM records ORDER BY id DESC LIMIT 1").fetchone()
     time.saw(last[0] if last else 0.0)
     return time
+
+
+def save_eviction(database: sqlite3.Connection, effect: SaveEviction, at_unix_s: float) -> None:
+    """Saves that a slow process follows, or no longer."""
+    database.execute(
+        f"INSERT INTO evictions VALUES (?, ?, ?, {LAST_RECORD}, ?)",
+        (u64_text(effect.incarnation), effect.why, effect.stand, at_unix_s),
+    )
+
+
+def evicted(database: sqlite3.Connection, since: int) -> tuple[dict[int, str], int]:
+    """Why processes follow, by incarnation, and how many are in sync without them.
+
+    Args:
+        database: the journal.
+        since: the record with which a person last resumed the run; what was before is over.
+    """
+    found: dict[int, str] = {}
+    stand = 0
+    for incarnation, why, stand in database.execute(  # noqa: B007  # the last one counts
+        "SELECT incarnation, why, stand FROM evictions WHERE record >= ? ORDER BY rowid", (since,)
+    ):
+        found[u64_of(incarnation)] = why
+    return {process: why for process, why in found.items() if why}, stand
 
 
 def save_price(database: sqlite3.Connection, price: Price, at_unix_s: float) -> None:

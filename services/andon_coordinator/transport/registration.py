@@ -116,7 +116,8 @@ class ReducerRegistration:
 
     async def _write(self, context: Context, message: pb.RegisterReducerResponse) -> None:
         try:
-            await asyncio.wait_for(context.write(message), self._join_s)
+            async with asyncio.timeout(self._join_s):
+                await context.write(message)
         except TimeoutError:
             raise _invalid(f"nothing was read for {self._join_s:g} s") from None
 

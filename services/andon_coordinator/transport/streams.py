@@ -128,7 +128,8 @@ async def next_of(messages: AsyncIterator[Received], name: str, within_s: float)
         LineError: none came in time, or the stream ended.
     """
     try:
-        return await asyncio.wait_for(anext(messages), within_s)
+        async with asyncio.timeout(within_s):
+            return await anext(messages)
     except StopAsyncIteration:
         text = f"the stream ended before {name}"
         raise LineError(Reason.INVALID_MESSAGE, text) from None

@@ -254,7 +254,8 @@ class LineTask:
             Whether it happened, and whether the task goes on.
         """
         try:
-            await asyncio.wait_for(change.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await change.wait()
         except TimeoutError:
             return False, not self._closed
         return True, not self._closed

@@ -182,7 +182,8 @@ class Announced:
                 return False
             try:
                 # No await lies between the look at `known` and this, so no announcement is missed.
-                await asyncio.wait_for(run.changed.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await run.changed.wait()
             except TimeoutError:
                 return False
         return True

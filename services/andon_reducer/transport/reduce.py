@@ -263,7 +263,8 @@ class ReduceServicer:
     async def _opening(self, messages: AsyncIterator[bytes]) -> OpenRound:
         """The first message."""
         try:
-            data = await asyncio.wait_for(anext(messages, b""), self._opening_s)
+            async with asyncio.timeout(self._opening_s):
+                data = await anext(messages, b"")
             opening = parse_request(data)
         except TimeoutError:
             text = f"the stream was not opened within {self._opening_s:g} s"

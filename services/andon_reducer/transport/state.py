@@ -69,7 +69,8 @@ class StateServicer:
         """
         pieces = _pieces(context)
         try:
-            data = await asyncio.wait_for(anext(pieces, None), self._opening_s)
+            async with asyncio.timeout(self._opening_s):
+                data = await anext(pieces, None)
         except TimeoutError:
             text = f"the state's first piece did not come within {self._opening_s:g} s"
             raise CallRefused(Reason.INVALID_MESSAGE, text) from None

@@ -209,6 +209,7 @@ def _worker(worker: WorkerSnapshot, *, holds_up: bool) -> dict[str, Any]:
         "share": worker.share,
         "micro_batches": worker.micro_batches,
         "holds_up": holds_up,
+        "notice": worker.notice,
         "slowness": None if worker.slowness is None else _slowness(worker.slowness),
     }
 
@@ -238,7 +239,7 @@ def _checkpoints(known: RunCheckpoints | None) -> dict[str, Any] | None:
 
 
 def crash_view(crash: Crash) -> dict[str, Any]:
-    """How a process of a worker failed, without its output."""
+    """How a process of a worker failed or had to leave, without its output."""
     return {
         "kind": crash.kind.value,
         "text": crash.text,

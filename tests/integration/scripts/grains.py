@@ -2,7 +2,8 @@
 
 Usage: grains.py SPEC.json OUT.json. It writes the SHA-256 of the trained state and the losses of
 all steps. `kill`, a slot and a step: that process ends itself in the middle of its share; and
-`dies_evaluating`, a slot and an epoch: in the middle of the evaluation after it.
+`dies_evaluating`, a slot and an epoch: in the middle of the evaluation after it. `ddp`: the process
+is one of several of its host.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -109,6 +111,7 @@ def take(line: Line, spec: dict[str, Any], seen: dict[str, Any], batch: Any) -> 
 def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """SHA-256 of all weights, buffers and optimizer states."""
     digest = hashlib.sha256()
+    model = getattr(model, "module", model)
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode() + value.contiguous().numpy().tobytes())
     for state in optimizer.state_dict()["state"].values():
@@ -123,6 +126,9 @@ def main() -> None:
     kind: str = spec["kind"]
     line = Line(same_bits=True, total_steps=spec["steps"])
     model: Any = Gpt() if kind == "gpt" else Cnn()
+    if spec.get("ddp"):
+        dist.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=3000.0, enabled=kind == "cnn")
     loader: Any = DataLoader(data_of(kind), 20, shuffle=True)

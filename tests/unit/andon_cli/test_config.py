@@ -360,6 +360,7 @@ def test_a_run_that_joins_says_which_variables_and_keys_it_does_not_use(
         (["run", "--join", "127.0.0.1:1", "--report", "r.json", "train.py"], "the journal"),
         (["run", "--join", "alpha:7070", "train.py"], "--insecure"),
         (["run", "--join", "alpha", "train.py"], "--join must be HOST:PORT"),
+        (["run", "--preemption-notice", "ftp://a/b", "t.py"], "--preemption-notice must be a file"),
         (["status", "--address", ":7070"], "--address must be HOST:PORT"),
         (["resume", "--skip", "--drop", "1"], "give --skip or --drop, not both"),
         (["resume", "--drop", "one"], "--drop must be a whole number"),

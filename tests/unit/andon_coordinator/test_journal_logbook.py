@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,30 @@ def test_run_events_are_read_back_and_ids_go_on(path: Path) -> None:
     journal = Journal.open(path, "7f3a")
     journal.close()
     assert journal.next_event_id == 3
+
+
+def test_a_notice_is_that_of_the_last_process_in_a_slot(path: Path) -> None:
+    notice, joined = RunEventKind.NOTICE, RunEventKind.JOINED
+    told = [
+        replace(event(number, text, kind), worker=worker)
+        for number, (worker, kind, text) in enumerate(
+            [
+                (0, notice, "SIGTERM"),
+                (1, notice, "SIGTERM"),
+                (2, joined, "on alpha"),
+                (0, joined, "again, on alpha"),
+                (1, joined, "on beta"),
+            ],
+            start=1,
+        )
+    ]
+
+    with Writing(path) as writing:
+        for each in told:
+            writing.journal.save(effects.SaveRunEvent(each))
+
+    with JournalReader(path) as reader:
+        assert reader.notices() == {0: "SIGTERM"}
 
 
 def test_a_journal_without_a_logbook_tells_of_halts_answers_and_departures(path: Path) -> None:

@@ -139,6 +139,10 @@ EFFECTS: list[tuple[MessageEffect, Message]] = [
         pb.Shutdown(message="over", stop_reason="drained"),
     ),
     (
+        effects.SendShutdown(5, "nobody else", keep_state=True),
+        pb.Shutdown(message="nobody else", keep_state=True),
+    ),
+    (
         effects.SendTransfer(
             stream=5,
             transfer_id=6,

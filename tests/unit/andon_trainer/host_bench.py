@@ -21,11 +21,13 @@ from andon_trainer.core.events import Assigned
 from andon_trainer.data.feed import Shard, ShardFeeder
 from andon_trainer.errors import HostLost
 from andon_trainer.hosts.averaging import FollowerAverager, LeaderAverager
+from andon_trainer.hosts.grain_averaging import FollowerGrains, LeaderGrains
 from andon_trainer.hosts.member import FollowerMember, LeaderMember
-from andon_trainer.hosts.steps import HostProcesses
+from andon_trainer.hosts.steps import HostGrains, HostProcesses
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import plan_model
 from andon_trainer.place.membership import Membership
+from andon_trainer.schedules.grain_steps import GrainStepper
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.stepper import Stepper
 from andon_trainer.script.scaling import ScalerGate
@@ -47,6 +49,7 @@ class _Shared:
             (source, target): queue.Queue() for source in range(size) for target in range(size)
         }
         self.told: list[queue.Queue[Any]] = [queue.Queue() for _ in range(size)]
+        self.sent: list[queue.Queue[Any]] = [queue.Queue() for _ in range(size)]
         self.sums: dict[int, list[torch.Tensor]] = {}
         self.summed = threading.Condition()
         self.closed = False
@@ -73,8 +76,21 @@ class _ThreadSum:
         self._flat.copy_(reduce(torch.add, others, first))
 
 
+class _ThreadTransfer:
+    def __init__(self, take: Callable[[], object] = lambda: None) -> None:
+        self._take = take
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        self._take()
+
+
 class ThreadGroup:
     """A `HostGroup` of threads."""
+
+    of_devices = False
 
     def __init__(self, rank: int, shared: _Shared) -> None:
         self.rank = rank
@@ -109,6 +125,15 @@ class ThreadGroup:
             self.tell(flat.clone())
         else:
             flat.copy_(self.hear())
+
+    def start_send(self, flat: torch.Tensor) -> _ThreadTransfer:
+        self._refuse_closed()
+        self.shared.sent[self.rank].put(pickle.dumps(flat))
+        return _ThreadTransfer()
+
+    def start_receive(self, rank: int, flat: torch.Tensor) -> _ThreadTransfer:
+        # Transfers are waited for in the order in which they were begun.
+        return _ThreadTransfer(lambda: flat.copy_(self._take(self.shared.sent[rank])))
 
     def close(self) -> None:
         self.shared.closed = True
@@ -161,19 +186,17 @@ class Process:
         seat: LeaderSeat | None,
         micro: int | None,
         scale: LossScale | None,
+        grain: int,
     ) -> None:
         self.group = group
         self.model = model
         plan = plan_model([model])
         device, replica = torch.device("cpu"), Replica([model])
-        averager: LeaderAverager | FollowerAverager
         self.member: LeaderMember | FollowerMember
         if seat is None:
             self.member = FollowerMember(group, replica)
-            averager = FollowerAverager(group, self.member, plan, device, [model], scale)
         else:
             self.member = LeaderMember(group, seat, replica)
-            averager = LeaderAverager(group, cast(Membership, seat), plan, device, [model], scale)
         member = self.member
         parts = LoopParts(
             member=member,
@@ -184,14 +207,33 @@ class Process:
                 seed=0,
                 micro_batch_size=micro,
                 step=lambda: member.position.step + 1,
+                grain=grain,
             ),
             replica=replica,
             device=device,
             micro_batch_size=micro,
             scaling=None if scale is None else ScalerGate(scale),
+            grain=grain,
         )
-        self.processes = HostProcesses(group, parts, averager)
-        self.stepper = Stepper(parts, averager, self.processes)
+        line = None if seat is None else cast(Membership, seat)
+        self.processes: HostProcesses
+        self.stepper: Stepper
+        if grain:
+            grains = (
+                FollowerGrains(group, plan, device, [model], scale)
+                if line is None
+                else LeaderGrains(group, line, plan, device, [model], scale)
+            )
+            self.processes = HostGrains(group, parts, grains)
+            self.stepper = GrainStepper(parts, grains, 0, lambda: None, self.processes)
+        else:
+            averager = (
+                FollowerAverager(group, member, plan, device, [model], scale)
+                if line is None
+                else LeaderAverager(group, line, plan, device, [model], scale)
+            )
+            self.processes = HostProcesses(group, parts, averager)
+            self.stepper = Stepper(parts, averager, self.processes)
         self.computed: list[list[int]] = []
         """Of each loop body, the samples that it got."""
         self.gradients: list[list[torch.Tensor | None]] = []
@@ -216,6 +258,7 @@ class HostBench:
         model: nn.Module | None = None,
         loss_scale: float | None = None,
         warm: bool = True,
+        grain: int = 0,
     ) -> None:
         if warm:
             # The host's processes are threads here. If the first tanh of all is computed by two of
@@ -235,6 +278,7 @@ class HostBench:
                 None if group.rank else self.seat,
                 micro,
                 None if loss_scale is None else _scaled_by(loss_scale),
+                grain,
             )
             for group in thread_groups(size)
         ]

@@ -129,8 +129,8 @@ class ScriptedSeat:
         self.reports: list[StepReport] = []
         self.assignments: list[Assigned] = []
         self.ends: list[str] = []
-        """Of each round: `void`, `void late` (its averages are there), `commit`, or
-        `commit overflow` (another worker's)."""
+        """Of each round: `void early` (before anything is sent), `void`, `void late` (its averages
+        are there), `commit`, or `commit overflow` (another worker's)."""
         self.waited: Callable[[], object] = lambda: None
         """Called in each wait for the line."""
         self.calls: list[Call | None] = []
@@ -163,7 +163,9 @@ class ScriptedSeat:
         self.waited()
         self.calls.append(call)
         self.exchange.begin(weight)
-        return True
+        if early := self.ends[0] == "void early":
+            self.ends.pop(0)
+        return not early
 
     def await_averages(self, *, last: bool = True) -> AveragesComplete | None:
         self.waited()

@@ -385,6 +385,8 @@ def test_a_worker_that_is_dropped_alone_is_told_so() -> None:
     conversation = waiting(Wait.WORK)
 
     assert conversation.receive(Dismissed("by an operator")) == [RaiseDropped("by an operator")]
+    last = conversation.receive(Dismissed("nobody else", keep_state=True))
+    assert last == [RaiseDropped("nobody else", keep_state=True)]
     assert conversation.dropped
 
 

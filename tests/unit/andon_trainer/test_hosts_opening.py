@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,11 @@ def test_processes_that_andon_run_started_are_told_to_leave_the_wrapper_out(
         group_of([wrapped], replace(ON_A_LINE, andon_run=True))
 
 
+def test_an_audit_of_several_processes_is_told_to_start_one(wrapped: Wrapped) -> None:
+    with pytest.raises(ValueError, match="torchrun --nproc-per-node 1"):
+        group_of([wrapped], replace(ON_A_LINE, audit=Path("audit.json")))
+
+
 def test_processes_without_a_line_are_told_how_to_start_one(line: Line, wrapped: Wrapped) -> None:
     with pytest.raises(ValueError, match="with torchrun, or set ANDON_ADDRESS"):
         line.prepare(wrapped, DataLoader(data(), 4))
@@ -143,9 +149,18 @@ def test_processes_that_prepare_something_else_than_their_leader_are_named_on_al
         lambda group: agree_on_plan(group, layout, replace(plan, seed=5 if group.rank == 2 else 1)),
     )
 
+    slower = of_all(
+        thread_groups(2),
+        lambda group: agree_on_plan(group, layout, plan, (("threads", str(1 + group.rank)),)),
+    )
+
     assert same == [None] * 3
     assert len(set(other)) == 1
     assert "seed is 5 at process 2 of this host and 1 at process 0" in other[0]
+    assert len(set(slower)) == 1
+    assert (
+        "process 1 of this host computes with threads 2, and process 0 with threads 1" in slower[0]
+    )
 
 
 def test_an_answer_is_for_all_processes_and_so_is_a_failure() -> None:
@@ -176,4 +191,11 @@ def test_an_evaluation_is_divided_among_hosts_and_then_inside_each() -> None:
         for row in rows
     ]
 
+    whole = [
+        number
+        for place in places
+        for number, _ in Splitting(torch.device("cpu")).whole_batches(loader, seed=1).deal(place)
+    ]
+
     assert seen == list(range(SAMPLES))
+    assert whole == list(range(len(loader)))

@@ -15,22 +15,30 @@ from andon_trainer.averaging.node_sums import NodeSums, divided, leaves_of
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_sums_of_any_workers_make_the_root_that_numpy_makes(data: st.DataObject) -> None:
+def test_sums_of_any_workers_and_their_processes_make_the_root_that_numpy_makes(
+    data: st.DataObject,
+) -> None:
     count = data.draw(st.integers(1, 40), label="grains")
     owners = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+    processes = data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
     order = data.draw(st.permutations(range(count)))
     generator = np.random.default_rng(data.draw(st.integers(0, 99)))
     gradients = generator.standard_normal((count, 3), np.float32) * 10.0 ** generator.integers(
         -20, 20, (count, 1)
     ).astype(np.float32)
     weights = [float(each) for each in generator.integers(1, 9, count)]
-    workers = [NodeSums(count) for _ in range(4)]
+    hosts = [[NodeSums(count) for _ in range(3)] for _ in range(4)]
 
     for grain in order:
         leaf = leaves_of(
             [torch.tensor(gradients[grain])], float(leaf_factor(weights[grain], 8, count))
         )
-        workers[owners[grain]].add(grain, leaf)
+        hosts[owners[grain]][processes[grain]].add(grain, leaf)
+    workers = [host[0] for host in hosts]
+    for leader, *others in hosts:
+        handed = [(node, each[node]) for each in others for node in each.nodes]
+        for node, parts in data.draw(st.permutations(handed)):
+            leader.add_node(node, parts)
 
     for owner, worker in enumerate(workers):
         owned = [PositionRange(g, g + 1) for g in range(count) if owners[g] == owner]

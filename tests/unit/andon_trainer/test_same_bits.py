@@ -14,7 +14,6 @@ from andon.protocol.records import PositionRange
 from andon_trainer import Line
 from andon_trainer.data.feed import Share
 from andon_trainer.data.orders import BatchOrders
-from andon_trainer.script.grain_checks import refuse_other_grains
 
 DATA = TensorDataset(torch.arange(22.0).reshape(22, 1))
 
@@ -149,11 +148,6 @@ def test_each_size_of_a_compiled_model_has_a_graph_of_its_own(first: bool) -> No
 
     assert len(graphs) == 2
     assert all(type(size) is int for sizes in graphs for size in sizes)
-
-
-def test_models_in_ddp_are_refused() -> None:
-    with pytest.raises(ValueError, match="start one worker a GPU"):
-        refuse_other_grains([nn.Linear(1, 1)], in_host=True)
 
 
 def test_rows_of_other_grains_are_refused_in_a_loop_body() -> None:

@@ -30,7 +30,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "workers that are lost": (
         STORM,
         ANY_NUMBER,
-        f"{LINES}test_a_worker_that_is_killed_changes_no_bit",
+        f"{LINES}test_a_host_whose_only_other_worker_is_killed_changes_no_bit",
     ),
     "equal shares": (STORM, ANY_NUMBER),
     "a checkpoint": (STORM, f"{LINES}test_a_run_goes_on_from_a_checkpoint_with_fewer_workers"),
@@ -78,9 +78,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "a model that is compiled after": (
         f"{ALONE}test_each_size_of_a_compiled_model_has_a_graph_of_its_own",
     ),
+    "[hosts whose processes": (
+        f"{LINES}test_a_host_of_two_processes_beside_a_worker_trains_the_same_bits",
+        f"{LINES}test_a_host_whose_only_other_worker_is_killed_changes_no_bit",
+        f"{TRAINER}test_host_grains.py::"
+        "test_a_host_sends_the_sums_of_one_process_and_ends_with_its_statistics",
+    ),
     "SyncBatchNorm": (
         f"{ALONE}test_what_is_no_grain_is_refused_by_name",
-        f"{ALONE}test_models_in_ddp_are_refused",
         f"{ALONE}test_manual_steps_are_refused",
     ),
     "a ring": (

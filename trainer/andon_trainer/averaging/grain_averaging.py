@@ -6,6 +6,7 @@ See `grain_sums` for what is sent when, and `andon.protocol.grains` for the arit
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Protocol
@@ -13,9 +14,10 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from andon.protocol.attestations import MeanCheck
+from andon.protocol.attestations import Attestation, MeanCheck, NodeApart
 from andon.protocol.grains import Grains
 from andon_trainer.averaging.averaging import Averaged
+from andon_trainer.averaging.earlier_sums import EarlierSums
 from andon_trainer.averaging.grain_buffers import GrainBuffers, LineGrainBuffers
 from andon_trainer.averaging.grain_sums import GrainSums, NodeStaging
 from andon_trainer.averaging.line_averaging import Averager, HostPart, LineAverager
@@ -33,7 +35,7 @@ from andon_trainer.model.layout import ModelPlan
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
 
-__all__ = ["GrainAverager", "LineGrains", "SoloGrains"]
+__all__ = ["GrainAverager", "LineGrains", "SoloGrains", "TakesGrains"]
 
 
 class GrainAverager(Averager, Protocol):
@@ -47,13 +49,26 @@ class GrainAverager(Averager, Protocol):
     def mean_check(self) -> MeanCheck | None:
         """What `finish` found of the line's averages; None: nobody asked."""
 
-    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
+    def apart(
+        self, hashes: Sequence[bytes], attested: Sequence[Attestation]
+    ) -> tuple[NodeApart, ...]:
+        """Results that differ and of which this worker has both; ask once, after `finish`.
+
+        Args:
+            hashes: those of the components of `p.grad`.
+            attested: what this worker attests.
+        """
+
+    def begin_grains(
+        self, grains: Grains, *, kept: bool, attests: bool, anew: bool = False
+    ) -> None:
         """An attempt begins.
 
         Args:
             grains: those of the batch.
             kept: the sums of the attempt before are a part of it.
             attests: what is computed is hashed, for `verification`.
+            anew: results of the attempt before differed.
         """
 
     def next_grain(self) -> None:
@@ -80,8 +95,40 @@ class GrainAverager(Averager, Protocol):
         """
 
 
-class LineGrains(LineAverager):
+class TakesGrains:
+    """Takes the grains of one process, each from the head's buffers."""
+
+    _sums: GrainSums
+    _grain_buffers: GrainBuffers
+
+    def put_away(self) -> None:
+        """Sets the buffers back to the line's, if the step is void, halted or was left."""
+        self._grain_buffers.put_away()
+
+    def next_grain(self) -> None:
+        """See `GrainAverager`."""
+        self._grain_buffers.next_grain()
+
+    def take_grain(self, grain: int, weight: float) -> None:
+        """See `GrainAverager`."""
+        self._sums.take(grain, weight, self._unscale)
+        self._grain_buffers.take(grain, weight)
+
+    def leave_out(self, grain: int) -> None:
+        """See `GrainAverager`."""
+        self._sums.leave_out(grain)
+        self._grain_buffers.take(grain, 0.0)
+
+    @property
+    @abstractmethod
+    def _unscale(self) -> torch.Tensor | None:
+        """The inverse of the loss scale that gradients have; None: they have none."""
+
+
+class LineGrains(TakesGrains, LineAverager):
     """Averages over the line, block by block while the last grain's backward runs."""
+
+    _grain_buffers: LineGrainBuffers
 
     def __init__(
         self,
@@ -116,6 +163,7 @@ class LineGrains(LineAverager):
         self.verification = Verification(plan, self._sums, self._loss_scale)
         self._mean_checks = MeanChecks(self._averaging, plan, self.verification.sums, self._staging)
         self.mean_check: MeanCheck | None = None
+        self._earlier = EarlierSums(plan, self.verification.sums, self._staging)
         self._grains: Grains | None = None
 
     @property
@@ -123,8 +171,11 @@ class LineGrains(LineAverager):
         """None: a forward that changes a buffer is refused."""
         return []
 
-    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
+    def begin_grains(
+        self, grains: Grains, *, kept: bool, attests: bool, anew: bool = False
+    ) -> None:
         """See `GrainAverager`."""
+        self._earlier.begin(anew=anew)
         self._whole = True
         self._grains = grains
         if kept:
@@ -134,24 +185,8 @@ class LineGrains(LineAverager):
             self._grain_buffers.begin(grains)
         if attests:
             self.verification.begin(grains)
-
-    def put_away(self) -> None:
-        """Sets the buffers back to the line's."""
-        self._grain_buffers.put_away()
-
-    def next_grain(self) -> None:
-        """See `GrainAverager`."""
-        self._grain_buffers.next_grain()
-
-    def take_grain(self, grain: int, weight: float) -> None:
-        """See `GrainAverager`."""
-        self._sums.take(grain, weight, self._unscale)
-        self._grain_buffers.take(grain, weight)
-
-    def leave_out(self, grain: int) -> None:
-        """See `GrainAverager`."""
-        self._sums.leave_out(grain)
-        self._grain_buffers.take(grain, 0.0)
+        else:
+            self.verification.end()  # Of an attempt that was void before anything was attested.
 
     def finish(
         self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
@@ -163,16 +198,22 @@ class LineGrains(LineAverager):
         self._nodes = nodes
         weight = sum(part.weight for part in nodes)
         averaged = self._average(weight, lambda: self._send_sums(loss, last), nodes)
-        if self._open is None and loss is not None and last is not None:
-            # The round was void before anything was sent. The grain is a part of the next one.
-            self.clock.resume()
-            self._go_back(loss)
-            self.take_grain(*last)
+        if self._open is None:
+            self._keep_unsent(loss, last)
         self.mean_check = None
         if averaged is not None:
             assert self._grains is not None
             self.mean_check = self._mean_checks.finish(self._grains, averaged.total_weight)
         return averaged
+
+    def apart(
+        self, hashes: Sequence[bytes], attested: Sequence[Attestation]
+    ) -> tuple[NodeApart, ...]:
+        """See `GrainAverager`."""
+        assert self._grains is not None
+        if self._factor is None:  # Else `p.grad` is no copy of what came.
+            self._mean_checks.compare_written(hashes, self._grains.root)
+        return (*self._mean_checks.apart, *self._earlier.compare(attested))
 
     def committed(self, *, overflow: bool = False) -> None:
         """Sets the buffers that came with the mean."""
@@ -206,6 +247,13 @@ class LineGrains(LineAverager):
     def _go_back(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         self.clock.done()
+
+    def _keep_unsent(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
+        """The round was void before anything was sent. The grain is a part of the next one."""
+        if loss is not None and last is not None:
+            self.clock.resume()
+            self._go_back(loss)
+            self.take_grain(*last)
 
     def _send_sums(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
         if last is None or loss is None:
@@ -250,7 +298,7 @@ class LineGrains(LineAverager):
         self._open.submit_nodes(block, [flat.numpy() for flat in flats])
 
 
-class SoloGrains(SoloAverager):
+class SoloGrains(TakesGrains, SoloAverager):
     """The same tree for a script that runs alone: its mean has the bits of a line's."""
 
     def __init__(
@@ -265,44 +313,28 @@ class SoloGrains(SoloAverager):
         """Puts hooks on the parameters; see `SoloAverager`."""
         super().__init__(member, plan, device, reader, loss_scale, modules)
         self._sums = GrainSums(plan)
-        self._buffers = GrainBuffers(modules)
+        self._grain_buffers = GrainBuffers(modules)
         self._grains: Grains | None = None
         # Nobody else's grains are verified alone; an audit has its own ones attested.
         self.verification = Verification(plan, self._sums)
         self.mean_check = None
 
-    def begin_grains(self, grains: Grains, *, kept: bool, attests: bool) -> None:
+    def begin_grains(
+        self, grains: Grains, *, kept: bool, attests: bool, anew: bool = False
+    ) -> None:
         """See `GrainAverager`."""
         self.losses.clear()
         self._grains = grains
         self._sums.begin(grains, attests=attests)
         if attests:
             self.verification.begin(grains)
-        self._buffers.begin(grains)
-
-    def put_away(self) -> None:
-        """Sets the buffers back, if the step halted or was left."""
-        self._buffers.put_away()
-
-    def next_grain(self) -> None:
-        """See `GrainAverager`."""
-        self._buffers.next_grain()
-
-    def take_grain(self, grain: int, weight: float) -> None:
-        """See `GrainAverager`."""
-        self._sums.take(grain, weight, self._unscale)
-        self._buffers.take(grain, weight)
-
-    def leave_out(self, grain: int) -> None:
-        """See `GrainAverager`."""
-        self._sums.leave_out(grain)
-        self._buffers.take(grain, 0.0)
+        self._grain_buffers.begin(grains)
 
     def finish(
         self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
     ) -> Averaged | None:
         """See `GrainAverager`; this worker has all grains."""
-        self._buffers.check()
+        self._grain_buffers.check()
         if loss is not None:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
         self.clock.done()
@@ -317,10 +349,17 @@ class SoloGrains(SoloAverager):
         self.late.averaged(range(len(self._plan.parameters)))
         return Averaged(total, 1, Timings(), computed_at=time.perf_counter())
 
+    def apart(
+        self, hashes: Sequence[bytes], attested: Sequence[Attestation]
+    ) -> tuple[NodeApart, ...]:
+        """None: there is nobody else."""
+        return ()
+
     def committed(self, *, overflow: bool = False) -> None:
         """Sets the statistics that the grains made."""
-        self._buffers.committed()
+        self._grain_buffers.committed()
         self._sums.clear()
+        self.verification.end()
 
     @property
     def _unscale(self) -> torch.Tensor | None:

@@ -81,6 +81,22 @@ class GrainBuffers:
         vector = self._vector() if weight else None
         self._sums.add(grain, leaves_of([vector], factor))
 
+    @property
+    def sums(self) -> NodeSums:
+        """The sums of what this process's grains have made of the statistics, one vector each."""
+        return self._sums
+
+    @property
+    def elements(self) -> int:
+        """Length of such a vector: the statistics, and a flag for each buffer."""
+        sizes = [each.numel() for each in self._start if each.is_floating_point()]
+        return sum(sizes) + len(self._start)
+
+    @property
+    def device(self) -> torch.device:
+        """Where such a vector is."""
+        return self._start[0].device if self._start else torch.device("cpu")
+
     def check(self) -> None:
         """Raises RuntimeError if a forward has changed a buffer that nobody can add up."""
         self._others.check()
@@ -184,8 +200,7 @@ class LineGrainBuffers(GrainBuffers):
             total_weight: that of the gradients' averages.
         """
         self.drop()
-        size = sum(each.numel() for each in self._start if each.is_floating_point())
-        mean = np.empty(size + len(self._start), np.float32)
+        mean = np.empty(self.elements, np.float32)
         mine = [self._sum(part.node.node, mean.size) for part in nodes]
         sizes = self._numbers.sizes
         rooms = list(rooms_for(sizes, mean.size))

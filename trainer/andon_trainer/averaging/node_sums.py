@@ -104,24 +104,33 @@ class NodeSums:
 
     def add(self, grain: int, leaf: Parts) -> None:
         """Adds a grain, and joins what has both children; takes the tensors over."""
-        assert not any(node.first <= grain < node.stop for node in self._sums), "a grain came twice"
-        node = Node(grain, grain + 1)
-        self._sums[node] = leaf
-        for parent, left, right in _above(self._root, grain):
+        self.add_node(Node(grain, grain + 1), leaf)
+
+    def add_node(self, node: Node, parts: Parts) -> None:
+        """The same with a node that somebody else has summed."""
+        assert not any(each.first < node.stop and node.first < each.stop for each in self._sums), (
+            "a grain came twice"
+        )
+        self._sums[node] = parts
+        for parent, left, right in _above(self._root, node):
             if left not in self._sums or right not in self._sums:
                 return
             self._sums[parent] = _added(self._sums.pop(left), self._sums.pop(right))
 
+    def clear(self) -> None:
+        """No grain is here any more."""
+        self._sums = {}
 
-def _above(root: Node, grain: int) -> Sequence[tuple[Node, Node, Node]]:
-    """The nodes over a grain, each with its children, from below."""
-    return list(_path(root, grain))[::-1]
+
+def _above(root: Node, node: Node) -> Sequence[tuple[Node, Node, Node]]:
+    """The nodes over another one, each with its children, from below."""
+    return list(_path(root, node))[::-1]
 
 
-def _path(node: Node, grain: int) -> Iterator[tuple[Node, Node, Node]]:
-    while (below := children(node)) is not None:
-        yield node, *below
-        node = below[grain >= below[1].first]
+def _path(at: Node, node: Node) -> Iterator[tuple[Node, Node, Node]]:
+    while at != node and (below := children(at)) is not None:
+        yield at, *below
+        at = below[node.first >= below[1].first]
 
 
 def added(left: Parts, right: Parts) -> Parts:

@@ -365,7 +365,7 @@ class Conversation:
             self.paused = False  # There is nothing left that an answer could change.
             return self.state.ended(event.stop_reason)
         self.dropped = True
-        return [RaiseDropped(event.message)]
+        return [RaiseDropped(event.message, event.keep_state)]
 
     def _control_lost(self, event: ControlLost) -> list[Effect]:
         if event.stream != self.stream:

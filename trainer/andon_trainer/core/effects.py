@@ -166,9 +166,13 @@ class RaiseHalted:
 
 @dataclass(frozen=True, slots=True)
 class RaiseDropped:
-    """Raise in the script: the line dropped this worker, and no other."""
+    """Raise in the script: the line dropped this worker, and no other.
+
+    With `keep_state` it lets a worker go that was asked to leave, once its state is on disk.
+    """
 
     message: str
+    keep_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from andon.protocol.halts import HaltEvidence
 from andon.protocol.records import Cursor, Key, Record, accuracy_of
 from andon.protocol.reducers import ReducerShare
 from andon.protocol.rounds import RankTerms
+from andon_trainer.core.reports import WrittenCheckpoint
 
 __all__ = [
     "Assigned",
@@ -107,10 +108,14 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Dismissed:
-    """The run is over for this worker. With a `stop_reason` it is over for everybody."""
+    """The run is over for this worker. With a `stop_reason` it is over for everybody.
+
+    With `keep_state` nobody else holds the line's state, so this worker writes a checkpoint first.
+    """
 
     message: str
     stop_reason: str = ""
+    keep_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,8 @@ class TransferAsked:
     """The reducer that relays it; empty: the one at the coordinator's own address."""
     beside_training: bool = False
     """Whether rounds run meanwhile: the receiver learns, and the sender trains on."""
+    checkpoint: WrittenCheckpoint | None = None
+    """Where this worker reads the state from, if nobody sends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,10 +138,11 @@ class WholeBatches:
     ) -> Iterator[tuple[int, Any]]:
         """A worker's part of those that are `missing` (None: all), each with its number."""
         if missing is None and self.count is None:
-            yield from self._read(lambda number: number % place.workers == place.number)
+            yield from self._read(lambda number: _is_of(place, number))
             return
         left = range(self.count or 0) if missing is None else missing
         share = shard_of(PositionRange(0, len(left)), place.number, place.workers)
+        share = shard_of(share, place.part, place.parts)
         mine = left[share.start : share.stop]
         if self._units is None:
             yield from self._read(set(mine).__contains__)
@@ -249,9 +250,14 @@ class Splitting:
     def _every_nth(self, loader: DataLoader[Any], place: EvaluationShare) -> Iterator[Any]:
         """Reads a whole stream and keeps every n-th batch: a stream has no indices to divide."""
         for number, batch in enumerate(loader):
-            turn, worker = divmod(number, place.workers)
-            if worker == place.number and turn % place.parts == place.part:
+            if _is_of(place, number):
                 yield move_to(self._device, batch)
+
+
+def _is_of(place: EvaluationShare, number: int) -> bool:
+    """Whether batch `number` of a stream belongs to this process."""
+    turn, worker = divmod(number, place.workers)
+    return worker == place.number and turn % place.parts == place.part
 
 
 def _units_of(loader: DataLoader[Any], seed: int) -> tuple[Any, bool]:

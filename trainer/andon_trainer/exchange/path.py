@@ -11,6 +11,7 @@ stops the line, and AveragesComplete comes only when all averages are here.
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections import Counter
@@ -23,6 +24,13 @@ from andon_trainer.core.calls import Bytes, Call, Floats
 from andon_trainer.core.events import Assigned, Event
 
 __all__ = ["Exchange", "Inbox", "Lender", "Traffic", "lent_by"]
+
+
+_LOOKS_UP_S = 0.5
+"""How long the training thread waits at a stretch.
+
+A signal that came just before a wait began, or to another thread, does not end the wait, and
+Python runs its handler only once the main thread goes on."""
 
 
 class Inbox:
@@ -48,12 +56,14 @@ class Inbox:
 
     def take(self, timeout_s: float | None = None) -> Event | None:
         """Returns the oldest event, or None if none comes within `timeout_s` (None: for ever)."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left_s = max(0.0, deadline - time.monotonic())
             try:
-                event, stream = self._events.get(timeout=left_s)
+                event, stream = self._events.get(timeout=min(left_s, _LOOKS_UP_S))
             except queue.Empty:
+                if left_s > _LOOKS_UP_S:
+                    continue
                 return None
             # Looked at here and not in `put`: the old stream's thread may still put when the
             # training thread already follows the next one.

@@ -40,7 +40,15 @@ from andon_trainer.model.layout import ModelPlan
 from andon_trainer.place.member import RunMember
 from andon_trainer.place.membership import Membership
 
-__all__ = ["Agreed", "FollowerAverager", "LeaderAverager"]
+__all__ = [
+    "Agreed",
+    "FollowerAverager",
+    "LeaderAverager",
+    "Outcome",
+    "Passing",
+    "closing_if_raising",
+    "first_refused",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ class Agreed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class Outcome:
     """How a round ended."""
 
     averaged: Averaged | None
@@ -70,10 +78,11 @@ class _Outcome:
 _BEGUN = "begun"
 
 
-class _Passing:
+class Passing:
     """Brings the leader's tensors to the others: the mean, and buffers."""
 
     def __init__(self, group: HostGroup, plan: ModelPlan, modules: Sequence[nn.Module]) -> None:
+        """`modules` are those of this process."""
         self._group = group
         self._plan = plan
         self.statistics = NormBuffers(modules)
@@ -138,7 +147,7 @@ class LeaderAverager:
     ) -> None:
         """Puts hooks on the parameters; see `LineAverager`."""
         self._group = group
-        self._passing = _Passing(group, plan, modules)
+        self._passing = Passing(group, plan, modules)
         self._sums = HostSums(group, plan, device, lambda block: lent_by(member.exchange, block))
         host = HostPart(self._sums, self._sending)
         self._line = LineAverager(member, plan, device, modules, loss_scale, host)
@@ -204,7 +213,7 @@ class LeaderAverager:
 
     def _tell(self, averaged: Averaged | None, missing: tuple[tuple[int, ...], ...] = ()) -> None:
         self.intact = self._line.intact
-        self._group.tell(_Outcome(averaged, self.intact, missing))
+        self._group.tell(Outcome(averaged, self.intact, missing))
 
 
 class FollowerAverager:
@@ -226,7 +235,7 @@ class FollowerAverager:
         """Never: the leader finds it in the sum, and the commit says it."""
         self._group = group
         self._blocks = range(len(plan.parameters))
-        self._passing = _Passing(group, plan, modules)
+        self._passing = Passing(group, plan, modules)
         self._sums = HostSums(group, plan, device)
         self.late = LateGradients(plan, watch=False)
         self.clock = make_clock(device)
@@ -286,13 +295,13 @@ class FollowerAverager:
         self.clock.pause()
         self.intact = False
         told = told_by_leader(self._group)
-        if isinstance(told, _Outcome):
+        if isinstance(told, Outcome):
             return self._take(told)  # Void before it began.
         self.clock.resume()
         with closing_if_raising(self._group):
             self._compute(loss, scale, sums=weight > 0 and not self._sends_again)
         outcome = told_by_leader(self._group)
-        assert isinstance(outcome, _Outcome)
+        assert isinstance(outcome, Outcome)
         return self._take(outcome)
 
     def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
@@ -336,7 +345,7 @@ class FollowerAverager:
             self._tap.disarm()
             raise
 
-    def _take(self, outcome: _Outcome) -> Averaged | None:
+    def _take(self, outcome: Outcome) -> Averaged | None:
         self.intact = outcome.intact
         if outcome.averaged is not None:
             self._passing.mean(outcome.missing)

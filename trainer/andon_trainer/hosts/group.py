@@ -1,10 +1,11 @@
-"""The processes of one host: how they meet, tell each other what happened, and add up tensors.
+"""The processes of one host: how they meet, tell each other what happened, and pass tensors on.
 
 Theory of operation. The processes of a host run the same script in lockstep. Process 0, the leader,
 is the line's worker; the others follow it. They talk in two ways. *Messages* are
 small objects over a Gloo group of their own: all meet at the calls that a script makes together,
-and the leader then tells what came of it. *Tensors* are summed and broadcast over a second group,
-which has the backend of the script's own group: NCCL between GPUs, Gloo between CPUs.
+and the leader then tells what came of it. *Tensors* are summed, sent to the leader and broadcast
+over a second group, which has the backend of the script's own group: NCCL between GPUs, Gloo
+between CPUs.
 
 Both groups are apart from the script's, whose own collectives (SyncBatchNorm) may come between any
 two of ours. A process that dies closes its connections, which ends the others' calls with an error:
@@ -26,14 +27,14 @@ import torch.distributed as dist
 
 from andon_trainer.errors import HostLost
 
-__all__ = ["HostGroup", "PendingSum", "TorchHostGroup"]
+__all__ = ["HostGroup", "Pending", "TorchHostGroup"]
 
 _PATIENCE = timedelta(days=365)
 """No limit: a process that waits for the line lets the others of its host wait, too."""
 
 
-class PendingSum(Protocol):
-    """A sum that was begun."""
+class Pending(Protocol):
+    """A sum or a transfer that was begun."""
 
     def is_completed(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
@@ -57,6 +58,10 @@ class HostGroup(Protocol):
     def size(self) -> int:
         """How many they are."""
 
+    @property
+    def of_devices(self) -> bool:
+        """Whether a GPU's tensors are sent from where they are; else from host memory alone."""
+
     def meet(self, item: Any) -> list[Any]:
         """What each process brought, in their order.
 
@@ -70,11 +75,17 @@ class HostGroup(Protocol):
     def hear(self) -> Any:
         """The leader's message."""
 
-    def start_sum(self, flat: torch.Tensor) -> PendingSum:
+    def start_sum(self, flat: torch.Tensor) -> Pending:
         """Begins to replace `flat` by the sum of all processes'."""
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Overwrites `flat` with the leader's."""
+
+    def start_send(self, flat: torch.Tensor) -> Pending:
+        """Begins to send to the leader, which receives from this process in the same order."""
+
+    def start_receive(self, rank: int, flat: torch.Tensor) -> Pending:
+        """Begins to overwrite `flat` with what process `rank` sends; the leader calls it."""
 
     def close(self) -> None:
         """Ends the connections, and so whatever the others wait for here."""
@@ -96,7 +107,7 @@ class TorchHostGroup:
         if backend != "gloo":
             # With torch's own limit: NCCL does not notice that a process is gone.
             self._groups["cuda"] = self._open(backend, None)
-        self._of_devices = "cuda" if backend != "gloo" else "cpu"
+        self.of_devices = backend != "gloo"
 
     def meet(self, item: Any) -> list[Any]:
         """See `HostGroup`."""
@@ -128,12 +139,26 @@ class TorchHostGroup:
             self._send(data)
         return _unpacked(data)
 
-    def start_sum(self, flat: torch.Tensor) -> PendingSum:
+    def start_sum(self, flat: torch.Tensor) -> Pending:
         """See `HostGroup`."""
         with self._alive():
             work = dist.all_reduce(flat, group=self._for(flat), async_op=True)
         assert work is not None
-        return _Sum(work, self._alive)
+        return _Work(work, self._alive)
+
+    def start_send(self, flat: torch.Tensor) -> Pending:
+        """See `HostGroup`."""
+        with self._alive():
+            work = dist.isend(flat, self._ranks[0], group=self._for(flat))
+        assert work is not None
+        return _Work(work, self._alive)
+
+    def start_receive(self, rank: int, flat: torch.Tensor) -> Pending:
+        """See `HostGroup`."""
+        with self._alive():
+            work = dist.irecv(flat, self._ranks[rank], group=self._for(flat))
+        assert work is not None
+        return _Work(work, self._alive)
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """See `HostGroup`."""
@@ -162,7 +187,8 @@ class TorchHostGroup:
 
     def _for(self, flat: torch.Tensor) -> dist.ProcessGroup:
         """The group for a tensor where it is: NCCL sends none from host memory."""
-        return self._named("cpu" if flat.device.type == "cpu" else self._of_devices)
+        on_device = self.of_devices and flat.device.type != "cpu"
+        return self._named("cuda" if on_device else "cpu")
 
     def _send(self, tensor: torch.Tensor) -> None:
         dist.broadcast(tensor, self._ranks[0], group=self._named("messages"))
@@ -186,7 +212,7 @@ def _reason(error: Exception) -> str:
     return re.sub(r"^\[\S+:\d+\] ", "", line).partition(". This is")[0]
 
 
-class _Sum:
+class _Work:
     """Torch's work, whose errors are ours."""
 
     def __init__(self, work: dist.Work, alive: Callable[[], AbstractContextManager[None]]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from andon.protocol.arithmetic import Arithmetic, difference, remedy
 from andon.protocol.layout import Layout
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.config import LineConfig
@@ -60,6 +61,11 @@ def group_of(models: Sequence[DistributedDataParallel], config: LineConfig) -> H
             "leave DistributedDataParallel(...) out, and give line.prepare the model that is in "
             "it. To average inside a host by DistributedDataParallel start its processes with "
             "torchrun, and the line with `andon serve`"
+        )
+    if config.audit is not None:
+        raise ValueError(
+            "andon audit recomputes a run in one process, and this host has several: name the "
+            "command with torchrun --nproc-per-node 1"
         )
     if config.solo:
         raise ValueError(
@@ -129,18 +135,28 @@ def located_by_leader(config: LineConfig, told: tuple[str, str, Path | None]) ->
     return replace(config, address=address, run_id=run_id, run_dir=run_dir, launch=None)
 
 
-def agree_on_plan(group: HostGroup, layout: Layout, plan: RunPlan) -> None:
-    """Compares what the processes of a host intend.
+def agree_on_plan(
+    group: HostGroup, layout: Layout, plan: RunPlan, arithmetic: Arithmetic = ()
+) -> None:
+    """Compares what the processes of a host intend, and with `same_bits` how they compute.
 
     Raises:
         ValueError: they differ; the message says in what.
     """
     mine = {each.name: getattr(plan, each.name) for each in fields(plan)}
     mine["the model"] = hashlib.sha256(repr(layout).encode()).hexdigest()
-    called = meet(group, "line.prepare", mine)
+    called = meet(group, "line.prepare", (mine, arithmetic))
+    intended, computes = called[0].given
     for number, each in enumerate(called):
-        for name, value in each.given.items():
-            theirs = called[0].given[name]
+        found = difference(each.given[1], computes)
+        if found is not None:
+            name, here, there = found
+            raise ValueError(
+                f"process {number} of this host computes with {name} {here}, and process 0 with "
+                f"{name} {there}. With same_bits a host has one arithmetic: {remedy(name, there)}"
+            )
+        for name, value in each.given[0].items():
+            theirs = intended[name]
             if value != theirs:
                 raise ValueError(
                     f"{name} is {value} at process {number} of this host and {theirs} at process "

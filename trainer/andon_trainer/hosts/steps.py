@@ -1,5 +1,7 @@
 """The steps of a host: its share is divided among its processes, whose gradients become one.
 
+On a line of grains see `HostGrains`: there whole grains are dealt, and what is kept are sums.
+
 Theory of operation. To the line a host is one worker: it is assigned positions, and contributes one
 gradient with one weight. Every process of the host runs the same steps, on its own part of the
 positions. Process 0 has the first part, so it has samples if any process has. What is kept of a
@@ -16,21 +18,27 @@ when they meet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil
+from typing import Protocol
 
 from torch import nn
 
+from andon.protocol.grains import Grains
 from andon.protocol.shards import Ranges, divide
+from andon_trainer.averaging.compute_clock import ComputeClock
 from andon_trainer.data.feed import Share
-from andon_trainer.hosts.averaging import Agreed, FollowerAverager, LeaderAverager
+from andon_trainer.hosts.averaging import Agreed
 from andon_trainer.hosts.calls import BACKWARD, RefusedLoss, meet, refuse_other_weights
+from andon_trainer.hosts.dealing import deal_grains
 from andon_trainer.hosts.group import HostGroup
+from andon_trainer.schedules.grain_losses import GrainLosses
 from andon_trainer.schedules.loop_steps import LoopParts
 from andon_trainer.schedules.processes import Weighed
 from andon_trainer.schedules.step_state import StepState
 
-__all__ = ["HostProcesses"]
+__all__ = ["HostGrains", "HostProcesses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,20 @@ class _Part:
     """Whether it has kept a gradient, and nothing to add."""
     stop_wanted: str
     digest: bytes
+    grains: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """On a line of grains: weight and weighted loss of each that it knows."""
+
+
+class _InHost(Protocol):
+    """What averages in a process of a host."""
+
+    clock: ComputeClock
+
+    def agreed(self, on: Agreed) -> None:
+        """The processes agreed on what the step's last backward is for."""
+
+    def halt(self, value: float) -> None:
+        """A loss of this host is not finite: reports it, or waits for the halt that follows."""
 
 
 class HostProcesses:
@@ -53,13 +75,9 @@ class HostProcesses:
 
     several = True
 
-    def __init__(
-        self,
-        group: HostGroup,
-        parts: LoopParts,
-        averager: LeaderAverager | FollowerAverager,
-    ) -> None:
+    def __init__(self, group: HostGroup, parts: LoopParts, averager: _InHost) -> None:
         """They meet in `group`, and `averager` adds their gradients up."""
+        self.leads = not group.rank
         self._group = group
         self._averager = averager
         self._feeder = parts.feeder
@@ -121,13 +139,9 @@ class HostProcesses:
         )
         if state.refused is not None:
             part = RefusedLoss(state.refused)
-        given = [each.given for each in meet(self._group, BACKWARD, part)]
-        for each in given:
-            if isinstance(each, RefusedLoss):
-                self._averager.halt(each.value)
-                return None
-        parts: list[_Part] = given
-        refuse_other_weights([each.digest for each in parts], self._member.position.step)
+        parts = self._meet(part)
+        if parts is None:
+            return None
         total = sum(each.weight for each in parts)
         if not self._group.rank:
             _count(state, parts)
@@ -141,6 +155,61 @@ class HostProcesses:
         )
         scale = (own if whole else state.unit) / total if total else None
         return Weighed(total, scale, stop_wanted)
+
+    def share_losses(self, state: StepState, losses: GrainLosses, stop_wanted: str) -> str | None:
+        """Is never called: see `HostGrains`."""
+        raise AssertionError("the line has no grains")
+
+    def _meet(self, part: _Part | RefusedLoss) -> list[_Part] | None:
+        """What each process brings to the step; None if the line halted for a loss of one."""
+        given = [each.given for each in meet(self._group, BACKWARD, part)]
+        for each in given:
+            if isinstance(each, RefusedLoss):
+                self._averager.halt(each.value)
+                return None
+        refuse_other_weights([each.digest for each in given], self._member.position.step)
+        return given
+
+
+class HostGrains(HostProcesses):
+    """The same on a line of grains: each process computes some of the host's grains whole.
+
+    Nobody waits for the others in a model: a grain's forward sees its own samples alone. So the
+    processes may have different numbers of loop bodies.
+    """
+
+    def part_of(self, share: Share, epoch: int) -> Share:
+        """The grains that this process computes of some of the host's."""
+        assert share.batch is not None, "grains are counted from a batch's first position"
+        grains = Grains(share.batch, share.grain)
+        dealt = deal_grains(grains.of(share.ranges), grains.count, self._group.size)
+        return replace(share, ranges=grains.ranges(dealt[self._group.rank]))
+
+    def share_losses(self, state: StepState, losses: GrainLosses, stop_wanted: str) -> str | None:
+        """Every process knows the weights and losses of all grains then, and the leader reports."""
+        state.collect()
+        parts = self._meet(
+            _Part(
+                weight=0.0,
+                loss_sum=0.0,
+                correct=state.correct,
+                computed=self._averager.clock.counted,
+                sends_again=False,
+                stop_wanted=stop_wanted,
+                digest=state.digest.sha256,
+                grains=losses.known,
+            )
+        )
+        if parts is None:
+            return None
+        for each in parts:
+            losses.take(each.grains)
+        if self.leads:
+            _count(state, parts)
+            stop_wanted = next((each.stop_wanted for each in parts if each.stop_wanted), "")
+        others = sum(each.computed for each in parts[1:])
+        self._averager.agreed(Agreed(takes_part=True, sends_again=False, samples_of_others=others))
+        return stop_wanted
 
 
 def _count(state: StepState, parts: list[_Part]) -> None:

@@ -24,7 +24,7 @@ from andon_trainer.averaging.staging import (
     Staging,
     lend_nothing,
 )
-from andon_trainer.hosts.group import HostGroup, PendingSum
+from andon_trainer.hosts.group import HostGroup, Pending
 from andon_trainer.model.layout import ModelPlan
 
 __all__ = ["HostSums"]
@@ -41,7 +41,7 @@ class HostSums:
         self._group = group
         places = {parameter.device for block in plan.parameters for parameter in block}
         self._staging: Staging
-        self._sums: list[PendingSum | None] = [None] * len(plan.parameters)
+        self._sums: list[Pending | None] = [None] * len(plan.parameters)
         """For each block the sum that was begun, until somebody has waited for it."""
         self._on_device = device.type == "cuda" and len(places) == 1
         if self._on_device:
@@ -89,7 +89,7 @@ class HostSums:
     ) -> None:
         """Adds up on the GPUs, on the side stream, before the sum is copied to the host."""
         mark_real(flat, self._plan.parameters[block], gradients)
-        # The side stream waits, and no thread: see `PendingSum`.
+        # The side stream waits, and no thread: see `Pending`.
         self._group.start_sum(flat).wait()
 
 

@@ -21,11 +21,13 @@ from andon_trainer.averaging.changes import ChangeExchange, outer_optimizer
 from andon_trainer.averaging.collectives import LineCollectives, SoloCollectives
 from andon_trainer.averaging.grain_averaging import GrainAverager, LineGrains, SoloGrains
 from andon_trainer.averaging.line_averaging import LineAverager
+from andon_trainer.averaging.loss_scale import LossScale
 from andon_trainer.averaging.solo_averaging import SoloAverager
 from andon_trainer.data.feed import Feeder
 from andon_trainer.hosts.averaging import FollowerAverager, LeaderAverager
+from andon_trainer.hosts.grain_averaging import FollowerGrains, LeaderGrains
 from andon_trainer.hosts.opening import refuse_stream
-from andon_trainer.hosts.steps import HostProcesses
+from andon_trainer.hosts.steps import HostGrains, HostProcesses
 from andon_trainer.line.session import LineSession
 from andon_trainer.model.guards import AccumulatedGradients
 from andon_trainer.model.layout import ModelPlan, plan_model
@@ -73,7 +75,9 @@ def join_with(session: LineSession, feeder: Feeder) -> None:
         grain=session.grain,
         tree=TREE_VERSION if session.grain else 0,
     )
-    able = _CAPABILITIES if worker.host is None else _OF_HOSTS
+    able = _CAPABILITIES
+    if worker.host is not None:
+        able = (*_OF_HOSTS, SAME_BITS) if session.grain else _OF_HOSTS
     if session.grain and can_attest():
         able = *able, VERIFIES
     member = worker.join(plan, run, able)
@@ -95,6 +99,8 @@ def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> Loo
     line, host, device = session.worker.membership, session.worker.host, session.device
     scale = None if parts.scaling is None else parts.scaling.loss_scale
     modules = parts.replica.modules
+    if parts.grain:
+        return _grain_stepper_for(session, plan, parts, scale)
     if host is not None:
         averager: LeaderAverager | FollowerAverager
         if line is not None:
@@ -102,15 +108,6 @@ def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> Loo
         else:
             averager = FollowerAverager(host, parts.member, plan, device, modules, scale)
         return Stepper(parts, averager, HostProcesses(host, parts, averager))
-    if parts.grain:
-        grains: GrainAverager
-        if line is None:
-            grains = SoloGrains(parts.member, plan, device, loss_scale=scale, modules=modules)
-        else:
-            grains = LineGrains(line, plan, device, modules, scale)
-        arithmetic = session.worker.arithmetic
-        assert arithmetic is not None, "a loop has grains under same_bits alone"
-        return GrainStepper(parts, grains, session.worker.config.seed, arithmetic.check)
     if line is None:
         alone = SoloAverager(parts.member, plan, device, loss_scale=scale, modules=modules)
         return Stepper(parts, alone)
@@ -131,6 +128,29 @@ def _stepper_for(session: LineSession, plan: ModelPlan, parts: LoopParts) -> Loo
             mix=line.policy.mix,
         ),
     )
+
+
+def _grain_stepper_for(
+    session: LineSession, plan: ModelPlan, parts: LoopParts, scale: LossScale | None
+) -> GrainStepper:
+    """The loop of a line of grains."""
+    line, host, device = session.worker.membership, session.worker.host, session.device
+    modules, processes = parts.replica.modules, None
+    grains: GrainAverager
+    if host is not None:
+        of_host: LeaderGrains | FollowerGrains
+        if line is not None:
+            of_host = LeaderGrains(host, line, plan, device, modules, scale)
+        else:
+            of_host = FollowerGrains(host, plan, device, modules, scale)
+        grains, processes = of_host, HostGrains(host, parts, of_host)
+    elif line is None:
+        grains = SoloGrains(parts.member, plan, device, loss_scale=scale, modules=modules)
+    else:
+        grains = LineGrains(line, plan, device, modules, scale)
+    arithmetic = session.worker.arithmetic
+    assert arithmetic is not None, "a loop has grains under same_bits alone"
+    return GrainStepper(parts, grains, session.worker.config.seed, arithmetic.check, processes)
 
 
 def join_by_hand(session: LineSession, modules: Sequence[nn.Module]) -> None:

@@ -35,7 +35,7 @@ def prepare(
     grain = 0
     if session.worker.config.same_bits:
         grain = refuse_without_grain(micro_batch_size)
-        refuse_other_grains(objects, in_host=bool(given.wrapped))
+        refuse_other_grains(objects)
         assert session.worker.arithmetic is not None
         session.worker.arithmetic.takes(objects)
     session.scaling = _scaling_of(session, given)

@@ -17,7 +17,8 @@ from andon.protocol.order import splitmix64
 from andon_trainer.averaging.broadcast import NormBuffers
 from andon_trainer.averaging.copied_buffers import script_buffers
 from andon_trainer.averaging.held_buffers import Held
-from andon_trainer.data.evaluation import Coverage, WholeBatches
+from andon_trainer.core.events import Assigned
+from andon_trainer.data.evaluation import Coverage, EvaluationShare, WholeBatches
 from andon_trainer.data.grain_seeds import GrainSeeds
 from andon_trainer.data.loader import LineLoader, loader_of_script
 from andon_trainer.errors import RunOver
@@ -61,17 +62,8 @@ class Together:
         session.member.talk.show("EVALUATING")
         if session.worker.config.same_bits:
             return self._whole_batches(given)
-        # Until its first round a worker does not know who evaluates beside it: at the start the
-        # others may still wait for their weights. Every worker then evaluates everything, and
-        # the mean of the same number is that number.
         assigned = session.member.position.assigned
-        if assigned is None:
-            place = self.coverage.place(0, 1, None)
-        else:
-            rank = None if assigned.attends else assigned.rank
-            place = self.coverage.place(rank, assigned.world_size, assigned.key)
-            if (host := session.worker.host) is not None:
-                place = replace(place, part=host.rank, parts=host.size)
+        place = self._place(assigned)
         seed = splitmix64(session.worker.config.seed) ^ session.step
         units, batches = session.splitting.split(given, place, seed=seed)
         self.coverage.divided(units)
@@ -109,10 +101,7 @@ class Together:
         seeds = GrainSeeds(session.worker.config.seed)
         assigned = session.member.position.assigned
         attends = assigned is not None and assigned.attends
-        place = self.coverage.place(0, 1, None)  # See `split`.
-        if assigned is not None:
-            rank = None if attends else assigned.rank
-            place = self.coverage.place(rank, assigned.world_size, assigned.key)
+        place = self._place(assigned)
         for number, batch in batches.deal(place, missing):
             # A worker that learns computes one, so that its script has something to do.
             if not (attends and tallies.present is not None):
@@ -130,6 +119,20 @@ class Together:
                 tallies.take(each)
             if self.coverage.lacks(len(found)):
                 self.coverage.shrink(list(found), assigned.key)
+
+    def _place(self, assigned: Assigned | None) -> EvaluationShare:
+        """Which part of an evaluation this process has.
+
+        Until its first round a worker does not know who evaluates beside it: at the start the
+        others may still wait for their weights. Every worker then evaluates everything, and the
+        mean of the same number is that number.
+        """
+        if assigned is None:
+            return self.coverage.place(0, 1, None)
+        rank = None if assigned.attends else assigned.rank
+        place = self.coverage.place(rank, assigned.world_size, assigned.key)
+        host = self._session.worker.host
+        return place if host is None else replace(place, part=host.rank, parts=host.size)
 
     def _compare(self, member: AuditMember, told: Sequence[bytes]) -> None:
         """Compares what was recomputed with what the line's workers told, which takes its place.
@@ -255,7 +258,7 @@ class Together:
         """What each worker gave, by rank; numbers as tensors."""
         assigned = self._session.member.position.assigned
         if assigned is None:
-            return [unpack(pack(value))]  # See `split`: it evaluates everything.
+            return [unpack(pack(value))]  # See `_place`: it evaluates everything.
         found = self._gather_bytes(pack(value))
         if self.coverage.lacks(len(found)):
             self.coverage.lost(list(found), assigned.key)

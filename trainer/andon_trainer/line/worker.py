@@ -13,10 +13,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from andon.protocol.arithmetic import Arithmetic
 from andon.protocol.records import Key
 from andon.protocol.run_settings import DRAINED, Policy, RunPlan
 from andon_trainer.averaging.attesting import can_attest
@@ -154,15 +156,16 @@ class Worker:
         self.checkpoints.check(run)
         self._run = run
         self.replica.mark(plan)
+        stated = () if self.arithmetic is None else self.arithmetic.stated(self.device)
         host = self.host
         if host is not None:
-            agree_on_plan(host, plan.layout, run)
+            agree_on_plan(host, plan.layout, run, stated)
             if host.rank:
                 return self._follow(host)
             self.config = config_of_host(self.config, host)
             with failing_together(host):
-                return self._take_place(plan, run, capabilities)
-        return self._take_place(plan, run, capabilities)
+                return self._take_place(plan, run, stated, capabilities)
+        return self._take_place(plan, run, stated, capabilities)
 
     def _follow(self, host: HostGroup) -> FollowerMember:
         """Takes a follower's place in its host."""
@@ -173,13 +176,12 @@ class Worker:
         return member
 
     def _take_place(
-        self, plan: ModelPlan, run: RunPlan, capabilities: tuple[str, ...]
+        self, plan: ModelPlan, run: RunPlan, stated: Arithmetic, capabilities: tuple[str, ...]
     ) -> RunMember:
         """Takes a worker's place on the line, or alone."""
         self._launch.publish()  # Here: it begins a thread, and by now the loaders have forked.
         self._open_timeline()
         config = self.config
-        stated = () if self.arithmetic is None else self.arithmetic.stated(self.device)
         self.checkpoints.takes_up(stated)
         candidate = Candidate(
             layout=plan.layout,
@@ -188,13 +190,16 @@ class Worker:
             device=describe(self.device),
             origin=self.checkpoints.origin,
             arithmetic=stated,
+            restore=None
+            if config.run_dir is None
+            else partial(self.checkpoints.restore, self.replica),
             capabilities=capabilities,
         )
         if config.audit is not None:
             self.member = AuditMember(
                 config.audit,
                 candidate,
-                self.replica.weights,
+                self.replica,
                 self.checkpoints.end,
                 footprint=lambda: Footprint(self.replica.modules, self.device).since,
                 can_attest=can_attest(),
@@ -209,6 +214,7 @@ class Worker:
             return self.member
         self._telemetry = Telemetry(config, self._timeline, gpu_of(self.device))
         self.membership = membership = Membership(config, candidate, self._telemetry)
+        membership.on_last = self._keep_state
         leader = None
         if self.host is not None:
             leader = LeaderMember(self.host, membership, self.replica)
@@ -269,6 +275,12 @@ class Worker:
         assert self._run is not None
         assert self.member is not None
         self.checkpoints.between_steps(self.replica, self.member, self._run, over=over)
+
+    def _keep_state(self) -> None:
+        """Writes the line's state, which nobody else holds, before this worker leaves."""
+        assert self.member is not None
+        assert self._run is not None
+        self.checkpoints.keep(self.replica, self.member, self._run)
 
     def compare_ends(self) -> None:
         """Compares the final weights with all others', while the others are still there.

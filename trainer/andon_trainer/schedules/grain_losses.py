@@ -40,6 +40,11 @@ class GrainLosses:
         else:
             self._losses[grain] = 0.0
 
+    def take(self, known: Mapping[int, tuple[float, float]]) -> None:
+        """Adds what another process of this worker knows: weight and weighted loss of grains."""
+        self._weights |= {grain: weight for grain, (weight, _) in known.items()}
+        self._losses |= {grain: loss for grain, (_, loss) in known.items()}
+
     @property
     def missing(self) -> list[int]:
         """The grains of the share that were not added: those without a sample, at its end."""

@@ -26,6 +26,7 @@ import torch
 from andon.protocol.grains import Grains
 from andon.protocol.limits import MAX_HASHED_SAMPLES
 from andon.protocol.records import PositionRange
+from andon_trainer.averaging.attesting import digest_of
 from andon_trainer.averaging.grain_averaging import GrainAverager
 from andon_trainer.averaging.step_gather import Rows
 from andon_trainer.averaging.verification import Verification
@@ -37,6 +38,7 @@ from andon_trainer.data.sample_hashes import sample_hashes
 from andon_trainer.model.graph import Graph
 from andon_trainer.schedules.grain_losses import GrainLosses
 from andon_trainer.schedules.loop_steps import LoopParts
+from andon_trainer.schedules.processes import Processes
 from andon_trainer.schedules.step_state import StepPhase, StepState
 from andon_trainer.schedules.stepper import Stepper
 
@@ -49,7 +51,12 @@ class GrainStepper(Stepper):
     _averager: GrainAverager
 
     def __init__(
-        self, parts: LoopParts, averager: GrainAverager, seed: int, check: Callable[[], None]
+        self,
+        parts: LoopParts,
+        averager: GrainAverager,
+        seed: int,
+        check: Callable[[], None],
+        processes: Processes | None = None,
     ) -> None:
         """Stands between steps.
 
@@ -58,8 +65,9 @@ class GrainStepper(Stepper):
             averager: adds the grains.
             seed: the run's.
             check: raises if the script has changed what decides bits.
+            processes: those of its host, if there are several.
         """
-        super().__init__(parts, averager)
+        super().__init__(parts, averager, processes)
         self._check = check
         self._grain = parts.grain
         self._losses: GrainLosses | None = None
@@ -103,7 +111,9 @@ class GrainStepper(Stepper):
         grains = Grains(assigned.batch, self._grain)
         known = None if kept is None else kept.grains
         self._losses = GrainLosses(grains, assigned.positions, known)
-        self._averager.begin_grains(grains, kept=kept is not None, attests=assigned.attests)
+        self._averager.begin_grains(
+            grains, kept=kept is not None, attests=assigned.attests, anew=assigned.anew
+        )
 
     def _take_up_kept(self, state: StepState) -> None:
         """Does nothing: the sums are where the next grains are added."""
@@ -115,13 +125,17 @@ class GrainStepper(Stepper):
     def _verify(self, state: StepState) -> Generator[Any, None, bool]:
         """Loop bodies with the grains that this worker verifies."""
         assigned = state.assigned
-        if not assigned.verifies:
+        share, after = self._shares_to_verify(state)
+        if not len(share):
             return True
-        left, began = set(assigned.verifies), time.perf_counter()
+        grains = Grains(assigned.batch, self._grain).of(share.ranges)
+        left = {grain for part in grains for grain in range(part.start, part.stop)}
+        began, first = time.perf_counter(), True
         state.verifying = True
-        for micro_batch in self._feeder.batches(*self._shares_to_verify(state)):
-            if len(left) == len(assigned.verifies):
+        for micro_batch in self._feeder.batches(share, after):
+            if first:
                 self._look_at_weights(state)
+            first = False
             self._loaded(state, began)
             self.rows.take_none(assigned.step)
             if not (yield from self._body(state, micro_batch)):
@@ -135,12 +149,13 @@ class GrainStepper(Stepper):
         return True
 
     def _shares_to_verify(self, state: StepState) -> tuple[Share, Callable[[], Iterator[Share]]]:
-        """The grains to verify, and what is loaded after them: this worker's own share."""
+        """The grains that this process verifies, and what is loaded after them: its own share."""
         assigned = state.assigned
         grains = (PositionRange(each, each + 1) for each in assigned.verifies)
         ranges = Grains(assigned.batch, self._grain).ranges(grains)
         own = self._share_to_compute(state)
         share = Share(assigned.epoch, ranges, batch=assigned.batch, grain=self._grain)
+        share = self._processes.part_of(share, assigned.epoch)
         return share, lambda: itertools.chain((own,), self._shares.upcoming(assigned))
 
     def _before_body(self, assigned: Assigned, micro_batch: MicroBatch) -> None:
@@ -252,11 +267,12 @@ class GrainStepper(Stepper):
         self._hooked.look()  # A backward sees a part of the step's samples only.
         if grain is not None and scalar is None:
             self._averager.leave_out(grain)
-        for each in losses.missing:
-            if state.assigned.attests:
-                self._note_samples(state, each, None, 0)
-            losses.add(each, 0.0, None)
-            self._averager.leave_out(each)
+        stop_wanted = self._processes.share_losses(state, losses, self.stop_wanted)
+        if stop_wanted is None:
+            self._drop()
+            return
+        self.stop_wanted = stop_wanted
+        self._leave_out_missing(state, losses)
         last = None if grain is None or scalar is None else (grain, given)
         averaged = self._averager.finish(losses.parts, scalar, last)
         state.overflow = state.overflow or self._averager.overflowed
@@ -268,9 +284,18 @@ class GrainStepper(Stepper):
         state.node_losses = losses.nodes
         state.weight = sum(each.weight for each in state.node_losses)
         state.loss_sum = sum(each.loss_sum for each in state.node_losses)
-        if state.assigned.attests:
+        if state.assigned.attests and self._processes.leads:
             self._attest(state)
         self._report(state, averaged)
+
+    def _leave_out_missing(self, state: StepState, losses: GrainLosses) -> None:
+        """Grains of the share that hold no sample are absent; one process of a host says so."""
+        for each in losses.missing:
+            losses.add(each, 0.0, None)
+            if self._processes.leads:
+                if state.assigned.attests:
+                    self._note_samples(state, each, None, 0)
+                self._averager.leave_out(each)
 
     def _attest(self, state: StepState) -> None:
         """Says what was computed; before the script can change what is in `p.grad`."""
@@ -279,9 +304,10 @@ class GrainStepper(Stepper):
         if assigned.itemises_own:
             itemised |= frozenset(range(Grains(assigned.batch, self._grain).count))
         state.attested = verification.attested(itemised)
-        state.averages_digest = verification.averages_digest()
+        hashes = verification.averages_hashes()
+        state.averages_digest = digest_of(hashes)
         state.mean_check = self._averager.mean_check
-        verification.end()
+        state.apart = self._averager.apart(hashes, state.attested)
 
     def _keep(self, state: StepState, losses: GrainLosses) -> Kept:
         state.collect()

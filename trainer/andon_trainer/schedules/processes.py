@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from andon_trainer.data.feed import Share
+from andon_trainer.schedules.grain_losses import GrainLosses
 from andon_trainer.schedules.step_state import StepState
 
 __all__ = ["OneProcess", "Processes", "Weighed"]
@@ -32,6 +33,8 @@ class Processes(Protocol):
 
     several: bool
     """Whether there are others."""
+    leads: bool
+    """Whether this one reports what the worker has computed."""
     waits_in_model: bool
     """Whether other processes wait for each of this one's backwards."""
 
@@ -53,6 +56,18 @@ class Processes(Protocol):
             stop_wanted: why this process's script wants the run to end.
         """
 
+    def share_losses(self, state: StepState, losses: GrainLosses, stop_wanted: str) -> str | None:
+        """On a line of grains: tells the others of this process's, before the last backward.
+
+        Args:
+            state: the step, which becomes the worker's as far as this process reports it.
+            losses: of this process's grains; then of all of the worker's.
+            stop_wanted: why this process's script wants the run to end.
+
+        Returns:
+            Why a script wants the run to end; None: the line halted meanwhile.
+        """
+
     def refuse_gather(self) -> None:
         """Raises RuntimeError if a loop body can't gather."""
 
@@ -61,6 +76,7 @@ class OneProcess:
     """A worker that is one process."""
 
     several = False
+    leads = True
     waits_in_model = False
 
     def begin(self, state: StepState) -> None:
@@ -78,6 +94,10 @@ class OneProcess:
         """The step's own weight."""
         scale = None if whole or not state.weight else state.unit / state.weight
         return Weighed(state.weight, scale, stop_wanted)
+
+    def share_losses(self, state: StepState, losses: GrainLosses, stop_wanted: str) -> str | None:
+        """There is nobody to tell."""
+        return stop_wanted
 
     def refuse_gather(self) -> None:
         """Does nothing."""

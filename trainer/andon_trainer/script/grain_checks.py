@@ -26,17 +26,12 @@ def refuse_without_grain(micro_batch_size: int | None) -> int:
     return micro_batch_size
 
 
-def refuse_other_grains(objects: Sequence[Any], *, in_host: bool) -> None:
+def refuse_other_grains(objects: Sequence[Any]) -> None:
     """Looks at what `prepare` was given.
 
     Raises:
         ValueError: a model's forward sees more than a grain, or may compute other bits each time.
     """
-    if in_host:
-        raise ValueError(
-            "same_bits does not support models in DistributedDataParallel yet: give line.prepare "
-            "the model itself, and start one worker a GPU"
-        )
     for model in objects:
         if not isinstance(model, nn.Module):
             continue

@@ -36,10 +36,13 @@ import torch
 from andon.host.manifest import CheckpointFacts, checkpoint_folder, checkpoints_in, step_of
 from andon.host.trace import Track
 from andon.protocol.arithmetic import Arithmetic, ArithmeticRule, difference, remedy
+from andon.protocol.records import Key
 from andon.protocol.run_settings import RunPlan
 from andon_trainer.config import LineConfig
+from andon_trainer.core.reports import WrittenCheckpoint
 from andon_trainer.errors import CheckpointRefused
 from andon_trainer.place.member import RunMember
+from andon_trainer.place.position import Position
 from andon_trainer.state import rng
 from andon_trainer.state.checkpoint_files import remove_checkpoint
 from andon_trainer.state.file_work import FileWork, give_way
@@ -61,6 +64,7 @@ class _Writing:
 
     step: int
     folder: Path
+    head: Key
     cut: CheckpointCut
     began: float = 0.0
     ended: float = 0.0
@@ -97,6 +101,8 @@ class WorkerCheckpoints:
         """The step of the last checkpoint that this worker wrote or resumed from."""
         self._unproven: int | None = None
         """The step of a checkpoint on top of which nothing was committed yet."""
+        self._at: Key | None = None
+        """The last commit after which a checkpoint could have been written."""
         self._work = work or FileWork()
         self._writing: _Writing | None = None
         self._arithmetic: Arithmetic = ()
@@ -136,6 +142,23 @@ class WorkerCheckpoints:
         self._written = self.origin.step
         self._generators = dict(states["now"])
         self._alike = {name for name in began if states["began"].get(name) == began[name]}
+
+    def restore(self, replica: Replica, folder: Path, head: Key) -> None:
+        """Loads a checkpoint that the line goes back to, and removes later ones.
+
+        Random generators go on as they are.
+
+        Raises:
+            CheckpointRefused: it is missing, damaged, or of another record, models or optimizers.
+        """
+        self._work.wait()  # What is being written would be torn.
+        facts, _ = replica.load(folder, head)
+        self._written = facts.step
+        run_dir = self._config.run_dir
+        # Later ones are of a history that is no more: `latest` must not find them.
+        for later in () if run_dir is None else checkpoints_in(run_dir):
+            if step_of(later) > facts.step and step_of(later) != self._best:
+                remove_checkpoint(later)
 
     def check(self, plan: RunPlan) -> None:
         """Refuses a script that describes another run than its checkpoint; its length may differ.
@@ -222,9 +245,9 @@ class WorkerCheckpoints:
             member.talk.show("IDLE")
         self._collect(member)
         here, assigned = member.position, member.position.assigned
-        # This worker had no part in the last commit, or has computed more than that.
-        if assigned is None or assigned.key != here.head or assigned.ahead_batch is not None:
+        if assigned is None or not _is_at_commit(here):
             return
+        self._at = here.head
         if assigned.writes_checkpoint and self._is_due(member, ends=ends):
             self._wait_for_the_last(member)
             if ends or self._failed:
@@ -312,7 +335,7 @@ class WorkerCheckpoints:
             self._halt(member, error, folder)
             self._write(replica, member, plan)
             return
-        writing = self._writing = _Writing(step, folder, cut, began)
+        writing = self._writing = _Writing(step, folder, facts.head, cut, began)
         rotate = self._rotation(step)
 
         def copied() -> None:
@@ -354,11 +377,11 @@ class WorkerCheckpoints:
                 "copied: it is taken again, and from now on copied at once",
                 writing.step,
             )
-        elif writing.counts:
+        elif writing.counts and writing.step <= member.position.step:
             if member.timeline is not None:
                 span = ("checkpoint", writing.began, writing.ended)
                 member.timeline.span_on(Track.FILES, *span)
-            self._wrote(member, writing.step, writing.folder)
+            self._wrote(member, writing.step, writing.folder, writing.head)
 
     def _use_the_time(self, replica: Replica, member: RunMember) -> None:
         """Removes older checkpoints, or gets memory for the first one, beside training."""
@@ -390,6 +413,35 @@ class WorkerCheckpoints:
         if self._failed:
             self.between_steps(replica, member, plan)
 
+    def keep(self, replica: Replica, member: RunMember, plan: RunPlan) -> None:
+        """Writes a checkpoint of the last commit, which nobody else on the line holds.
+
+        As one of the last acts of a worker whose machine goes: what fails is logged. A worker in
+        the middle of a step has no state that belongs to a commit, and writes nothing.
+        """
+        here = member.position
+        between = here.assigned is None and self._at == here.head
+        if self._config.run_dir is None or not (between or _is_at_commit(here)):
+            log.warning("step %d is in no checkpoint, and nobody else holds it", here.step)
+            return
+        if self._work.busy:
+            self._work.wait()
+        try:
+            self._collect(member)
+            if self._written == here.step:
+                return
+            folder = self._folder(here.step)
+            facts = self._facts(member, plan, replica.digest().hex())
+            generators = {"now": rng.capture(self._device), "began": self._began}
+            replica.save(folder, facts, generators)
+            self._note(member, here.step, folder, facts.head)
+        except (OSError, TypeError, ValueError) as error:
+            log.error(  # noqa: TRY400  # the error says what a person needs
+                "step %d, which nobody else holds, could not be written: %s", here.step, error
+            )
+        else:
+            log.info("wrote step %d to %s, since nobody else holds it", here.step, folder)
+
     def end(self, member: RunMember) -> None:
         """Waits for what is being written, as one of the last acts of a worker that leaves.
 
@@ -409,7 +461,7 @@ class WorkerCheckpoints:
             if failure is not None:
                 raise failure
             if writing.whole and writing.counts:
-                self._note(member, writing.step, writing.folder)
+                self._note(member, writing.step, writing.folder, writing.head)
                 self._name_best(writing.folder, writing.step)
         except (OSError, TypeError, ValueError) as error:
             log.error(  # noqa: TRY400  # the error says what a person needs
@@ -434,7 +486,7 @@ class WorkerCheckpoints:
             else:
                 break
         self._failed = False
-        self._wrote(member, here.step, folder)
+        self._wrote(member, here.step, folder, facts.head)
         if member.timeline is not None:
             member.timeline.span("checkpoint", began)
         member.talk.show("IDLE")
@@ -450,9 +502,9 @@ class WorkerCheckpoints:
             text = error.strerror or text
         member.stop_line("CHECKPOINT", f"{text} ({folder})")
 
-    def _wrote(self, member: RunMember, step: int, folder: Path) -> None:
+    def _wrote(self, member: RunMember, step: int, folder: Path, head: Key) -> None:
         """A checkpoint is on disk: tells the line, and names it if it is the best one."""
-        self._note(member, step, folder)
+        self._note(member, step, folder, head)
         while True:
             try:
                 self._name_best(folder, step)
@@ -461,10 +513,10 @@ class WorkerCheckpoints:
             else:
                 break
 
-    def _note(self, member: RunMember, step: int, folder: Path) -> None:
+    def _note(self, member: RunMember, step: int, folder: Path, head: Key) -> None:
         self.written.append(folder)
         self._written = self._unproven = step
-        member.talk.wrote(step, str(folder))
+        member.talk.wrote(WrittenCheckpoint(step, str(folder), head))
 
     def _rotation(self, step: int) -> Callable[[], None]:
         """What removes older checkpoints, if a step was committed on top of the newest."""
@@ -525,3 +577,9 @@ class WorkerCheckpoints:
 
     def _request(self, _number: int, _frame: FrameType | None) -> None:
         self._requested = True
+
+
+def _is_at_commit(here: Position) -> bool:
+    """Whether a worker had part in the last commit, and has computed no more than that."""
+    assigned = here.assigned
+    return assigned is not None and assigned.key == here.head and assigned.ahead_batch is None

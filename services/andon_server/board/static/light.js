@@ -41,13 +41,16 @@ function wordOf(state) {
 
 /** The light of one worker, and its word. */
 export function workerLight(worker, state) {
-  if (!worker.live) return state.state === "COMPLETE" ? ["blue", "done"] : ["off", "gone"];
+  if (!worker.live) {
+    if (state.state === "COMPLETE") return ["blue", "done"];
+    return ["off", worker.notice ? "left by notice" : "gone"];
+  }
   if (state.state === "HALTED") return worker.worker === state.halt?.worker ? ["red", "named by the halt"] : ["amber", "waits for an answer"];
   if (worker.heartbeat_age_s > QUIET_S) return ["amber", `silent for ${duration(worker.heartbeat_age_s)}`];
   const word = worker.activity || "here";
   if (state.state === "FORMING" || worker.activity === "syncing") return ["amber", word];
   if (state.state === "COMPLETE") return ["blue", word];
-  return ["green", word];
+  return worker.notice ? ["amber", `leaves, ${word}`] : ["green", word];
 }
 
 /** Shows the light, the way to the end and a light for each worker. */

@@ -19,7 +19,7 @@ export function showOutput(number) {
   fill(place,
     make("div", { class: "heading" }, make("h3", { id: "output-title" }, `The last lines of worker ${number}`),
       make("button", { type: "button", class: "small", on: { click: () => showOutput(number) } }, "close")),
-    make("ul", { class: "crashes", "aria-label": `How worker ${number} failed` }),
+    make("ul", { class: "crashes", "aria-label": `How worker ${number} ended` }),
     make("pre", { tabindex: "0", role: "region", "aria-labelledby": "output-title" }, " "));
   follow(number, place.lastElementChild);
 }
@@ -38,5 +38,6 @@ async function follow(number, text) {
 
 function inWords(crash) {
   const held = crash.memory_bytes ? `, it held ${memory(crash.memory_bytes)}` : "";
-  return `${date(crash.at_unix_s)}, step ${crash.step}, after ${duration(crash.ran_s)}${held}: ${crash.text}`;
+  const kind = crash.kind.replaceAll("_", " ");
+  return `${date(crash.at_unix_s)}, ${kind}, step ${crash.step}, after ${duration(crash.ran_s)}${held}: ${crash.text}`;
 }

@@ -25,7 +25,10 @@ def environment(config: RunConfig, **base: str) -> dict[str, str]:
 
 def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
     settings = RunSettings(
-        workers=2, checkpoint_every=7, line=LineOptions(max_steps=90, same_bits=True)
+        workers=2,
+        checkpoint_every=7,
+        preemption_notice="/run/preempted",
+        line=LineOptions(max_steps=90, same_bits=True),
     )
     config = RunConfig(settings=settings, command=("train.py",), service=SERVICE, seed=5)
 
@@ -37,6 +40,7 @@ def test_a_worker_finds_the_line_and_all_that_torchrun_would_set() -> None:
         "ANDON_LOG_FORMAT": "text",
         "ANDON_SEED": "5",
         "ANDON_CHECKPOINT_EVERY": "7",
+        "ANDON_PREEMPTION_NOTICE": "/run/preempted",
         "ANDON_STEPS": "90",
         "ANDON_SAME_BITS": "1",
         "MKL_CBWR": "AVX2,STRICT",

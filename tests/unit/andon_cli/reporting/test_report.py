@@ -74,6 +74,8 @@ def _stormy(book: Book) -> None:
     book.note(8, RunEventKind.JOINED, 1, "on <b>gamma</b>", step=3)
     book.note(9, RunEventKind.ATTEMPT, None, "attempt 2: worker 1: no answer", step=4)
     book.note(10, RunEventKind.CHECKPOINT, 0, "checkpoints/step-00000003", step=3)
+    book.note(11, RunEventKind.NOTICE, 1, "SIGTERM", step=3)
+    book.note(12, RunEventKind.LEFT, 1, "interrupted: notice: SIGTERM", step=3)
     book.log(0, 3, val=0.5)
 
 
@@ -85,6 +87,7 @@ QUESTIONS = {
     "Who answered, and how?": "Answered by lea@alpha: skip.",
     "Which samples were left out, and why?": "8 to 11 | 4 | the answer to halt 1 | lea@alpha",
     "Which worker was lost, and did it come back?": "lost: its connection broke",
+    "How many left because their machine went?": "gone by notice | 1 |",
     "How long did it stand still?": "halted | 20.0 |",
     "Why were steps tried again?": "worker 1: no answer | 1 |",
     "How do I go on?": "It has no checkpoint, so it can only begin again.",

@@ -1,0 +1,286 @@
+"""Averaging by grains in a host: its processes add up their grains, and the leader contributes.
+
+Theory of operation. Each process takes its own grains, as a worker does (`TakesGrains`). Once all
+know the step's weights (see `grain_steps`), they go backward for the last time, and the others hand
+their sums over to the leader (`handing`). It has the host's maximal nodes then, and contributes
+them like any worker. If the round is void they stay with it, also if it was void before anything
+was sent: so the others begin each attempt with nothing, and compute what is dealt to them anew.
+
+The leader's word about a failure is expected in the meeting in which sums are handed over, or, once
+they are, instead of the outcome. In between a process that fails closes the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from andon.protocol.attestations import Attestation, NodeApart
+from andon.protocol.grains import Grains
+from andon_trainer.averaging.averaging import Averaged
+from andon_trainer.averaging.compute_clock import make_clock
+from andon_trainer.averaging.grain_averaging import LineGrains, TakesGrains
+from andon_trainer.averaging.grain_buffers import GrainBuffers
+from andon_trainer.averaging.grain_sums import GrainSums
+from andon_trainer.averaging.loss_scale import LossScale
+from andon_trainer.averaging.readings import HostReader, LossReadings
+from andon_trainer.averaging.step_gather import Given
+from andon_trainer.averaging.verification import Verification
+from andon_trainer.core.calls import NodePart
+from andon_trainer.errors import HostLost
+from andon_trainer.hosts.averaging import (
+    Agreed,
+    Outcome,
+    Passing,
+    closing_if_raising,
+    first_refused,
+)
+from andon_trainer.hosts.calls import (
+    BACKWARD,
+    Failure,
+    RefusedLoss,
+    failing_together,
+    meet,
+    told_by_leader,
+)
+from andon_trainer.hosts.group import HostGroup
+from andon_trainer.hosts.handing import HandOver
+from andon_trainer.model.guards import LateGradients
+from andon_trainer.model.layout import ModelPlan
+from andon_trainer.place.membership import Membership
+
+__all__ = ["FollowerGrains", "LeaderGrains"]
+
+
+class LeaderGrains(LineGrains):
+    """Averages over the line, for its host; see `LineGrains`."""
+
+    def __init__(
+        self,
+        group: HostGroup,
+        member: Membership,
+        plan: ModelPlan,
+        device: torch.device,
+        modules: Sequence[nn.Module],
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        """Puts hooks on the parameters."""
+        super().__init__(member, plan, device, modules, loss_scale)
+        self._group = group
+        self._passing = Passing(group, plan, modules)
+        self._hand_over = HandOver(group, plan, self.verification.sums, self._grain_buffers)
+        self._handed_over = False
+        """Whether all sums of this attempt are here."""
+        self._told_intact = False
+
+    @property
+    def intact(self) -> bool:
+        """Whether the host's sums are kept, as the others were told."""
+        return self._told_intact
+
+    def agreed(self, on: Agreed) -> None:
+        """Notes what the others computed."""
+        self.clock.others = on.samples_of_others
+
+    def refuse_loss(self, value: float) -> None:
+        """Reports this process's loss, and waits for the halt that follows."""
+        self.halt(first_refused(meet(self._group, BACKWARD, RefusedLoss(value))))
+
+    def halt(self, value: float) -> None:
+        """Reports a loss of this host, and waits for the halt that follows."""
+        with failing_together(self._group):
+            super().refuse_loss(value)
+        self._tell(None)
+
+    def finish(
+        self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
+    ) -> Averaged | None:
+        """See `GrainAverager`; `nodes` are the host's, and the mean goes to all its processes."""
+        self._handed_over = False
+        try:
+            averaged = super().finish(nodes, loss, last)
+        except HostLost:
+            raise
+        except BaseException as error:
+            failure = Failure.of(error)
+            # The error is raised in any case. That the others are gone too would say less.
+            with suppress(HostLost):
+                if self._handed_over:
+                    self._group.tell(failure)
+                else:
+                    self._group.meet(failure)
+            raise
+        missing = self._passing.missing() if averaged is not None else ()
+        self._tell(averaged, missing)
+        if averaged is not None:
+            self._passing.mean(missing)
+        return averaged
+
+    def committed(self, *, overflow: bool = False) -> None:
+        """Sets the statistics that came with the mean, in all processes."""
+        super().committed(overflow=overflow)
+        self._passing.pass_statistics()
+
+    def _tell(self, averaged: Averaged | None, missing: tuple[tuple[int, ...], ...] = ()) -> None:
+        self._told_intact = super().intact
+        self._group.tell(Outcome(averaged, self._told_intact, missing))
+
+    def _send_sums(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
+        self._add_up(loss, last, sends=bool(self._nodes))
+
+    def _keep_unsent(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
+        self.clock.resume()
+        self._add_up(loss, last, sends=False)
+
+    def _add_up(
+        self, loss: torch.Tensor | None, last: tuple[int, float] | None, *, sends: bool
+    ) -> None:
+        """Makes the host's sums, and sends each block as soon as it is whole."""
+        self._take_last(loss, last)
+        # Of a failure of the leader's the others hear in this meeting: they close nothing for it.
+        brought = self._hand_over.meet()
+        with closing_if_raising(self._group):
+            for block in self._hand_over.receive(brought):
+                if sends:
+                    self._staging.stage(block)
+                    self._send_block(block, None)
+        self._handed_over = True
+
+    def _take_last(self, loss: torch.Tensor | None, last: tuple[int, float] | None) -> None:
+        if loss is None:
+            self.clock.done()
+            return
+        try:
+            self._go_back(loss)
+        except BaseException:
+            self._member.abandon("backward raised")
+            raise
+        if last is None:
+            self._tap.clear()
+        else:
+            self.take_grain(*last)
+
+
+class FollowerGrains(TakesGrains):
+    """Adds up this process's grains, hands them over, and takes over the mean."""
+
+    def __init__(
+        self,
+        group: HostGroup,
+        plan: ModelPlan,
+        device: torch.device,
+        modules: Sequence[nn.Module],
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        """Puts hooks on the parameters; `loss_scale` as the leader has it."""
+        self._group = group
+        self._plan = plan
+        self._loss_scale = loss_scale if loss_scale is not None and loss_scale.enabled else None
+        self._sums = GrainSums(plan)
+        self._grain_buffers = GrainBuffers(modules)
+        self._passing = Passing(group, plan, modules)
+        self.late = LateGradients(plan, watch=True)
+        self.clock = make_clock(device)
+        self.losses = LossReadings(HostReader())
+        self.verification = Verification(plan, self._sums, self._loss_scale)
+        self._hand_over = HandOver(group, plan, self.verification.sums, self._grain_buffers)
+        self.mean_check = None
+        self.overflowed = False
+        """Never: the leader finds it in the sums, and the commit says it."""
+        self.intact = False
+        """Whether the leader keeps the host's sums."""
+
+    def agreed(self, on: Agreed) -> None:
+        """Does nothing: the leader reports."""
+
+    def refuse_loss(self, value: float) -> None:
+        """Has this process's loss reported, and waits for the halt that follows."""
+        self.halt(first_refused(meet(self._group, BACKWARD, RefusedLoss(value))))
+
+    def halt(self, value: float) -> None:
+        """Waits for the halt that the leader waits for."""
+        told_by_leader(self._group)
+
+    def begin_grains(
+        self, grains: Grains, *, kept: bool, attests: bool, anew: bool = False
+    ) -> None:
+        """See `GrainAverager`; what was kept is the leader's."""
+        self.intact = False
+        if kept:
+            self._grain_buffers.begin_again()
+        else:
+            self._sums.begin(grains, attests=attests)
+            self._grain_buffers.begin(grains)
+        if attests:
+            self.verification.begin(grains)
+        else:
+            self.verification.end()
+
+    def finish(
+        self, nodes: tuple[NodePart, ...], loss: torch.Tensor | None, last: tuple[int, float] | None
+    ) -> Averaged | None:
+        """See `GrainAverager`; the leader exchanges the host's `nodes`."""
+        with closing_if_raising(self._group):
+            self._grain_buffers.check()
+            if loss is not None:
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+            self.clock.done()
+            if last is not None:
+                self.take_grain(*last)
+        self._hand_over.meet()
+        with closing_if_raising(self._group):
+            self._hand_over.send()
+        outcome = told_by_leader(self._group)
+        assert isinstance(outcome, Outcome)
+        self.intact = outcome.intact
+        if outcome.averaged is not None:
+            self._passing.mean(outcome.missing)
+            # From here on a gradient that is added is too late.
+            self.late.averaged(range(len(self._plan.parameters)))
+        return outcome.averaged
+
+    def committed(self, *, overflow: bool = False) -> None:
+        """Takes over the leader's statistics."""
+        self.put_away()
+        self._passing.pass_statistics()
+        self._sums.clear()
+        self.verification.end()
+
+    def close(self) -> None:
+        """Removes the hooks from the parameters; a second call does nothing."""
+        self.late.close()
+
+    @property
+    def _unscale(self) -> torch.Tensor | None:
+        return None if self._loss_scale is None else self._loss_scale.inverse
+
+    # What a grain stepper never calls.
+
+    def begin(self, *, kept: bool) -> None:
+        """Is never called: see `begin_grains`."""
+        raise AssertionError("a line of grains begins grains")
+
+    def gather(self, given: Given) -> list[Given] | None:
+        """Is never called: it is refused in a loop body."""
+        raise AssertionError("a process of a host gathers nothing within a step")
+
+    def run(self, loss: torch.Tensor, weight: float, scale: float | None) -> Averaged | None:
+        """Is never called: see `finish`."""
+        raise AssertionError("a line of grains finishes grains")
+
+    def resend(self, loss: torch.Tensor, weight: float) -> Averaged | None:
+        """Is never called: see `finish`."""
+        raise AssertionError("a line of grains finishes grains")
+
+    def apart(
+        self, hashes: Sequence[bytes], attested: Sequence[Attestation]
+    ) -> tuple[NodeApart, ...]:
+        """Is never called: the leader attests."""
+        raise AssertionError("the leader attests")
+
+    def recall(self, weight: float) -> None:
+        """Is never called: see `finish`."""
+        raise AssertionError("a line of grains finishes grains")
