@@ -301,20 +301,24 @@ class RunPlan(_message.Message):
     def __init__(self, dataset_size: _Optional[int] = ..., global_batch: _Optional[int] = ..., seed: _Optional[int] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ..., data_digest: _Optional[bytes] = ..., drop_last: bool = ..., sparse: bool = ..., grain: _Optional[int] = ..., tree: _Optional[int] = ...) -> None: ...
 
 class CheckpointPlan(_message.Message):
-    __slots__ = ("every", "folder")
+    __slots__ = ("every", "folder", "keep")
     EVERY_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     every: int
     folder: str
-    def __init__(self, every: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
+    keep: int
+    def __init__(self, every: _Optional[int] = ..., folder: _Optional[str] = ..., keep: _Optional[int] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("step", "folder")
+    __slots__ = ("step", "folder", "head")
     STEP_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
     step: int
     folder: str
-    def __init__(self, step: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
+    head: _record_pb2.Key
+    def __init__(self, step: _Optional[int] = ..., folder: _Optional[str] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ...) -> None: ...
 
 class ProcessPlace(_message.Message):
     __slots__ = ("host", "id")
@@ -975,7 +979,7 @@ class Listening(_message.Message):
     def __init__(self) -> None: ...
 
 class StateTransfer(_message.Message):
-    __slots__ = ("transfer_id", "head", "role", "address", "peer", "step", "cursor", "beside_training")
+    __slots__ = ("transfer_id", "head", "role", "address", "peer", "step", "cursor", "beside_training", "checkpoint")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -984,6 +988,7 @@ class StateTransfer(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     BESIDE_TRAINING_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     head: _record_pb2.Key
     role: TransferRole
@@ -992,7 +997,8 @@ class StateTransfer(_message.Message):
     step: int
     cursor: _record_pb2.Cursor
     beside_training: bool
-    def __init__(self, transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., role: _Optional[_Union[TransferRole, str]] = ..., address: _Optional[str] = ..., peer: _Optional[int] = ..., step: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., beside_training: bool = ...) -> None: ...
+    checkpoint: Checkpoint
+    def __init__(self, transfer_id: _Optional[int] = ..., head: _Optional[_Union[_record_pb2.Key, _Mapping]] = ..., role: _Optional[_Union[TransferRole, str]] = ..., address: _Optional[str] = ..., peer: _Optional[int] = ..., step: _Optional[int] = ..., cursor: _Optional[_Union[_record_pb2.Cursor, _Mapping]] = ..., beside_training: bool = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
 
 class StateReport(_message.Message):
     __slots__ = ("transfer_id", "head", "failure")

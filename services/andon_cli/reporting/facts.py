@@ -147,9 +147,10 @@ class ReportFacts:
             "steps_curve": [asdict(each) for each in self.steps],
             "logged_curves": self.logged,
             "skipped": [
-                {"epoch": each.epoch, "positions": [each.positions.start, each.positions.stop],
+                {"epoch": epoch, "positions": [positions.start, positions.stop],
                  "halt": each.halt_id or None, "operator": each.operator}
                 for each in self.skips
+                for epoch, positions in each.by_epoch
             ],
             "rolled_back": {"steps": count, "samples": samples, "seconds": seconds},
             "ledger_faults": None if self.ledger is None else len(self.ledger),

@@ -123,6 +123,8 @@ class CheckpointPlan:
 
     every: int
     folder: str
+    keep: int = 0
+    """How many of the newest it keeps at least; 0: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ class Checkpoint:
 
     step: int
     folder: str
+    head: Key | None = None
+    """The record that it was written at; None: an older worker does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

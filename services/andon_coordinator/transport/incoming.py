@@ -182,14 +182,15 @@ def _checkpoint_plan(join: pb.Join) -> events.CheckpointPlan | None:
     if not join.HasField("checkpoints"):
         return None
     plan = join.checkpoints
-    return events.CheckpointPlan(_count("every", plan.every), clipped(plan.folder))
+    return events.CheckpointPlan(_count("every", plan.every), clipped(plan.folder), plan.keep)
 
 
 def _checkpoint(message: pb.RequestWork | pb.Leave) -> events.Checkpoint | None:
     if not message.HasField("checkpoint"):
         return None
     last = message.checkpoint
-    return events.Checkpoint(_count("checkpoint", last.step), clipped(last.folder))
+    head = conversion.optional_key_from_proto(last.head)
+    return events.Checkpoint(_count("checkpoint", last.step), clipped(last.folder), head)
 
 
 def _worker_ready(stream: int, message: pb.TrainRequest) -> events.Event:

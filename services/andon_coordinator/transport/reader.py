@@ -5,7 +5,7 @@ writes.
 
 The ledger says which record took which positions. It is not a table of its own: it is the line's
 history, from the last record back through the parents. A STEP takes its batch, a MARK what it
-skips; a MARK that rolls the line back takes nothing. In a whole ledger each position is in exactly
+skips; one that rolls the line back may skip nothing. In a whole ledger each position is in exactly
 one record.
 """
 
@@ -455,6 +455,8 @@ def faults_of(chain: Sequence[JournalEntry], epoch_size: int | None) -> list[Led
         if entry.skipped is not None:
             ranges = entry.skipped.ranges
             taken[entry.skipped.epoch] += (entry.skipped.positions,) if ranges is None else ranges
+            for epoch, positions in entry.skipped.earlier:
+                taken[epoch].append(positions)
         end = record.cursor
     taken[end.epoch] += end.owed  # They are in no record yet, and no other may be.
     for epoch in range(start.epoch, end.epoch + 1):

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from andon.host.audit_files import WeightApart
 from andon.host.manifest import CheckpointDamaged, CheckpointFacts
 from andon.protocol.capabilities import COORDINATOR_CAPABILITIES, HASHED_BASE
+from andon.protocol.records import Key
 from andon_trainer.core.reports import Digest
 from andon_trainer.errors import CheckpointRefused, StateCorrupt
 from andon_trainer.model.layout import ModelPlan
@@ -330,17 +331,24 @@ class Replica:
                 found |= {id(part) for part in state.values() if isinstance(part, torch.Tensor)}
         return found
 
-    def load(self, folder: Path) -> tuple[CheckpointFacts, dict[str, Any]]:
+    def load(self, folder: Path, head: Key | None = None) -> tuple[CheckpointFacts, dict[str, Any]]:
         """Loads a checkpoint. States of objects not registered yet are kept for them.
+
+        Args:
+            folder: of the checkpoint.
+            head: the record that it must be of; None: any.
 
         Returns:
             The facts of the checkpoint, and the random generators that were saved with it.
 
         Raises:
-            CheckpointRefused: it is missing, damaged, or of other models or optimizers.
+            CheckpointRefused: it is missing, damaged, or of another record, other models or other
+                optimizers.
         """
         try:
             facts, trees, frozen = load_checkpoint(folder, (*_PARTS, "rng"))
+            if head is not None and facts.head != head:
+                raise ValueError(f"it is of record {facts.head}, and {head} is wanted")
             trees["model"] |= frozen
             missing = sorted(self.registered.keys() - trees["registered"].keys())
             if missing:

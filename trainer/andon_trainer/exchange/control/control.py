@@ -32,7 +32,13 @@ from andon_trainer.core.events import (
     Resumed,
     TransferAsked,
 )
-from andon_trainer.core.reports import Joined, Joining, LeaveReport, StepReport
+from andon_trainer.core.reports import (
+    Joined,
+    Joining,
+    LeaveReport,
+    StepReport,
+    WrittenCheckpoint,
+)
 from andon_trainer.errors import AndonError, JoinRefused
 from andon_trainer.exchange.channels import open_channel
 from andon_trainer.exchange.control.explaining import Explainer
@@ -161,7 +167,7 @@ class ControlStream:
         self,
         effect: RequestWork,
         ring_address: str,
-        checkpoint: tuple[int, str] | None,
+        checkpoint: WrittenCheckpoint | None,
         checkpoint_begun: int,
     ) -> None:
         """Requests an assignment, or the end of the epoch.
@@ -169,7 +175,7 @@ class ControlStream:
         Args:
             effect: what the core wants.
             ring_address: where the rank before this worker would reach it; empty: no ring.
-            checkpoint: step and folder of the last one that this worker wrote or started from.
+            checkpoint: the last one that this worker wrote or started from.
             checkpoint_begun: the step of one that is being written; 0: none is.
         """
         self._outgoing.put(work_to(effect, ring_address, checkpoint, checkpoint_begun))
