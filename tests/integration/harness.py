@@ -28,7 +28,8 @@ from integration.nursery import Child, Process, first_line, nursery, start_anew
 __all__ = [
     *("SCRIPTS", "Scrape", "Service", "Worker"),
     *("await_exit", "clean_environment", "fetch", "finish", "on_line"),
-    *("start_line", "start_worker", "start_workers", "train", "train_alone", "wait_until"),
+    *("start_host", "start_line", "start_worker", "start_workers", "train", "train_alone"),
+    "wait_until",
 ]
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -350,16 +351,21 @@ def start_line(
     workers: int,
     *flags: str,
     script: str = "train.py",
+    started: int | None = None,
     **more: str,
 ) -> Iterator[tuple[Service, list[Worker]]]:
-    """A service with these flags, and its workers; the service shares memory in their folder."""
+    """A service with these flags, and its workers; the service shares memory in their folder.
+
+    If only some are to be `started`, the test starts the others.
+    """
     folder.mkdir(exist_ok=True)
     shared_dir = more.get("ANDON_SHARED_DIR", "")
+    now = workers if started is None else started
     with (
         Service(folder / "run", workers, *flags, shared_dir=shared_dir) as service,
-        start_workers(folder, service, spec, workers, script=script, each=(), **more) as started,
+        start_workers(folder, service, spec, now, script=script, each=(), **more) as those,
     ):
-        yield service, started
+        yield service, those
 
 
 def _kill(workers: Sequence[Worker]) -> None:

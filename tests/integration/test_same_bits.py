@@ -76,11 +76,7 @@ def host_and_worker(
     folder: Path, spec: dict[str, Any], *flags: str, **path: str
 ) -> Iterator[list[Worker]]:
     """A line of two workers: a host of two processes, in slots 0 and 1, and one in slot 2."""
-    shared_dir = path.get("ANDON_SHARED_DIR", "")
-    with (
-        Service(folder / "run", 2, *flags, shared_dir=shared_dir) as service,
-        start_workers(folder, service, spec, 0) as workers,
-    ):
+    with start_line(folder, spec, 2, *flags, started=0, **path) as (service, workers):
         workers += start_host(folder / "host", service, spec, script="grains.py", **path)
         one = on_line(service, 1, 2)
         workers.append(start_worker(folder, spec, slot=2, script="grains.py", **one, **path))
